@@ -309,7 +309,7 @@ impl TakeBack {
     fn grant(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
         if let Some(status) = self.client.as_mut().filter(|_| self.asked.is_some()) {
             self.lease += 1;
-            let lease = LeaseId(self.lease);
+            let lease = LeaseId::new(self.lease);
             (status.holds, self.asked, self.due) = (Some(lease), None, Some(now.saturating_add(TURN)));
             let budget = gshare_core::Duration::from_secs(10);
             let expires = now.saturating_add(budget);

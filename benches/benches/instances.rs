@@ -8,10 +8,8 @@
 //! function has another first request. "literal" looks at every instance, as a floor for what an index must beat.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service, SharedSlice};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use gshare_sched::pipeline::{EvictionOrder, EvictionPolicy, RouterConfig, SlackRouter};
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -36,13 +34,13 @@ impl Driver {
         for instance in 0..instances {
             let latency = Duration::from_millis(10 + instance % 17);
             let service = if shared {
-                let slice = SharedSlice(u32::try_from(instance / 4).expect("few"));
+                let slice = SharedSlice::new(u32::try_from(instance / 4).expect("few"));
                 Service::Shared { slice, latency, load: Duration::from_millis(instance % 3 * 40) }
             } else {
                 Service::Exclusive { latency, interval: latency, capacity: 2 }
             };
-            let function = FunctionId(u32::try_from(instance % functions).expect("few"));
-            let up = RouteEvent::InstanceUp { instance: InstanceId(instance), function, service };
+            let function = FunctionId::new(u32::try_from(instance % functions).expect("few"));
+            let up = RouteEvent::InstanceUp { instance: InstanceId::new(instance), function, service };
             router.handle(Timestamp::ZERO, up, &mut actions).expect("up");
         }
         Self { router, actions, now: 0, next: 0, running: std::collections::VecDeque::new() }
@@ -60,8 +58,8 @@ impl Driver {
     }
 
     fn arrive(&mut self, functions: u64) {
-        let function = FunctionId(u32::try_from(self.next % functions).expect("few"));
-        let (request, deadline) = (RequestId(self.next), Timestamp::from_nanos(self.now) + DEADLINE);
+        let function = FunctionId::new(u32::try_from(self.next % functions).expect("few"));
+        let (request, deadline) = (RequestId::new(self.next), Timestamp::from_nanos(self.now) + DEADLINE);
         self.next += 1;
         self.tell(RouteEvent::Arrived { request, function, deadline: Some(deadline) });
     }

@@ -313,7 +313,7 @@ fn memory() {
         SmShare::from_percent(25).unwrap_or_default(),
     );
     for gpu in 0..100_000 {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16))).expect("a new GPU");
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(16))).expect("a new GPU");
     }
     for _ in 0..800_000 {
         pool.place(&eighth).expect("eight a GPU");
@@ -367,7 +367,7 @@ fn packers(criterion: &mut Criterion) {
 fn dilu_pool(gpus: u32) -> (DiluPacker, Vec<gshare_core::PlacementId>, SplitMix64) {
     let mut pool = DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
     for gpu in 0..gpus {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40))).expect("a new GPU");
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40))).expect("a new GPU");
     }
     let mut rng = SplitMix64::new(1);
     let mut live = Vec::new();

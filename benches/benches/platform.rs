@@ -8,9 +8,10 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{NodeId, RequestId};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, InstanceId};
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp,
+};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::Platform;
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
@@ -50,14 +51,17 @@ fn full(sizes: &Sizes) -> (Platform, Vec<PlatformAction>) {
     let mut orders = Vec::new();
     let now = Timestamp::ZERO;
     for gpu in 0..sizes.devices {
-        let spec = DeviceSpec::new(NodeId(gpu / GPUS_PER_NODE), Bytes::from_gib(80));
-        platform.handle(now, PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec }, &mut orders).expect("new");
+        let spec = DeviceSpec::new(NodeId::new(gpu / GPUS_PER_NODE), Bytes::from_gib(80));
+        platform
+            .handle(now, PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec }, &mut orders)
+            .expect("new");
     }
     let each = sizes.instances / sizes.functions;
     for function in 0..sizes.functions {
         let work = Work::Inference { profile: Some(profile()) };
         let spec = FunctionSpec::new(work, Bytes::from_gib(4)).with_instances(each, each);
-        let event = PlatformEvent::FunctionDeployed { function: FunctionId(function), spec: Box::new(spec) };
+        let event =
+            PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec: Box::new(spec) };
         platform.handle(now, event, &mut orders).expect("new");
     }
     let starts: Vec<InstanceId> = orders
@@ -88,8 +92,9 @@ fn events(c: &mut Criterion) {
             number += 1;
             now = now + Duration::from_micros(20);
             orders.clear();
-            let request = RequestId(number);
-            let function = FunctionId(u32::try_from(number % u64::from(sizes.functions)).expect("small"));
+            let request = RequestId::new(number);
+            let function =
+                FunctionId::new(u32::try_from(number % u64::from(sizes.functions)).expect("small"));
             let arrived = PlatformEvent::RequestArrived { request, function, deadline: None };
             platform.handle(now, arrived, &mut orders).expect("known");
             let took = Duration::from_millis(20);
@@ -99,7 +104,7 @@ fn events(c: &mut Criterion) {
     });
     // An instance dies; with the next look at its function's load another is started in its place, and becomes ready. That look is at
     // all functions at once, and is a bench of its own.
-    let mut alive: VecDeque<InstanceId> = (0..u64::from(sizes.instances)).map(InstanceId).collect();
+    let mut alive: VecDeque<InstanceId> = (0..u64::from(sizes.instances)).map(InstanceId::new).collect();
     let mut turn = |alone: bool| {
         let (mut reports, mut look) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
         orders.clear();
@@ -147,7 +152,7 @@ fn events(c: &mut Criterion) {
 fn engines(c: &mut Criterion, sizes: &Sizes) {
     let mut packer = MaxRects::new(MaxRectsConfig::default());
     for gpu in 0..sizes.devices {
-        packer.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("new");
+        packer.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("new");
     }
     let tenth = SmShare::from_percent(10).expect("per cent");
     let demand = Demand::new(Quota::WHOLE, tenth).with_memory(Bytes::from_gib(4));
@@ -159,7 +164,7 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
     for function in 0..sizes.functions {
         let spec =
             FunctionScale { profile: profile(), max_p95: None, min_instances: each, max_instances: each };
-        let event = HorizontalEvent::FunctionAdded { function: FunctionId(function), spec };
+        let event = HorizontalEvent::FunctionAdded { function: FunctionId::new(function), spec };
         scaler.handle(Timestamp::ZERO, event, &mut orders).expect("new");
     }
     let mut alive: VecDeque<(FunctionId, InstanceId)> = orders
@@ -214,12 +219,13 @@ fn memory(sizes: &Sizes) {
     let (mut platform, mut orders) = full(&small);
     let before = resident();
     for number in 0..small.waiting {
-        let function = FunctionId(u32::try_from(number % 100).expect("small"));
-        let event = PlatformEvent::RequestArrived { request: RequestId(number), function, deadline: None };
+        let function = FunctionId::new(u32::try_from(number % 100).expect("small"));
+        let event =
+            PlatformEvent::RequestArrived { request: RequestId::new(number), function, deadline: None };
         platform.handle(Timestamp::ZERO, event, &mut orders).expect("known");
     }
     orders = Vec::new();
-    let waiting: usize = (0..100).map(|function| platform.waiting_in_pool(FunctionId(function))).sum();
+    let waiting: usize = (0..100).map(|function| platform.waiting_in_pool(FunctionId::new(function))).sum();
     let each = resident().saturating_sub(before) / u64::try_from(waiting.max(1)).expect("fits");
     println!("platform: {waiting} requests wait, {each} bytes of resident memory each");
     black_box(&orders);

@@ -4,8 +4,8 @@
 //! wait as at the start. What is measured includes this driver, which costs a few tens of nanoseconds.
 
 use criterion::{BenchmarkId, Criterion};
-use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, TenantId};
-use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::request::{ModelProfile, RequestAction, RequestEvent};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
 use std::collections::VecDeque;
@@ -58,18 +58,18 @@ impl<S: Scheduler> Driver<S> {
             step: Duration::from_nanos(1_000_000_000 / u64::from(gpus)),
         };
         for model in 0..models {
-            let model = ModelId(model);
+            let model = ModelId::new(model);
             driver.tell(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(2) });
             let profile =
                 ModelProfile { load_disk: SECOND.saturating_mul(3), load_host: SECOND, infer: SECOND };
-            driver.tell(RequestEvent::ModelProfiled { model, kind: GpuKind(0), profile });
+            driver.tell(RequestEvent::ModelProfiled { model, kind: GpuKind::new(0), profile });
         }
         for _ in 0..waiting + gpus {
             driver.arrive();
         }
         for gpu in 0..gpus {
-            let (gpu, memory) = (GpuId(gpu), Bytes::from_gib(8));
-            driver.tell(RequestEvent::GpuJoined { gpu, kind: GpuKind(0), node: NodeId(0), memory });
+            let (gpu, memory) = (GpuId::new(gpu), Bytes::from_gib(8));
+            driver.tell(RequestEvent::GpuJoined { gpu, kind: GpuKind::new(0), node: NodeId::new(0), memory });
         }
         driver
     }
@@ -82,10 +82,10 @@ impl<S: Scheduler> Driver<S> {
     /// The lower of two numbers: some models are asked for more often than others.
     fn arrive(&mut self) {
         let model = self.rng.below(self.models).min(self.rng.below(self.models));
-        let model = ModelId(u32::try_from(model).expect("below a u32"));
-        let request = RequestId(self.next);
+        let model = ModelId::new(u32::try_from(model).expect("below a u32"));
+        let request = RequestId::new(self.next);
         self.next += 1;
-        self.tell(RequestEvent::Arrived { request, model, tenant: TenantId(0), deadline: None });
+        self.tell(RequestEvent::Arrived { request, model, tenant: TenantId::new(0), deadline: None });
     }
 
     /// One event, and one more when a request has to be replaced: how many.

@@ -28,7 +28,7 @@ fn vertical(c: &mut Criterion) {
     for slot in 0..CLIENTS {
         let quota = QuotaRange::new(percent(1), percent(50)).expect("range");
         let class = if slot % 4 == 0 { ServiceClass::SLO_SENSITIVE } else { ServiceClass::BestEffort };
-        let (client, gpu) = (ClientId::new(slot, 0), GpuId(0));
+        let (client, gpu) = (ClientId::new(slot, 0), GpuId::new(0));
         scaler
             .handle(now, VerticalEvent::ClientJoined { client, gpu, quota, class }, &mut actions)
             .expect("joins");
@@ -46,7 +46,7 @@ fn vertical(c: &mut Criterion) {
                 if slot % 4 == 0 {
                     let bad = (number + u64::from(slot)).is_multiple_of(3);
                     let first_launch = now.saturating_sub(Duration::from_millis(if bad { 40 } else { 20 }));
-                    let (model, batch, last_launch) = (ModelId(slot), 1, now);
+                    let (model, batch, last_launch) = (ModelId::new(slot), 1, now);
                     let done =
                         VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch };
                     scaler.handle(now, done, &mut actions).expect("known");
@@ -88,7 +88,7 @@ where
 {
     let (mut now, mut actions) = (Timestamp::from_millis(1_000), Vec::new());
     for function in 0..FUNCTIONS {
-        let added = HorizontalEvent::FunctionAdded { function: FunctionId(function), spec: spec() };
+        let added = HorizontalEvent::FunctionAdded { function: FunctionId::new(function), spec: spec() };
         scaler.handle(now, added, &mut actions).expect("new");
     }
     let mut group = c.benchmark_group("horizontal");
@@ -101,7 +101,7 @@ where
             actions.clear();
             for function in 0..FUNCTIONS {
                 let rate = RequestRate::per_second((u64::from(function) * 7 + number) % 60);
-                let report = HorizontalEvent::LoadReported { function: FunctionId(function), rate };
+                let report = HorizontalEvent::LoadReported { function: FunctionId::new(function), rate };
                 scaler.handle(now, report, &mut actions).expect("in time");
             }
             black_box(actions.len())

@@ -40,9 +40,10 @@ fn engine(clients: u32) -> (MultiToken, Vec<TokenAction>) {
     for slot in 0..clients {
         let client = ClientId::new(slot, 0);
         let share = share(&mut rng, clients);
-        for event in
-            [TokenEvent::ClientJoined { client, gpu: GpuId(0), share }, TokenEvent::TokenRequested { client }]
-        {
+        for event in [
+            TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share },
+            TokenEvent::TokenRequested { client },
+        ] {
             engine.handle(Timestamp::ZERO, event, &mut actions).expect("a sound event");
         }
     }

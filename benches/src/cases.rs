@@ -225,7 +225,7 @@ pub fn series(runs: &[CaseRun]) -> String {
         for sample in &run.total.series {
             let function = run.total.functions.get(sample.function).map_or("", |of| of.name.as_str());
             let (case, at) = (run.case.name(), sample.at.as_secs_f64());
-            let _ = writeln!(text, "{case},{at},{function},{},{}", sample.instance.0, sample.kernels);
+            let _ = writeln!(text, "{case},{at},{function},{},{}", sample.instance.number(), sample.kernels);
         }
     }
     text

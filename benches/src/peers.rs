@@ -31,7 +31,8 @@ impl Ours {
     pub fn new(gpus: u32, config: MaxRectsConfig) -> Self {
         let mut pool = MaxRects::new(config);
         for gpu in 0..gpus {
-            pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16))).expect("the ids are new and small");
+            pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(16)))
+                .expect("the ids are new and small");
         }
         Self(pool)
     }

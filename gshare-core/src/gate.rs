@@ -43,7 +43,7 @@ use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use crate::token::LeaseId;
+use crate::ids::LeaseId;
 use crate::units::{Bytes, Duration};
 
 /// Number of shards; more threads than this share them.
@@ -558,16 +558,16 @@ mod tests {
     fn a_launch_passes_on_any_credit_and_the_overrun_is_debt() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
         assert!(!gate.try_spend(0, MS), "closed at first");
-        ledger.grant(&gate, LeaseId(1), MS);
+        ledger.grant(&gate, LeaseId::new(1), MS);
         assert!(gate.try_spend(0, ms(30)), "a kernel larger than the lease is not starved");
         assert!(!gate.try_spend(0, MS));
-        assert_eq!(ledger.close(&gate), Some(Settlement { lease: LeaseId(1), used: ms(30) }));
+        assert_eq!(ledger.close(&gate), Some(Settlement { lease: LeaseId::new(1), used: ms(30) }));
     }
 
     #[test]
     fn in_flight_time_is_bounded_and_completion_lets_more_in() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(2)));
-        ledger.grant(&gate, LeaseId(1), ms(10));
+        ledger.grant(&gate, LeaseId::new(1), ms(10));
         let mut launched = 0;
         while gate.try_spend(0, MS) {
             launched += 1;
@@ -583,7 +583,7 @@ mod tests {
     fn one_launch_is_let_in_beyond_the_bound_while_the_lease_has_time() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(2)));
         assert!(!ledger.let_one_in(&gate), "no lease");
-        ledger.grant(&gate, LeaseId(1), ms(40));
+        ledger.grant(&gate, LeaseId::new(1), ms(40));
         assert!(gate.try_spend(0, ms(30)));
         assert!(!gate.try_spend(1, MS), "the bound");
         assert!(ledger.let_one_in(&gate));
@@ -600,7 +600,7 @@ mod tests {
     #[test]
     fn measuring_corrects_the_account_and_shrinks_what_is_left() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
-        ledger.grant(&gate, LeaseId(1), ms(10));
+        ledger.grant(&gate, LeaseId::new(1), ms(10));
         for _ in 0..4 {
             assert!(gate.try_spend(0, MS));
         }
@@ -616,11 +616,11 @@ mod tests {
     #[test]
     fn work_in_flight_at_the_end_is_charged_there_and_its_correction_later() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
-        ledger.grant(&gate, LeaseId(1), ms(2));
+        ledger.grant(&gate, LeaseId::new(1), ms(2));
         assert!(gate.try_spend(0, ms(2)));
         assert_eq!(
-            ledger.grant(&gate, LeaseId(2), ms(2)),
-            Some(Settlement { lease: LeaseId(1), used: ms(2) })
+            ledger.grant(&gate, LeaseId::new(2), ms(2)),
+            Some(Settlement { lease: LeaseId::new(1), used: ms(2) })
         );
         assert_eq!(ledger.in_flight(&gate), ms(2), "still on the GPU");
         ledger.completed(&gate, ms(2), ms(3));
@@ -631,31 +631,31 @@ mod tests {
     #[test]
     fn what_is_measured_before_a_closed_lease_is_returned_counts_for_it() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
-        ledger.grant(&gate, LeaseId(1), ms(10));
+        ledger.grant(&gate, LeaseId::new(1), ms(10));
         assert!(gate.try_spend(0, MS));
         assert!(gate.try_spend(0, ms(4)));
         assert_eq!(ledger.used(&gate), ms(5));
         let closed = ledger.close(&gate).unwrap();
         ledger.completed(&gate, MS, ms(30));
         let revised = ledger.revise(closed);
-        assert_eq!(revised, Settlement { lease: LeaseId(1), used: ms(34) });
+        assert_eq!(revised, Settlement { lease: LeaseId::new(1), used: ms(34) });
         assert_eq!(ledger.revise(revised), revised, "once");
         ledger.completed(&gate, ms(4), Duration::ZERO);
         assert_eq!(ledger.revise(closed).used, ms(5), "reported already");
-        ledger.grant(&gate, LeaseId(2), ms(10));
+        ledger.grant(&gate, LeaseId::new(2), ms(10));
         assert_eq!(ledger.revise(closed), closed, "too late");
     }
 
     #[test]
     fn usage_reported_never_shrinks_and_the_difference_is_not_lost() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
-        ledger.grant(&gate, LeaseId(1), ms(10));
+        ledger.grant(&gate, LeaseId::new(1), ms(10));
         assert!(gate.try_spend(0, ms(4)));
         assert_eq!(ledger.used(&gate), ms(4));
         ledger.completed(&gate, ms(4), ms(1));
         assert_eq!(ledger.used(&gate), ms(4), "reported already");
         assert_eq!(ledger.close(&gate).unwrap().used, ms(4));
-        ledger.grant(&gate, LeaseId(2), ms(10));
+        ledger.grant(&gate, LeaseId::new(2), ms(10));
         assert!(gate.try_spend(0, ms(5)));
         assert_eq!(ledger.used(&gate), ms(2), "three of the five were paid for before");
     }
@@ -663,7 +663,7 @@ mod tests {
     #[test]
     fn a_thread_uses_credit_that_lies_in_other_shards() {
         let (gate, mut ledger) = (LaunchGate::new(), LeaseLedger::new(ms(100)));
-        ledger.grant(&gate, LeaseId(1), Duration::from_micros(60));
+        ledger.grant(&gate, LeaseId::new(1), Duration::from_micros(60));
         assert!(gate.try_spend(0, Duration::from_micros(1)), "takes a chunk into shard 0");
         assert!(gate.try_spend(1, Duration::from_micros(59)), "the rest is found in pool and shard 0");
         assert_eq!(ledger.close(&gate).unwrap().used, Duration::from_micros(60));
@@ -688,7 +688,7 @@ mod tests {
             });
             let mut ledger = LeaseLedger::new(ms(100));
             for lease in 1..2_000 {
-                if let Some(settled) = ledger.grant(&gate, LeaseId(lease), Duration::from_micros(200)) {
+                if let Some(settled) = ledger.grant(&gate, LeaseId::new(lease), Duration::from_micros(200)) {
                     used += i64::try_from(settled.used.as_nanos()).unwrap();
                 }
             }
@@ -741,7 +741,7 @@ mod tests {
                     0 => {
                         id += 1;
                         closed = None;
-                        if let Some(done) = ledger.grant(&gate, LeaseId(id), Duration::from_nanos(size)) {
+                        if let Some(done) = ledger.grant(&gate, LeaseId::new(id), Duration::from_nanos(size)) {
                             settled += done.used.as_nanos() as i64;
                         }
                     }
@@ -797,7 +797,7 @@ mod loom_tests {
         model.check(|| {
             let gate = Arc::new(LaunchGate::new());
             let mut ledger = LeaseLedger::new(Duration::from_millis(100));
-            ledger.grant(&gate, LeaseId(1), Duration::from_nanos(60_000));
+            ledger.grant(&gate, LeaseId::new(1), Duration::from_nanos(60_000));
             let threads: Vec<_> = (0..2)
                 .map(|shard| {
                     let gate = Arc::clone(&gate);
@@ -806,7 +806,7 @@ mod loom_tests {
                     })
                 })
                 .collect();
-            let first = ledger.grant(&gate, LeaseId(2), Duration::from_nanos(30_000)).unwrap().used;
+            let first = ledger.grant(&gate, LeaseId::new(2), Duration::from_nanos(30_000)).unwrap().used;
             let spent: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
             let second = ledger.close(&gate).unwrap().used;
             // Credit that strayed and was not settled yet makes the next lease cheaper: `correction`.
@@ -823,7 +823,7 @@ mod loom_tests {
         model.check(|| {
             let gate = Arc::new(LaunchGate::new());
             let mut ledger = LeaseLedger::new(Duration::from_nanos(10_000));
-            ledger.grant(&gate, LeaseId(1), Duration::from_nanos(200_000));
+            ledger.grant(&gate, LeaseId::new(1), Duration::from_nanos(200_000));
             assert!(gate.try_spend(0, Duration::from_nanos(40_000)));
             let threads: Vec<_> = (0..2)
                 .map(|shard| {
@@ -846,7 +846,7 @@ mod loom_tests {
         loom::model(|| {
             let gate = Arc::new(LaunchGate::new());
             let mut ledger = LeaseLedger::new(Duration::from_millis(100));
-            ledger.grant(&gate, LeaseId(1), Duration::from_nanos(10_000));
+            ledger.grant(&gate, LeaseId::new(1), Duration::from_nanos(10_000));
             let launches = {
                 let gate = Arc::clone(&gate);
                 loom::thread::spawn(move || assert!(gate.try_spend(0, Duration::from_nanos(30_000))))

@@ -4,24 +4,30 @@
 //! a client that left, a lease that expired or a placement that was released is recognised and refused. Ids order by
 //! slot, then generation, which is the last tie-break of every decision.
 
+use crate::slots::SlotId;
 use core::cmp::Ordering;
 use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::str::FromStr;
 
 macro_rules! plain_id {
-    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+    ($(#[$doc:meta])* $name:ident($number:ty), $prefix:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[cfg_attr(feature = "serde", serde(transparent))]
-        pub struct $name(pub u32);
+        pub struct $name($number);
 
         impl $name {
-            /// The number as an index into a table.
-            pub const fn index(self) -> usize {
-                self.0 as usize
+            /// The id with this number.
+            pub const fn new(number: $number) -> Self {
+                Self(number)
+            }
+
+            /// The number.
+            pub const fn number(self) -> $number {
+                self.0
             }
         }
 
@@ -31,6 +37,17 @@ macro_rules! plain_id {
             }
         }
     };
+}
+
+macro_rules! index {
+    ($($name:ident)*) => {$(
+        impl $name {
+            /// The number as an index into a table.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    )*};
 }
 
 macro_rules! generational_id {
@@ -69,6 +86,20 @@ macro_rules! generational_id {
             }
         }
 
+        impl SlotId for $name {
+            fn of(slot: u32, generation: u32) -> Self {
+                Self { slot, generation }
+            }
+
+            fn slot(self) -> u32 {
+                self.slot
+            }
+
+            fn generation(self) -> u32 {
+                self.generation
+            }
+        }
+
         impl From<$name> for u64 {
             fn from(id: $name) -> u64 {
                 u64::from(id.generation) << 32 | u64::from(id.slot)
@@ -92,18 +123,71 @@ macro_rules! generational_id {
 
 plain_id! {
     /// One GPU (or one MIG instance) of a node or pool, numbered by the host.
-    GpuId, "gpu"
+    GpuId(u32), "gpu"
 }
 
 plain_id! {
     /// A function: what is scaled. Numbered by the host.
-    FunctionId, "fn"
+    FunctionId(u32), "fn"
 }
 
 plain_id! {
     /// A model: what is loaded. Numbered by the host.
-    ModelId, "model"
+    ModelId(u32), "model"
 }
+
+plain_id! {
+    /// One instance of a function. Never used twice by one scaler or platform.
+    InstanceId(u64), "instance"
+}
+
+plain_id! {
+    /// A request, named by the host; the name is free again when the request was completed or rejected.
+    RequestId(u64), "request"
+}
+
+plain_id! {
+    /// The sender of requests. Numbered by the host.
+    TenantId(u32), "tenant"
+}
+
+plain_id! {
+    /// A group of clients, numbered by the host (the gid, where the shell is a Unix socket).
+    GroupId(u32), "group"
+}
+
+plain_id! {
+    /// A machine, whose GPUs share its host memory. Numbered by the host.
+    NodeId(u32), "node"
+}
+
+plain_id! {
+    /// GPUs that are alike in speed and memory. Numbered by the host from 0; at most 63.
+    GpuKind(u8), "kind"
+}
+
+plain_id! {
+    /// Index of a MIG profile among the [profiles of its GPU](crate::mig::GpuModel::profiles).
+    ProfileId(u8), "profile"
+}
+
+plain_id! {
+    /// A slice on which instances take turns. Numbered by the party that decides residency.
+    SharedSlice(u32), "slice"
+}
+
+plain_id! {
+    /// A lease; never used twice by one scheduler, and of two the later one is larger: a grant that is not larger than what a
+    /// client has given back has crossed that on its way.
+    LeaseId(u64), "lease"
+}
+
+plain_id! {
+    /// One request of a client of the model store, numbered by the host; free again once it was answered or its client left.
+    TicketId(u64), "ticket"
+}
+
+index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 
 /// The number of a run: its processes know it and show that they belong together, under one name and one share. Whoever starts
 /// the run draws it from the kernel's random numbers, so that nobody else can compute it. 0 is no number.

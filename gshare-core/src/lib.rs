@@ -31,14 +31,17 @@ pub mod trace;
 pub mod units;
 pub mod wire;
 
+mod config;
 mod engine;
 
+pub use config::ConfigError;
 pub use engine::Engine;
 pub use ids::{
-    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, ModelId, ParseRunIdError, ParseUuidError,
-    PlacementId, RunId,
+    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, LeaseId, ModelId,
+    NodeId, ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,
+    TicketId,
 };
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use share::GpuShare;
-pub use token::{LeaseId, Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
+pub use token::{Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

@@ -458,15 +458,15 @@ pub enum PackError {
         /// The reason why this demand found no room.
         reason: Box<PackError>,
     },
-    /// A configuration value is out of bounds.
-    #[error("configuration: {field} {bounds}")]
-    Config {
-        /// The field that is out of its bounds.
-        #[cfg_attr(feature = "serde", serde(skip_deserializing))]
-        field: &'static str,
-        /// The bounds of the field, as words.
-        #[cfg_attr(feature = "serde", serde(skip_deserializing))]
-        bounds: &'static str,
+    /// A GPU with more memory than the packer counts.
+    #[error("memory of {gpu} is {memory}: need less than {limit}")]
+    GpuTooLarge {
+        /// The GPU.
+        gpu: GpuId,
+        /// Its memory.
+        memory: Bytes,
+        /// What it must be below.
+        limit: Bytes,
     },
     /// A snapshot contradicts itself.
     #[error("the snapshot contradicts itself: {what}")]

@@ -27,9 +27,10 @@
 pub mod instances;
 pub mod routing;
 
+use crate::config::ConfigError;
 use crate::dag::{ComponentSet, Dag};
-use crate::ids::GpuId;
-use crate::mig::{GpuModel, MigError, ProfileId, SliceAt};
+use crate::ids::{GpuId, ProfileId};
+use crate::mig::{GpuModel, MigError, SliceAt};
 use crate::units::{Bytes, Duration};
 use core::cmp::Ordering;
 use core::fmt;
@@ -268,7 +269,7 @@ impl Node {
             }
         }
         let gpu = |(gpu, set): (u32, &Vec<ProfileId>)| NodeGpu {
-            gpu: GpuId(gpu),
+            gpu: GpuId::new(gpu),
             free: model.arrange(set).unwrap_or_default(),
             busy: Vec::new(),
         };
@@ -615,15 +616,8 @@ pub enum PartitionError {
         limit: u64,
     },
     /// A setting that cannot be.
-    #[error("{field} is {value}: {bound}")]
-    BadConfig {
-        /// Name of the setting.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 /// A mode that was given up for the next simpler one.
@@ -740,7 +734,8 @@ mod tests {
     fn a_node_with_slices_that_cannot_be_is_refused() {
         let model = GpuModel::find("A100-80").unwrap();
         let four = SliceAt { start: 0, profile: model.profile("4g.40gb").unwrap() };
-        let gpu = |gpu, free: &[SliceAt]| NodeGpu { gpu: GpuId(gpu), free: free.to_vec(), busy: vec![four] };
+        let gpu =
+            |gpu, free: &[SliceAt]| NodeGpu { gpu: GpuId::new(gpu), free: free.to_vec(), busy: vec![four] };
         let refused = |gpus| Node::new(model.clone(), gpus).unwrap_err().to_string();
         assert_eq!(refused(vec![gpu(3, &[four])]), "gpu3: 4g.40gb at memory slice 0 overlaps another slice");
         assert_eq!(refused(vec![gpu(1, &[]), gpu(1, &[])]), "gpu1 is given twice");

@@ -28,12 +28,11 @@
 
 use crate::dag::{ComponentSet, Dag};
 use crate::engine::Engine;
-use crate::ids::{FunctionId, GpuId};
+use crate::ids::{FunctionId, GpuId, GpuKind, InstanceId, NodeId, RequestId, TenantId};
 use crate::mig::{GpuModel, MigError, SliceAt};
 use crate::pipeline::Goal;
 use crate::profile::ProfileTable;
-use crate::request::{GpuKind, NodeId, RequestId, TenantId, TenantLimits, Tier};
-use crate::scale::InstanceId;
+use crate::request::{TenantLimits, Tier};
 use crate::share::GpuShare;
 use crate::units::{Bytes, Duration, Quota, Timestamp};
 use core::fmt;
@@ -160,7 +159,7 @@ pub struct DeviceSpec {
 impl DeviceSpec {
     /// A GPU of kind 0 without MIG slices, shared as the platform chooses.
     pub const fn new(node: NodeId, memory: Bytes) -> Self {
-        Self { node, kind: GpuKind(0), memory, regime: None, mig: None }
+        Self { node, kind: GpuKind::new(0), memory, regime: None, mig: None }
     }
 
     /// The same device in this regime.
@@ -270,7 +269,7 @@ const fn one() -> u32 {
 
 #[cfg(feature = "serde")]
 const fn nobody() -> TenantId {
-    TenantId(0)
+    TenantId::new(0)
 }
 
 impl FunctionSpec {
@@ -281,7 +280,7 @@ impl FunctionSpec {
         let at = |bytes_per_ns: u64| Duration::from_nanos(memory.get() / bytes_per_ns);
         Self {
             work,
-            tenant: TenantId(0),
+            tenant: TenantId::new(0),
             slo: None,
             regime: None,
             min_instances: 0,
@@ -832,7 +831,7 @@ mod tests {
 
     #[test]
     fn a_device_is_in_the_regime_that_its_slices_and_its_owner_say() {
-        let gpu = DeviceSpec::new(NodeId(0), Bytes::from_gib(80));
+        let gpu = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80));
         assert_eq!(gpu.effective_regime(), Regime::Fractional);
         assert_eq!(gpu.clone().with_regime(Regime::Whole).effective_regime(), Regime::Whole);
         let layout = MigLayout::named("A100-80", &["4g.40gb", "3g.40gb"]).unwrap();
@@ -846,14 +845,14 @@ mod tests {
     #[test]
     fn a_device_and_a_function_read_as_they_are_written() {
         let layout = MigLayout::named("A100-80", &["4g.40gb", "2g.20gb"]).unwrap();
-        let gpu = DeviceSpec::new(NodeId(1), Bytes::from_gib(80)).with_mig(layout);
-        let event = PlatformEvent::DeviceFound { gpu: GpuId(3), spec: gpu };
+        let gpu = DeviceSpec::new(NodeId::new(1), Bytes::from_gib(80)).with_mig(layout);
+        let event = PlatformEvent::DeviceFound { gpu: GpuId::new(3), spec: gpu };
         let text = serde_json::to_string(&event).unwrap();
         assert!(text.contains(r#""mig":{"model":"A100-80","slices":["4g.40gb","2g.20gb"]}"#), "{text}");
         assert_eq!(serde_json::from_str::<PlatformEvent>(&text).unwrap(), event);
         let spec =
             FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, Bytes::from_gib(4));
-        let event = PlatformEvent::FunctionDeployed { function: FunctionId(0), spec: Box::new(spec) };
+        let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(spec) };
         let text = serde_json::to_string(&event).unwrap();
         assert_eq!(serde_json::from_str::<PlatformEvent>(&text).unwrap(), event, "{text}");
     }

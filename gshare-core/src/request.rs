@@ -25,46 +25,8 @@
 //! manager carries actions out one after the other and reports the end of each.
 
 use crate::engine::Engine;
-use crate::ids::{GpuId, ModelId};
+use crate::ids::{GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId};
 use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
-use core::fmt;
-
-macro_rules! name {
-    ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        #[cfg_attr(feature = "serde", serde(transparent))]
-        pub struct $name(pub $inner);
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!($prefix, "{}"), self.0)
-            }
-        }
-    };
-}
-
-name! {
-    /// A request, named by the host; the name is free again when the request was completed or rejected.
-    RequestId(u64), "request"
-}
-
-name! {
-    /// The sender of requests. Numbered by the host.
-    TenantId(u32), "tenant"
-}
-
-name! {
-    /// GPUs that are alike in speed and memory. Numbered by the host from 0; at most 63.
-    GpuKind(u8), "kind"
-}
-
-name! {
-    /// A machine, whose GPUs share its host memory. Numbered by the host.
-    NodeId(u32), "node"
-}
 
 /// Where a model is loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -25,7 +25,7 @@
 //! nothing changes costs no message.
 
 use crate::engine::Engine;
-use crate::ids::{ClientId, FunctionId, GpuId, ModelId};
+use crate::ids::{ClientId, FunctionId, GpuId, InstanceId, ModelId};
 use crate::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
 use crate::resource::QuotaRange;
 use crate::units::{BasisPoints, Duration, Timestamp};
@@ -462,19 +462,6 @@ impl TokenBalance {
     }
 }
 
-/// Name of one instance; never used twice by one scaler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct InstanceId(pub u64);
-
-impl fmt::Display for InstanceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "instance{}", self.0)
-    }
-}
-
 /// The facts about a function that a horizontal scaler needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -765,7 +752,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&event).unwrap(), text);
         assert!(serde_json::from_str::<VerticalEvent>(&text.replace("batch", "batches")).is_err());
         let state = ScaleState::Emergency { severity_basis_points: 16_000 };
-        let action = VerticalAction::StateChanged { gpu: GpuId(1), state };
+        let action = VerticalAction::StateChanged { gpu: GpuId::new(1), state };
         let text = serde_json::to_string(&action).unwrap();
         assert_eq!(
             text,

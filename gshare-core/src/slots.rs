@@ -1,10 +1,23 @@
-//! A table whose entries are named by slot and generation, so that a stale name is recognised.
+//! Tables whose entries are named by slot and generation, so that a stale name is recognised.
+//!
+//! [`Slots`] gives the names out. [`NamedSlots`] holds entries under names that somebody else gave: a table beside a `Slots`.
 //!
 //! # Cost
-//! O(log n) to insert and to remove, O(1) to look up.
+//! O(log n) to insert into and to remove from [`Slots`]; O(1) for all else.
 
-use std::cmp::Reverse;
+use core::cmp::Reverse;
+use core::marker::PhantomData;
 use std::collections::BinaryHeap;
+
+/// An id that names a use of a slot.
+pub trait SlotId: Copy + Eq {
+    /// The `generation`-th use of `slot`.
+    fn of(slot: u32, generation: u32) -> Self;
+    /// The slot.
+    fn slot(self) -> u32;
+    /// How often the slot was used before.
+    fn generation(self) -> u32;
+}
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -12,73 +25,78 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Entries by slot and generation. The lowest free slot is used first, so equal histories give equal names.
+/// Entries by the names that it gives them. The lowest free slot is used first, so equal histories give equal names.
 ///
 /// ```
-/// let mut slots = gshare_core::slots::Slots::default();
-/// let (slot, generation) = slots.insert("a");
-/// assert_eq!(slots.remove(slot, generation), Some("a"));
-/// slots.insert("b");
-/// assert_eq!(slots.get(slot, generation), None, "the name of an entry that is gone");
+/// use gshare_core::{ClientId, slots::Slots};
+///
+/// let mut slots = Slots::<ClientId, _>::default();
+/// let first = slots.insert("a");
+/// assert_eq!(slots.remove(first), Some("a"));
+/// let second = slots.insert("b");
+/// assert_eq!((second.slot(), slots.get(first)), (first.slot(), None), "the name of an entry that is gone");
 /// ```
 #[derive(Debug)]
-pub struct Slots<T> {
+pub struct Slots<Id, T> {
     slots: Vec<Slot<T>>,
     free: BinaryHeap<Reverse<u32>>,
     live: usize,
+    ids: PhantomData<fn() -> Id>,
 }
 
-impl<T> Default for Slots<T> {
+impl<Id, T> Default for Slots<Id, T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: BinaryHeap::new(), live: 0 }
+        Self { slots: Vec::new(), free: BinaryHeap::new(), live: 0, ids: PhantomData }
     }
 }
 
-impl<T> Slots<T> {
-    /// The (slot, generation) that the next insert will use, if it stays below `limit` entries.
-    pub fn next(&self, limit: u32) -> Option<(u32, u32)> {
+impl<Id: SlotId, T> Slots<Id, T> {
+    /// The name that the next insert will give, if it stays below `limit` entries.
+    pub fn next(&self, limit: u32) -> Option<Id> {
         match self.free.peek() {
-            Some(Reverse(slot)) => Some((*slot, self.slots[*slot as usize].generation)),
-            None => u32::try_from(self.slots.len()).ok().filter(|slot| *slot < limit).map(|slot| (slot, 0)),
+            Some(Reverse(slot)) => Some(Id::of(*slot, self.slots[*slot as usize].generation)),
+            None => {
+                u32::try_from(self.slots.len()).ok().filter(|slot| *slot < limit).map(|slot| Id::of(slot, 0))
+            }
         }
     }
 
     /// Puts `value` where [`Slots::next`] said.
-    pub fn insert(&mut self, value: T) -> (u32, u32) {
+    pub fn insert(&mut self, value: T) -> Id {
         self.live += 1;
         if let Some(Reverse(slot)) = self.free.pop() {
             let entry = &mut self.slots[slot as usize];
             entry.value = Some(value);
-            return (slot, entry.generation);
+            return Id::of(slot, entry.generation);
         }
         // 2^32 live entries do not fit in memory.
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(Slot { generation: 0, value: Some(value) });
-        (slot, 0)
+        Id::of(slot, 0)
     }
 
     /// The entry of this name, unless it is gone.
-    pub fn get(&self, slot: u32, generation: u32) -> Option<&T> {
-        let entry = self.slots.get(slot as usize)?;
-        if entry.generation == generation { entry.value.as_ref() } else { None }
+    pub fn get(&self, id: Id) -> Option<&T> {
+        let entry = self.slots.get(id.slot() as usize)?;
+        if entry.generation == id.generation() { entry.value.as_ref() } else { None }
     }
 
-    /// The generation of the live entry in a slot.
-    pub fn generation(&self, slot: u32) -> Option<u32> {
+    /// The name of the live entry in a slot.
+    pub fn id(&self, slot: u32) -> Option<Id> {
         let entry = self.slots.get(slot as usize)?;
-        entry.value.is_some().then_some(entry.generation)
+        entry.value.is_some().then_some(Id::of(slot, entry.generation))
     }
 
     /// The entry of this name, to be changed.
-    pub fn get_mut(&mut self, slot: u32, generation: u32) -> Option<&mut T> {
-        let entry = self.slots.get_mut(slot as usize)?;
-        if entry.generation == generation { entry.value.as_mut() } else { None }
+    pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
+        let entry = self.slots.get_mut(id.slot() as usize)?;
+        if entry.generation == id.generation() { entry.value.as_mut() } else { None }
     }
 
     /// Removes the entry of this name. A later entry in its slot has a larger generation.
-    pub fn remove(&mut self, slot: u32, generation: u32) -> Option<T> {
-        let entry = self.slots.get_mut(slot as usize)?;
-        if entry.generation != generation {
+    pub fn remove(&mut self, id: Id) -> Option<T> {
+        let entry = self.slots.get_mut(id.slot() as usize)?;
+        if entry.generation != id.generation() {
             return None;
         }
         let value = entry.value.take()?;
@@ -86,7 +104,7 @@ impl<T> Slots<T> {
         // A slot whose generations are used up is retired: a name must never come back.
         if let Some(next) = entry.generation.checked_add(1) {
             entry.generation = next;
-            self.free.push(Reverse(slot));
+            self.free.push(Reverse(id.slot()));
         }
         Some(value)
     }
@@ -104,36 +122,129 @@ impl<T> Slots<T> {
     /// A table with one free slot, whose next entry has this generation.
     pub fn from_generation(generation: u32) -> Self {
         let slot = Slot { generation, value: None };
-        Self { slots: vec![slot], free: [Reverse(0)].into(), live: 0 }
+        Self { slots: vec![slot], free: [Reverse(0)].into(), ..Self::default() }
     }
 
-    /// Slot, generation and value of each live entry, by slot.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u32, &T)> {
-        self.slots
-            .iter()
-            .zip(0u32..)
-            .filter_map(|(entry, slot)| entry.value.as_ref().map(|value| (slot, entry.generation, value)))
+    /// Name and value of each live entry, by slot.
+    pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
+        let live = |(entry, slot)| match entry {
+            &Slot { generation, value: Some(ref value) } => Some((Id::of(slot, generation), value)),
+            Slot { value: None, .. } => None,
+        };
+        self.slots.iter().zip(0u32..).filter_map(live)
+    }
+
+    /// The live entries, by slot.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|entry| entry.value.as_ref())
+    }
+}
+
+/// Entries by names that somebody else gave. A slot holds one entry at a time, and takes another only under a larger generation.
+///
+/// ```
+/// use gshare_core::{ClientId, slots::NamedSlots};
+///
+/// let mut clients = NamedSlots::default();
+/// let id = ClientId::new(3, 1);
+/// clients.insert(id, "a");
+/// assert_eq!((clients.get(id), clients.at(3)), (Some(&"a"), Some(&"a")));
+/// assert!(!clients.takes(ClientId::new(3, 2)), "the slot is taken");
+/// clients.remove(3);
+/// assert!(!clients.takes(id) && clients.takes(ClientId::new(3, 2)), "no name comes back");
+/// ```
+#[derive(Debug)]
+pub struct NamedSlots<Id, T> {
+    /// The entry, and the latest generation of its slot.
+    slots: Vec<(Option<T>, Option<u32>)>,
+    ids: PhantomData<fn() -> Id>,
+}
+
+impl<Id, T> Default for NamedSlots<Id, T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), ids: PhantomData }
+    }
+}
+
+impl<Id: SlotId, T> NamedSlots<Id, T> {
+    /// Whether an entry can be inserted under this name: its slot is empty, and was used by smaller generations only.
+    pub fn takes(&self, id: Id) -> bool {
+        match self.slots.get(id.slot() as usize) {
+            Some((Some(_), _)) => false,
+            Some((None, Some(latest))) => id.generation() > *latest,
+            _ => true,
+        }
+    }
+
+    /// Puts `value` under a name that the table [takes](Self::takes). The table grows to the slot: the caller bounds it.
+    pub fn insert(&mut self, id: Id, value: T) {
+        let slot = id.slot() as usize;
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, || (None, None));
+        }
+        self.slots[slot] = (Some(value), Some(id.generation()));
+    }
+
+    /// The entry of this name, unless it is gone.
+    #[inline]
+    pub fn get(&self, id: Id) -> Option<&T> {
+        match self.slots.get(id.slot() as usize) {
+            Some((Some(value), Some(latest))) if *latest == id.generation() => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The entry that is in a slot.
+    #[inline]
+    pub fn at(&self, slot: u32) -> Option<&T> {
+        self.slots.get(slot as usize)?.0.as_ref()
+    }
+
+    /// The entry that is in a slot, to be changed.
+    #[inline]
+    pub fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
+        self.slots.get_mut(slot as usize)?.0.as_mut()
+    }
+
+    /// Removes the entry that is in a slot.
+    pub fn remove(&mut self, slot: u32) -> Option<T> {
+        self.slots.get_mut(slot as usize)?.0.take()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ClientId;
 
     #[test]
     fn a_stale_name_finds_nothing_and_the_lowest_slot_is_used_first() {
-        let mut slots = Slots::default();
+        let name = ClientId::new;
+        let mut slots = Slots::<ClientId, _>::default();
         let names: Vec<_> = (0..3).map(|n| slots.insert(n)).collect();
-        assert_eq!(names, [(0, 0), (1, 0), (2, 0)]);
-        assert_eq!(slots.remove(1, 0), Some(1));
-        assert_eq!(slots.remove(1, 0), None);
-        slots.remove(0, 0);
-        assert_eq!(slots.next(3), Some((0, 1)));
-        assert_eq!(slots.insert(7), (0, 1));
-        assert_eq!(slots.get(0, 0), None);
-        assert_eq!(slots.get(0, 1), Some(&7));
-        assert_eq!(slots.insert(8), (1, 1));
+        assert_eq!(names, [name(0, 0), name(1, 0), name(2, 0)]);
+        assert_eq!(slots.remove(name(1, 0)), Some(1));
+        assert_eq!(slots.remove(name(1, 0)), None);
+        slots.remove(name(0, 0));
+        assert_eq!(slots.next(3), Some(name(0, 1)));
+        assert_eq!(slots.insert(7), name(0, 1));
+        assert_eq!(slots.get(name(0, 0)), None);
+        assert_eq!(slots.get(name(0, 1)), Some(&7));
+        assert_eq!(slots.insert(8), name(1, 1));
         assert_eq!(slots.next(3), None, "full");
-        assert_eq!(slots.iter().map(|(slot, ..)| slot).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(slots.iter().map(|(id, _)| id.slot()).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(slots.values().copied().collect::<Vec<_>>(), [7, 8, 2]);
+    }
+
+    #[test]
+    fn a_given_name_is_taken_once_and_only_after_smaller_ones() {
+        let name = ClientId::new;
+        let mut slots = NamedSlots::default();
+        slots.insert(name(1, 4), "a");
+        assert_eq!((slots.at(0), slots.at(1), slots.get(name(1, 3))), (None, Some(&"a"), None));
+        assert!(slots.takes(name(0, 0)) && slots.takes(name(9, 0)) && !slots.takes(name(1, 5)));
+        assert_eq!((slots.remove(1), slots.remove(1), slots.remove(9)), (Some("a"), None, None));
+        assert_eq!(slots.get(name(1, 4)), None);
+        assert!(!slots.takes(name(1, 3)) && !slots.takes(name(1, 4)) && slots.takes(name(1, 5)));
     }
 }

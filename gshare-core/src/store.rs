@@ -28,24 +28,10 @@
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
 
 use crate::engine::Engine;
-use crate::ids::{ArenaId, ClientId, ModelId};
-use crate::request::TenantId;
+use crate::ids::{ArenaId, ClientId, GroupId, ModelId, TenantId, TicketId};
 use crate::units::{Bytes, Duration, Timestamp};
 use core::fmt;
 use core::str::FromStr;
-
-/// One request of a client, numbered by the host; free again once it was answered or its client left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct TicketId(pub u64);
-
-impl fmt::Display for TicketId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ticket{}", self.0)
-    }
-}
 
 /// The content of a model: a 256-bit hash over its tensors. Equal hashes are taken for equal content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,13 +117,6 @@ pub enum Access {
     /// Every client may read it.
     Public,
 }
-
-/// A group of clients, numbered by the host (the gid, where the shell is a Unix socket).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct GroupId(pub u32);
 
 /// Bounds on the bytes, models and loads of a tenant. The default is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -28,24 +28,9 @@
 //! holds may still leave it time. What was used under a limit that is cut later in the same window is no debt.
 
 use crate::engine::Engine;
-use crate::ids::{ClientId, GpuId};
+use crate::ids::{ClientId, GpuId, LeaseId};
 use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, Quota, SmShare, Timestamp};
-use core::fmt;
-
-/// Name of one lease; never used twice by one scheduler, and of two the later one is larger: a grant that is not larger than what a
-/// client has given back has crossed that on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct LeaseId(pub u64);
-
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lease{}", self.0)
-    }
-}
 
 /// The time and the SMs that a client may take of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -46,10 +46,10 @@
 //! # Cost
 //! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
 
-use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
+use crate::ids::{ClientId, DeviceUuid, GpuId, LeaseId, RunId};
 use crate::resource::{QuotaRange, ResourceSpec};
 use crate::scale::ServiceClass;
-use crate::token::{LeaseId, RevokeReason, ThrottleReason};
+use crate::token::{RevokeReason, ThrottleReason};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 
 /// Version of the format; the first byte of every frame.
@@ -207,9 +207,9 @@ macro_rules! wrapped_fields {
 }
 wrapped_fields! {
     ClientId as u64: |id| id.into(), |raw| Some(ClientId::from(raw));
-    GpuId as u32: |id| id.0, |raw| Some(GpuId(raw));
+    GpuId as u32: |id| id.number(), |raw| Some(GpuId::new(raw));
     RunId as u128: |id| id.bits(), |raw| Some(RunId::new(raw));
-    LeaseId as u64: |id| id.0, |raw| Some(LeaseId(raw));
+    LeaseId as u64: |id| id.number(), |raw| Some(LeaseId::new(raw));
     Duration as u64: |time| time.as_nanos(), |raw| Some(Duration::from_nanos(raw));
     Timestamp as u64: |time| time.as_nanos(), |raw| Some(Timestamp::from_nanos(raw));
     Bytes as u64: |bytes| bytes.0, |raw| Some(Bytes(raw));
@@ -282,7 +282,8 @@ impl Field for DeviceUuid {
 /// Longer texts are cut at a character boundary when written: a name is for people, not a key to trust.
 impl Field for String {
     fn put(&self, out: &mut Vec<u8>) {
-        let text = &self[..self.floor_char_boundary(MAX_TEXT)];
+        let end = (0..=MAX_TEXT.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0);
+        let text = &self[..end];
         out.push(u8::try_from(text.len()).unwrap_or(0));
         out.extend_from_slice(text.as_bytes());
     }
@@ -718,10 +719,10 @@ mod tests {
                 part: Some(Bytes(6)),
             },
             ToDaemon::TokenRequest { client },
-            ToDaemon::TokenReturn { client, lease: LeaseId(3), used: Duration::from_nanos(4), again: 1 },
+            ToDaemon::TokenReturn { client, lease: LeaseId::new(3), used: Duration::from_nanos(4), again: 1 },
             ToDaemon::Usage {
                 client,
-                lease: LeaseId(3),
+                lease: LeaseId::new(3),
                 used: Duration::from_nanos(4),
                 launches: 5,
                 waited: Duration::from_nanos(6),
@@ -743,14 +744,14 @@ mod tests {
 
     fn to_client() -> Vec<ToClient> {
         let client = ClientId::new(2, 1);
-        let lease = LeaseId(3);
+        let lease = LeaseId::new(3);
         vec![
             ToClient::Welcome { epoch: 1 },
             ToClient::Refused { code: RefusalCode::DuplicateName, text: "no".into() },
             ToClient::Attached {
                 ordinal: 1,
                 client,
-                gpu: GpuId(1),
+                gpu: GpuId::new(1),
                 spec: ResourceSpec::UNLIMITED,
                 window: Duration::from_nanos(1),
                 in_flight: Duration::from_nanos(2),

@@ -32,8 +32,8 @@
 
 #![forbid(unsafe_code)]
 
-use crate::engine::{StoreConfig, StoreConfigError};
-use gshare_core::{Bytes, Duration, Timestamp};
+use crate::engine::StoreConfig;
+use gshare_core::{Bytes, ConfigError, Duration, Timestamp};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -167,25 +167,17 @@ impl Limits {
         self.bounds[resource as usize]
     }
 
-    fn check(&self) -> Result<(), StoreConfigError> {
+    fn check(&self) -> Result<(), ConfigError> {
         for resource in Resource::ALL {
             let Bound { total, per_uid } = self.of(resource);
-            if per_uid == 0 || per_uid > total / 3 {
-                let value = format!("{per_uid} of {total}");
-                let bound = "from 1 to a third of the total for each uid";
-                return Err(StoreConfigError { field: resource.name(), value, bound });
-            }
+            let within = per_uid > 0 && per_uid <= total / 3;
+            let bound = "need from 1 to a third of the total for each uid";
+            ConfigError::unless(within, resource.name(), format_args!("{per_uid} of {total}"), bound)?;
         }
         let Work { burst, rate } = self.work;
-        if burst.0 < LEAST_WORK || rate.0 == 0 {
-            let (field, value) = ("header_work", format!("{burst} and {rate} per second"));
-            return Err(StoreConfigError {
-                field,
-                value,
-                bound: "a burst of at least 4096 bytes, a rate of at least 1",
-            });
-        }
-        Ok(())
+        let within = burst.0 >= LEAST_WORK && rate.0 > 0;
+        let bound = "need a burst of at least 4096 bytes, a rate of at least 1";
+        ConfigError::unless(within, "header_work", format_args!("{burst} and {rate} per second"), bound)
     }
 }
 
@@ -258,7 +250,7 @@ impl Bounds {
     ///
     /// # Errors
     /// A bound that leaves no room for others; names it.
-    pub fn new(limits: Limits, operator: u32) -> Result<Self, StoreConfigError> {
+    pub fn new(limits: Limits, operator: u32) -> Result<Self, ConfigError> {
         limits.check()?;
         let classes = [Row::default(); 2];
         Ok(Self { limits, operator, held: BTreeMap::new(), classes, busy: BTreeMap::new() })

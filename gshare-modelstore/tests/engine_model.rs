@@ -4,12 +4,10 @@
 #[path = "support/ops.rs"]
 mod ops;
 
-use gshare_core::request::TenantId;
 use gshare_core::store::{
-    Access, ArenaState, ContentHash, GroupId, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreEvent,
-    TicketId,
+    Access, ArenaState, ContentHash, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreEvent,
 };
-use gshare_core::{Bytes, ClientId, Engine, ModelId, Timestamp};
+use gshare_core::{Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use gshare_modelstore::engine::{Store, StoreConfig};
 use gshare_sim::store::StoreOp;
 use proptest::prelude::*;
@@ -108,7 +106,7 @@ fn random_histories_see_every_order_and_every_refusal() {
 
 const WRITER: ClientId = ClientId::new(0, 0);
 const READER: ClientId = ClientId::new(1, 0);
-const MODEL: ModelId = ModelId(0);
+const MODEL: ModelId = ModelId::new(0);
 
 struct Put {
     store: Store,
@@ -123,8 +121,8 @@ impl Put {
         for client in [WRITER, READER] {
             put.tell(StoreEvent::ClientJoined {
                 client,
-                tenant: TenantId(1),
-                group: GroupId(1),
+                tenant: TenantId::new(1),
+                group: GroupId::new(1),
                 admin: false,
             });
         }
@@ -139,7 +137,8 @@ impl Put {
     }
 
     fn ask(&mut self, ticket: u64) {
-        let (ticket, tier, deadline) = (TicketId(ticket), MemoryTier::Host, Timestamp::from_millis(1_000));
+        let (ticket, tier, deadline) =
+            (TicketId::new(ticket), MemoryTier::Host, Timestamp::from_millis(1_000));
         self.tell(StoreEvent::Asked { client: READER, ticket, model: MODEL, tier, deadline });
     }
 
@@ -153,7 +152,7 @@ impl Put {
                 0 => {
                     self.tell(StoreEvent::PutBegun {
                         client,
-                        ticket: TicketId(0),
+                        ticket: TicketId::new(0),
                         model,
                         tier,
                         bytes,
@@ -164,7 +163,7 @@ impl Put {
                 1 => self.ask(1),
                 2 => drop(self.tell(StoreEvent::PutCommitted {
                     client,
-                    ticket: TicketId(2),
+                    ticket: TicketId::new(2),
                     arena: arena.unwrap(),
                 })),
                 3 => drop(
@@ -199,8 +198,8 @@ fn a_writer_that_dies_at_any_step_leaves_all_of_the_model_or_nothing_of_it() {
             // The name is free and so is the memory.
             put.tell(StoreEvent::ClientJoined {
                 client: WRITER,
-                tenant: TenantId(1),
-                group: GroupId(1),
+                tenant: TenantId::new(1),
+                group: GroupId::new(1),
                 admin: false,
             });
             put.seen.clear();
@@ -225,13 +224,18 @@ fn a_hundred_requests_for_one_model_are_one_load() {
     let mut actions = Vec::new();
     let mut tell = |event| store.handle(Timestamp::ZERO, event, &mut actions).unwrap();
     let reload = gshare_core::Duration::from_secs(1);
-    let (owner, group, access, bytes) = (TenantId(0), GroupId(0), Access::Public, Bytes(10));
+    let (owner, group, access, bytes) = (TenantId::new(0), GroupId::new(0), Access::Public, Bytes(10));
     tell(StoreEvent::ModelAdded { model: MODEL, owner, group, access, bytes, reload });
     for name in 0..100 {
         let client = ClientId::new(name, 0);
-        tell(StoreEvent::ClientJoined { client, tenant: TenantId(name), group: GroupId(name), admin: false });
+        tell(StoreEvent::ClientJoined {
+            client,
+            tenant: TenantId::new(name),
+            group: GroupId::new(name),
+            admin: false,
+        });
         let (ticket, tier, deadline) =
-            (TicketId(u64::from(name)), MemoryTier::Host, Timestamp::from_millis(9));
+            (TicketId::new(u64::from(name)), MemoryTier::Host, Timestamp::from_millis(9));
         tell(StoreEvent::Asked { client, ticket, model: MODEL, tier, deadline });
     }
     let loads = actions.iter().filter(|action| matches!(action, StoreAction::Load { .. }));

@@ -238,7 +238,7 @@ fn a_server_keeps_the_bounds_that_it_is_given_and_refuses_those_that_cannot_be()
     let dir = tempfile::tempdir().unwrap();
     let at = |bound| ServerConfig::at(dir.path().join("store.sock")).with_bound(Resource::Models, bound);
     let refused_at_start = Server::new(at(Bound { total: 3, per_uid: 2 })).unwrap_err().to_string();
-    assert_eq!(refused_at_start, "models is 2 of 3: from 1 to a third of the total for each uid");
+    assert_eq!(refused_at_start, "models is 2 of 3: need from 1 to a third of the total for each uid");
     let running = Server::new(at(Bound { total: 3, per_uid: 1 })).unwrap().spawn().unwrap();
     let client = Client::connect(dir.path().join("store.sock")).unwrap();
     let put = |name: &str| client.store(name, Dtype::U8, &[1], &name.as_bytes()[..1]);

@@ -4,7 +4,7 @@
 //! always busy: that is what a throughput is measured with. In an open loop calls come whether it keeps up or not, which
 //! shows the latency under a load, and whether the load is met at all.
 
-use gshare_core::{Duration, Timestamp};
+use gshare_core::{ConfigError, Duration, Timestamp};
 
 /// How calls are made.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,23 +34,10 @@ pub enum Load {
     },
 }
 
-/// Why a load cannot be.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{field} is {value}: {bound}")]
-#[non_exhaustive]
-pub struct LoadError {
-    /// The field.
-    pub field: &'static str,
-    /// Its value.
-    pub value: String,
-    /// The values that are allowed, in words.
-    pub bound: &'static str,
-}
-
 impl Load {
     /// Refuses what cannot be.
-    pub fn check(&self) -> Result<(), LoadError> {
-        let error = |field, value: String, bound| Err(LoadError { field, value, bound });
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let error = |field, value: String, bound| Err(ConfigError::new(field, value, bound));
         match self {
             Self::Closed { in_flight } if !(1..=1024).contains(in_flight) => {
                 error("in_flight", in_flight.to_string(), "need 1 to 1024")

@@ -19,12 +19,12 @@
 //! Memory for each call of the trial (24 bytes).
 
 use crate::executor::{ExecError, Executor};
-use crate::load::{Load, LoadError};
+use crate::load::Load;
 use crate::meter::Utilisation;
 use crate::planner::Measurement;
 use crate::stats::{self, Call, Confidence, Interval};
 use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
-use gshare_core::{BasisPoints, Duration, Timestamp};
+use gshare_core::{BasisPoints, ConfigError, Duration, Timestamp};
 use std::collections::VecDeque;
 
 /// Calls that are due and that the function has not taken.
@@ -82,18 +82,21 @@ impl Default for TrialConfig {
 
 impl TrialConfig {
     /// Refuses what cannot be.
-    pub fn check(&self) -> Result<(), LoadError> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         self.load.check()?;
-        let error = |field, value: String, bound| Err(LoadError { field, value, bound });
-        if !(1..=1024).contains(&self.concurrency) {
-            return error("concurrency", self.concurrency.to_string(), "need 1 to 1024");
-        }
-        if !(2..=10_000).contains(&self.window) {
-            return error("window", self.window.to_string(), "need 2 to 10000");
-        }
-        if !(2 * stats::GROUPS..=1_000_000).contains(&self.min_calls) {
-            return error("min_calls", self.min_calls.to_string(), "need 40 to 1000000");
-        }
+        ConfigError::unless(
+            (1..=1024).contains(&self.concurrency),
+            "concurrency",
+            self.concurrency,
+            "need 1 to 1024",
+        )?;
+        ConfigError::unless((2..=10_000).contains(&self.window), "window", self.window, "need 2 to 10000")?;
+        ConfigError::unless(
+            (2 * stats::GROUPS..=1_000_000).contains(&self.min_calls),
+            "min_calls",
+            self.min_calls,
+            "need 40 to 1000000",
+        )?;
         let times = [
             ("max_warmup", self.max_warmup),
             ("max_time", self.max_time),
@@ -101,9 +104,8 @@ impl TrialConfig {
             ("answer_timeout", self.answer_timeout),
         ];
         for (field, time) in times {
-            if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time) {
-                return error(field, time.to_string(), "need 1ms to one day");
-            }
+            let within = (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time);
+            ConfigError::unless(within, field, time, "need 1ms to one day")?;
         }
         Ok(())
     }
@@ -144,7 +146,7 @@ pub enum TrialError {
     Exec(#[from] ExecError),
     /// The configuration cannot be.
     #[error(transparent)]
-    Config(#[from] LoadError),
+    Config(#[from] ConfigError),
     /// A call was not answered.
     #[error("a call was not answered within {within}")]
     Hung {

@@ -198,7 +198,7 @@ fn the_batch_line_is_the_line_through_what_could_be_measured() {
 #[test]
 fn a_strategy_that_cannot_be_is_refused_by_field() {
     let field = |error: PlanError| match error {
-        PlanError::Config { field, .. } => field,
+        PlanError::Config(error) => error.field,
         other => panic!("{other}"),
     };
     let sm = |percent| SmShare::from_percent(percent).unwrap();

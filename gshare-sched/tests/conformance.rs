@@ -10,14 +10,13 @@ use gshare_core::pipeline::{
     Unfit,
 };
 use gshare_core::request::{
-    GpuRecord, RequestAction, RequestError, RequestEvent, RequestId, RequestPlace, RequestScheduler,
-    RequestStats,
+    GpuRecord, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler, RequestStats,
 };
 use gshare_core::scale::{
     ClientScale, GpuScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
     InstanceCounts, StopReason, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
 };
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, PlacementId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, PlacementId, RequestId, Timestamp};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::{
     Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,

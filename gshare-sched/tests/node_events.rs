@@ -194,7 +194,7 @@ impl World {
     fn frame(&self, client: ClientId, frame: u8, lease: u8, amount: u64) -> ToDaemon {
         let granted = self.leases.get(&client).map(Vec::as_slice).unwrap_or_default();
         let back = granted.len().checked_sub(1 + usize::from(lease));
-        let lease = back.map_or(LeaseId(amount), |at| granted[at]);
+        let lease = back.map_or(LeaseId::new(amount), |at| granted[at]);
         let used = Duration::from_micros(amount);
         let bytes = Bytes(amount % 40);
         match frame {

@@ -18,7 +18,7 @@ fn percent(quota: u16, sm: u16) -> Demand {
 fn pool(gpus: u32, config: MaxRectsConfig) -> MaxRects {
     let mut pool = MaxRects::new(config);
     for gpu in 0..gpus {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16))).unwrap();
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(16))).unwrap();
     }
     pool
 }
@@ -114,23 +114,32 @@ fn bad_input_is_a_typed_error() {
     let memory = Bytes::from_gib(7);
     assert_eq!(pool.place(&percent(10, 10).with_memory(memory)), Err(PackError::Memory { memory }));
     assert!(matches!(pool.place(&percent(10, 60)), Err(PackError::NoRoom { .. })));
-    let unknown = GpuId(9);
+    let unknown = GpuId::new(9);
     assert_eq!(pool.remove_gpu(unknown), Err(PackError::UnknownGpu { gpu: unknown }));
     assert_eq!(pool.set_cordoned(unknown, true), Err(PackError::UnknownGpu { gpu: unknown }));
     assert_eq!(pool.plan_drain(unknown).unwrap_err(), PackError::UnknownGpu { gpu: unknown });
-    assert_eq!(pool.remove_gpu(GpuId(0)), Err(PackError::GpuInUse { gpu: GpuId(0), placements: 1 }));
+    assert_eq!(
+        pool.remove_gpu(GpuId::new(0)),
+        Err(PackError::GpuInUse { gpu: GpuId::new(0), placements: 1 })
+    );
     let spec = GpuSpec::new(Bytes(1));
-    assert_eq!(pool.add_gpu(GpuId(0), spec), Err(PackError::GpuExists { gpu: GpuId(0) }));
-    assert!(matches!(pool.add_gpu(GpuId(u32::MAX), spec), Err(PackError::GpuIdTooLarge { .. })));
+    assert_eq!(pool.add_gpu(GpuId::new(0), spec), Err(PackError::GpuExists { gpu: GpuId::new(0) }));
+    assert!(matches!(pool.add_gpu(GpuId::new(u32::MAX), spec), Err(PackError::GpuIdTooLarge { .. })));
     let at = Rectangle {
         time_offset: Quota::from_percent(95).unwrap(),
         sm_offset: SmShare::ZERO,
         quota: Quota::from_percent(10).unwrap(),
         sm: SmShare::from_percent(10).unwrap(),
     };
-    assert_eq!(pool.place_at(GpuId(0), at, &percent(10, 10)), Err(PackError::BadRectangle { gpu: GpuId(0) }));
+    assert_eq!(
+        pool.place_at(GpuId::new(0), at, &percent(10, 10)),
+        Err(PackError::BadRectangle { gpu: GpuId::new(0) })
+    );
     let taken = Rectangle { time_offset: Quota::ZERO, ..at };
-    assert_eq!(pool.place_at(GpuId(0), taken, &percent(10, 10)), Err(PackError::Occupied { gpu: GpuId(0) }));
+    assert_eq!(
+        pool.place_at(GpuId::new(0), taken, &percent(10, 10)),
+        Err(PackError::Occupied { gpu: GpuId::new(0) })
+    );
 }
 
 #[test]
@@ -149,7 +158,7 @@ fn a_forged_plan_is_refused_and_changes_nothing() {
     let wide = pool.place(&percent(100, 60)).unwrap().placement;
     let other = pool.place(&percent(100, 60)).unwrap().placement;
     let before = pool.snapshot();
-    let mut plan: RepackPlan = pool.plan_drain(GpuId(0)).unwrap();
+    let mut plan: RepackPlan = pool.plan_drain(GpuId::new(0)).unwrap();
     assert_eq!((plan.moves(), plan.stuck.as_slice()), (0, &[wide.id][..]));
     plan.changes.push(gshare_core::pack::RepackChange {
         id: wide.id,
@@ -159,7 +168,7 @@ fn a_forged_plan_is_refused_and_changes_nothing() {
         to: wide.rectangle,
     });
     assert!(matches!(pool.apply(&plan), Err(PackError::StalePlan { .. })), "it would overlap");
-    plan.changes[0].to_gpu = GpuId(7);
+    plan.changes[0].to_gpu = GpuId::new(7);
     assert!(matches!(pool.apply(&plan), Err(PackError::StalePlan { .. })), "no such GPU");
     assert_eq!(pool.snapshot(), before);
 }

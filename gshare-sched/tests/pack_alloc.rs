@@ -40,7 +40,7 @@ fn place_and_release_allocate_nothing_in_steady_state() {
     for rearrange in [0, 4] {
         let mut pool = MaxRects::new(MaxRectsConfig::default().with_rearrange_gpus(rearrange));
         for gpu in 0..60 {
-            pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(16))).unwrap();
+            pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(16))).unwrap();
         }
         let mut random = 7u64;
         let mut next = move |bound: u64| {

@@ -37,7 +37,7 @@ fn demand() -> impl Strategy<Value = Demand> {
             // Functions 0 and 1 serve, 2 and 3 train.
             if let Some(function) = function {
                 let training = u32::from(workload == Workload::Training) * 2;
-                demand = demand.with_function(FunctionId(training + function % 2));
+                demand = demand.with_function(FunctionId::new(training + function % 2));
             }
             demand.apart = apart;
             demand
@@ -97,7 +97,7 @@ impl Scan<'_> {
                 return;
             }
             if held.is_empty() {
-                let key = (memory >> 20, status.spec.sm.get(), gpu.0);
+                let key = (memory >> 20, status.spec.sm.get(), gpu.number());
                 if empty.is_none_or(|best| key < best.0) {
                     empty = Some((key, gpu));
                 }
@@ -107,8 +107,8 @@ impl Scan<'_> {
             let score = u128::from(config.alpha_bp) * part(request, sm)
                 + u128::from(config.beta_bp) * part(free, memory);
             let key = match demand.workload {
-                Workload::LargeModel => (u128::from(u64::MAX - (free >> 20)), gpu.0),
-                _ => (score, gpu.0),
+                Workload::LargeModel => (u128::from(u64::MAX - (free >> 20)), gpu.number()),
+                _ => (score, gpu.number()),
             };
             if open.is_none_or(|best| key < best.0) {
                 open = Some((key, gpu));
@@ -155,7 +155,7 @@ proptest! {
         let config = DiluConfig::default();
         let mut pool = DiluPacker::new(config).unwrap();
         for gpu in 0..3 {
-            pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes(40 * GIB))).unwrap();
+            pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes(40 * GIB))).unwrap();
         }
         let mut live: Vec<PlacementId> = Vec::new();
         for op in ops {
@@ -165,10 +165,10 @@ proptest! {
             let result = match op {
                 Op::AddGpu { gpu, memory, sm } => {
                     let spec = GpuSpec::new(Bytes(memory)).with_size(Quota::WHOLE, SmShare::new(sm).unwrap());
-                    pool.add_gpu(GpuId(gpu), spec)
+                    pool.add_gpu(GpuId::new(gpu), spec)
                 }
-                Op::RemoveGpu { gpu } => pool.remove_gpu(GpuId(gpu)),
-                Op::Cordon { gpu, on } => pool.set_cordoned(GpuId(gpu), on),
+                Op::RemoveGpu { gpu } => pool.remove_gpu(GpuId::new(gpu)),
+                Op::Cordon { gpu, on } => pool.set_cordoned(GpuId::new(gpu), on),
                 Op::Place(demand) => {
                     let expected = scan.choose(&demand, |_| true);
                     prop_assert_eq!(pool.probe(&demand).ok(), expected);
@@ -177,7 +177,7 @@ proptest! {
                     placed.map(|placed| out.push(placed))
                 }
                 Op::PlaceWhere(demand, mask) => {
-                    let allowed = |gpu: GpuId| mask >> gpu.0 & 1 == 1;
+                    let allowed = |gpu: GpuId| mask >> gpu.number() & 1 == 1;
                     let expected = scan.choose(&demand, allowed);
                     let placed = pool.place_where(&demand, &allowed);
                     prop_assert_eq!(placed.as_ref().ok().map(|placed| placed.placement.gpu), expected);
@@ -221,9 +221,9 @@ proptest! {
                     prop_assert!(pool.apply(&plan).is_err());
                     Ok(())
                 }
-                Op::Drain(gpu) => pool.plan_drain(GpuId(gpu)).map(|plan| {
+                Op::Drain(gpu) => pool.plan_drain(GpuId::new(gpu)).map(|plan| {
                     pool.apply(&plan).unwrap();
-                    let held = pool.gpu(GpuId(gpu)).unwrap().placements as usize;
+                    let held = pool.gpu(GpuId::new(gpu)).unwrap().placements as usize;
                     assert_eq!(held, plan.stuck.len());
                 }),
             };
@@ -258,7 +258,7 @@ fn job(sm: u16, limit: u16, gib: u64) -> Demand {
 fn pool(gpus: u32) -> DiluPacker {
     let mut pool = DiluPacker::new(DiluConfig::default()).unwrap();
     for gpu in 0..gpus {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes(40 * GIB))).unwrap();
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes(40 * GIB))).unwrap();
     }
     pool
 }
@@ -269,9 +269,9 @@ fn best_fit_weighs_request_and_memory() {
     let mut pool = pool(2);
     let a = pool.place(&job(50, 50, 30)).unwrap().placement;
     let b = pool.place(&job(70, 70, 10)).unwrap().placement;
-    assert_eq!((a.gpu, b.gpu), (GpuId(0), GpuId(1)));
-    assert_eq!(pool.probe(&job(20, 20, 5)).unwrap(), GpuId(0));
-    assert_eq!(pool.probe(&job(20, 20, 20)).unwrap(), GpuId(1));
+    assert_eq!((a.gpu, b.gpu), (GpuId::new(0), GpuId::new(1)));
+    assert_eq!(pool.probe(&job(20, 20, 5)).unwrap(), GpuId::new(0));
+    assert_eq!(pool.probe(&job(20, 20, 20)).unwrap(), GpuId::new(1));
 }
 
 /// Dilu, section 3.3, principle 1: the second instance of a function goes beside the second worker of the job that
@@ -279,15 +279,15 @@ fn best_fit_weighs_request_and_memory() {
 #[test]
 fn affinity_gives_the_workers_of_a_job_equal_neighbours() {
     let mut pool = pool(3);
-    let worker = job(50, 60, 20).with_workload(Workload::Training).with_function(FunctionId(7));
+    let worker = job(50, 60, 20).with_workload(Workload::Training).with_function(FunctionId::new(7));
     let mut out = Vec::new();
     pool.place_gang(&[worker, worker], &mut out).unwrap();
-    let serve = job(10, 20, 4).with_function(FunctionId(1));
+    let serve = job(10, 20, 4).with_function(FunctionId::new(1));
     let first = pool.place(&serve).unwrap().placement.gpu;
-    assert_eq!(first, GpuId(0));
+    assert_eq!(first, GpuId::new(0));
     // GPU 0 is now the fuller of the two, so best fit alone would choose it again.
-    assert_eq!(pool.probe(&job(10, 20, 4)).unwrap(), GpuId(0));
-    assert_eq!(pool.place(&serve).unwrap().placement.gpu, GpuId(1));
+    assert_eq!(pool.probe(&job(10, 20, 4)).unwrap(), GpuId::new(0));
+    assert_eq!(pool.place(&serve).unwrap().placement.gpu, GpuId::new(1));
 }
 
 /// Dilu, section 3.3: limits may sum to gamma = 1.5 times the SMs, requests to Omega = 1.
@@ -307,12 +307,16 @@ fn a_large_model_is_split_only_where_no_gpu_has_the_memory() {
     pool.place(&job(30, 30, 25)).unwrap();
     let large = job(40, 80, 20).with_workload(Workload::LargeModel);
     let second = pool.place(&job(70, 70, 30)).unwrap().placement;
-    assert_eq!(second.gpu, GpuId(1));
+    assert_eq!(second.gpu, GpuId::new(1));
     let mut out = Vec::new();
     pool.place_split(&job(20, 20, 22).with_workload(Workload::LargeModel), &mut out).unwrap();
     let parts: Vec<(GpuId, u64)> =
         out.iter().map(|placed| (placed.placement.gpu, placed.placement.demand.memory.get() / GIB)).collect();
-    assert_eq!(parts, [(GpuId(0), 15), (GpuId(1), 7)], "most free memory first, the rest on the next");
+    assert_eq!(
+        parts,
+        [(GpuId::new(0), 15), (GpuId::new(1), 7)],
+        "most free memory first, the rest on the next"
+    );
     assert!(matches!(
         pool.place_split(&large, &mut out),
         Err(PackError::Memory { .. } | PackError::NoRoom { .. })
@@ -327,6 +331,6 @@ fn bad_configurations_are_typed_errors() {
         (DiluConfig::default().with_weights_bp(10_001, 0), "alpha_bp"),
         (DiluConfig::default().with_weights_bp(0, 10_001), "beta_bp"),
     ] {
-        assert!(matches!(DiluPacker::new(config), Err(PackError::Config { field: at, .. }) if at == field));
+        assert!(matches!(DiluPacker::new(config), Err(error) if error.field == field));
     }
 }

@@ -13,7 +13,7 @@ fn percent(quota: u16, sm: u16) -> Demand {
 
 fn pool() -> MaxRects {
     let mut pool = MaxRects::new(MaxRectsConfig::default());
-    pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::ZERO)).unwrap();
+    pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::ZERO)).unwrap();
     pool
 }
 

@@ -21,7 +21,7 @@ fn at(name: &str, start: u8) -> SliceAt {
 }
 
 fn gpu(id: u32, free: &[SliceAt], busy: &[SliceAt]) -> NodeGpu {
-    NodeGpu { gpu: GpuId(id), free: free.to_vec(), busy: busy.to_vec() }
+    NodeGpu { gpu: GpuId::new(id), free: free.to_vec(), busy: busy.to_vec() }
 }
 
 fn node(gpus: Vec<NodeGpu>) -> Node {
@@ -139,14 +139,14 @@ fn fewest_gpus_and_then_the_one_in_use_so_that_the_idle_one_stays_whole() {
     let mut pipeline = apart(&dag);
     pipeline.parts[0].slice = Some(model().profile("1g.10gb").unwrap());
     let taken = LeastFragmentation.assign(&dag, &one_g, &pipeline, &node(vec![spare(), in_use()])).unwrap();
-    assert_eq!((taken.slices[0].gpu, taken.fragmentation <= 0), (GpuId(1), true));
+    assert_eq!((taken.slices[0].gpu, taken.fragmentation <= 0), (GpuId::new(1), true));
     // Two stages on one GPU rather than on two.
     let two = chain(&[(10, 2), (10, 2)]);
     let both = found(
         vec![gpu(0, &[at("2g.20gb", 0)], &[]), gpu(1, &[at("2g.20gb", 0), at("2g.20gb", 2)], &[])],
         &two,
     );
-    assert_eq!((both.gpus, both.slices[0].gpu, both.slices[1].gpu), (1, GpuId(1), GpuId(1)));
+    assert_eq!((both.gpus, both.slices[0].gpu, both.slices[1].gpu), (1, GpuId::new(1), GpuId::new(1)));
 }
 
 /// FluidFaaS, Figure 4: an instance that needs a `4g.40gb` runs on `3g.40gb` and `1g.10gb`, of different GPUs too.
@@ -164,7 +164,7 @@ fn what_fits_no_slice_runs_as_a_pipeline_over_two_gpus() {
         let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
         let plan = plan(&partitioner, &LeastFragmentation, &dag, &Goal::default(), &node).unwrap();
         let slices: Vec<_> = plan.assignment.slices.iter().map(|slice| (slice.gpu, slice.slice)).collect();
-        assert_eq!(slices, [(GpuId(1), at("1g.10gb", 6)), (GpuId(2), at("3g.40gb", 4))]);
+        assert_eq!(slices, [(GpuId::new(1), at("1g.10gb", 6)), (GpuId::new(2), at("3g.40gb", 4))]);
         assert_eq!(plan.assignment.gpus, 2);
         if rank == RankMode::PaperCv {
             assert_eq!(
@@ -209,7 +209,7 @@ fn idle_memory_is_cut_anew_only_where_leave_is_given() {
     let assign = |goal: &Goal| LeastFragmentation.assign(&dag, goal, &apart(&dag), &node);
     assert!(assign(&goal()).is_err());
     let found = assign(&goal().with_carve(true)).unwrap();
-    assert!(found.slices.iter().all(|slice| slice.carved && slice.gpu == GpuId(7)));
+    assert!(found.slices.iter().all(|slice| slice.carved && slice.gpu == GpuId::new(7)));
     let names: Vec<_> =
         found.slices.iter().map(|slice| model().get(slice.slice.profile).unwrap().name.clone()).collect();
     assert_eq!(names, ["2g.20gb", "1g.10gb"]);

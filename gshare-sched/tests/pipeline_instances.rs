@@ -6,8 +6,7 @@ use gshare_core::dag::{Component, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
 use gshare_core::pipeline::{Goal, Node, RankMode};
-use gshare_core::scale::InstanceId;
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, InstanceId, Timestamp};
 use gshare_sched::pipeline::{
     Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
 };
@@ -58,11 +57,11 @@ fn tell(keeper: &mut Keeper, millis: u64, event: InstanceEvent) -> Vec<InstanceA
 
 fn add(keeper: &mut Keeper, function: u32, dag: Dag, goal: Goal) {
     let (dag, goal) = (Box::new(dag), Box::new(goal));
-    tell(keeper, 0, InstanceEvent::FunctionAdded { function: FunctionId(function), dag, goal });
+    tell(keeper, 0, InstanceEvent::FunctionAdded { function: FunctionId::new(function), dag, goal });
 }
 
 fn requested(keeper: &mut Keeper, millis: u64, function: u32) -> Vec<InstanceAction> {
-    tell(keeper, millis, InstanceEvent::Requested { function: FunctionId(function) })
+    tell(keeper, millis, InstanceEvent::Requested { function: FunctionId::new(function) })
 }
 
 fn started(actions: &[InstanceAction]) -> Vec<(InstanceId, bool, usize)> {
@@ -82,7 +81,7 @@ fn states_change_as_in_figure_8() {
     let mut keeper = keeper(KeeperConfig::paper(), &node(&["2g.20gb"]));
     add(&mut keeper, 0, chain(&[20, 20], 7), goal(500));
     add(&mut keeper, 1, chain(&[20, 20], 7), goal(500));
-    let a = InstanceId(0);
+    let a = InstanceId::new(0);
     assert_eq!(started(&requested(&mut keeper, 0, 0)), [(a, true, 1)]);
     tell(&mut keeper, 10, InstanceEvent::Started { instance: a });
     let load = tell(&mut keeper, 20, InstanceEvent::Needed { instance: a });
@@ -103,9 +102,9 @@ fn states_change_as_in_figure_8() {
     tell(&mut keeper, 11_000, served(2_900));
     let back = tell(&mut keeper, 20_000, InstanceEvent::DeadlineReached);
     assert!(matches!(&back[..], [InstanceAction::Moved { home: Home::Shared { .. }, .. }]), "{back:?}");
-    let b = InstanceId(1);
+    let b = InstanceId::new(1);
     // Nothing was freed, but the slice is shared now: the next change of the free slices tells function 1.
-    let again = tell(&mut keeper, 20_100, InstanceEvent::Requested { function: FunctionId(1) });
+    let again = tell(&mut keeper, 20_100, InstanceEvent::Requested { function: FunctionId::new(1) });
     assert_eq!(started(&again), [(b, true, 1)]);
     tell(&mut keeper, 20_200, InstanceEvent::Started { instance: b });
     let room = tell(&mut keeper, 20_300, InstanceEvent::Needed { instance: b });
@@ -114,8 +113,10 @@ fn states_change_as_in_figure_8() {
     assert_eq!(keeper.warm_functions(), 2, "evicted is warm, not cold");
     tell(&mut keeper, 20_400, InstanceEvent::Loaded { instance: b });
     let over = tell(&mut keeper, 600_000, InstanceEvent::DeadlineReached);
-    let forget = InstanceAction::Forget { function: FunctionId(0) };
-    assert!(over.contains(&forget) && !over.contains(&InstanceAction::Forget { function: FunctionId(1) }));
+    let forget = InstanceAction::Forget { function: FunctionId::new(0) };
+    assert!(
+        over.contains(&forget) && !over.contains(&InstanceAction::Forget { function: FunctionId::new(1) })
+    );
     assert_eq!(keeper.warm_functions(), 1);
 }
 
@@ -125,10 +126,10 @@ fn a_function_too_large_for_a_slice_becomes_a_pipeline() {
     let free = ["1g.10gb", "2g.20gb"];
     let mut with = keeper(KeeperConfig::paper(), &node(&free));
     add(&mut with, 0, chain(&[20, 20, 20], 8), goal(500));
-    assert_eq!(started(&requested(&mut with, 0, 0)), [(InstanceId(0), false, 2)]);
+    assert_eq!(started(&requested(&mut with, 0, 0)), [(InstanceId::new(0), false, 2)]);
     let mut without = keeper(KeeperConfig::monolithic(), &node(&free));
     let (dag, goal) = (Box::new(chain(&[20, 20, 20], 8)), Box::new(goal(500)));
-    let event = InstanceEvent::FunctionAdded { function: FunctionId(0), dag, goal };
+    let event = InstanceEvent::FunctionAdded { function: FunctionId::new(0), dag, goal };
     let error = without.handle(Timestamp::ZERO, event, &mut Vec::new()).unwrap_err();
     assert!(matches!(error, InstanceError::NeverFits { .. }), "{error}");
 }
@@ -139,25 +140,25 @@ fn a_pipeline_moves_to_one_slice_when_one_is_free() {
     let mut keeper = keeper(KeeperConfig::paper(), &node(&["4g.40gb", "1g.10gb", "2g.20gb"]));
     add(&mut keeper, 0, chain(&[20, 20, 20], 8), goal(500));
     add(&mut keeper, 1, chain(&[20, 20, 20], 8), goal(500));
-    assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId(0), true, 1)], "shares the 4g");
-    tell(&mut keeper, 1, InstanceEvent::Started { instance: InstanceId(0) });
-    tell(&mut keeper, 2, InstanceEvent::Needed { instance: InstanceId(0) });
-    tell(&mut keeper, 3, InstanceEvent::Loaded { instance: InstanceId(0) });
+    assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId::new(0), true, 1)], "shares the 4g");
+    tell(&mut keeper, 1, InstanceEvent::Started { instance: InstanceId::new(0) });
+    tell(&mut keeper, 2, InstanceEvent::Needed { instance: InstanceId::new(0) });
+    tell(&mut keeper, 3, InstanceEvent::Loaded { instance: InstanceId::new(0) });
     let busy = Duration::from_secs(9);
-    tell(&mut keeper, 4, InstanceEvent::Served { instance: InstanceId(0), busy });
+    tell(&mut keeper, 4, InstanceEvent::Served { instance: InstanceId::new(0), busy });
     tell(&mut keeper, 10_000, InstanceEvent::DeadlineReached);
-    assert_eq!(started(&requested(&mut keeper, 10_001, 1)), [(InstanceId(1), false, 2)], "1g and 2g");
-    tell(&mut keeper, 10_002, InstanceEvent::Started { instance: InstanceId(1) });
-    assert!(tell(&mut keeper, 10_003, InstanceEvent::Gone { instance: InstanceId(0) }).is_empty());
+    assert_eq!(started(&requested(&mut keeper, 10_001, 1)), [(InstanceId::new(1), false, 2)], "1g and 2g");
+    tell(&mut keeper, 10_002, InstanceEvent::Started { instance: InstanceId::new(1) });
+    assert!(tell(&mut keeper, 10_003, InstanceEvent::Gone { instance: InstanceId::new(0) }).is_empty());
     let moved = tell(&mut keeper, 20_000, InstanceEvent::DeadlineReached);
-    assert_eq!(started(&moved), [(InstanceId(2), false, 1)]);
-    let up = tell(&mut keeper, 21_000, InstanceEvent::Started { instance: InstanceId(2) });
-    let reason = InstanceReason::Replaced { by: InstanceId(2) };
-    assert_eq!(up, [InstanceAction::Drain { instance: InstanceId(1), reason }]);
+    assert_eq!(started(&moved), [(InstanceId::new(2), false, 1)]);
+    let up = tell(&mut keeper, 21_000, InstanceEvent::Started { instance: InstanceId::new(2) });
+    let reason = InstanceReason::Replaced { by: InstanceId::new(2) };
+    assert_eq!(up, [InstanceAction::Drain { instance: InstanceId::new(1), reason }]);
 }
 
 fn short(function: u32, behind: u64) -> InstanceEvent {
-    let (function, behind) = (FunctionId(function), Duration::from_secs(behind));
+    let (function, behind) = (FunctionId::new(function), Duration::from_secs(behind));
     InstanceEvent::Short { function, waiting: 9, behind }
 }
 
@@ -171,19 +172,19 @@ fn of_plans_that_are_alike_the_fastest_is_taken_while_nobody_lacks_slices() {
         let mut keeper = keeper(config, &node(&["4g.40gb", "2g.20gb", "1g.10gb", "4g.40gb"]));
         add(&mut keeper, 0, chain(&[500, 50, 50], 8), goal(500));
         add(&mut keeper, 1, chain(&[20], 30), goal(500));
-        assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId(0), true, 1)], "shares a 4g");
-        tell(&mut keeper, 10, InstanceEvent::Started { instance: InstanceId(0) });
+        assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId::new(0), true, 1)], "shares a 4g");
+        tell(&mut keeper, 10, InstanceEvent::Started { instance: InstanceId::new(0) });
         if lacking {
-            assert_eq!(started(&requested(&mut keeper, 20, 1)), [(InstanceId(1), true, 1)]);
-            tell(&mut keeper, 30, InstanceEvent::Started { instance: InstanceId(1) });
+            assert_eq!(started(&requested(&mut keeper, 20, 1)), [(InstanceId::new(1), true, 1)]);
+            tell(&mut keeper, 30, InstanceEvent::Started { instance: InstanceId::new(1) });
             assert_eq!(
                 started(&tell(&mut keeper, 40, short(1, 5))),
-                [(InstanceId(2), false, 1)],
+                [(InstanceId::new(2), false, 1)],
                 "the other 4g"
             );
-            let unmet = InstanceAction::Unmet { function: FunctionId(1) };
+            let unmet = InstanceAction::Unmet { function: FunctionId::new(1) };
             assert_eq!(tell(&mut keeper, 50, short(1, 5)), [unmet]);
-            tell(&mut keeper, 60, InstanceEvent::Gone { instance: InstanceId(2) });
+            tell(&mut keeper, 60, InstanceEvent::Gone { instance: InstanceId::new(2) });
         }
         match started(&tell(&mut keeper, 70, short(0, 5)))[..] {
             [(_, false, slices)] => slices,
@@ -211,17 +212,20 @@ fn one_that_has_and_one_that_wants(even_out: bool) -> Keeper {
     for function in 0..2 {
         add(&mut keeper, function, chain(&[20, 20], 7), goal(500));
     }
-    assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId(0), true, 1)]);
+    assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId::new(0), true, 1)]);
     for millis in [100, 200] {
-        assert_eq!(started(&tell(&mut keeper, millis, short(0, 5))), [(InstanceId(millis / 100), false, 1)]);
+        assert_eq!(
+            started(&tell(&mut keeper, millis, short(0, 5))),
+            [(InstanceId::new(millis / 100), false, 1)]
+        );
     }
-    assert_eq!(started(&requested(&mut keeper, 300, 1)), [(InstanceId(3), true, 1)]);
+    assert_eq!(started(&requested(&mut keeper, 300, 1)), [(InstanceId::new(3), true, 1)]);
     for instance in 0..4 {
-        tell(&mut keeper, 400, InstanceEvent::Started { instance: InstanceId(instance) });
+        tell(&mut keeper, 400, InstanceEvent::Started { instance: InstanceId::new(instance) });
     }
     for millis in [9_000, 19_000] {
         for instance in [1, 2] {
-            let (instance, busy) = (InstanceId(instance), Duration::from_secs(3));
+            let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(3));
             tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
         }
     }
@@ -235,11 +239,11 @@ fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     assert_eq!(drained(&tell(&mut keeper, 21_000, short(1, 2))), [], "over before a new instance is up");
     let taken = drained(&tell(&mut keeper, 21_100, short(1, 60)));
     let [(instance, reason)] = taken[..] else { panic!("{taken:?}") };
-    assert_eq!(reason, InstanceReason::Reclaimed { function: FunctionId(1) });
+    assert_eq!(reason, InstanceReason::Reclaimed { function: FunctionId::new(1) });
     assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 60))), [], "one at a time of the same function");
     tell(&mut keeper, 22_000, InstanceEvent::Drained { instance });
     let free = tell(&mut keeper, 22_100, InstanceEvent::Gone { instance });
-    assert_eq!(started(&free), [(InstanceId(4), false, 1)], "for whom it was taken");
+    assert_eq!(started(&free), [(InstanceId::new(4), false, 1)], "for whom it was taken");
     // A function that is about as far behind keeps what it has.
     let mut keeper = one_that_has_and_one_that_wants(true);
     tell(&mut keeper, 21_000, short(0, 40));
@@ -254,32 +258,32 @@ fn slices_at_work_stay_where_they_are_unless_waits_are_to_be_even() {
     assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 900))), []);
     // Idle ones are still taken.
     for millis in [29_000, 39_000] {
-        let (instance, busy) = (InstanceId(1), Duration::from_secs(3));
+        let (instance, busy) = (InstanceId::new(1), Duration::from_secs(3));
         tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
     }
     let taken = drained(&tell(&mut keeper, 41_000, short(1, 60)));
-    assert_eq!(taken, [(InstanceId(2), InstanceReason::Reclaimed { function: FunctionId(1) })]);
+    assert_eq!(taken, [(InstanceId::new(2), InstanceReason::Reclaimed { function: FunctionId::new(1) })]);
 }
 
 #[test]
 fn what_a_burst_needed_is_free_for_others_soon_after_it() {
     let mut keeper = one_that_has_and_one_that_wants(true);
     for instance in [1, 2] {
-        let (instance, busy) = (InstanceId(instance), Duration::from_secs(9));
+        let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(9));
         tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
     }
     tell(&mut keeper, 29_900, short(0, 1));
     assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it may go on");
     let taken = drained(&tell(&mut keeper, 33_000, short(1, 4)));
     assert!(
-        matches!(taken[..], [(_, InstanceReason::Reclaimed { function: FunctionId(1) })]),
+        matches!(taken[..], [(_, InstanceReason::Reclaimed { function })] if function == FunctionId::new(1)),
         "{taken:?}: unused for three seconds, and four behind is most of a start"
     );
     // While the burst lasts they are needed.
     let mut keeper = one_that_has_and_one_that_wants(true);
     for (millis, busy) in [(29_800, 9), (32_800, 2)] {
         for instance in [1, 2] {
-            let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
+            let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(busy));
             tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
         }
     }
@@ -291,7 +295,7 @@ fn who_is_not_short_gives_to_one_far_behind_if_the_others_can_do_its_work() {
     for (busy, given) in [(7, 1), (10, 0)] {
         let mut keeper = one_that_has_and_one_that_wants(true);
         for instance in [1, 2] {
-            let (instance, busy) = (InstanceId(instance), Duration::from_secs(busy));
+            let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(busy));
             tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
         }
         assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it cannot spare one");
@@ -304,7 +308,7 @@ fn what_is_refused_changes_nothing() {
     let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"]));
     add(&mut keeper, 0, chain(&[20], 2), goal(500));
     requested(&mut keeper, 5, 0);
-    let (instance, function) = (InstanceId(0), FunctionId(0));
+    let (instance, function) = (InstanceId::new(0), FunctionId::new(0));
     let large = || (Box::new(chain(&[20], 60)), Box::new(goal(500)));
     let again = {
         let (dag, goal) = large();
@@ -312,17 +316,17 @@ fn what_is_refused_changes_nothing() {
     };
     let never = {
         let (dag, goal) = large();
-        InstanceEvent::FunctionAdded { function: FunctionId(3), dag, goal }
+        InstanceEvent::FunctionAdded { function: FunctionId::new(3), dag, goal }
     };
     for (event, at, text) in [
         (InstanceEvent::DeadlineReached, 4, "time went back: now 0.004000000s, last event at 0.005000000s"),
         (again, 5, "fn0 is already here"),
         (never, 5, "fn3 does not fit this node"),
-        (InstanceEvent::Requested { function: FunctionId(1) }, 5, "unknown fn1"),
+        (InstanceEvent::Requested { function: FunctionId::new(1) }, 5, "unknown fn1"),
         (InstanceEvent::Needed { instance }, 5, "instance0 is starting: needed does not apply"),
         (InstanceEvent::Loaded { instance }, 5, "instance0 is starting: loaded does not apply"),
         (InstanceEvent::Drained { instance }, 5, "instance0 is starting: drained does not apply"),
-        (InstanceEvent::Gone { instance: InstanceId(4) }, 5, "unknown instance4"),
+        (InstanceEvent::Gone { instance: InstanceId::new(4) }, 5, "unknown instance4"),
     ] {
         let (before, mut actions) = (format!("{keeper:?}"), Vec::new());
         let error = keeper.handle(Timestamp::from_millis(at), event, &mut actions).unwrap_err();
@@ -429,7 +433,7 @@ fn states_do_not_flap_about_the_threshold() {
         let outcome = run(&scenario, &config, RouterConfig::default()).unwrap();
         // The first minutes: cold, and what waited then.
         let settled = Timestamp::ZERO + Duration::from_secs(200);
-        outcome.changes[&FunctionId(0)].iter().filter(|&&at| at > settled).count()
+        outcome.changes[&FunctionId::new(0)].iter().filter(|&&at| at > settled).count()
     };
     let mut paper = KeeperConfig::paper();
     paper.migration = false;
@@ -445,18 +449,18 @@ fn slices_of_a_lost_gpu_are_not_there_until_it_joins_again() {
     let mut keeper = keeper(KeeperConfig::paper(), &whole);
     add(&mut keeper, 0, chain(&[20, 20], 8), goal(500));
     let first = requested(&mut keeper, 0, 0);
-    assert_eq!(started(&first), [(InstanceId(0), true, 1)]);
-    let on = keeper.home(InstanceId(0)).unwrap().slices().next().unwrap().gpu;
+    assert_eq!(started(&first), [(InstanceId::new(0), true, 1)]);
+    let on = keeper.home(InstanceId::new(0)).unwrap().slices().next().unwrap().gpu;
     let lost = InstanceEvent::GpuLost { gpu: on };
     assert!(tell(&mut keeper, 10, lost.clone()).is_empty());
-    assert_eq!((keeper.home(InstanceId(0)), keeper.fits(FunctionId(0))), (None, Some(true)));
+    assert_eq!((keeper.home(InstanceId::new(0)), keeper.fits(FunctionId::new(0))), (None, Some(true)));
     let error = keeper.handle(Timestamp::from_millis(11), lost, &mut Vec::new()).unwrap_err();
     assert_eq!(error, InstanceError::UnknownGpu { gpu: on });
     requested(&mut keeper, 20, 0);
-    let other = keeper.home(InstanceId(1)).unwrap().slices().next().unwrap().gpu;
+    let other = keeper.home(InstanceId::new(1)).unwrap().slices().next().unwrap().gpu;
     assert_ne!(other, on);
     tell(&mut keeper, 30, InstanceEvent::GpuLost { gpu: other });
-    assert_eq!(keeper.fits(FunctionId(0)), Some(false), "nothing is left");
+    assert_eq!(keeper.fits(FunctionId::new(0)), Some(false), "nothing is left");
     let unmet = requested(&mut keeper, 40, 0);
     assert!(matches!(unmet[..], [InstanceAction::Unmet { .. }]), "{unmet:?}");
     let slices = whole.gpus().iter().find(|gpu| gpu.gpu == on).unwrap().free.clone();
@@ -464,17 +468,17 @@ fn slices_of_a_lost_gpu_are_not_there_until_it_joins_again() {
     tell(&mut keeper, 50, joined.clone());
     let error = keeper.handle(Timestamp::from_millis(51), joined, &mut Vec::new()).unwrap_err();
     assert_eq!(error.to_string(), format!("{on} is given twice"));
-    assert_eq!(started(&requested(&mut keeper, 60, 0)), [(InstanceId(2), true, 1)]);
+    assert_eq!(started(&requested(&mut keeper, 60, 0)), [(InstanceId::new(2), true, 1)]);
     keeper.invariants();
 }
 
 #[test]
 fn a_function_that_is_removed_is_drained_and_forgotten_with_its_last_instance() {
     let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb", "2g.20gb"]));
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     add(&mut keeper, 0, chain(&[20, 20], 7), goal(500));
     requested(&mut keeper, 0, 0);
-    let (a, b) = (InstanceId(0), InstanceId(1));
+    let (a, b) = (InstanceId::new(0), InstanceId::new(1));
     tell(&mut keeper, 10, InstanceEvent::Started { instance: a });
     let short = InstanceEvent::Short { function, waiting: 9, behind: Duration::from_secs(9) };
     assert_eq!(started(&tell(&mut keeper, 20, short.clone())), [(b, false, 1)]);

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::pipeline::{Goal, HandOff, Mode, PartitionError};
+use gshare_core::pipeline::{Goal, HandOff, Mode};
 use gshare_core::{Bytes, Duration};
 use gshare_sched::pipeline::{PartitionConfig, Partitioner};
 use proptest::prelude::*;
@@ -237,7 +237,7 @@ fn a_missing_reference_profile_is_refused_by_name() {
 fn settings_that_cannot_be_are_refused_by_name_and_bound() {
     let error = Partitioner::new(PartitionConfig::default().with_max_stages(0)).unwrap_err();
     assert_eq!(error.to_string(), "max_stages is 0: need 1 to 128");
-    assert!(matches!(error, PartitionError::BadConfig { field: "max_stages", .. }));
+    assert!(error.field == "max_stages");
     let mut config = PartitionConfig::default();
     config.max_ideals = 100_000;
     assert!(Partitioner::new(config.clone()).is_ok());

@@ -1,12 +1,8 @@
 //! The router: against a literal one that searches everything each time, and the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
-use gshare_core::pipeline::routing::{
-    RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
-};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Service};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use gshare_sched::pipeline::{Late, RouterConfig, SlackRouter};
 use proptest::prelude::*;
 
@@ -494,7 +490,7 @@ fn ms(millis: u64) -> Duration {
 
 fn service(shared: bool, slice: u32, millis: u64, load: u64, capacity: u32) -> Service {
     if shared {
-        Service::Shared { slice: SharedSlice(slice), latency: ms(millis), load: ms(load) }
+        Service::Shared { slice: SharedSlice::new(slice), latency: ms(millis), load: ms(load) }
     } else {
         Service::Exclusive { latency: ms(millis), interval: ms(millis.div_ceil(2)), capacity }
     }
@@ -513,8 +509,8 @@ fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<
     *names += 1;
     Some(match op {
         Op::Up { function, shared, slice, millis, load, capacity } => RouteEvent::InstanceUp {
-            instance: InstanceId(*names),
-            function: FunctionId(*function),
+            instance: InstanceId::new(*names),
+            function: FunctionId::new(*function),
             service: service(*shared, *slice, *millis, *load, *capacity),
         },
         Op::Drain(index) => RouteEvent::InstanceDraining { instance: pick(index, true)?.id },
@@ -529,8 +525,8 @@ fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<
             RouteEvent::LoadChanged { instance: up.id, load: ms(*load) }
         }
         Op::Arrive { function, slack } => RouteEvent::Arrived {
-            request: RequestId(*names),
-            function: FunctionId(*function),
+            request: RequestId::new(*names),
+            function: FunctionId::new(*function),
             deadline: slack.map(|slack| now + ms(slack)),
         },
         Op::Complete(index) => {
@@ -605,8 +601,11 @@ proptest! {
 }
 
 fn up(router: &mut SlackRouter, instance: u64, function: u32, service: Service) -> Vec<RouteAction> {
-    let event =
-        RouteEvent::InstanceUp { instance: InstanceId(instance), function: FunctionId(function), service };
+    let event = RouteEvent::InstanceUp {
+        instance: InstanceId::new(instance),
+        function: FunctionId::new(function),
+        service,
+    };
     tell(router, 0, event)
 }
 
@@ -618,13 +617,13 @@ fn tell(router: &mut SlackRouter, millis: u64, event: RouteEvent) -> Vec<RouteAc
 
 fn arrive(router: &mut SlackRouter, at: u64, request: u64, function: u32, deadline: u64) -> Vec<RouteAction> {
     let deadline = Some(Timestamp::from_millis(deadline));
-    let (request, function) = (RequestId(request), FunctionId(function));
+    let (request, function) = (RequestId::new(request), FunctionId::new(function));
     tell(router, at, RouteEvent::Arrived { request, function, deadline })
 }
 
 fn dispatched(actions: &[RouteAction]) -> Vec<(u64, u64)> {
     let one = |action: &RouteAction| match action {
-        RouteAction::Dispatch { request, instance } => Some((request.0, instance.0)),
+        RouteAction::Dispatch { request, instance } => Some((request.number(), instance.number())),
         _ => None,
     };
     actions.iter().filter_map(one).collect()
@@ -656,8 +655,8 @@ fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
         for (request, function, deadline) in [(1, 1, 100), (2, 1, 40), (3, 2, 70)] {
             assert!(dispatched(&arrive(&mut router, 0, request, function, deadline)).is_empty());
         }
-        tell(&mut router, 1, RouteEvent::LoadChanged { instance: InstanceId(2), load: ms(load) });
-        let done = RouteEvent::Completed { request: RequestId(0), instance: InstanceId(9) };
+        tell(&mut router, 1, RouteEvent::LoadChanged { instance: InstanceId::new(2), load: ms(load) });
+        let done = RouteEvent::Completed { request: RequestId::new(0), instance: InstanceId::new(9) };
         assert_eq!(dispatched(&tell(&mut router, 2, done))[0].1, first, "load {load}");
     }
 }
@@ -672,7 +671,8 @@ fn overload(config: RouterConfig, every: u64) -> (u64, u64) {
     for at in 0..2_000 {
         let mut next = Vec::new();
         if let Some((request, _)) = running.take_if(|(_, end)| *end <= at) {
-            let done = RouteEvent::Completed { request: RequestId(request), instance: InstanceId(1) };
+            let done =
+                RouteEvent::Completed { request: RequestId::new(request), instance: InstanceId::new(1) };
             next.extend(dispatched(&tell(&mut router, at, done)));
         }
         if at % every == 0 {
@@ -728,7 +728,7 @@ fn an_overdue_request_gets_the_shared_slice() {
     arrive(&mut router, 1, 1_000, 2, 5);
     for turn in 1..60u64 {
         arrive(&mut router, 10 * turn - 5, turn, 1, 10 * turn + 90);
-        let done = RouteEvent::Completed { request: RequestId(turn - 1), instance: InstanceId(1) };
+        let done = RouteEvent::Completed { request: RequestId::new(turn - 1), instance: InstanceId::new(1) };
         let next = dispatched(&tell(&mut router, 10 * turn, done));
         if next == [(1_000, 2)] {
             assert!((205..=215).contains(&(10 * turn)), "{turn}");
@@ -757,13 +757,16 @@ fn a_shared_slice_does_not_load_for_every_request() {
             if instance != resident {
                 (loads, at) = (loads + 1, at + 50);
                 let changed =
-                    |instance, load| RouteEvent::LoadChanged { instance: InstanceId(instance), load };
+                    |instance, load| RouteEvent::LoadChanged { instance: InstanceId::new(instance), load };
                 tell(&mut router, at, changed(resident, ms(50)));
                 tell(&mut router, at, changed(instance, ms(0)));
                 resident = instance;
             }
             at += 10;
-            let done = RouteEvent::Completed { request: RequestId(request), instance: InstanceId(instance) };
+            let done = RouteEvent::Completed {
+                request: RequestId::new(request),
+                instance: InstanceId::new(instance),
+            };
             running.extend(dispatched(&tell(&mut router, at, done)));
         }
         loads
@@ -787,7 +790,10 @@ fn a_function_that_used_more_waits_for_its_neighbour_under_fairness() {
         arrive(&mut router, 0, 99, 2, 9_000);
         for turn in 0..60 {
             let (request, instance) = running[0];
-            let done = RouteEvent::Completed { request: RequestId(request), instance: InstanceId(instance) };
+            let done = RouteEvent::Completed {
+                request: RequestId::new(request),
+                instance: InstanceId::new(instance),
+            };
             running = dispatched(&tell(&mut router, 10 * turn, done));
             if running.first().is_some_and(|&(request, _)| request == 99) {
                 return turn;
@@ -806,29 +812,33 @@ fn what_is_refused_changes_nothing() {
     up(&mut router, 1, 0, service(false, 0, 10, 0, 1));
     up(&mut router, 2, 0, service(true, 0, 10, 0, 1));
     arrive(&mut router, 5, 1, 0, 100);
-    let (request, instance, function) = (RequestId(1), InstanceId(1), FunctionId(0));
+    let (request, instance, function) = (RequestId::new(1), InstanceId::new(1), FunctionId::new(0));
     let zero = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 0 };
-    let long = Service::Shared { slice: SharedSlice(0), latency: ms(1), load: Duration::MAX };
+    let long = Service::Shared { slice: SharedSlice::new(0), latency: ms(1), load: Duration::MAX };
     let refused: [(RouteEvent, u64, &str); 11] = [
         (RouteEvent::DeadlineReached, 4, "time went back: now 0.004000000s, last event at 0.005000000s"),
         (RouteEvent::Arrived { request, function, deadline: None }, 5, "request1 is already here"),
         (RouteEvent::InstanceUp { instance, function, service: zero }, 5, "instance1 is already up"),
         (
-            RouteEvent::InstanceUp { instance: InstanceId(7), function, service: zero },
+            RouteEvent::InstanceUp { instance: InstanceId::new(7), function, service: zero },
             5,
             "capacity of instance7 is 0: need more than 0",
         ),
         (
-            RouteEvent::InstanceUp { instance: InstanceId(7), function, service: long },
+            RouteEvent::InstanceUp { instance: InstanceId::new(7), function, service: long },
             5,
             "load of instance7 is 18446744073709551615: need at most an hour",
         ),
-        (RouteEvent::InstanceDown { instance: InstanceId(7) }, 5, "unknown instance7"),
+        (RouteEvent::InstanceDown { instance: InstanceId::new(7) }, 5, "unknown instance7"),
         (RouteEvent::LoadChanged { instance, load: ms(1) }, 5, "instance1 is exclusive and has no load"),
-        (RouteEvent::Completed { request, instance: InstanceId(2) }, 5, "request1 does not run on instance2"),
-        (RouteEvent::Completed { request: RequestId(9), instance }, 5, "unknown request9"),
+        (
+            RouteEvent::Completed { request, instance: InstanceId::new(2) },
+            5,
+            "request1 does not run on instance2",
+        ),
+        (RouteEvent::Completed { request: RequestId::new(9), instance }, 5, "unknown request9"),
         (RouteEvent::Cancelled { request }, 5, "request1 does not wait any more"),
-        (RouteEvent::Cancelled { request: RequestId(9) }, 5, "unknown request9"),
+        (RouteEvent::Cancelled { request: RequestId::new(9) }, 5, "unknown request9"),
     ];
     for (event, at, text) in refused {
         let (before, mut actions) = (format!("{router:?}"), Vec::new());
@@ -836,10 +846,10 @@ fn what_is_refused_changes_nothing() {
         assert_eq!((error.to_string().as_str(), format!("{router:?}") == before), (text, true));
         assert!(actions.is_empty());
     }
-    tell(&mut router, 5, RouteEvent::InstanceDraining { instance: InstanceId(2) });
-    let change = RouteEvent::ServiceChanged { instance: InstanceId(2), service: zero };
+    tell(&mut router, 5, RouteEvent::InstanceDraining { instance: InstanceId::new(2) });
+    let change = RouteEvent::ServiceChanged { instance: InstanceId::new(2), service: zero };
     let error = router.handle(Timestamp::from_millis(5), change, &mut Vec::new()).unwrap_err();
-    assert_eq!(error, RouteError::Draining { instance: InstanceId(2) });
+    assert_eq!(error, RouteError::Draining { instance: InstanceId::new(2) });
     let mut config = RouterConfig::default();
     config.max_attempts = 0;
     assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "max_attempts is 0: need more than 0");
@@ -852,9 +862,9 @@ fn a_request_whose_instances_keep_dying_is_given_up() {
     arrive(&mut router, 0, 1, 0, 100);
     for instance in 0..3 {
         assert_eq!(dispatched(&up(&mut router, instance, 0, service(false, 0, 10, 0, 1))), [(1, instance)]);
-        last = tell(&mut router, 0, RouteEvent::InstanceDown { instance: InstanceId(instance) });
+        last = tell(&mut router, 0, RouteEvent::InstanceDown { instance: InstanceId::new(instance) });
     }
-    let given_up = RouteAction::Reject { request: RequestId(1), reason: RouteReject::AttemptsExhausted };
+    let given_up = RouteAction::Reject { request: RequestId::new(1), reason: RouteReject::AttemptsExhausted };
     assert_eq!(last, [given_up]);
 }
 
@@ -866,12 +876,12 @@ fn what_waits_of_a_removed_function_is_rejected_and_what_runs_goes_on() {
         arrive(&mut router, 0, request, 1, 15);
     }
     arrive(&mut router, 0, 9, 2, 15);
-    let function = FunctionId(1);
+    let function = FunctionId::new(1);
     let removed = tell(&mut router, 1, RouteEvent::FunctionRemoved { function });
     let rejected =
-        |request| RouteAction::Reject { request: RequestId(request), reason: RouteReject::Removed };
+        |request| RouteAction::Reject { request: RequestId::new(request), reason: RouteReject::Removed };
     assert_eq!(removed, [rejected(1), rejected(2)]);
-    assert_eq!((router.waiting(function), router.waiting(FunctionId(2))), (0, 1));
-    tell(&mut router, 10, RouteEvent::Completed { request: RequestId(0), instance: InstanceId(0) });
+    assert_eq!((router.waiting(function), router.waiting(FunctionId::new(2))), (0, 1));
+    tell(&mut router, 10, RouteEvent::Completed { request: RequestId::new(0), instance: InstanceId::new(0) });
     router.invariants();
 }

@@ -9,10 +9,10 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Life, MigLayout, PlatformAction, PlatformEvent, Regime,
     Rejection, Work,
 };
-use gshare_core::request::{NodeId, RequestId, TenantId, TenantLimits};
-use gshare_core::scale::InstanceId;
+use gshare_core::request::TenantLimits;
 use gshare_core::{
-    BasisPoints, Bytes, Duration, FunctionId, GpuId, GpuShare, Quota, QuotaRange, SmShare, Timestamp,
+    BasisPoints, Bytes, Duration, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
+    RequestId, SmShare, TenantId, Timestamp,
 };
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
@@ -47,7 +47,7 @@ fn load_beyond_one_instance_starts_more_and_each_request_is_answered_once() {
     host.run(MS(30_000));
     assert_eq!(host.answered(0).len(), 2_500, "{:?}", host.rejected());
     assert!(host.count(|order| matches!(order, PlatformAction::Start { .. })) > 1);
-    let stats = host.platform.function(FunctionId(0)).unwrap().stats;
+    let stats = host.platform.function(FunctionId::new(0)).unwrap().stats;
     assert_eq!((stats.arrived, stats.answered, stats.rejected), (2_500, 2_500, 0));
     assert!(stats.within_slo > 1_000, "{stats:?}");
 }
@@ -76,14 +76,14 @@ fn without_parking_it_waits_for_as_long_as_a_request_may() {
     let config = FractionalConfig::default().without_parking().with_max_wait(MS(5_000));
     let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
     let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
-    host.find(0, DeviceSpec::new(NodeId(0), gib(16)));
+    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
     host.deploy(0, inference(9));
     host.deploy(1, inference(9));
     host.load(0, MS(100), 300);
     host.load(1, MS(100), 1);
     host.run(Duration::from_secs(20));
     assert_eq!(host.rejected(), [Rejection::WaitedTooLong]);
-    assert!(host.platform.function(FunctionId(1)).unwrap().stats.unmet > 0, "and it is told");
+    assert!(host.platform.function(FunctionId::new(1)).unwrap().stats.unmet > 0, "and it is told");
 }
 
 #[test]
@@ -107,10 +107,10 @@ fn a_lost_device_ends_its_instances_and_their_requests_go_elsewhere() {
     host.load(0, MS(50), 200);
     host.run(MS(4_500));
     let on = host.instances.values().next().unwrap().parts[0].gpu;
-    host.lose(on.0);
+    host.lose(on.number());
     host.run(Duration::from_secs(20));
     assert_eq!(host.answered(0).len(), 200, "{:?}", host.rejected());
-    host.find(on.0, DeviceSpec::new(NodeId(0), gib(16)));
+    host.find(on.number(), DeviceSpec::new(NodeId::new(0), gib(16)));
     host.run(Duration::from_secs(1));
 }
 
@@ -135,7 +135,7 @@ fn training_is_a_gang_that_starts_together_starts_again_together_and_completes()
     host.lose(2);
     host.run(MS(3_000));
     assert!(host.instances.is_empty(), "two of three workers are no gang");
-    host.find(2, DeviceSpec::new(NodeId(1), gib(16)));
+    host.find(2, DeviceSpec::new(NodeId::new(1), gib(16)));
     host.run(MS(4_000));
     let (&second, of) = host.instances.first_key_value().unwrap();
     assert!(second > first && of.life == Life::Ready);
@@ -143,8 +143,8 @@ fn training_is_a_gang_that_starts_together_starts_again_together_and_completes()
     host.run(Duration::from_secs(60));
     assert!(host.instances.is_empty(), "it was done");
     let error = host.tell(PlatformEvent::RequestArrived {
-        request: RequestId(9),
-        function: FunctionId(7),
+        request: RequestId::new(9),
+        function: FunctionId::new(7),
         deadline: None,
     });
     assert_eq!(error.unwrap_err().to_string(), "fn7 trains and answers no requests");
@@ -153,7 +153,7 @@ fn training_is_a_gang_that_starts_together_starts_again_together_and_completes()
 #[test]
 fn a_function_without_a_profile_is_profiled_first_and_its_requests_wait() {
     let mut host = Host::with(&[16]);
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     let mut spec = inference(2);
     spec.work = Work::Inference { profile: None };
     host.deploy(0, spec);
@@ -172,19 +172,19 @@ fn a_function_without_a_profile_is_profiled_first_and_its_requests_wait() {
 #[test]
 fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     let mut host = Host::with(&[16]);
-    let tenant = TenantId(3);
+    let tenant = TenantId::new(3);
     host.deploy(0, inference(2).with_tenant(tenant).with_instances(1, 1));
     host.run(MS(4_000));
     let mut limits = TenantLimits::default();
     (limits.max_processes, limits.max_waiting) = (2, 3);
     host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
-    let requests: Vec<RequestId> = (0..5).map(|_| host.arrive(FunctionId(0), None)).collect();
+    let requests: Vec<RequestId> = (0..5).map(|_| host.arrive(FunctionId::new(0), None)).collect();
     assert_eq!(host.count(|order| matches!(order, PlatformAction::Dispatch { .. })), 1);
-    assert_eq!(host.platform.waiting(FunctionId(0)), 3);
+    assert_eq!(host.platform.waiting(FunctionId::new(0)), 3);
     assert_eq!(host.ends[&requests[4]].1, End::Rejected(Rejection::TenantQueueFull));
     host.run(MS(1_000));
     assert_eq!(host.answered(0).len(), 4);
-    assert_eq!(host.platform.waiting(FunctionId(0)), 0);
+    assert_eq!(host.platform.waiting(FunctionId::new(0)), 0);
 
     // 1 % of 60 s is 600 ms of the device; each request takes 10 ms of a quarter of it.
     let mut limits = TenantLimits::default();
@@ -202,7 +202,7 @@ fn a_removed_function_answers_what_it_has_and_its_name_is_free_when_all_of_it_is
     host.deploy(0, inference(2));
     host.load(0, MS(1), 5);
     host.run(MS(3_005));
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     host.tell(PlatformEvent::FunctionRemoved { function }).unwrap();
     let spec = Box::new(inference(2));
     let error = host.tell(PlatformEvent::FunctionDeployed { function, spec: spec.clone() });
@@ -220,29 +220,29 @@ fn bad_input_is_refused_by_field_and_bound_and_changes_nothing() {
     let deploy = |function, spec| PlatformEvent::FunctionDeployed { function, spec: Box::new(spec) };
     let spec = inference(2).with_instances(3, 2);
     assert_eq!(
-        text(&mut host, deploy(FunctionId(0), spec)),
+        text(&mut host, deploy(FunctionId::new(0), spec)),
         "fn0: max_instances is 2, need at least min_instances (3) and 1"
     );
     let fast = inference(2).with_slo(MS(4));
     assert!(
-        text(&mut host, deploy(FunctionId(0), fast)).contains("the best is 9"),
+        text(&mut host, deploy(FunctionId::new(0), fast)).contains("the best is 9"),
         "the least that was measured"
     );
     let sliced = inference(2).with_regime(Regime::Sliced);
-    assert!(text(&mut host, deploy(FunctionId(0), sliced)).contains("no pool of sliced devices"));
+    assert!(text(&mut host, deploy(FunctionId::new(0), sliced)).contains("no pool of sliced devices"));
     let layout = MigLayout::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
-    let spec = DeviceSpec::new(NodeId(0), gib(80)).with_mig(layout);
-    assert!(text(&mut host, PlatformEvent::DeviceFound { gpu: GpuId(8), spec }).contains("sliced"));
-    let spec = DeviceSpec::new(NodeId(0), Bytes::ZERO);
-    assert!(text(&mut host, PlatformEvent::DeviceFound { gpu: GpuId(8), spec }).contains("memory is 0"));
-    let lost = PlatformEvent::DeviceLost { gpu: GpuId(9) };
+    let spec = DeviceSpec::new(NodeId::new(0), gib(80)).with_mig(layout);
+    assert!(text(&mut host, PlatformEvent::DeviceFound { gpu: GpuId::new(8), spec }).contains("sliced"));
+    let spec = DeviceSpec::new(NodeId::new(0), Bytes::ZERO);
+    assert!(text(&mut host, PlatformEvent::DeviceFound { gpu: GpuId::new(8), spec }).contains("memory is 0"));
+    let lost = PlatformEvent::DeviceLost { gpu: GpuId::new(9) };
     assert_eq!(text(&mut host, lost), "unknown gpu9");
     let report = InstanceReport::Ready;
-    let unknown = PlatformEvent::Instance { instance: InstanceId(0), report };
+    let unknown = PlatformEvent::Instance { instance: InstanceId::new(0), report };
     assert_eq!(text(&mut host, unknown), "unknown instance0");
     let mut limits = TenantLimits::default();
     limits.max_processes = 0;
-    let limited = PlatformEvent::TenantLimited { tenant: TenantId(1), limits };
+    let limited = PlatformEvent::TenantLimited { tenant: TenantId::new(1), limits };
     assert_eq!(text(&mut host, limited), "max_processes of tenant1 is 0: need more than 0");
     host.now = Timestamp::from_millis(5);
     host.tell(PlatformEvent::DeadlineReached).unwrap();

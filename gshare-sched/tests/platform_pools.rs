@@ -8,8 +8,7 @@ use gshare_core::platform::{
     PoolError, PoolEvent, Regime, Work,
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{GpuKind, NodeId};
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, NodeId, Quota, SmShare, Timestamp};
 use gshare_sched::pipeline::KeeperConfig;
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, SlicedConfig, SlicedPool, WholePool,
@@ -40,20 +39,20 @@ fn pipeline(times: &[u64], gib: u64, slo_ms: u64, max: u32) -> FunctionSpec {
 fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
     let mig = |node, slices: &[&str]| {
         let layout = MigLayout::named("A100-80", slices).unwrap();
-        DeviceSpec::new(NodeId(node), Bytes::from_gib(80)).with_mig(layout)
+        DeviceSpec::new(NodeId::new(node), Bytes::from_gib(80)).with_mig(layout)
     };
     PoolTrial {
         devices: vec![
-            (GpuId(0), mig(0, &["4g.40gb", "2g.20gb", "1g.10gb"])),
-            (GpuId(1), mig(0, &["2g.20gb", "2g.20gb", "2g.20gb"])),
-            (GpuId(7), mig(1, &["3g.40gb", "3g.40gb"])),
+            (GpuId::new(0), mig(0, &["4g.40gb", "2g.20gb", "1g.10gb"])),
+            (GpuId::new(1), mig(0, &["2g.20gb", "2g.20gb", "2g.20gb"])),
+            (GpuId::new(7), mig(1, &["3g.40gb", "3g.40gb"])),
         ],
         functions: vec![
-            (FunctionId(0), pipeline(&[20, 20], 7, 400, 6)),
-            (FunctionId(1), pipeline(&[30, 20, 10], 8, 600, 4)),
-            (FunctionId(2), pipeline(&[10], 7, 300, 2)),
-            (FunctionId(5), pipeline(&[20], 8, 500, 1)),
-            (FunctionId(9), pipeline(&[15, 15], 6, 2_000, 8)),
+            (FunctionId::new(0), pipeline(&[20, 20], 7, 400, 6)),
+            (FunctionId::new(1), pipeline(&[30, 20, 10], 8, 600, 4)),
+            (FunctionId::new(2), pipeline(&[10], 7, 300, 2)),
+            (FunctionId::new(5), pipeline(&[20], 8, 500, 1)),
+            (FunctionId::new(9), pipeline(&[15, 15], 6, 2_000, 8)),
         ],
         requests: 600,
         every: Duration::from_millis(15 + 20 * (seed % 5)),
@@ -77,13 +76,17 @@ fn inference(gib: u64, ms: u64) -> FunctionSpec {
 
 fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
     let gpu = |node, kind: u8, gib| {
-        let spec = DeviceSpec::new(NodeId(node), Bytes::from_gib(gib)).with_kind(GpuKind(kind));
+        let spec = DeviceSpec::new(NodeId::new(node), Bytes::from_gib(gib)).with_kind(GpuKind::new(kind));
         spec.with_regime(Regime::Whole)
     };
     PoolTrial {
-        devices: vec![(GpuId(0), gpu(0, 0, 16)), (GpuId(1), gpu(0, 0, 16)), (GpuId(4), gpu(1, 1, 24))],
+        devices: vec![
+            (GpuId::new(0), gpu(0, 0, 16)),
+            (GpuId::new(1), gpu(0, 0, 16)),
+            (GpuId::new(4), gpu(1, 1, 24)),
+        ],
         functions: (0..7)
-            .map(|n| (FunctionId(n), inference(3 + u64::from(n) % 4, 30 + u64::from(n))))
+            .map(|n| (FunctionId::new(n), inference(3 + u64::from(n) % 4, 30 + u64::from(n))))
             .collect(),
         requests: 600,
         every: Duration::from_millis(30 + 30 * (seed % 5)),
@@ -104,7 +107,7 @@ fn whole(seed: u64) -> WholePool {
 }
 
 fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
-    let gpu = |node| DeviceSpec::new(NodeId(node), Bytes::from_gib(16));
+    let gpu = |node| DeviceSpec::new(NodeId::new(node), Bytes::from_gib(16));
     let spec = |n: u64| {
         let points = [(10, 40, 12.0), (25, 20, 30.0), (50, 14, 55.0)].map(|(sm, ms, rate)| {
             let (sm, ms) = (SmShare::from_percent(sm).unwrap(), Duration::from_millis(ms));
@@ -117,8 +120,8 @@ fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
             .with_loads(Duration::from_millis(900), Duration::from_millis(200))
     };
     PoolTrial {
-        devices: vec![(GpuId(0), gpu(0)), (GpuId(1), gpu(0)), (GpuId(4), gpu(1))],
-        functions: (0..6).map(|n| (FunctionId(n), spec(n.into()))).collect(),
+        devices: vec![(GpuId::new(0), gpu(0)), (GpuId::new(1), gpu(0)), (GpuId::new(4), gpu(1))],
+        functions: (0..6).map(|n| (FunctionId::new(n), spec(n.into()))).collect(),
         requests: 600,
         every: Duration::from_millis(10 + 20 * (seed % 5)),
         faults,

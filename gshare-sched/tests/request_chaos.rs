@@ -4,10 +4,8 @@
 #[path = "support/request_chaos.rs"]
 mod chaos;
 
-use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, TenantId, Tier,
-};
-use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, Tier};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 use gshare_sim::request::Fate;
 
@@ -40,7 +38,7 @@ fn a_chaotic_run_replays_exactly() {
 fn a_load_waits_for_the_eviction_of_the_same_model_seed_72() {
     chaos::run(72).unwrap();
     let mut scheduler = LocalityScheduler::new(SchedulerConfig::default()).unwrap();
-    let (gpu, model, now) = (GpuId(0), ModelId(0), Timestamp::ZERO);
+    let (gpu, model, now) = (GpuId::new(0), ModelId::new(0), Timestamp::ZERO);
     let mut tell = |event| {
         let mut actions = Vec::new();
         scheduler.handle(now, event, &mut actions).unwrap();
@@ -49,17 +47,22 @@ fn a_load_waits_for_the_eviction_of_the_same_model_seed_72() {
     let took = Duration::from_secs(1);
     let profile = ModelProfile { load_disk: took, load_host: took, infer: took };
     let arrived = |request| RequestEvent::Arrived {
-        request: RequestId(request),
+        request: RequestId::new(request),
         model,
-        tenant: TenantId(0),
+        tenant: TenantId::new(0),
         deadline: None,
     };
-    tell(RequestEvent::GpuJoined { gpu, kind: GpuKind(0), node: NodeId(0), memory: Bytes::from_gib(8) });
+    tell(RequestEvent::GpuJoined {
+        gpu,
+        kind: GpuKind::new(0),
+        node: NodeId::new(0),
+        memory: Bytes::from_gib(8),
+    });
     tell(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(2) });
-    tell(RequestEvent::ModelProfiled { model, kind: GpuKind(0), profile });
+    tell(RequestEvent::ModelProfiled { model, kind: GpuKind::new(0), profile });
     tell(arrived(1));
     tell(RequestEvent::Loaded { gpu, model, took });
-    tell(RequestEvent::Completed { gpu, request: RequestId(1), took });
+    tell(RequestEvent::Completed { gpu, request: RequestId::new(1), took });
     let evict = RequestAction::Evict { gpu, model };
     assert_eq!(tell(RequestEvent::Dropped { gpu, model }), [evict]);
     assert_eq!(tell(arrived(2)), [], "there is room, but the old copy is not gone");

@@ -3,10 +3,12 @@
 
 use RequestAction::{Dispatch, Evict, Load, Reject};
 use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RejectReason, RequestAction, RequestError, RequestEvent, RequestId,
-    RequestPlace, RequestScheduler, TenantId, TenantLimits, Tier,
+    ModelProfile, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
+    TenantLimits, Tier,
 };
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::{
+    BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp,
+};
 use gshare_sched::request::state::{Seen, reconcile};
 use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
 
@@ -25,19 +27,24 @@ fn o3(skip_limit: u32) -> SchedulerConfig {
 }
 
 fn load(gpu: u32, model: u32) -> RequestAction {
-    Load { gpu: GpuId(gpu), model: ModelId(model), from: Tier::Disk, keep_on_host: false }
+    Load { gpu: GpuId::new(gpu), model: ModelId::new(model), from: Tier::Disk, keep_on_host: false }
 }
 
 fn run(gpu: u32, request: u64, model: u32) -> RequestAction {
-    Dispatch { gpu: GpuId(gpu), request: RequestId(request), model: ModelId(model), batch_more: 0 }
+    Dispatch {
+        gpu: GpuId::new(gpu),
+        request: RequestId::new(request),
+        model: ModelId::new(model),
+        batch_more: 0,
+    }
 }
 
 fn evict(gpu: u32, model: u32) -> RequestAction {
-    Evict { gpu: GpuId(gpu), model: ModelId(model) }
+    Evict { gpu: GpuId::new(gpu), model: ModelId::new(model) }
 }
 
 fn reject(request: u64, reason: RejectReason) -> RequestAction {
-    Reject { request: RequestId(request), reason }
+    Reject { request: RequestId::new(request), reason }
 }
 
 /// A scheduler told what to do step by step. Models A, B, C need 4 of a GPU's 8 GiB, load in 3 s and run in 1 s.
@@ -70,15 +77,20 @@ impl Rig {
     }
 
     fn model(&mut self, model: u32, gib: u64, kind: u8, load: u64, infer: u64) {
-        let model = ModelId(model);
+        let model = ModelId::new(model);
         self.send(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(gib) });
         let profile = ModelProfile { load_disk: ms(load), load_host: ms(load / 10), infer: ms(infer) };
-        self.send(RequestEvent::ModelProfiled { model, kind: GpuKind(kind), profile });
+        self.send(RequestEvent::ModelProfiled { model, kind: GpuKind::new(kind), profile });
     }
 
     fn join(&mut self, gpu: u32, kind: u8, gib: u64) {
         let memory = Bytes::from_gib(gib);
-        self.send(RequestEvent::GpuJoined { gpu: GpuId(gpu), kind: GpuKind(kind), node: NodeId(0), memory });
+        self.send(RequestEvent::GpuJoined {
+            gpu: GpuId::new(gpu),
+            kind: GpuKind::new(kind),
+            node: NodeId::new(0),
+            memory,
+        });
     }
 
     fn ask(&mut self, request: u64, model: u32) -> Vec<RequestAction> {
@@ -86,30 +98,34 @@ impl Rig {
     }
 
     fn ask_as(&mut self, tenant: u32, request: u64, model: u32) -> Vec<RequestAction> {
-        let (request, model, tenant) = (RequestId(request), ModelId(model), TenantId(tenant));
+        let (request, model, tenant) = (RequestId::new(request), ModelId::new(model), TenantId::new(tenant));
         self.send(RequestEvent::Arrived { request, model, tenant, deadline: None })
     }
 
     fn loaded(&mut self, gpu: u32, model: u32) -> Vec<RequestAction> {
-        self.send(RequestEvent::Loaded { gpu: GpuId(gpu), model: ModelId(model), took: ms(3_000) })
+        self.send(RequestEvent::Loaded { gpu: GpuId::new(gpu), model: ModelId::new(model), took: ms(3_000) })
     }
 
     fn evicted(&mut self, gpu: u32, model: u32) -> Vec<RequestAction> {
-        self.send(RequestEvent::Evicted { gpu: GpuId(gpu), model: ModelId(model) })
+        self.send(RequestEvent::Evicted { gpu: GpuId::new(gpu), model: ModelId::new(model) })
     }
 
     fn done(&mut self, gpu: u32, request: u64) -> Vec<RequestAction> {
-        self.send(RequestEvent::Completed { gpu: GpuId(gpu), request: RequestId(request), took: ms(1_000) })
+        self.send(RequestEvent::Completed {
+            gpu: GpuId::new(gpu),
+            request: RequestId::new(request),
+            took: ms(1_000),
+        })
     }
 
     fn pin(&mut self, gpu: u32, model: u32, pinned: bool) -> Vec<RequestAction> {
-        self.send(RequestEvent::ModelPinned { model: ModelId(model), gpu: GpuId(gpu), pinned })
+        self.send(RequestEvent::ModelPinned { model: ModelId::new(model), gpu: GpuId::new(gpu), pinned })
     }
 
     fn limit(&mut self, tenant: u32, change: impl FnOnce(&mut TenantLimits)) -> Vec<RequestAction> {
         let mut limits = TenantLimits::default();
         change(&mut limits);
-        self.send(RequestEvent::TenantLimited { tenant: TenantId(tenant), limits })
+        self.send(RequestEvent::TenantLimited { tenant: TenantId::new(tenant), limits })
     }
 
     /// Loads a model by a request that is done at once.
@@ -126,11 +142,11 @@ impl Rig {
     }
 
     fn place(&self, request: u64) -> Option<RequestPlace> {
-        self.engine.place(RequestId(request))
+        self.engine.place(RequestId::new(request))
     }
 
     fn is_local(&self, request: u64, gpu: u32) -> bool {
-        self.place(request) == Some(RequestPlace::Local { gpu: GpuId(gpu) })
+        self.place(request) == Some(RequestPlace::Local { gpu: GpuId::new(gpu) })
     }
 }
 
@@ -260,7 +276,7 @@ fn hole_09_a_model_that_is_loading_is_cached() {
     assert_eq!(rig.ask(1, A), [load(0, A)]);
     assert_eq!(rig.at(2_000).ask(2, A), [], "1 s of loading, 1 s of running: less than a second load");
     assert!(rig.is_local(2, 0));
-    assert_eq!(rig.engine.copies(ModelId(A)), 1);
+    assert_eq!(rig.engine.copies(ModelId::new(A)), 1);
 }
 
 #[test]
@@ -272,7 +288,7 @@ fn hole_10_the_estimate_is_the_rest_and_the_local_queue() {
     rig.join(1, 0, 8);
     rig.at(1_400).ask(3, B);
     assert!(rig.is_local(3, 0));
-    let free_at = rig.engine.gpu(GpuId(0)).unwrap().free_at;
+    let free_at = rig.engine.gpu(GpuId::new(0)).unwrap().free_at;
     assert_eq!(free_at, Timestamp::from_millis(4_000), "until 2 s the running one, then 2 s of B");
 }
 
@@ -285,7 +301,7 @@ fn hole_10_a_model_that_is_waited_for_is_not_evicted() {
     rig.ask(3, B);
     assert!(rig.is_local(3, 0));
     // GPU 0 is full of A (running) and B (waited for). Even its own node saying that B is gone does not evict it.
-    assert_eq!(rig.send(RequestEvent::Dropped { gpu: GpuId(0), model: ModelId(B) }), []);
+    assert_eq!(rig.send(RequestEvent::Dropped { gpu: GpuId::new(0), model: ModelId::new(B) }), []);
     assert_eq!(rig.done(0, 2), [run(0, 3, B)]);
 }
 
@@ -312,9 +328,10 @@ fn hole_12_a_model_that_fits_no_gpu_is_rejected_and_one_that_fits_some_goes_ther
     rig.join(1, 2, 16);
     assert_eq!(rig.place(2), Some(RequestPlace::Queued), "not profiled on that kind");
     let memory = Bytes::from_gib(16);
-    let event = RequestEvent::GpuJoined { gpu: GpuId(2), kind: GpuKind(1), node: NodeId(0), memory };
+    let event =
+        RequestEvent::GpuJoined { gpu: GpuId::new(2), kind: GpuKind::new(1), node: NodeId::new(0), memory };
     assert_eq!(rig.send(event), [load(2, 9)]);
-    rig.send(RequestEvent::ModelAdded { model: ModelId(8), memory: Bytes::from_gib(1) });
+    rig.send(RequestEvent::ModelAdded { model: ModelId::new(8), memory: Bytes::from_gib(1) });
     assert_eq!(rig.ask(3, 8), [reject(3, RejectReason::NotProfiled)]);
 }
 
@@ -324,7 +341,8 @@ fn hole_12_requests_for_a_kind_that_turns_out_too_small_are_rejected() {
     rig.model(9, 9, 0, 3_000, 1_000);
     assert_eq!(rig.ask(1, 9), []);
     let memory = Bytes::from_gib(8);
-    let event = RequestEvent::GpuJoined { gpu: GpuId(0), kind: GpuKind(0), node: NodeId(0), memory };
+    let event =
+        RequestEvent::GpuJoined { gpu: GpuId::new(0), kind: GpuKind::new(0), node: NodeId::new(0), memory };
     assert_eq!(rig.send(event), [reject(1, RejectReason::ModelTooLarge)]);
 }
 
@@ -395,7 +413,7 @@ fn hole_17_a_hit_that_is_none_loads_and_does_not_fail() {
     let mut rig = Rig::new(o3(25), 1);
     rig.warm(0, 1, A);
     assert_eq!(rig.ask(2, A), [run(0, 2, A)]);
-    let missing = RequestEvent::NotResident { gpu: GpuId(0), request: RequestId(2) };
+    let missing = RequestEvent::NotResident { gpu: GpuId::new(0), request: RequestId::new(2) };
     assert_eq!(rig.send(missing), [load(0, A)]);
     assert_eq!(rig.loaded(0, A), [run(0, 2, A)]);
     rig.done(0, 2);
@@ -412,14 +430,14 @@ fn hole_17_stale_state_is_seen_as_a_miss() {
     let record = |models: &[u32]| GpuRecord {
         busy: false,
         free_at: Timestamp::ZERO,
-        models: models.iter().copied().map(ModelId).collect(),
+        models: models.iter().copied().map(ModelId::new).collect(),
     };
-    let gpu = GpuId(0);
+    let gpu = GpuId::new(0);
     let version = store.put(rig.now, gpu, record(&[A, B]), Version(0), ms(5_000)).unwrap();
     assert_eq!(reconcile(rig.now, &store, &rig.engine, &[gpu], &mut seen), []);
     store.put(rig.now, gpu, record(&[A]), version, ms(5_000)).unwrap();
     let events = reconcile(rig.now, &store, &rig.engine, &[gpu], &mut seen);
-    assert_eq!(events, [RequestEvent::Dropped { gpu, model: ModelId(B) }]);
+    assert_eq!(events, [RequestEvent::Dropped { gpu, model: ModelId::new(B) }]);
     assert_eq!(rig.send(events[0]), [evict(0, B)], "ended for certain before its memory is used again");
     assert_eq!(rig.ask(3, B), [], "a miss, which waits for the room");
     assert_eq!(rig.evicted(0, B), [load(0, B)]);
@@ -436,11 +454,11 @@ fn hole_18_a_lost_gpu_returns_its_requests_in_arrival_order() {
     rig.busy(1, 2, B);
     rig.ask(4, A);
     rig.ask(5, B);
-    assert_eq!(rig.send(RequestEvent::GpuLost { gpu: GpuId(0) }), []);
-    assert_eq!(rig.engine.copies(ModelId(A)), 0, "its models are gone from the index");
+    assert_eq!(rig.send(RequestEvent::GpuLost { gpu: GpuId::new(0) }), []);
+    assert_eq!(rig.engine.copies(ModelId::new(A)), 0, "its models are gone from the index");
     // 1 is before 4 again, although it came back last.
     assert_eq!(rig.done(1, 2), [load(1, A)]);
-    assert!(matches!(rig.place(1), Some(RequestPlace::Placed { gpu: GpuId(1) })));
+    assert!(matches!(rig.place(1), Some(RequestPlace::Placed { gpu }) if gpu == GpuId::new(1)));
     assert_eq!(rig.place(4), Some(RequestPlace::Queued));
 }
 
@@ -448,7 +466,7 @@ fn hole_18_a_lost_gpu_returns_its_requests_in_arrival_order() {
 fn hole_18_a_request_is_tried_as_often_as_allowed() {
     let mut rig = Rig::new(o3(25), 1);
     assert_eq!(rig.ask(1, A), [load(0, A)]);
-    let failed = RequestEvent::LoadFailed { gpu: GpuId(0), model: ModelId(A) };
+    let failed = RequestEvent::LoadFailed { gpu: GpuId::new(0), model: ModelId::new(A) };
     assert_eq!(rig.send(failed), [load(0, A)]);
     assert_eq!(rig.send(failed), [load(0, A)]);
     assert_eq!(rig.send(failed), [reject(1, RejectReason::AttemptsExhausted)]);
@@ -464,11 +482,11 @@ fn hole_19_observed_times_replace_profiled_ones() {
         rig.warm(0, 1, A);
         for request in 2..60 {
             rig.ask(request, A);
-            let (gpu, request) = (GpuId(0), RequestId(request));
+            let (gpu, request) = (GpuId::new(0), RequestId::new(request));
             rig.send(RequestEvent::Completed { gpu, request, took: ms(4_000) });
         }
         rig.ask(100, A);
-        rig.engine.gpu(GpuId(0)).unwrap().free_at
+        rig.engine.gpu(GpuId::new(0)).unwrap().free_at
     };
     assert_eq!(free_after(false), Timestamp::from_millis(1_000));
     let learned = free_after(true);
@@ -489,14 +507,14 @@ fn hole_20_requests_of_one_model_run_together() {
     assert_eq!(rig.done(0, 1), [run(0, 4, B)], "alone");
     assert_eq!(rig.done(0, 4), [load(0, A)]);
     let batch = |request, batch_more| Dispatch {
-        gpu: GpuId(0),
-        request: RequestId(request),
-        model: ModelId(A),
+        gpu: GpuId::new(0),
+        request: RequestId::new(request),
+        model: ModelId::new(A),
         batch_more,
     };
     assert_eq!(rig.loaded(0, A), [batch(2, 2), batch(3, 1), batch(5, 0)]);
     assert_eq!(
-        rig.engine.gpu(GpuId(0)).unwrap().free_at,
+        rig.engine.gpu(GpuId::new(0)).unwrap().free_at,
         Timestamp::from_millis(1_400),
         "1 s and twice 20 %"
     );
@@ -585,9 +603,9 @@ fn a_deadline_that_cannot_be_met_rejects() {
     let mut rig = Rig::new(o3(25), 1);
     rig.busy(0, 1, B);
     let ask = |request, deadline| RequestEvent::Arrived {
-        request: RequestId(request),
-        model: ModelId(A),
-        tenant: TenantId(0),
+        request: RequestId::new(request),
+        model: ModelId::new(A),
+        tenant: TenantId::new(0),
         deadline: Some(Timestamp::from_millis(deadline)),
     };
     assert_eq!(rig.send(ask(2, 900)), [reject(2, RejectReason::DeadlineMissed)], "it takes 1 s");
@@ -604,7 +622,7 @@ fn a_cancelled_request_is_gone_from_wherever_it_waits() {
     rig.busy(0, 1, A);
     rig.ask(2, A);
     assert!(rig.is_local(2, 0));
-    let cancel = |request| RequestEvent::Cancelled { request: RequestId(request) };
+    let cancel = |request| RequestEvent::Cancelled { request: RequestId::new(request) };
     assert_eq!(rig.send(cancel(2)), [reject(2, RejectReason::Cancelled)]);
     assert_eq!(rig.done(0, 1), []);
 }
@@ -614,8 +632,12 @@ fn the_second_load_on_a_node_comes_from_its_pinned_memory() {
     let mut config = o3(25);
     config.host_memory = Bytes::from_gib(6);
     let mut rig = Rig::new(config, 2);
-    let order =
-        |gpu, model, from, keep_on_host| Load { gpu: GpuId(gpu), model: ModelId(model), from, keep_on_host };
+    let order = |gpu, model, from, keep_on_host| Load {
+        gpu: GpuId::new(gpu),
+        model: ModelId::new(model),
+        from,
+        keep_on_host,
+    };
     assert_eq!(rig.ask(1, A), [order(0, A, Tier::Disk, true)]);
     rig.loaded(0, A);
     assert_eq!(
@@ -626,7 +648,7 @@ fn the_second_load_on_a_node_comes_from_its_pinned_memory() {
     rig.loaded(1, A);
     rig.done(0, 1);
     rig.done(1, 2);
-    let drop = RequestAction::DropHost { node: NodeId(0), model: ModelId(A) };
+    let drop = RequestAction::DropHost { node: NodeId::new(0), model: ModelId::new(A) };
     assert_eq!(rig.ask(3, B), [drop, order(0, B, Tier::Disk, true)], "6 GiB hold one of them");
 }
 
@@ -689,7 +711,7 @@ fn under_fairness_a_newcomer_finds_a_short_queue() {
         while next != [run(0, 1_000, A)] {
             let [Dispatch { request, .. }] = next[..] else { panic!("{next:?}") };
             before += 1;
-            next = rig.done(0, request.0);
+            next = rig.done(0, request.number());
         }
         before
     };
@@ -706,13 +728,13 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
     rig.at(1_000).busy(0, 1, A);
     rig.ask(2, B);
     let arrived = |request, model| RequestEvent::Arrived {
-        request: RequestId(request),
-        model: ModelId(model),
-        tenant: TenantId(0),
+        request: RequestId::new(request),
+        model: ModelId::new(model),
+        tenant: TenantId::new(0),
         deadline: None,
     };
-    let (gpu, took) = (GpuId(0), ms(1));
-    let completed = |request| RequestEvent::Completed { gpu, request: RequestId(request), took };
+    let (gpu, took) = (GpuId::new(0), ms(1));
+    let completed = |request| RequestEvent::Completed { gpu, request: RequestId::new(request), took };
     let profile = ModelProfile { load_disk: ms(1), load_host: ms(1), infer: Duration::ZERO };
     let zero = TenantLimits::default();
     let zero_weight = {
@@ -720,7 +742,7 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
         limits.weight = 0;
         limits
     };
-    let (request, model, kind, tenant) = (RequestId, ModelId, GpuKind(0), TenantId(0));
+    let (request, model, kind, tenant) = (RequestId::new, ModelId::new, GpuKind::new(0), TenantId::new(0));
     let now = rig.now;
     let late = Timestamp::from_millis(999);
     let cases = [
@@ -730,20 +752,30 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
         (now, completed(2), RequestError::NotRunning { request: request(2), gpu }),
         (now, completed(99), RequestError::UnknownRequest { request: request(99) }),
         (late, arrived(3, A), RequestError::TimeWentBack { now: late, last: now }),
-        (now, RequestEvent::GpuLost { gpu: GpuId(5) }, RequestError::UnknownGpu { gpu: GpuId(5) }),
+        (now, RequestEvent::GpuLost { gpu: GpuId::new(5) }, RequestError::UnknownGpu { gpu: GpuId::new(5) }),
         (
             now,
-            RequestEvent::GpuJoined { gpu, kind, node: NodeId(0), memory: Bytes::from_gib(8) },
+            RequestEvent::GpuJoined { gpu, kind, node: NodeId::new(0), memory: Bytes::from_gib(8) },
             RequestError::GpuExists { gpu },
         ),
         (
             now,
-            RequestEvent::GpuJoined { gpu: GpuId(1), kind, node: NodeId(0), memory: Bytes(5) },
-            RequestError::KindDiffers { gpu: GpuId(1), kind, memory: Bytes(5), expected: Bytes::from_gib(8) },
+            RequestEvent::GpuJoined { gpu: GpuId::new(1), kind, node: NodeId::new(0), memory: Bytes(5) },
+            RequestError::KindDiffers {
+                gpu: GpuId::new(1),
+                kind,
+                memory: Bytes(5),
+                expected: Bytes::from_gib(8),
+            },
         ),
         (
             now,
-            RequestEvent::GpuJoined { gpu: GpuId(1), kind: GpuKind(63), node: NodeId(0), memory: Bytes(5) },
+            RequestEvent::GpuJoined {
+                gpu: GpuId::new(1),
+                kind: GpuKind::new(63),
+                node: NodeId::new(0),
+                memory: Bytes(5),
+            },
             RequestError::OutOfRange { field: "kind", value: 63, limit: 63 },
         ),
         (

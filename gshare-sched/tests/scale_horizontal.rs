@@ -4,11 +4,11 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceId,
-    ScaleState, ServiceClass, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, ScaleState,
+    ServiceClass, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
 };
 use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, ModelId, Quota, QuotaRange, SmShare, Timestamp,
+    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, SmShare, Timestamp,
 };
 use gshare_sched::scale::{
     CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, HeuristicHorizontal,
@@ -16,7 +16,7 @@ use gshare_sched::scale::{
 };
 use proptest::prelude::*;
 
-const F: FunctionId = FunctionId(0);
+const F: FunctionId = FunctionId::new(0);
 
 fn point(sm: u16, quota: u16, throughput: f64, p95_millis: u64) -> ProfilePoint {
     let (sm, quota) = (SmShare::from_percent(sm).unwrap(), Quota::from_percent(quota).unwrap());
@@ -137,8 +137,8 @@ fn lazy_waits_for_load_that_stays() {
     assert!(bench.loads(19, 80).is_empty());
     assert_eq!(starts(&bench.load(80)).len(), 1, "the 20th");
     assert!(bench.loads(29, 40).is_empty());
-    assert_eq!(drains(&bench.load(40)), [InstanceId(1)], "the 30th; the youngest");
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    assert_eq!(drains(&bench.load(40)), [InstanceId::new(1)], "the 30th; the youngest");
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
     assert!(bench.loads(200, 40).is_empty(), "not below the minimum");
 }
 
@@ -170,13 +170,13 @@ fn lazy_an_instance_that_does_not_start_is_stopped_and_replaced() {
     assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
     assert!(bench.loads(100, 80).is_empty(), "it counts while it may still start");
     let actions = bench.loads(20, 80);
-    let stop = HorizontalAction::Stop { instance: InstanceId(1), reason: StopReason::StartTimedOut };
+    let stop = HorizontalAction::Stop { instance: InstanceId::new(1), reason: StopReason::StartTimedOut };
     assert_eq!(actions[0], stop);
     assert_eq!(starts(&actions).len(), 1, "its load is seen to: {actions:?}");
-    let late = bench.try_handle(HorizontalEvent::InstanceReady { instance: InstanceId(1) });
+    let late = bench.try_handle(HorizontalEvent::InstanceReady { instance: InstanceId::new(1) });
     assert!(matches!(late, Err(HorizontalError::UnknownInstance { expected: "starting", .. })));
     assert!(
-        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) }).is_empty(),
+        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) }).is_empty(),
         "and may be reported gone"
     );
 }
@@ -186,14 +186,14 @@ fn lazy_drains_what_is_ready_and_stops_what_is_not() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
-    let stop = HorizontalAction::Stop { instance: InstanceId(1), reason: StopReason::NotNeeded };
+    let stop = HorizontalAction::Stop { instance: InstanceId::new(1), reason: StopReason::NotNeeded };
     assert_eq!(bench.loads(30, 10), [stop], "it was starting");
     bench.ready_at_once = true;
     bench.loads(20, 80);
-    assert_eq!(bench.loads(30, 10), [HorizontalAction::Drain { instance: InstanceId(2) }]);
+    assert_eq!(bench.loads(30, 10), [HorizontalAction::Drain { instance: InstanceId::new(2) }]);
     assert_eq!(bench.scaler.instances(F).unwrap().draining, 1);
     let actions = bench.loads(61, 10);
-    let stop = HorizontalAction::Stop { instance: InstanceId(2), reason: StopReason::DrainTimedOut };
+    let stop = HorizontalAction::Stop { instance: InstanceId::new(2), reason: StopReason::DrainTimedOut };
     assert_eq!(actions, [stop], "it did not drain in time");
     assert_eq!(bench.scaler.instances(F).unwrap().draining, 0);
 }
@@ -230,7 +230,7 @@ fn lazy_reports_load_that_it_cannot_serve() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(1) });
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(1) });
     let actions = bench.loads(25, 80);
     assert!(starts(&actions).is_empty() && actions.contains(&unmet), "its only point was refused just now");
     assert_eq!(starts(&bench.loads(6, 80)).len(), 1, "30 s later it is tried again");
@@ -315,7 +315,7 @@ fn fast_06_equal_pods_count_each_and_refused_ones_do_not() {
     bench.ready_at_once = false;
     assert_eq!(starts(&bench.load(200)).len(), 4);
     assert_eq!(bench.deployed(), 4);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(2) });
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(2) });
     assert_eq!(bench.deployed(), 3);
     let unmet = HorizontalAction::Unmet { function: F, rate: rps(55) };
     assert_eq!(
@@ -332,7 +332,7 @@ fn fast_06_the_next_best_point_is_tried() {
     let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(50, 100, 60.0, 20)], 0, 10));
     bench.ready_at_once = false;
     assert_eq!(starts(&bench.load(50))[0].sm.get(), 2_400);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId(0) });
+    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(0) });
     assert_eq!(starts(&bench.load(50))[0].sm.get(), 5_000);
 }
 
@@ -364,7 +364,7 @@ fn fast_08_the_least_effective_goes_first_then_the_youngest() {
     assert_eq!(throughputs, [50, 50, 15]);
     let actions = bench.loads(20, 35);
     // Target 38.5, and the dead band 46.2: 68.8 are too many. 15 goes (the least effective), then the younger 50.
-    assert_eq!(drains(&actions), [InstanceId(2), InstanceId(1)]);
+    assert_eq!(drains(&actions), [InstanceId::new(2), InstanceId::new(1)]);
 }
 
 /// The predicted load: the highest of the last ten reports.
@@ -383,7 +383,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
     let mut bench = lazy(simple(1, 2));
     bench.loads(5, 80);
     let rate = rps(80);
-    let other = FunctionId(1);
+    let other = FunctionId::new(1);
     let refused = [
         (HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 2) }, "function fn0 exists"),
         (
@@ -395,7 +395,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
             "fn1: max_instances is 0, need at least min_instances (0), 1 to 4096",
         ),
         (
-            HorizontalEvent::FunctionAdded { function: FunctionId(1 << 20), spec: simple(0, 1) },
+            HorizontalEvent::FunctionAdded { function: FunctionId::new(1 << 20), spec: simple(0, 1) },
             "unknown fn1048576: number must be below 1048576 (max_functions)",
         ),
         (HorizontalEvent::FunctionRemoved { function: other }, "unknown function fn1"),
@@ -405,15 +405,15 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
             "fn0: load reported at 6.000000000s, next report is due at 6.500000000s",
         ),
         (
-            HorizontalEvent::InstanceReady { instance: InstanceId(0) },
+            HorizontalEvent::InstanceReady { instance: InstanceId::new(0) },
             "unknown instance0, or it is not starting",
         ),
         (
-            HorizontalEvent::StartRefused { instance: InstanceId(9) },
+            HorizontalEvent::StartRefused { instance: InstanceId::new(9) },
             "unknown instance9, or it is not starting",
         ),
         (
-            HorizontalEvent::InstanceGone { instance: InstanceId(9) },
+            HorizontalEvent::InstanceGone { instance: InstanceId::new(9) },
             "unknown instance9, or it is not one that was started",
         ),
     ];
@@ -451,7 +451,7 @@ fn a_function_that_is_removed_leaves_nothing_behind() {
     bench.ready_at_once = false;
     bench.handle(HorizontalEvent::FunctionRemoved { function: F });
     assert_eq!(bench.scaler.instances(F), None);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
     bench.handle(HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 10) });
     assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
     assert_eq!(bench.scaler.next_deadline(), Some(bench.now.saturating_add(Duration::from_secs(120))));
@@ -463,7 +463,7 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
     let vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
     let horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
     let mut scaler = CoScaler::new(vertical, horizontal);
-    let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId(0));
+    let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId::new(0));
     let share = |request, limit| {
         QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
     };
@@ -472,7 +472,7 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
     let mut handle = |now, event, actions: &mut Vec<_>| scaler.handle(now, event, actions).unwrap();
     let spec = simple(1, 4);
     handle(now, CoScaleEvent::Horizontal(HorizontalEvent::FunctionAdded { function: F, spec }), &mut actions);
-    let instance = InstanceId(0);
+    let instance = InstanceId::new(0);
     handle(now, CoScaleEvent::Horizontal(HorizontalEvent::InstanceReady { instance }), &mut actions);
     for (client, quota, class) in [
         (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
@@ -502,7 +502,7 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
                 handle(now, CoScaleEvent::Horizontal(load), &mut actions);
             }
         }
-        let (client, model, batch) = (owner, ModelId(0), 1);
+        let (client, model, batch) = (owner, ModelId::new(0), 1);
         let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
         handle(now, CoScaleEvent::Vertical(done), &mut actions);
         for action in actions.drain(..) {
@@ -600,9 +600,9 @@ impl LazyModel {
 
 fn named(actions: &[HorizontalAction]) -> Vec<String> {
     let name = |action: &HorizontalAction| match *action {
-        HorizontalAction::Start { instance, .. } => format!("start {}", instance.0),
-        HorizontalAction::Drain { instance } => format!("drain {}", instance.0),
-        HorizontalAction::Stop { instance, .. } => format!("stop {}", instance.0),
+        HorizontalAction::Start { instance, .. } => format!("start {}", instance.number()),
+        HorizontalAction::Drain { instance } => format!("drain {}", instance.number()),
+        HorizontalAction::Stop { instance, .. } => format!("stop {}", instance.number()),
         HorizontalAction::Unmet { rate, .. } => format!("unmet {}", rate.as_milli() / 1_000),
         ref other => format!("{other:?}"),
     };
@@ -639,15 +639,15 @@ proptest! {
             let event = match (chance, starting, model.deployed.first().copied()) {
                 (0 | 1, Some(place), _) => {
                     model.refused_until = second + 30;
-                    Some(HorizontalEvent::StartRefused { instance: InstanceId(model.deployed.remove(place).0) })
+                    Some(HorizontalEvent::StartRefused { instance: InstanceId::new(model.deployed.remove(place).0) })
                 }
                 (2, _, Some((id, _))) => {
                     model.deployed.remove(0);
-                    Some(HorizontalEvent::InstanceGone { instance: InstanceId(id) })
+                    Some(HorizontalEvent::InstanceGone { instance: InstanceId::new(id) })
                 }
                 (3..=6, Some(place), _) => {
                     model.deployed[place].1 = true;
-                    Some(HorizontalEvent::InstanceReady { instance: InstanceId(model.deployed[place].0) })
+                    Some(HorizontalEvent::InstanceReady { instance: InstanceId::new(model.deployed[place].0) })
                 }
                 _ => None,
             };
@@ -736,8 +736,11 @@ fn new_bounds_are_in_force_at_once() {
         assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
         // A minimum that falls takes nobody away by itself.
         assert!(bench.handle(bounds(0, 2)).is_empty());
-        let unknown =
-            HorizontalEvent::BoundsChanged { function: FunctionId(9), min_instances: 0, max_instances: 1 };
+        let unknown = HorizontalEvent::BoundsChanged {
+            function: FunctionId::new(9),
+            min_instances: 0,
+            max_instances: 1,
+        };
         assert!(matches!(bench.try_handle(unknown), Err(HorizontalError::UnknownFunction { .. })));
     }
     check(lazy(simple(1, 8)));
@@ -829,7 +832,7 @@ fn one_that_dies_is_replaced_without_waiting_for_the_window() {
     let mut bench = peaks(surging(1, 8));
     bench.loads(40, 60);
     assert_eq!(bench.deployed(), 2);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId(1) });
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
     assert_eq!(starts(&bench.load(60)).len(), 1, "two are still entitled");
 }
 

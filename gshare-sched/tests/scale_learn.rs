@@ -43,7 +43,7 @@ impl Bench {
             let percent = |percent| Quota::from_percent(percent).unwrap();
             QuotaRange::new(percent(request), percent(limit)).unwrap()
         };
-        let gpu = GpuId(0);
+        let gpu = GpuId::new(0);
         let class = ServiceClass::slo_sensitive(60).unwrap();
         bench.tell(VerticalEvent::ClientJoined { client: OWNER, gpu, quota: quota(30, 60), class });
         let class = ServiceClass::BestEffort;
@@ -89,7 +89,7 @@ impl Bench {
         for _ in 0..millis / 5 {
             self.period();
         }
-        let (client, model, batch, last_launch) = (OWNER, ModelId(0), 1, self.1);
+        let (client, model, batch, last_launch) = (OWNER, ModelId::new(0), 1, self.1);
         self.tell(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch });
     }
 
@@ -99,7 +99,7 @@ impl Bench {
     }
 
     fn state(&self) -> ScaleState {
-        self.0.gpu(GpuId(0)).unwrap().state
+        self.0.gpu(GpuId::new(0)).unwrap().state
     }
 }
 

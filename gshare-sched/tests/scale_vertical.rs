@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 #[path = "support/scale_vertical_model.rs"]
 mod model;
 
-const GPU: GpuId = GpuId(0);
+const GPU: GpuId = GpuId::new(0);
 /// The published tolerance, 60 %.
 const PUBLISHED: ServiceClass = ServiceClass::slo_sensitive(60).unwrap();
 const OWNER: ClientId = ClientId::new(0, 0);
@@ -99,7 +99,7 @@ impl Bench {
 
     fn cycle(&mut self, client: ClientId, batch: u32, millis: u64) {
         let (first_launch, last_launch) = (self.now.saturating_sub(Duration::from_millis(millis)), self.now);
-        let model = ModelId(0);
+        let model = ModelId::new(0);
         self.handle(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
             .unwrap();
     }
@@ -348,7 +348,7 @@ fn resolution_08_cycles_are_measured_in_microseconds() {
     let iteration = |bench: &mut Bench, micros| {
         let (first_launch, last_launch) =
             (bench.now.saturating_sub(Duration::from_micros(micros)), bench.now);
-        let (client, model, batch) = (OWNER, ModelId(0), 1);
+        let (client, model, batch) = (OWNER, ModelId::new(0), 1);
         bench
             .handle(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
             .unwrap();
@@ -456,7 +456,7 @@ fn the_tokens_of_a_client_that_died_are_back_within_one_period() {
 #[test]
 fn a_gpu_does_not_touch_another() {
     let events = |bench: &mut Bench, with_second: bool| {
-        let second = GpuId(1);
+        let second = GpuId::new(1);
         let (a, b) = (ClientId::new(5, 0), ClientId::new(6, 0));
         if with_second {
             bench.join(a, second, quota(50, 100), PUBLISHED);
@@ -498,7 +498,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
             "client0.0 cannot join: slot 0 is taken or its generation is not newer",
         ),
         (
-            VerticalEvent::ClientJoined { client: other, gpu: GpuId(64), quota: quota(1, 1), class },
+            VerticalEvent::ClientJoined { client: other, gpu: GpuId::new(64), quota: quota(1, 1), class },
             "unknown gpu64: number must be below 64 (max_gpus)",
         ),
         (
@@ -526,7 +526,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
         (
             VerticalEvent::IterationFinished {
                 client: OWNER,
-                model: ModelId(0),
+                model: ModelId::new(0),
                 batch: 0,
                 first_launch: bench.now,
                 last_launch: bench.now,
@@ -542,7 +542,7 @@ fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
     }
     let backwards = VerticalEvent::IterationFinished {
         client: OWNER,
-        model: ModelId(0),
+        model: ModelId::new(0),
         batch: 1,
         first_launch: bench.now,
         last_launch: bench.now.saturating_sub(Duration::from_nanos(1)),
@@ -633,7 +633,7 @@ fn event(step: &Step, generations: &BTreeMap<u32, u32>, now: Timestamp) -> Verti
     match *step {
         Step::Join { slot, gpu, request, more, owner } => VerticalEvent::ClientJoined {
             client: id(slot),
-            gpu: GpuId(gpu),
+            gpu: GpuId::new(gpu),
             quota: range(request, more),
             class: if owner { PUBLISHED } else { ServiceClass::BestEffort },
         },
@@ -646,12 +646,12 @@ fn event(step: &Step, generations: &BTreeMap<u32, u32>, now: Timestamp) -> Verti
         }
         Step::Cycle { slot, batch, micros } => VerticalEvent::IterationFinished {
             client: id(slot),
-            model: ModelId(slot % 2),
+            model: ModelId::new(slot % 2),
             batch,
             first_launch: now.saturating_sub(Duration::from_micros(micros)),
             last_launch: now,
         },
-        Step::Calibrate { gpu, max_tokens } => VerticalEvent::Calibrated { gpu: GpuId(gpu), max_tokens },
+        Step::Calibrate { gpu, max_tokens } => VerticalEvent::Calibrated { gpu: GpuId::new(gpu), max_tokens },
         Step::Periods { .. } => VerticalEvent::DeadlineReached,
     }
 }
@@ -677,7 +677,7 @@ proptest! {
             let event = event(step, &generations, bench.now);
             // A calibration counts from the next period on: until its end, what the old one allowed may be out.
             let allowed: BTreeMap<_, _> = (0..2)
-                .map(GpuId)
+                .map(GpuId::new)
                 .map(|gpu| (gpu, bench.scaler.gpu(gpu).map_or(5_000, |gpu| gpu.max_tokens).max(model.last_max(gpu))))
                 .collect();
             bench.peak.clear();

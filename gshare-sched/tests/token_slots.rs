@@ -21,7 +21,7 @@ fn percent(quota: u16, sm: u16) -> Demand {
 
 fn pack(demands: impl Iterator<Item = Demand>) -> Vec<Placement> {
     let mut pool = MaxRects::new(MaxRectsConfig::default());
-    pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::ZERO)).unwrap();
+    pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::ZERO)).unwrap();
     demands.for_each(|demand| drop(pool.place(&demand)));
     let mut placements = Vec::new();
     pool.placements(&mut |placement| placements.push(*placement));
@@ -56,7 +56,7 @@ fn serve(scheduler: Box<dyn TokenScheduler>, clients: &[Placement], assign: bool
     for (place, placement) in clients.iter().enumerate() {
         let (client, quota) = (id(place), placement.demand.quota);
         let share = Share { quota: QuotaRange::new(quota, quota).unwrap(), sm: placement.demand.sm };
-        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share }).unwrap();
+        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }).unwrap();
         if assign {
             let offset = placement.rectangle.time_offset;
             keen.call(now, TokenEvent::SlotAssigned { client, offset }).unwrap();
@@ -88,7 +88,7 @@ fn all_met(clients: &[Placement], used: &[[Duration; 3]]) -> bool {
 #[test]
 fn the_counterexample_gets_all_its_quotas_by_slots() {
     let mut pool = MaxRects::new(MaxRectsConfig::default());
-    pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::ZERO)).unwrap();
+    pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::ZERO)).unwrap();
     let demands = [percent(20, 24), percent(20, 80), percent(40, 6), percent(60, 100)];
     pool.place_all(&demands, &mut Vec::new()).unwrap();
     let mut clients = Vec::new();
@@ -140,8 +140,8 @@ fn an_oversold_gpu_is_shared_in_proportion_to_the_requests() {
     let placement = |quota| {
         let (demand, id) = (percent(quota, 100), PlacementId::new(u32::from(quota), 0));
         let mut pool = MaxRects::new(MaxRectsConfig::default());
-        pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::ZERO)).unwrap();
-        Placement::new(id, GpuId(0), pool.place(&demand).unwrap().placement.rectangle, demand)
+        pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::ZERO)).unwrap();
+        Placement::new(id, GpuId::new(0), pool.place(&demand).unwrap().placement.rectangle, demand)
     };
     let clients: Vec<Placement> = [100, 60, 40].map(placement).into();
     let used = serve(slots(), &clients, false);
@@ -168,12 +168,15 @@ fn offsets_of_the_host_are_kept_as_far_as_they_fit() {
         |quota: &str, sm| Share { quota: quota.parse().unwrap(), sm: SmShare::from_percent(sm).unwrap() };
     for (place, sm) in [(0, 60), (1, 60), (2, 40)] {
         let client = id(place);
-        send(&mut engine, TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share("0.5:0.5", sm) });
+        send(
+            &mut engine,
+            TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share("0.5:0.5", sm) },
+        );
         let offset = Quota::from_percent(80).unwrap();
         send(&mut engine, TokenEvent::SlotAssigned { client, offset });
     }
     send(&mut engine, TokenEvent::TokenRequested { client: id(0) });
-    let table = engine.table(GpuId(0)).unwrap();
+    let table = engine.table(GpuId::new(0)).unwrap();
     let slots: Vec<_> = table.slots().iter().map(|slot| (slot.owner.slot(), slot.offset.get())).collect();
     assert_eq!(slots, [(1, 3_000), (0, 8_000), (2, 8_000)], "the second does not fit where the first is");
     assert!(matches!(actions[..], [TokenAction::Grant { .. }]));
@@ -191,7 +194,7 @@ fn an_idle_slot_is_not_lost() {
     let share = |quota: &str| Share { quota: quota.parse().unwrap(), sm: SmShare::WHOLE };
     for (place, quota) in [(0, "0.5:1"), (1, "0.5:1")] {
         let client = id(place);
-        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share(quota) }).unwrap();
+        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share(quota) }).unwrap();
     }
     keen.call(now, TokenEvent::TokenRequested { client: id(1) }).unwrap();
     keen.run(now + WINDOW.saturating_mul(5)).unwrap();

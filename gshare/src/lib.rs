@@ -10,7 +10,7 @@
 //! let (events, inbox) = std::sync::mpsc::channel();
 //! for (slot, quota) in [(0, "0.3:0.8"), (1, "0.7")] {
 //!     let (client, share) = (ClientId::new(slot, 0), Share { quota: quota.parse()?, sm: SmShare::WHOLE });
-//!     events.send(TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+//!     events.send(TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
 //!     events.send(TokenEvent::TokenRequested { client })?;
 //! }
 //! drop(events);

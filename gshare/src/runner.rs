@@ -112,7 +112,7 @@ mod tests {
 
     fn joined(slot: u32) -> TokenEvent {
         let share = Share { quota: "0.2:0.5".parse().unwrap(), sm: SmShare::WHOLE };
-        TokenEvent::ClientJoined { client: ClientId::new(slot, 0), gpu: GpuId(0), share }
+        TokenEvent::ClientJoined { client: ClientId::new(slot, 0), gpu: GpuId::new(0), share }
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn setup(policy: Policy, error_max: u64) -> Result<Setup> {
         Policy::Slots => config.window,
     };
     let terms = Terms::multi_token(config.window, longest, overtime, config.max_debt);
-    let make = move || -> Result<Box<dyn TokenScheduler>, gshare_sched::token::ConfigError> {
+    let make = move || -> Result<Box<dyn TokenScheduler>, gshare_core::ConfigError> {
         Ok(match policy {
             Policy::MultiToken => Box::new(MultiToken::new(config.clone())?),
             Policy::Slots => Box::new(SlotScheduler::new(config.clone())?),

@@ -13,8 +13,7 @@ use clap::Parser;
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::profile::ProfileTable;
-use gshare_core::request::NodeId;
-use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_core::{Bytes, Duration, GpuShare, NodeId, Quota, QuotaRange, SmShare};
 use gshare_sched::platform::PlatformSettings;
 use gshare_sim::Rng;
 use gshare_sim::world::{self, Depth, Function, Load, Plan};
@@ -389,10 +388,10 @@ fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(Function
 /// The same in `World`.
 fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) -> Result<Vec<Seen>> {
     let device = match scenario.slices {
-        [] => DeviceSpec::new(NodeId(0), Bytes(17_066_885_120)),
+        [] => DeviceSpec::new(NodeId::new(0), Bytes(17_066_885_120)),
         slices => {
             let layout = MigLayout::named("A100-80", slices)?;
-            DeviceSpec::new(NodeId(0), Bytes::from_gib(80)).with_mig(layout)
+            DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)
         }
     };
     let devices = vec![device; scenario.gpus];

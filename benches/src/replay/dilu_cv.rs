@@ -462,7 +462,7 @@ impl Gate {
             let (client, batch) = (client(lane), u32::try_from(batch)?);
             let event = VerticalEvent::IterationFinished {
                 client,
-                model: ModelId(0),
+                model: ModelId::new(0),
                 batch,
                 first_launch,
                 last_launch: now,
@@ -487,7 +487,7 @@ impl Leases {
         let mut leases = Self { engine, actions: Vec::new(), held: [None; 2], asked: [false; 2] };
         for (lane, sm) in partitions.into_iter().enumerate() {
             let share = Share { quota: QuotaRange::new(percent(50)?, percent(100)?)?, sm };
-            let joined = TokenEvent::ClientJoined { client: client(lane), gpu: GpuId(0), share };
+            let joined = TokenEvent::ClientJoined { client: client(lane), gpu: GpuId::new(0), share };
             leases.tell(Timestamp::ZERO, joined)?;
         }
         Ok(leases)
@@ -568,7 +568,7 @@ impl Periods {
             balance: [TokenBalance::default(); 2],
             used: [(0, 0); 2],
         };
-        let gpu = GpuId(0);
+        let gpu = GpuId::new(0);
         periods.engine.handle(
             Timestamp::ZERO,
             VerticalEvent::Calibrated { gpu, max_tokens },

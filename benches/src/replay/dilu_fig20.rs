@@ -425,7 +425,7 @@ fn paper_split(
 fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
     let mut pool = DiluPacker::new(config)?;
     for gpu in 0..u32::try_from(NODES * GPUS_PER_NODE)? {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
     }
     let mut places: BTreeMap<&str, Vec<PlacementId>> = BTreeMap::new();
     let mut outcome = Outcome::default();

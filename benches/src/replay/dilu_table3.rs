@@ -46,8 +46,8 @@ use super::paired::{Compared, Run};
 use super::{Report, in_parallel, row};
 use anyhow::{Context, Result, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
-use gshare_core::{Duration, FunctionId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
+use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::pipeline::Late;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
 use gshare_sim::trace::read_rates;
@@ -115,7 +115,7 @@ const POLICIES: [Policy; 11] = [
 /// The figures that are compared; less is better.
 const FIGURES: [(&str, bool); 3] =
     [("cold_starts", true), ("violations_percent", true), ("gpu_seconds", true)];
-const FUNCTION: FunctionId = FunctionId(0);
+const FUNCTION: FunctionId = FunctionId::new(0);
 /// How long `keep_alive` keeps what is not needed.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
@@ -270,7 +270,7 @@ impl<'a> World<'a> {
             fluid: Fluid::default(),
         };
         // Every policy begins with one instance that is ready; its start counts.
-        let first = InstanceId(0);
+        let first = InstanceId::new(0);
         world.outcome.cold_starts = 1;
         world.instances.insert(first, Instance { ready: true, ..Instance::default() });
         if let Scaler::Engine(scaler) = &mut world.scaler {
@@ -413,7 +413,7 @@ impl<'a> World<'a> {
                 needed.resize(needed.len().max(need), now);
                 needed[..need].fill(now);
                 for _ in here..need {
-                    start.push(InstanceId(*next));
+                    start.push(InstanceId::new(*next));
                     *next += 1;
                 }
                 let kept = |place: usize| {

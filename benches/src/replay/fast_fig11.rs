@@ -79,7 +79,7 @@ pub fn run(_args: &Args) -> Result<Report> {
 fn gpus_for(config: MaxRectsConfig, demands: &[Demand], batch: bool) -> Result<usize> {
     let mut pool = MaxRects::new(config);
     for gpu in 0..8 {
-        pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::ZERO))?;
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::ZERO))?;
     }
     if batch {
         pool.place_all(demands, &mut Vec::new())?;

@@ -13,8 +13,8 @@
 use super::{Report, row};
 use anyhow::{Context, Result};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, InstanceId};
-use gshare_core::{BasisPoints, Duration, Engine, FunctionId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent};
+use gshare_core::{BasisPoints, Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use gshare_sim::{EventQueue, Rng};
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ fn simulate(
     seed: Option<u64>,
 ) -> Result<Run> {
     let mut scaler = HeuristicHorizontal::new(config)?;
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     let spec = FunctionScale { profile: profile()?, max_p95, min_instances: 1, max_instances: 64 };
     let (mut run, mut pods) = (Run::default(), BTreeMap::<InstanceId, Pod>::new());
     let mut queue = EventQueue::new();

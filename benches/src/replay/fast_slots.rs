@@ -143,7 +143,7 @@ fn engine(policy: &str, clients: &[Placement]) -> Result<f64> {
     for (client, placement) in ids.iter().zip(clients) {
         let (client, demand) = (*client, placement.demand);
         let share = Share { quota: QuotaRange::new(demand.quota, demand.quota)?, sm: demand.sm };
-        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share }).map_err(wrong)?;
+        keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }).map_err(wrong)?;
         if policy == "slots" {
             let offset = placement.rectangle.time_offset;
             keen.call(now, TokenEvent::SlotAssigned { client, offset }).map_err(wrong)?;

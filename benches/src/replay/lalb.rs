@@ -14,8 +14,8 @@
 //! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestScheduler, TenantId};
-use gshare_core::{Bytes, Duration, Timestamp};
+use gshare_core::request::{ModelProfile, RequestScheduler};
+use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
@@ -335,7 +335,7 @@ pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arr
         for (function, count) in (0u32..).zip(counts(shares, rate)) {
             for _ in 0..count {
                 let at = Timestamp::from_nanos(minute * 60_000_000_000 + rng.below(60_000_000_000));
-                arrivals.push(Arrival { at, model: function, tenant: TenantId(0), deadline: None });
+                arrivals.push(Arrival { at, model: function, tenant: TenantId::new(0), deadline: None });
             }
         }
     }
@@ -357,8 +357,8 @@ fn once(
     let arrivals = arrivals(shares, rate, &mut rng);
     let gpus: Vec<GpuSpec> = (0..scenario.gpus)
         .map(|gpu| GpuSpec {
-            kind: GpuKind(0),
-            node: NodeId(gpu / scenario.gpus_per_node),
+            kind: GpuKind::new(0),
+            node: NodeId::new(gpu / scenario.gpus_per_node),
             memory: Bytes::from_mib(memory),
         })
         .collect();
@@ -374,7 +374,7 @@ fn once(
             let infer = Duration::from_millis(profile.infer_ms);
             ModelSpec {
                 memory: Bytes::from_mib(profile.memory_mib),
-                profiles: vec![(GpuKind(0), ModelProfile { load_disk: load, load_host: load, infer })],
+                profiles: vec![(GpuKind::new(0), ModelProfile { load_disk: load, load_host: load, infer })],
             }
         })
         .collect();

@@ -14,10 +14,10 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::request::{
-    GpuKind, GpuRecord, ModelProfile, NodeId, RequestAction, RequestError, RequestEvent, RequestId,
-    RequestPlace, RequestScheduler, RequestStats, Tier,
+    GpuRecord, ModelProfile, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
+    RequestStats, Tier,
 };
-use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, Timestamp};
 use gshare_runner::manager::{
     GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
 };
@@ -315,10 +315,10 @@ impl<'a> Stage<'a> {
         };
         let mut manager = GpuManager::new(self.config.clone())?;
         for gpu in 0..self.args.gpus {
-            manager.add_gpu(GpuId(gpu), self.gpu(gpu))?;
+            manager.add_gpu(GpuId::new(gpu), self.gpu(gpu))?;
         }
         for model in 0..self.args.models {
-            manager.add_model(ModelId(model), self.program(model, unknown))?;
+            manager.add_model(ModelId::new(model), self.program(model, unknown))?;
         }
         let clock = MonotonicClock;
         let models = self.args.models;
@@ -327,12 +327,12 @@ impl<'a> Stage<'a> {
         // What each GPU is at: its model (GPUs begin with different ones), and when its eviction was ordered.
         let mut at: Vec<(u32, Timestamp)> = Vec::new();
         let order = |manager: &mut GpuManager, gpu: u32, step: u32| {
-            let model = ModelId((step + gpu * models / self.args.gpus) % models);
-            let (gpu, from) = (GpuId(gpu), Tier::Disk);
+            let model = ModelId::new((step + gpu * models / self.args.gpus) % models);
+            let (gpu, from) = (GpuId::new(gpu), Tier::Disk);
             manager.order(clock.now(), RequestAction::Load { gpu, model, from, keep_on_host: false })
         };
         let run = |manager: &mut GpuManager, gpu: GpuId, model: ModelId, request: u64| {
-            let request = RequestId(request);
+            let request = RequestId::new(request);
             manager.order(clock.now(), RequestAction::Dispatch { gpu, request, model, batch_more: 0 })
         };
         at.resize(self.args.gpus as usize, (0, Timestamp::ZERO));
@@ -356,14 +356,19 @@ impl<'a> Stage<'a> {
                     RequestEvent::Loaded { gpu, model, took } => {
                         loading = false;
                         costs.loads[model.index()].push(took.as_secs_f64());
-                        run(&mut manager, gpu, model, u64::from(gpu.0) << 32 | u64::from(model.0) << 8)?;
+                        run(
+                            &mut manager,
+                            gpu,
+                            model,
+                            u64::from(gpu.number()) << 32 | u64::from(model.number()) << 8,
+                        )?;
                     }
                     RequestEvent::Completed { gpu, request, took } => {
-                        let model = ModelId(u32::try_from(request.0 >> 8 & 0xff_ffff)?);
+                        let model = ModelId::new(u32::try_from(request.number() >> 8 & 0xff_ffff)?);
                         // The first run finds everything cold; it counts like the others, as it does later.
                         costs.runs[model.index()].push(took.as_secs_f64());
-                        if request.0 & 0xff < RUNS - 1 {
-                            run(&mut manager, gpu, model, request.0 + 1)?;
+                        if request.number() & 0xff < RUNS - 1 {
+                            run(&mut manager, gpu, model, request.number() + 1)?;
                         } else {
                             at[gpu.index()].1 = clock.now();
                             manager.order(clock.now(), RequestAction::Evict { gpu, model })?;
@@ -376,7 +381,7 @@ impl<'a> Stage<'a> {
                         if *step == models {
                             left -= 1;
                         } else {
-                            next.push_back(gpu.0);
+                            next.push_back(gpu.number());
                         }
                     }
                     RequestEvent::GpuJoined { .. }
@@ -408,17 +413,18 @@ impl<'a> Stage<'a> {
         let serving = Serving::spawn(self.config.clone(), Box::new(scheduler))?;
         let handle = serving.handle();
         for gpu in 0..self.args.gpus {
-            handle.add_gpu(GpuId(gpu), self.gpu(gpu))?;
+            handle.add_gpu(GpuId::new(gpu), self.gpu(gpu))?;
         }
         for (model, profile) in (0..).zip(&profiled.models) {
-            handle.add_model(ModelId(model), self.program(model, *profile))?;
+            handle.add_model(ModelId::new(model), self.program(model, *profile))?;
         }
         let (sender, endings) = channel();
         let start = std::time::Instant::now();
         for (request, arrival) in (0..).zip(load) {
             let due = std::time::Duration::from_nanos(arrival.at.as_nanos());
             std::thread::sleep(due.saturating_sub(start.elapsed()));
-            let submission = Submission::new(RequestId(request), ModelId(arrival.model), Vec::new());
+            let submission =
+                Submission::new(RequestId::new(request), ModelId::new(arrival.model), Vec::new());
             handle.submit_to(submission, sender.clone())?;
         }
         drop(sender);
@@ -439,13 +445,13 @@ impl<'a> Stage<'a> {
     fn simulate(&self, load: &[Arrival], profiled: &Profiled, seed: u64) -> Result<Found> {
         let mut scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
         let gpus = (0..self.args.gpus).map(|gpu| SimGpu {
-            kind: GpuKind(0),
-            node: NodeId(0),
+            kind: GpuKind::new(0),
+            node: NodeId::new(0),
             memory: self.gpu(gpu).memory,
         });
         let models = (0..).zip(&profiled.models).map(|(model, profile)| ModelSpec {
             memory: self.program(model, *profile).memory,
-            profiles: vec![(GpuKind(0), *profile)],
+            profiles: vec![(GpuKind::new(0), *profile)],
         });
         let work = Workload {
             gpus: gpus.collect(),

@@ -161,7 +161,7 @@ fn online_bins(instance: &Instance, config: MaxRectsConfig) -> Result<usize> {
     let (w, h) = bin_of(instance);
     let spec = GpuSpec::new(Bytes::ZERO).with_size(w, h);
     for gpu in 0..u32::try_from(instance.items.len())? {
-        pool.add_gpu(GpuId(gpu), spec)?;
+        pool.add_gpu(GpuId::new(gpu), spec)?;
     }
     for (w, h) in &instance.items {
         pool.place(&peers::demand(w * instance.scale, h * instance.scale))?;

@@ -8,11 +8,10 @@
 use anyhow::Context as _;
 use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{NodeId, RequestId};
 use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts, InstanceId,
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_runner::manager::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
@@ -54,7 +53,7 @@ impl Engine for AsManyAsNeeded {
                     self.running.iter().filter(|(of, _)| *of == function).map(|(_, i)| *i).collect();
                 for _ in mine.len() as u64..needed {
                     self.named += 1;
-                    let instance = InstanceId(self.named);
+                    let instance = InstanceId::new(self.named);
                     self.running.push((function, instance));
                     actions.push(HorizontalAction::Start { function, instance, point });
                 }
@@ -136,7 +135,7 @@ impl Host {
                 command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
                 // What a program under the hook is held to: with `Some(hook)` here it is.
                 command.env("GSHARE_QUOTA", parts[0].share.time().to_string());
-                let name = format!("echo-{}", instance.0);
+                let name = format!("echo-{}", instance.number());
                 let process = HookedProcess::start(command, &name, gshare_runner::new_run()?, None)?;
                 self.instances.insert(instance, Instance { _process: process, line: BufReader::new(ours) });
                 self.later(Duration::from_millis(300), report(instance, InstanceReport::Ready));
@@ -148,10 +147,10 @@ impl Host {
             }
             PlatformAction::Dispatch { request, instance } => {
                 let of = self.instances.get_mut(&instance).context("an instance that runs")?;
-                writeln!(of.line.get_mut(), "request {}", request.0)?;
+                writeln!(of.line.get_mut(), "request {}", request.number())?;
                 let mut answer = String::new();
                 of.line.read_line(&mut answer)?;
-                anyhow::ensure!(answer.trim() == format!("request {}", request.0), "{answer}");
+                anyhow::ensure!(answer.trim() == format!("request {}", request.number()), "{answer}");
                 let took = Duration::from_millis(36);
                 self.later(took, Happening::Tell(PlatformEvent::RequestDone { request, took }));
                 self.answered += 1;
@@ -180,8 +179,8 @@ impl Host {
                 Happening::Tell(event) => event,
                 Happening::Arrives => {
                     self.requests += 1;
-                    let request = RequestId(self.requests);
-                    PlatformEvent::RequestArrived { request, function: FunctionId(0), deadline: None }
+                    let request = RequestId::new(self.requests);
+                    PlatformEvent::RequestArrived { request, function: FunctionId::new(0), deadline: None }
                 }
             };
             self.tell(event)?;
@@ -201,15 +200,15 @@ fn main() -> anyhow::Result<()> {
     let (instances, ahead, now) = (BTreeMap::new(), BTreeMap::new(), Timestamp::ZERO);
     let mut host = Host { platform, now, instances, ahead, requests: 0, order: 0, answered: 0 };
     for gpu in 0..2 {
-        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(16));
-        host.tell(PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec })?;
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+        host.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec })?;
     }
     // 24 % of the SMs for 40 % of the time serve 27 requests/s.
     let point =
         ProfilePoint::measured("24".parse()?, "0.4".parse()?, 1, 27.0, "10ms".parse()?, "10ms".parse()?)?;
     let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point])?) };
     let spec = Box::new(FunctionSpec::new(work, Bytes::from_gib(2)).with_instances(1, 16));
-    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId(0), spec })?;
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec })?;
 
     println!("load/s  processes  sent  answered");
     for load in [20, 60, 110, 250, 110, 20] {

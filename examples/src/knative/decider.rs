@@ -31,17 +31,16 @@
 use super::settings::{Metric, Settings};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceId,
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
 };
-use gshare_core::{Duration, FunctionId, Quota, SmShare, Timestamp};
+use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{
-    ConfigError, FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
-    LazyHorizontalConfig,
+    FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig,
 };
 use std::collections::VecDeque;
 
 /// The one function of an engine.
-const FUNCTION: FunctionId = FunctionId(0);
+const FUNCTION: FunctionId = FunctionId::new(0);
 
 /// Time between two looks at the load of a target.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -399,7 +398,7 @@ mod tests {
             let half = || LazyHorizontal::new(lazy(&settings, fleet(std::time::Duration::from_secs(600)))).unwrap();
             let mut alone = half();
             let mut both = CoScaler::new(DiluVertical::new(DiluVerticalConfig::default()).unwrap(), half());
-            let (client, gpu) = (ClientId::new(0, 0), GpuId(0));
+            let (client, gpu) = (ClientId::new(0, 0), GpuId::new(0));
             let (quota, class) = (QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap(), ServiceClass::SLO_SENSITIVE);
             let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
             both.handle(at(0), CoScaleEvent::Vertical(joined), &mut Vec::new()).unwrap();

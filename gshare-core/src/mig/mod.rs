@@ -52,6 +52,7 @@
 
 mod models;
 
+use crate::ids::ProfileId;
 use crate::units::Bytes;
 use core::fmt;
 use std::borrow::Cow;
@@ -84,20 +85,6 @@ impl Family {
             Self::Seven => 7,
             Self::Four => 4,
         }
-    }
-}
-
-/// Index of a profile in its [`GpuModel::profiles`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct ProfileId(pub u8);
-
-impl ProfileId {
-    /// The number as an index into [`GpuModel::profiles`].
-    pub const fn index(self) -> usize {
-        self.0 as usize
     }
 }
 
@@ -323,7 +310,7 @@ impl GpuModel {
     /// [`MigError::UnknownProfile`], also for the name of another GPU's profile.
     pub fn profile(&self, name: &str) -> Result<ProfileId, MigError> {
         let found = self.profiles.iter().position(|profile| profile.name == name);
-        found.and_then(|index| u8::try_from(index).ok()).map(ProfileId).ok_or_else(|| {
+        found.and_then(|index| u8::try_from(index).ok()).map(ProfileId::new).ok_or_else(|| {
             let known: Vec<&str> = self.profiles.iter().map(|profile| &*profile.name).collect();
             MigError::UnknownProfile {
                 model: self.name.clone().into_owned(),
@@ -340,7 +327,7 @@ impl GpuModel {
 
     /// The numbers of all profiles.
     pub fn ids(&self) -> impl Iterator<Item = ProfileId> + use<> {
-        (0..u8::try_from(self.profiles.len()).unwrap_or(u8::MAX)).map(ProfileId)
+        (0..u8::try_from(self.profiles.len()).unwrap_or(u8::MAX)).map(ProfileId::new)
     }
 
     /// The profiles that NVIDIA's documents count configurations of: without `+me` and double memory.
@@ -403,7 +390,7 @@ impl GpuModel {
         for (index, slice) in slices.iter().enumerate() {
             let profile = self.get(slice.profile).ok_or_else(|| MigError::ProfileOutOfRange {
                 model: self.name.clone().into_owned(),
-                profile: slice.profile.0,
+                profile: slice.profile.number(),
                 count: self.profiles.len(),
             })?;
             let name = || profile.name.clone().into_owned();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ids::ProfileId;
 use std::collections::BTreeSet;
 
 fn model(name: &str) -> GpuModel {
@@ -160,7 +161,7 @@ fn each_rule_of_the_geometry_holds() {
     let (one, two) = (a30.profile("1g.6gb+me").unwrap(), a30.profile("2g.12gb+me").unwrap());
     let both = [SliceAt { start: 0, profile: one }, SliceAt { start: 2, profile: two }];
     assert_eq!(a30.validate(&both).unwrap_err().to_string(), "more than 1 of +me on one GPU");
-    let stray = SliceAt { start: 0, profile: ProfileId(200) };
+    let stray = SliceAt { start: 0, profile: ProfileId::new(200) };
     assert!(matches!(gpu.validate(&[stray]), Err(MigError::ProfileOutOfRange { profile: 200, .. })));
     assert!(matches!(
         gpu.validate(&[at("1g.10gb", 0), at("1g.10gb", 255)]),

@@ -18,13 +18,11 @@
 //! - **shared**: takes turns on a slice ("time sharing"); resident or evicted;
 //! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
 
-use super::routing::SharedSlice;
 use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
-use crate::ids::{FunctionId, GpuId};
+use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
 use crate::request::Tier;
-use crate::scale::InstanceId;
 use crate::units::{Bytes, Duration, Timestamp};
 
 /// The event itself.
@@ -361,15 +359,5 @@ pub enum InstanceError {
         state: &'static str,
         /// The event.
         event: &'static str,
-    },
-    /// A setting that cannot be.
-    #[error("{field} is {value}: {bound}")]
-    BadConfig {
-        /// Name of the setting.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
     },
 }

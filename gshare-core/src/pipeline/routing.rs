@@ -12,24 +12,8 @@
 //! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
 //! - **late**: now is past the slack on the function's fastest instance.
 
-use crate::ids::FunctionId;
-use crate::request::RequestId;
-use crate::scale::InstanceId;
+use crate::ids::{FunctionId, InstanceId, RequestId, SharedSlice};
 use crate::units::{Duration, Timestamp};
-use core::fmt;
-
-/// A slice on which instances take turns. Numbered by whoever decides residency.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct SharedSlice(pub u32);
-
-impl fmt::Display for SharedSlice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slice{}", self.0)
-    }
-}
 
 /// How an instance serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -255,16 +239,6 @@ pub enum RouteError {
         /// The instance whose number is out of bounds.
         instance: InstanceId,
         /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
-    /// A setting that cannot be.
-    #[error("{field} is {value}: {bound}")]
-    BadConfig {
-        /// Name of the setting.
         field: &'static str,
         /// Its value.
         value: u64,

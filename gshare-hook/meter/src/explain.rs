@@ -9,7 +9,7 @@ pub(crate) fn said(message: &ToDaemon) -> Option<Event> {
     match *message {
         ToDaemon::TokenRequest { .. } => Some(Event::TokenRequested {}),
         ToDaemon::TokenReturn { lease, used, again, .. } => {
-            Some(Event::Returned { lease: lease.0, used_ns: used.as_nanos(), again: again != 0 })
+            Some(Event::Returned { lease: lease.number(), used_ns: used.as_nanos(), again: again != 0 })
         }
         _ => None,
     }
@@ -28,10 +28,12 @@ pub(crate) fn heard(message: &ToClient) -> Option<Event> {
             let (request, limit, memory) = words_of(spec);
             Event::ShareChanged { request, limit, memory }
         }
-        ToClient::Grant { lease, budget, expires, .. } => {
-            Event::Granted { lease: lease.0, budget_ns: budget.as_nanos(), expires_ns: expires.as_nanos() }
-        }
-        ToClient::Revoke { lease, .. } => Event::Revoked { lease: lease.0 },
+        ToClient::Grant { lease, budget, expires, .. } => Event::Granted {
+            lease: lease.number(),
+            budget_ns: budget.as_nanos(),
+            expires_ns: expires.as_nanos(),
+        },
+        ToClient::Revoke { lease, .. } => Event::Revoked { lease: lease.number() },
         ToClient::Throttle { until, .. } => Event::Throttled { until_ns: until.as_nanos() },
         _ => return None,
     };

@@ -182,7 +182,7 @@ impl Case {
                 self.bench.feed(if answered { MeterEvent::ProbeAnswered } else { MeterEvent::ProbeFailed });
             }
             Step::OfOthers => {
-                let (ordinal, client, gpu) = (9, gshare_core::ClientId::new(77, 1), GpuId(4));
+                let (ordinal, client, gpu) = (9, gshare_core::ClientId::new(77, 1), GpuId::new(4));
                 let (window, in_flight) = (Duration::from_millis(10), Duration::ZERO);
                 self.bench.hear(ToClient::Attached {
                     ordinal,
@@ -194,7 +194,7 @@ impl Case {
                 });
                 let expires = Timestamp::from_nanos(self.bench.now + MS);
                 let budget = Duration::from_millis(5);
-                self.bench.hear(ToClient::Grant { client, lease: LeaseId(1), budget, expires });
+                self.bench.hear(ToClient::Grant { client, lease: LeaseId::new(1), budget, expires });
             }
         }
     }

@@ -291,7 +291,7 @@ fn serve(
             let Some(((_, client), peer)) = next else { break };
             leases += 1;
             last_grant = Some(std::time::Instant::now());
-            peer.grant(client, LeaseId(leases), token, slack);
+            peer.grant(client, LeaseId::new(leases), token, slack);
         }
         if ready[0]
             && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
@@ -337,7 +337,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             std::thread::sleep(manners.attach_pause);
             peer.attached.push(client);
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
-            peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId(0), spec, window, in_flight });
+            peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId::new(0), spec, window, in_flight });
             peer.say_part(client, spec);
         }
         ToDaemon::TokenRequest { client } => {
@@ -345,8 +345,9 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             return Some(client);
         }
         ToDaemon::TokenReturn { client, lease, used, again } => {
-            told.twice +=
-                u64::from(told.used.insert(lease.0, used.as_nanos()).is_some() && peer.holds != Some(lease));
+            told.twice += u64::from(
+                told.used.insert(lease.number(), used.as_nanos()).is_some() && peer.holds != Some(lease),
+            );
             told.returned += 1;
             if peer.holds.take_if(|held| *held == lease).is_some() {
                 told.turns.push((now_ns() - peer.holds_since, used.as_nanos()));
@@ -354,7 +355,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             return (again != 0).then_some(client);
         }
         ToDaemon::Usage { lease, used, launches, .. } => {
-            told.used.insert(lease.0, used.as_nanos());
+            told.used.insert(lease.number(), used.as_nanos());
             told.launches = launches;
         }
         ToDaemon::MemoryReserve { client, bytes, wish } => {

@@ -56,12 +56,14 @@
 mod room;
 mod state;
 
-use gshare_core::request::TenantId;
 use gshare_core::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
-    StoreError, StoreEvent, StoreLimits, TicketId,
+    StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, BasisPoints, Bytes, ClientId, Duration, Engine, ModelId, Timestamp};
+use gshare_core::{
+    ArenaId, BasisPoints, Bytes, ClientId, ConfigError, Duration, Engine, ModelId, TenantId, TicketId,
+    Timestamp,
+};
 use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
 /// Bounds on the memory of a store, and when it makes room.
@@ -118,18 +120,6 @@ impl Default for StoreConfig {
     }
 }
 
-/// Why a configuration cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}: {bound}")]
-pub struct StoreConfigError {
-    /// The field.
-    pub field: &'static str,
-    /// The value that was given.
-    pub value: String,
-    /// The values that are allowed, in words.
-    pub bound: &'static str,
-}
-
 /// Largest model and largest tier: products of value and size fit 128 bits.
 pub(crate) const MAX_BYTES: Bytes = Bytes(1 << 48);
 
@@ -144,32 +134,19 @@ impl Store {
     /// An empty store.
     ///
     /// # Errors
-    /// A configuration that cannot be; names the field and the bound.
-    pub fn new(config: StoreConfig) -> Result<Self, StoreConfigError> {
-        let bad = |field, value: String, bound| Err(StoreConfigError { field, value, bound });
+    /// A field that is out of its bounds.
+    pub fn new(config: StoreConfig) -> Result<Self, ConfigError> {
         for (field, bytes) in [("gpu", config.gpu), ("host", config.host)] {
-            if bytes > MAX_BYTES {
-                return bad(field, bytes.to_string(), "at most 256 TiB");
-            }
+            ConfigError::unless(bytes <= MAX_BYTES, field, bytes, "need at most 256 TiB")?;
         }
-        if config.low > config.high {
-            return bad("low", config.low.to_string(), "at most `high`");
-        }
-        if config.half_life.is_zero() {
-            return bad("half_life", config.half_life.to_string(), "more than 0");
-        }
-        if config.host_to_gpu < Bytes(1_000) {
-            return bad("host_to_gpu", config.host_to_gpu.to_string(), "at least 1 kB per second");
-        }
-        if config.write_timeout.is_zero() {
-            return bad("write_timeout", config.write_timeout.to_string(), "more than 0");
-        }
-        if config.max_clients == 0 {
-            return bad("max_clients", "0".into(), "at least 1");
-        }
-        if config.max_models == 0 {
-            return bad("max_models", "0".into(), "at least 1");
-        }
+        let StoreConfig { low, high, half_life, host_to_gpu, write_timeout, .. } = config;
+        ConfigError::unless(low <= high, "low", low, "need at most `high`")?;
+        ConfigError::unless(!half_life.is_zero(), "half_life", half_life, "need more than 0")?;
+        let rate = host_to_gpu;
+        ConfigError::unless(rate >= Bytes(1_000), "host_to_gpu", rate, "need at least 1 kB per second")?;
+        ConfigError::unless(!write_timeout.is_zero(), "write_timeout", write_timeout, "need more than 0")?;
+        ConfigError::unless(config.max_clients > 0, "max_clients", 0, "need at least 1")?;
+        ConfigError::unless(config.max_models > 0, "max_models", 0, "need at least 1")?;
         Ok(Self { config, state: State::default() })
     }
 
@@ -217,7 +194,7 @@ impl Store {
             true => Err(StoreError::BadBytes { model, bytes }),
             false => Ok(()),
         };
-        let writes = |client: ClientId, arena: ArenaId| match state.arenas.get(&arena) {
+        let writes = |client: ClientId, arena: ArenaId| match state.arenas.get(arena) {
             None => Err(StoreError::WrongState { arena, expected: "being written" }),
             Some(found) => match &found.origin {
                 Origin::Written { by, due: Some(due) } if *by == Some(client) => {
@@ -278,12 +255,12 @@ impl Store {
                 Some(_) => Ok(()),
             },
             StoreEvent::Loaded { arena, .. } | StoreEvent::LoadFailed { arena } => {
-                match state.arenas.get(&arena) {
+                match state.arenas.get(arena) {
                     Some(found) if found.state == ArenaState::Loading && !found.is_being_written() => Ok(()),
                     _ => Err(StoreError::WrongState { arena, expected: "being loaded or sealed" }),
                 }
             }
-            StoreEvent::Evicted { arena } => match state.arenas.get(&arena) {
+            StoreEvent::Evicted { arena } => match state.arenas.get(arena) {
                 Some(found) if found.state == ArenaState::Evicting => Ok(()),
                 _ => Err(StoreError::WrongState { arena, expected: "being evicted" }),
             },
@@ -311,7 +288,7 @@ impl Store {
         });
         let waiting = Ticket { client, wants: Wants::Reference(model), arena: None, due: Some(deadline) };
         if let Some(arena) = there {
-            if self.state.arenas.get(&arena).is_some_and(|arena| arena.state == ArenaState::Committed) {
+            if self.state.arenas.get(arena).is_some_and(|arena| arena.state == ArenaState::Committed) {
                 self.state.serve(ticket, client, arena, model, actions);
             } else if deadline <= now {
                 actions.push(refuse(RefuseReason::TimedOut));
@@ -365,7 +342,7 @@ impl Store {
         victims.into_iter().for_each(|victim| self.make_go(victim, tier, coming, actions));
         let group = self.state.clients.get(&client).map(|found| found.group);
         let mut new =
-            Model::new(tenant, group.unwrap_or(gshare_core::store::GroupId(u32::MAX)), access, bytes, None);
+            Model::new(tenant, group.unwrap_or(gshare_core::GroupId::new(u32::MAX)), access, bytes, None);
         new.use_once(now, self.config.half_life);
         self.state.models.insert(model, new);
         let due = now.saturating_add(self.config.write_timeout);
@@ -382,7 +359,7 @@ impl Store {
 
     fn commit(&mut self, client: ClientId, ticket: TicketId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         self.state.end_of_write(client, arena);
-        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let Some(found) = self.state.arenas.get_mut(arena) else { return };
         found.origin = Origin::Written { by: Some(client), due: None };
         let sealing = Ticket { client, wants: Wants::Commit, arena: None, due: None };
         self.state.wait(ticket, sealing, arena);
@@ -390,7 +367,7 @@ impl Store {
     }
 
     fn loaded(&mut self, arena: ArenaId, content: ContentHash, actions: &mut Vec<StoreAction>) {
-        let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+        let Some(found) = self.state.arenas.get_mut(arena) else { return };
         let (tier, waiting) = (found.tier, core::mem::take(&mut found.waiting));
         let names: Vec<ModelId> = found.names.iter().copied().collect();
         self.state.release_source(arena, actions);
@@ -408,7 +385,7 @@ impl Store {
             }
             None => {
                 self.state.by_content.insert((content, tier), arena);
-                if let Some(found) = self.state.arenas.get_mut(&arena) {
+                if let Some(found) = self.state.arenas.get_mut(arena) {
                     (found.state, found.content) = (ArenaState::Committed, Some(content));
                 }
                 arena
@@ -442,7 +419,7 @@ impl Store {
         reason: RefuseReason,
         actions: &mut Vec<StoreAction>,
     ) -> Option<MemoryTier> {
-        let found = self.state.arenas.get_mut(&arena)?;
+        let found = self.state.arenas.get_mut(arena)?;
         let tier = found.tier;
         for ticket in core::mem::take(&mut found.waiting) {
             if let Some(Ticket { client, .. }) = self.state.close(ticket) {
@@ -468,7 +445,7 @@ impl Store {
         let busy = |arena: &Arena| {
             arena.state != ArenaState::Committed || (arena.names.len() == 1 && arena.is_held())
         };
-        let is_busy = |arena| self.state.arenas.get(arena).is_some_and(busy);
+        let is_busy = |&arena| self.state.arenas.get(arena).is_some_and(busy);
         if found.pinned || arenas.iter().any(is_busy) {
             return Some(RefuseReason::InUse);
         }
@@ -476,7 +453,7 @@ impl Store {
             found.source = None;
         }
         for arena in arenas {
-            if self.state.arenas.get(&arena).is_some_and(|arena| arena.names.len() == 1) {
+            if self.state.arenas.get(arena).is_some_and(|arena| arena.names.len() == 1) {
                 self.state.retire(arena, actions);
             } else {
                 self.state.unlink(model, arena, actions);
@@ -500,13 +477,13 @@ impl Store {
     fn left(&mut self, client: ClientId, actions: &mut Vec<StoreAction>) {
         let Some(found) = self.state.clients.remove(&client) else { return };
         for (arena, count) in found.refs {
-            if let Some(arena) = self.state.arenas.get_mut(&arena) {
+            if let Some(arena) = self.state.arenas.get_mut(arena) {
                 arena.references -= count;
             }
         }
         for ticket in found.tickets {
             if let Some(Ticket { arena: Some(arena), .. }) = self.state.close(ticket)
-                && let Some(arena) = self.state.arenas.get_mut(&arena)
+                && let Some(arena) = self.state.arenas.get_mut(arena)
             {
                 arena.waiting.retain(|&waiting| waiting != ticket);
             }
@@ -530,7 +507,7 @@ impl Store {
             match due {
                 Due::Ticket(ticket) => {
                     let Some(Ticket { client, arena, .. }) = self.state.close(ticket) else { continue };
-                    if let Some(arena) = arena.and_then(|arena| self.state.arenas.get_mut(&arena)) {
+                    if let Some(arena) = arena.and_then(|arena| self.state.arenas.get_mut(arena)) {
                         arena.waiting.retain(|&waiting| waiting != ticket);
                     }
                     actions.push(StoreAction::Refuse { ticket, client, reason: RefuseReason::TimedOut });
@@ -644,11 +621,11 @@ impl ModelStore for Store {
     }
 
     fn arena(&self, arena: ArenaId) -> Option<ArenaView> {
-        self.state.arenas.get(&arena).map(|found| found.view(arena))
+        self.state.arenas.get(arena).map(|found| found.view(arena))
     }
 
     fn arenas(&self) -> Vec<ArenaView> {
-        self.state.arenas.iter().map(|(&arena, found)| found.view(arena)).collect()
+        self.state.arenas.iter().map(|(arena, found)| found.view(arena)).collect()
     }
 
     fn may_read(&self, client: ClientId, model: ModelId) -> bool {

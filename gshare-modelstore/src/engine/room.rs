@@ -3,9 +3,8 @@
 use super::Store;
 use super::state::{Arena, Model, Origin, Wants};
 use core::cmp::Ordering;
-use gshare_core::request::TenantId;
 use gshare_core::store::{ArenaState, MemoryTier, ModelStore as _, RefuseReason, StoreAction};
-use gshare_core::{ArenaId, Bytes, Timestamp};
+use gshare_core::{ArenaId, Bytes, TenantId, Timestamp};
 use std::collections::BTreeSet;
 
 /// Bounds the sum over an arena's models, so that its product with a size fits.
@@ -42,7 +41,7 @@ impl Store {
     /// Milliseconds to have the model in the tier again; `None` when that cannot be.
     fn reload_ms(&self, model: &Model, tier: MemoryTier) -> Option<u64> {
         let in_host = |arena: ArenaId| {
-            self.state.arenas.get(&arena).is_some_and(|arena| arena.state == ArenaState::Committed)
+            self.state.arenas.get(arena).is_some_and(|arena| arena.state == ArenaState::Committed)
         };
         if tier == MemoryTier::Gpu && model.arenas[MemoryTier::Host as usize].is_some_and(in_host) {
             let per_ms = self.config.host_to_gpu.0 / 1_000;
@@ -73,8 +72,8 @@ impl Store {
     /// Arenas that may go, the least valuable first.
     fn victims(&self, now: Timestamp, keep: Option<ArenaId>) -> Vec<(ArenaId, &Arena)> {
         let mut values: Vec<(Value, &Arena)> = (self.state.arenas.iter())
-            .filter(|&(&name, _)| Some(name) != keep)
-            .filter_map(|(&name, arena)| Some((self.value(now, name, arena)?, arena)))
+            .filter(|&(name, _)| Some(name) != keep)
+            .filter_map(|(name, arena)| Some((self.value(now, name, arena)?, arena)))
             .collect();
         values.sort_unstable_by_key(|&(value, _)| value);
         values.into_iter().map(|(value, arena)| (value.arena, arena)).collect()
@@ -144,7 +143,7 @@ impl Store {
 
     /// Whether an arena that leaves the GPU can be copied to host memory, when so many bytes more of the GPU are to be charged.
     fn can_demote(&self, name: ArenaId, coming: Option<(TenantId, Bytes)>) -> bool {
-        let Some(arena) = self.state.arenas.get(&name) else { return false };
+        let Some(arena) = self.state.arenas.get(name) else { return false };
         let host = MemoryTier::Host as usize;
         let more = coming.filter(|&(tenant, _)| tenant == arena.charged);
         let within_limits = self.state.tenants.get(&arena.charged).is_none_or(|charged| {
@@ -202,7 +201,7 @@ impl Store {
         let capacity = self.capacity(tier).0;
         while let Some(&arena) = self.state.tiers[tier as usize].empty.front() {
             let used = &mut self.state.tiers[tier as usize];
-            let Some(found) = self.state.arenas.get_mut(&arena) else { return };
+            let Some(found) = self.state.arenas.get_mut(arena) else { return };
             if used.physical + found.bytes > capacity {
                 return;
             }
@@ -242,7 +241,7 @@ impl Store {
             assert!(used.promised <= self.capacity(tier).0 && used.physical <= self.capacity(tier).0);
             let empty: BTreeSet<ArenaId> = used.empty.iter().copied().collect();
             for (name, arena) in state.arenas.iter().filter(|(_, arena)| arena.tier == tier) {
-                assert_eq!(empty.contains(name), arena.state == ArenaState::Empty, "line for memory");
+                assert_eq!(empty.contains(&name), arena.state == ArenaState::Empty, "line for memory");
             }
         }
         for (&tenant, account) in &state.tenants {
@@ -255,16 +254,16 @@ impl Store {
             assert_eq!(account.bytes, charged().map(|arena| arena.bytes).sum::<u64>(), "charged bytes");
             assert_eq!(account.arenas as usize, charged().count(), "charged arenas");
         }
-        for (name, arena) in &state.arenas {
-            let held = state.clients.values().filter_map(|client| client.refs.get(name)).sum::<u64>();
+        for (name, arena) in state.arenas.iter() {
+            let held = state.clients.values().filter_map(|client| client.refs.get(&name)).sum::<u64>();
             assert_eq!(arena.references, held, "references of {name}");
             let copies = state.arenas.values().filter(|other| {
-                matches!(other.origin, Origin::Loaded { from: gshare_core::store::LoadFrom::Host(from) } if from == *name)
+                matches!(other.origin, Origin::Loaded { from: gshare_core::store::LoadFrom::Host(from) } if from == name)
             });
             assert_eq!(arena.copies as usize, copies.count(), "copies from {name}");
             if let Origin::Loaded { from: gshare_core::store::LoadFrom::Gpu(from) } = arena.origin {
                 assert!(
-                    state.arenas.get(&from).is_some_and(|from| from.state == ArenaState::Evicting),
+                    state.arenas.get(from).is_some_and(|from| from.state == ArenaState::Evicting),
                     "{name}'s source"
                 );
             }
@@ -276,18 +275,18 @@ impl Store {
                     || arena.waiting.is_empty()
             );
             for model in &arena.names {
-                assert_eq!(state.models[model].arenas[arena.tier as usize], Some(*name), "arena of {model}");
+                assert_eq!(state.models[model].arenas[arena.tier as usize], Some(name), "arena of {model}");
             }
         }
         for ((content, tier), name) in &state.by_content {
-            let arena = &state.arenas[name];
+            let arena = state.arenas.get(*name).expect("committed content has an arena");
             assert_eq!(
                 (arena.content, arena.tier, arena.state),
                 (Some(*content), *tier, ArenaState::Committed)
             );
         }
         for (name, ticket) in &state.tickets {
-            let arena = ticket.arena.and_then(|arena| state.arenas.get(&arena));
+            let arena = ticket.arena.and_then(|arena| state.arenas.get(arena));
             assert!(arena.is_some_and(|arena| arena.waiting.contains(name)), "{name} waits for nothing");
             assert!(state.clients[&ticket.client].tickets.contains(name));
         }

@@ -1,11 +1,10 @@
 //! The books, and the steps that change them together.
 
-use gshare_core::request::TenantId;
+use gshare_core::slots::Slots;
 use gshare_core::store::{
-    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, StoreAction, StoreLimits,
-    TicketId,
+    Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, StoreAction, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One request counts as this much, so that several halvings of it are exact.
@@ -155,10 +154,7 @@ pub(super) struct State {
     pub(super) clients: BTreeMap<ClientId, Client>,
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     pub(super) models: BTreeMap<ModelId, Model>,
-    pub(super) arenas: BTreeMap<ArenaId, Arena>,
-    /// Generation of the next use of each slot.
-    generations: Vec<u32>,
-    free: BTreeSet<u32>,
+    pub(super) arenas: Slots<ArenaId, Arena>,
     /// Committed arenas.
     pub(super) by_content: BTreeMap<(ContentHash, MemoryTier), ArenaId>,
     pub(super) tickets: BTreeMap<TicketId, Ticket>,
@@ -177,7 +173,7 @@ impl State {
     }
 
     pub(super) fn tenant_of(&self, client: ClientId) -> TenantId {
-        self.clients.get(&client).map_or(TenantId(u32::MAX), |client| client.tenant)
+        self.clients.get(&client).map_or(TenantId::new(u32::MAX), |client| client.tenant)
     }
 
     /// Whether the client may pin and evict the model.
@@ -187,7 +183,7 @@ impl State {
 
     pub(super) fn committed(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId> {
         let arena = self.models.get(&model)?.arenas[tier as usize]?;
-        (self.arenas.get(&arena)?.state == ArenaState::Committed).then_some(arena)
+        (self.arenas.get(arena)?.state == ArenaState::Committed).then_some(arena)
     }
 
     /// A new arena, empty, at the end of the line for memory.
@@ -199,14 +195,8 @@ impl State {
         charged: TenantId,
         origin: Origin,
     ) -> ArenaId {
-        let slot = self.free.pop_first().unwrap_or_else(|| {
-            self.generations.push(0);
-            u32::try_from(self.generations.len() - 1).unwrap_or(u32::MAX)
-        });
-        let arena = ArenaId::new(slot, self.generations[slot as usize]);
-        self.generations[slot as usize] = self.generations[slot as usize].wrapping_add(1);
         if let Origin::Loaded { from: LoadFrom::Host(source) } = origin
-            && let Some(source) = self.arenas.get_mut(&source)
+            && let Some(source) = self.arenas.get_mut(source)
         {
             source.copies += 1;
         }
@@ -222,7 +212,7 @@ impl State {
             copies: 0,
             waiting: VecDeque::new(),
         };
-        self.arenas.insert(arena, new);
+        let arena = self.arenas.insert(new);
         models.iter().for_each(|&model| self.link(model, arena));
         self.tiers[tier as usize].promised += bytes.0;
         self.tiers[tier as usize].empty.push_back(arena);
@@ -233,14 +223,14 @@ impl State {
 
     /// Makes the arena the model's in its tier.
     pub(super) fn link(&mut self, model: ModelId, arena: ArenaId) {
-        let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else {
+        let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(arena)) else {
             return;
         };
         let before = found.arenas[to.tier as usize].replace(arena);
         to.names.insert(model);
         if let Some(before) = before
             && before != arena
-            && let Some(before) = self.arenas.get_mut(&before)
+            && let Some(before) = self.arenas.get_mut(before)
         {
             before.names.remove(&model);
         }
@@ -248,7 +238,7 @@ impl State {
 
     /// Takes the arena away from the model, which may be nowhere after that.
     pub(super) fn unlink(&mut self, model: ModelId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
-        let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(&arena)) else {
+        let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(arena)) else {
             return;
         };
         found.arenas[from.tier as usize] = None;
@@ -266,7 +256,7 @@ impl State {
 
     /// Sends an arena of the GPU on its way out, by a copy in host memory, for whose room the caller has looked.
     pub(super) fn demote(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
-        let Some(found) = self.arenas.get(&arena) else { return };
+        let Some(found) = self.arenas.get(arena) else { return };
         let (bytes, charged) = (Bytes(found.bytes), found.charged);
         let names: Vec<ModelId> = found.names.iter().copied().collect();
         let origin = Origin::Loaded { from: LoadFrom::Gpu(arena) };
@@ -281,14 +271,14 @@ impl State {
     }
 
     fn depart(&mut self, arena: ArenaId, now: bool, actions: &mut Vec<StoreAction>) {
-        let Some(found) = self.arenas.get_mut(&arena) else { return };
+        let Some(found) = self.arenas.get_mut(arena) else { return };
         let (tier, bytes, charged, before) = (found.tier, found.bytes, found.charged, found.state);
         found.state = ArenaState::Evicting;
         let names: Vec<ModelId> = found.names.iter().copied().collect();
         if let Origin::Written { by: Some(client), due: Some(_) } = found.origin {
             self.end_of_write(client, arena);
         }
-        if let Some(content) = self.arenas.get(&arena).and_then(|found| found.content) {
+        if let Some(content) = self.arenas.get(arena).and_then(|found| found.content) {
             self.by_content.remove(&(content, tier));
         }
         self.tiers[tier as usize].promised -= bytes;
@@ -302,15 +292,13 @@ impl State {
         self.release_source(arena, actions);
         names.into_iter().for_each(|model| self.unlink(model, arena, actions));
         if before == ArenaState::Empty {
-            self.arenas.remove(&arena);
-            self.free.insert(arena.slot());
+            self.arenas.remove(arena);
         }
     }
 
     /// The memory of an arena is free.
     pub(super) fn freed(&mut self, arena: ArenaId) -> Option<MemoryTier> {
-        let Arena { tier, bytes, .. } = self.arenas.remove(&arena)?;
-        self.free.insert(arena.slot());
+        let Arena { tier, bytes, .. } = self.arenas.remove(arena)?;
         self.tiers[tier as usize].physical -= bytes;
         Some(tier)
     }
@@ -320,7 +308,7 @@ impl State {
         if let Some(client) = self.clients.get_mut(&client) {
             client.writes.remove(&arena);
         }
-        if let Some(Arena { origin: Origin::Written { by, due }, .. }) = self.arenas.get_mut(&arena) {
+        if let Some(Arena { origin: Origin::Written { by, due }, .. }) = self.arenas.get_mut(arena) {
             *by = None;
             if let Some(due) = due.take() {
                 self.deadlines.remove(&(due, Due::Write(arena)));
@@ -330,10 +318,10 @@ impl State {
 
     /// The arena needs the one that it is copied from no longer.
     pub(super) fn release_source(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
-        let Some(Arena { origin: Origin::Loaded { from }, .. }) = self.arenas.get_mut(&arena) else { return };
+        let Some(Arena { origin: Origin::Loaded { from }, .. }) = self.arenas.get_mut(arena) else { return };
         match std::mem::replace(from, LoadFrom::Disk) {
             LoadFrom::Host(source) => {
-                if let Some(source) = self.arenas.get_mut(&source) {
+                if let Some(source) = self.arenas.get_mut(source) {
                     source.copies -= 1;
                 }
             }
@@ -350,7 +338,7 @@ impl State {
         if let Some(client) = self.clients.get_mut(&ticket.client) {
             client.tickets.insert(name);
         }
-        if let Some(arena) = self.arenas.get_mut(&arena) {
+        if let Some(arena) = self.arenas.get_mut(arena) {
             arena.waiting.push_back(name);
         }
         self.tickets.insert(name, ticket);
@@ -376,7 +364,7 @@ impl State {
         model: ModelId,
         actions: &mut Vec<StoreAction>,
     ) {
-        let (Some(holder), Some(held)) = (self.clients.get_mut(&client), self.arenas.get_mut(&arena)) else {
+        let (Some(holder), Some(held)) = (self.clients.get_mut(&client), self.arenas.get_mut(arena)) else {
             return;
         };
         *holder.refs.entry(arena).or_insert(0) += 1;
@@ -392,7 +380,7 @@ impl State {
         if *count == 0 {
             holder.refs.remove(&arena);
         }
-        let held = self.arenas.get_mut(&arena)?;
+        let held = self.arenas.get_mut(arena)?;
         held.references -= 1;
         (held.references == 0).then_some(held.tier)
     }

@@ -6,9 +6,8 @@ use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, re
 use crate::load::{LoadError, Source, layout_of_header};
 use crate::manifest::Layout;
 use crate::packet;
-use gshare_core::request::TenantId;
-use gshare_core::store::{Access, GroupId, MemoryTier, ModelStore as _, StoreEvent};
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId};
+use gshare_core::store::{Access, MemoryTier, ModelStore as _, StoreEvent};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -332,7 +331,7 @@ fn by_name(
     shared: &Arc<Shared>,
     request: u32,
     name: &str,
-    event: impl FnOnce(gshare_core::store::TicketId, ModelId) -> StoreEvent,
+    event: impl FnOnce(gshare_core::TicketId, ModelId) -> StoreEvent,
 ) {
     shared.with(|core| {
         let open = Open { conn: conn.clone(), request, kind: Kind::Plain };
@@ -438,7 +437,7 @@ fn put_file(
         let bytes = Bytes(source.layout.arena_bytes);
         let reload = reload_time(bytes, core.disk_rate());
         let model = core.name(&name, Some(source), access, conn.uid, booked);
-        let (owner, group) = (TenantId(conn.uid), GroupId(conn.gid));
+        let (owner, group) = (TenantId::new(conn.uid), GroupId::new(conn.gid));
         if let Err(error) =
             core.tell(StoreEvent::ModelAdded { model, owner, group, access, bytes, reload }, None)
         {

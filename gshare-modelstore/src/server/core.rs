@@ -10,12 +10,14 @@ use crate::frame::{Answer, Code};
 use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
-use gshare_core::request::TenantId;
+use gshare_core::slots::Slots;
 use gshare_core::store::{
-    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore as _, RefuseReason,
-    StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
+    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore as _, RefuseReason, StoreAction,
+    StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, Engine as _, ModelId, Timestamp};
+use gshare_core::{
+    ArenaId, Bytes, ClientId, Duration, Engine as _, GroupId, ModelId, TenantId, TicketId, Timestamp,
+};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use serde_json::json;
@@ -138,11 +140,9 @@ pub(super) struct Core {
     pub(super) models: BTreeMap<ModelId, Known>,
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
-    pub(super) conns: BTreeMap<ClientId, Arc<Conn>>,
+    pub(super) conns: Slots<ClientId, Arc<Conn>>,
     /// Connections that ended with answers that the client can still read.
     gone: Vec<Arc<Conn>>,
-    free: BTreeSet<u32>,
-    slots: Vec<u32>,
     tickets: BTreeMap<TicketId, Open>,
     next_ticket: u64,
     tenants: BTreeSet<u32>,
@@ -189,10 +189,8 @@ impl Core {
             models: BTreeMap::new(),
             next_model: 0,
             arenas: BTreeMap::new(),
-            conns: BTreeMap::new(),
+            conns: Slots::default(),
             gone: Vec::new(),
-            free: BTreeSet::new(),
-            slots: Vec::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             tenants: BTreeSet::new(),
@@ -217,10 +215,10 @@ impl Core {
         owner: u32,
         booked: Vec<Booked>,
     ) -> ModelId {
-        while self.models.contains_key(&ModelId(self.next_model)) {
+        while self.models.contains_key(&ModelId::new(self.next_model)) {
             self.next_model = self.next_model.wrapping_add(1);
         }
-        let model = ModelId(self.next_model);
+        let model = ModelId::new(self.next_model);
         self.next_model = self.next_model.wrapping_add(1);
         self.names.insert(owner, name, model);
         self.models.insert(model, Known { name: name.to_owned(), source, access, owner, _booked: booked });
@@ -259,24 +257,20 @@ impl Core {
     ) -> Result<Arc<Conn>, StoreError> {
         if self.tenants.insert(uid) {
             let limits = self.limits_of(uid);
-            self.tell(StoreEvent::TenantLimited { tenant: TenantId(uid), limits }, None)?;
+            self.tell(StoreEvent::TenantLimited { tenant: TenantId::new(uid), limits }, None)?;
         }
-        let slot = self.free.first().copied().unwrap_or(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
-        let client = ClientId::new(slot, self.slots.get(slot as usize).copied().unwrap_or(0));
+        let limit = self.engine.config().max_clients;
+        let client = self.conns.next(limit).ok_or(StoreError::TooManyClients { limit })?;
         let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
-        let (tenant, group) = (TenantId(uid), GroupId(gid));
+        let (tenant, group) = (TenantId::new(uid), GroupId::new(gid));
         self.tell(StoreEvent::ClientJoined { client, tenant, group, admin }, None)?;
-        self.free.remove(&slot);
-        if slot as usize == self.slots.len() {
-            self.slots.push(0);
-        }
         let conn = conn(client);
-        self.conns.insert(client, conn.clone());
+        self.conns.insert(conn.clone());
         Ok(conn)
     }
 
     pub(super) fn leave(&mut self, client: ClientId) {
-        let Some(conn) = self.conns.remove(&client) else { return };
+        let Some(conn) = self.conns.remove(client) else { return };
         // First, so that nothing more is sent which would have to be counted.
         conn.hang_up();
         if !conn.settle() {
@@ -284,8 +278,6 @@ impl Core {
         }
         self.tickets.retain(|_, open| open.conn.client != client);
         let _ = self.tell(StoreEvent::ClientLeft { client }, None);
-        self.slots[client.index()] = self.slots[client.index()].wrapping_add(1);
-        self.free.insert(client.slot());
     }
 
     /// Forgets connections that ended and whose client has read or thrown away all answers.
@@ -315,7 +307,7 @@ impl Core {
         timeout: Duration,
     ) -> Option<Arc<Served>> {
         let (now, client) = (self.now(), conn.client);
-        let ticket = TicketId(self.next_ticket);
+        let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.counts.gets += 1;
         let deadline = now.saturating_add(timeout);
@@ -347,7 +339,7 @@ impl Core {
     }
 
     pub(super) fn ticket(&mut self, open: Open) -> TicketId {
-        let ticket = TicketId(self.next_ticket);
+        let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.open(ticket, open);
         ticket

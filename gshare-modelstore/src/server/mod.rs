@@ -34,11 +34,10 @@ mod names;
 use self::core::{Core, Shared, reload_time};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
-use crate::engine::{Store, StoreConfig, StoreConfigError};
+use crate::engine::{Store, StoreConfig};
 use crate::load::{LoadError, Source};
-use gshare_core::Bytes;
-use gshare_core::request::TenantId;
-use gshare_core::store::{Access, GroupId, StoreEvent, StoreLimits};
+use gshare_core::store::{Access, StoreEvent, StoreLimits};
+use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
 use rustix::net::{
@@ -123,7 +122,7 @@ impl ServerConfig {
 pub enum ServerError {
     /// Its configuration cannot be.
     #[error(transparent)]
-    Config(#[from] StoreConfigError),
+    Config(#[from] ConfigError),
     /// A store listens there already.
     #[error("a store listens at {path} already")]
     InUse {
@@ -295,7 +294,7 @@ fn add(core: &mut Core, name: String, path: &Path) -> Result<(), ServerError> {
     let file = File::open(path).map_err(failed(path.display().to_string()))?;
     let source = Source::open(file).map_err(|error| ServerError::Model { path: path.to_owned(), error })?;
     let uid = rustix::process::geteuid().as_raw();
-    let (owner, group) = (TenantId(uid), GroupId(rustix::process::getegid().as_raw()));
+    let (owner, group) = (TenantId::new(uid), GroupId::new(rustix::process::getegid().as_raw()));
     let bytes = Bytes(source.layout.arena_bytes);
     let reload = reload_time(bytes, core.disk_rate());
     let each =

@@ -80,7 +80,7 @@ mod tests {
     fn names(named: &[(u32, &str)]) -> Names {
         let mut names = Names::default();
         for (at, (uid, name)) in (0..).zip(named) {
-            names.insert(*uid, name, ModelId(at));
+            names.insert(*uid, name, ModelId::new(at));
         }
         names
     }
@@ -88,11 +88,11 @@ mod tests {
     #[test]
     fn a_name_means_ones_own_then_the_operators_then_the_first_that_is_shared() {
         let names = names(&[(7, "m"), (8, "m"), (OPERATOR, "m"), (9, "n"), (7, "n"), (8, "n"), (9, "7:n")]);
-        let private = [ModelId(3)];
+        let private = [ModelId::new(3)];
         let means = |uid, text| {
             names
                 .resolve(uid, text, |uid| uid == OPERATOR, |model| !private.contains(&model))
-                .map(|model| model.0)
+                .map(|model| model.number())
         };
         assert_eq!([means(7, "m"), means(8, "m")], [Some(0), Some(1)], "one's own, not the first");
         assert_eq!(means(9, "m"), Some(2), "the operator's, although it came last");
@@ -108,8 +108,8 @@ mod tests {
     fn nothing_that_other_uids_name_or_forget_changes_what_a_uids_own_name_means() {
         let mut names = names(&[(7, "m")]);
         for uid in [OPERATOR, 6, 8] {
-            names.insert(uid, "m", ModelId(100 + uid));
-            assert_eq!(names.resolve(7, "m", |uid| uid == OPERATOR, |_| true), Some(ModelId(0)));
+            names.insert(uid, "m", ModelId::new(100 + uid));
+            assert_eq!(names.resolve(7, "m", |uid| uid == OPERATOR, |_| true), Some(ModelId::new(0)));
             names.remove(uid, "m");
             assert!(names.has(7, "m"));
         }

@@ -7,12 +7,11 @@
     reason = "shared by a test and a fuzz target; small numbers"
 )]
 
-use gshare_core::request::TenantId;
 use gshare_core::store::{
-    Access, ArenaState, ArenaView, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore, RefuseReason,
-    StoreAction, StoreError, StoreEvent, StoreLimits, TicketId,
+    Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
+    StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Engine, ModelId, Timestamp};
+use gshare_core::{ArenaId, Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use gshare_modelstore::engine::StoreConfig;
 use std::cmp::Ordering;
 

@@ -36,8 +36,8 @@ pub use efficacy::{EfficacySearch, InferenceChoice};
 pub use grid::{Grid, GridOutcome};
 pub use training::{TrainingChoice, TrainingSearch};
 
-use gshare_core::Duration;
 use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
+use gshare_core::{ConfigError, Duration};
 use std::collections::BTreeMap;
 
 /// Figures that a trial measured.
@@ -185,15 +185,8 @@ pub enum Step<R> {
 #[non_exhaustive]
 pub enum PlanError {
     /// A field of a strategy that is out of bounds.
-    #[error("{field} is {value}: {bound}")]
-    Config {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// No point meets the latency asked for.
     #[error("no setting has a p95 of at most {max_exec}; the shortest is {best}, at ({setting})")]
     SloUnreachable {
@@ -218,7 +211,7 @@ pub enum PlanError {
 }
 
 fn config(field: &'static str, value: &dyn core::fmt::Display, bound: &'static str) -> PlanError {
-    PlanError::Config { field, value: value.to_string(), bound }
+    ConfigError::new(field, value, bound).into()
 }
 
 /// The reason a setting's trial failed for.

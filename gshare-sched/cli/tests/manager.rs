@@ -2,8 +2,8 @@
 
 use crate::common::{self, Forked, Local, within};
 use crate::hooked;
-use gshare_core::request::{ModelProfile, RejectReason, RequestId, StateStore as _};
-use gshare_core::{Bytes, Duration, GpuId, ModelId};
+use gshare_core::request::{ModelProfile, RejectReason, StateStore as _};
+use gshare_core::{Bytes, Duration, GpuId, ModelId, RequestId};
 use gshare_runner::manager::{
     Answer, GpuManager, GpuSpec, Hook, ManagerConfig, ManagerError, Program, Refused, Serving, Submission,
 };
@@ -59,22 +59,23 @@ fn serve(config: ManagerConfig, gpus: u32, models: u32) -> Serving {
     let serving = Serving::spawn(config, Box::new(scheduler)).unwrap();
     let handle = serving.handle();
     for gpu in 0..gpus {
-        handle.add_gpu(GpuId(gpu), GpuSpec::new(gpu.to_string(), MIB(250))).unwrap();
+        handle.add_gpu(GpuId::new(gpu), GpuSpec::new(gpu.to_string(), MIB(250))).unwrap();
     }
     for model in 0..models {
-        handle.add_model(ModelId(model), program(&[])).unwrap();
+        handle.add_model(ModelId::new(model), program(&[])).unwrap();
     }
     serving
 }
 
 fn ask(serving: &Serving, request: u64, model: u32) -> Result<Answer, Refused> {
-    let submission = Submission::new(RequestId(request), ModelId(model), format!("input {request}").into());
+    let submission =
+        Submission::new(RequestId::new(request), ModelId::new(model), format!("input {request}").into());
     serving.handle().submit(submission).unwrap().wait()
 }
 
 fn pid_of(serving: &Serving, model: u32) -> Option<i32> {
     let processes = serving.handle().snapshot().unwrap().processes;
-    let found = processes.iter().find(|(_, of, _)| *of == ModelId(model));
+    let found = processes.iter().find(|(_, of, _)| *of == ModelId::new(model));
     found.map(|(.., pid)| i32::try_from(*pid).unwrap())
 }
 
@@ -93,7 +94,7 @@ fn models_are_loaded_fed_and_evicted_under_the_hook() {
     let daemon = Local::start();
     let serving = serve(under(&daemon), 1, 3);
     let first = ask(&serving, 1, 0).unwrap();
-    assert_eq!((first.output.as_slice(), first.gpu), (&b"input 1"[..], GpuId(0)));
+    assert_eq!((first.output.as_slice(), first.gpu), (&b"input 1"[..], GpuId::new(0)));
     assert!(first.arrived <= first.dispatched && first.dispatched < first.completed);
     assert!(first.ran >= Duration::from_millis(2), "{}", first.ran);
     let clients = daemon.snapshot().clients;
@@ -104,7 +105,7 @@ fn models_are_loaded_fed_and_evicted_under_the_hook() {
     ask(&serving, 3, 2).unwrap();
     let snapshot = serving.handle().snapshot().unwrap();
     assert_eq!((snapshot.stats.misses, snapshot.stats.evictions), (3, 1));
-    assert_eq!(snapshot.gpus[0].1.models, [ModelId(1), ModelId(2)]);
+    assert_eq!(snapshot.gpus[0].1.models, [ModelId::new(1), ModelId::new(2)]);
     ask(&serving, 4, 1).unwrap();
     assert_eq!(serving.handle().snapshot().unwrap().stats.hits, 1);
     drop(serving);
@@ -125,7 +126,7 @@ fn a_killed_model_process_costs_a_load_and_no_request() {
     ask(&serving, 3, 1).unwrap();
     let busy = pid_of(&serving, 1).unwrap();
     kill_process(Pid::from_raw(busy).unwrap(), Signal::STOP).unwrap();
-    let submission = Submission::new(RequestId(4), ModelId(1), b"again".to_vec());
+    let submission = Submission::new(RequestId::new(4), ModelId::new(1), b"again".to_vec());
     let ticket = serving.handle().submit(submission).unwrap();
     within(|| (serving.handle().snapshot().unwrap().waiting == 0).then_some(()));
     kill(busy);
@@ -163,8 +164,8 @@ fn every_request_is_served_once_while_processes_are_killed() {
     let (sender, endings) = channel();
     let mut rng = gshare_sim::Rng::new(7);
     for request in 0..120 {
-        let model = ModelId(u32::try_from(rng.below(4)).unwrap());
-        let submission = Submission::new(RequestId(request), model, request.to_le_bytes().to_vec());
+        let model = ModelId::new(u32::try_from(rng.below(4)).unwrap());
+        let submission = Submission::new(RequestId::new(request), model, request.to_le_bytes().to_vec());
         serving.handle().submit_to(submission, sender.clone()).unwrap();
         if request % 10 == 9 {
             let processes = serving.handle().snapshot().unwrap().processes;
@@ -179,8 +180,8 @@ fn every_request_is_served_once_while_processes_are_killed() {
         .iter()
         .take(120)
         .map(|(request, ending)| {
-            assert_eq!(ending.unwrap().output, request.0.to_le_bytes());
-            request.0
+            assert_eq!(ending.unwrap().output, request.number().to_le_bytes());
+            request.number()
         })
         .collect();
     served.sort_unstable();
@@ -201,7 +202,7 @@ fn what_cannot_be_loaded_is_rejected_and_does_not_hold_up_the_others() {
     (silent.program, silent.arguments) =
         ("sh".into(), vec!["-c".into(), "echo nonsense >&0; sleep 60".into()]);
     for (model, program) in [(1, program(&["--fail"])), (2, absent), (3, silent)] {
-        serving.handle().add_model(ModelId(model), program).unwrap();
+        serving.handle().add_model(ModelId::new(model), program).unwrap();
         let refused = ask(&serving, u64::from(model), model).unwrap_err();
         assert_eq!(refused, Refused::Rejected(RejectReason::AttemptsExhausted), "model {model}");
     }
@@ -214,7 +215,7 @@ fn a_load_that_hangs_is_killed() {
     let mut config = simulated(dir.path());
     config.load_patience = Duration::from_millis(100);
     let serving = serve(config, 1, 0);
-    serving.handle().add_model(ModelId(0), program(&["--hang"])).unwrap();
+    serving.handle().add_model(ModelId::new(0), program(&["--hang"])).unwrap();
     let refused = ask(&serving, 1, 0).unwrap_err();
     assert_eq!(refused, Refused::Rejected(RejectReason::AttemptsExhausted));
     assert_eq!(serving.handle().snapshot().unwrap().processes, []);
@@ -226,14 +227,17 @@ fn a_gpu_that_is_taken_away_gives_its_requests_to_the_others() {
     let serving = serve(simulated(dir.path()), 2, 2);
     let (sender, endings) = channel();
     for request in 0..20 {
-        let submission = Submission::new(RequestId(request), ModelId(0), Vec::new());
+        let submission = Submission::new(RequestId::new(request), ModelId::new(0), Vec::new());
         serving.handle().submit_to(submission, sender.clone()).unwrap();
     }
-    serving.handle().remove_gpu(GpuId(0)).unwrap();
+    serving.handle().remove_gpu(GpuId::new(0)).unwrap();
     let gpus: Vec<GpuId> = endings.iter().take(20).map(|(_, ending)| ending.unwrap().gpu).collect();
-    assert!(gpus.contains(&GpuId(1)));
-    assert!(matches!(serving.handle().remove_gpu(GpuId(0)), Err(ManagerError::UnknownGpu(GpuId(0)))));
-    serving.handle().add_gpu(GpuId(0), GpuSpec::new("0", MIB(250))).unwrap();
+    assert!(gpus.contains(&GpuId::new(1)));
+    assert!(matches!(
+        serving.handle().remove_gpu(GpuId::new(0)),
+        Err(ManagerError::UnknownGpu(gpu)) if gpu == GpuId::new(0)
+    ));
+    serving.handle().add_gpu(GpuId::new(0), GpuSpec::new("0", MIB(250))).unwrap();
     ask(&serving, 30, 1).unwrap();
 }
 
@@ -243,13 +247,14 @@ fn a_bad_submission_is_told_why_and_changes_nothing() {
     let serving = serve(simulated(dir.path()), 1, 1);
     let text = |ending: Result<Answer, Refused>| ending.unwrap_err().to_string();
     assert_eq!(text(ask(&serving, 1, 9)), "unknown model9: its memory was never told");
-    let long = Submission::new(RequestId(2), ModelId(0), vec![0; 1 << 17]);
+    let long = Submission::new(RequestId::new(2), ModelId::new(0), vec![0; 1 << 17]);
     let ticket = serving.handle().submit(long).unwrap();
     assert_eq!(text(ticket.wait()), "input has 131072 bytes: need at most 65536");
-    let first = serving.handle().submit(Submission::new(RequestId(3), ModelId(0), Vec::new())).unwrap();
+    let first =
+        serving.handle().submit(Submission::new(RequestId::new(3), ModelId::new(0), Vec::new())).unwrap();
     assert_eq!(text(ask(&serving, 3, 0)), "request3 is already here");
     first.wait().unwrap();
-    let error = serving.handle().add_gpu(GpuId(1), GpuSpec::new("1", MIB(300))).unwrap_err();
+    let error = serving.handle().add_gpu(GpuId::new(1), GpuSpec::new("1", MIB(300))).unwrap_err();
     assert!(error.to_string().contains("memory of gpu1 is 300 MiB"), "{error}");
     assert_eq!(serving.handle().snapshot().unwrap().gpus.len(), 1);
     let stats = serving.handle().snapshot().unwrap().stats;
@@ -262,18 +267,18 @@ fn the_shared_record_of_a_gpu_is_its_managers_alone() {
     let mut store = MemoryStore::new();
     let manager = |name: u32| {
         let mut manager = GpuManager::new(ManagerConfig::default()).unwrap();
-        manager.add_gpu(GpuId(7), GpuSpec::new(name.to_string(), MIB(250))).unwrap();
+        manager.add_gpu(GpuId::new(7), GpuSpec::new(name.to_string(), MIB(250))).unwrap();
         manager
     };
     let (mut first, mut second) = (manager(1), manager(2));
     let start = common::now();
     first.publish(start, &mut store).unwrap();
-    assert_eq!(store.live(start).unwrap(), [GpuId(7)]);
+    assert_eq!(store.live(start).unwrap(), [GpuId::new(7)]);
     second.publish(start, &mut store).unwrap();
     let superseded = first.publish(start, &mut store).unwrap_err();
     assert!(matches!(superseded, ManagerError::State(_)), "{superseded}");
     let later = start.saturating_add(ManagerConfig::default().lease);
-    assert_eq!(store.get(later, GpuId(7)), Ok(None), "not renewed: a miss");
+    assert_eq!(store.get(later, GpuId::new(7)), Ok(None), "not renewed: a miss");
 }
 
 /// The command line over the same: requests as lines in, answers as lines out, in whatever order they end.

@@ -25,7 +25,7 @@
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
 use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, printable};
-use gshare_sched::token::{self, MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ pub enum ConfigError {
     },
     /// A value that the node cannot put in force.
     #[error(transparent)]
-    Node(#[from] gshare_sched::node::ConfigError),
+    Node(#[from] gshare_core::ConfigError),
     /// A key that needs a restart of the daemon to change.
     #[error("{key} cannot change while the daemon runs: restart it (now {now}, in the file {new})")]
     NotLive {
@@ -149,7 +149,10 @@ impl TokenPolicy {
     ///
     /// # Errors
     /// When a field of the configuration is out of its bounds.
-    pub fn build(self, config: MultiTokenConfig) -> Result<Box<dyn TokenScheduler>, token::ConfigError> {
+    pub fn build(
+        self,
+        config: MultiTokenConfig,
+    ) -> Result<Box<dyn TokenScheduler>, gshare_core::ConfigError> {
         Ok(match self {
             Self::MultiToken => Box::new(MultiToken::new(config)?),
             Self::SlotTable => Box::new(SlotScheduler::new(config)?),

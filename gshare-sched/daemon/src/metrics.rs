@@ -415,7 +415,7 @@ impl PerClient {
         self.device_memory.clear();
         self.device_held.clear();
         for device in &snapshot.devices {
-            let labels = DeviceLabels { gpu: device.gpu.0, uuid: device.uuid.clone() };
+            let labels = DeviceLabels { gpu: device.gpu.number(), uuid: device.uuid.clone() };
             self.device_memory.get_or_create(&labels).set(bytes(device.memory_bytes));
             self.device_held.get_or_create(&labels).set(bytes(device.held_bytes));
         }

@@ -49,7 +49,7 @@ pub enum DaemonError {
     Config(#[from] ConfigError),
     /// A setting of the token engine is out of its bounds.
     #[error("token engine: {0}")]
-    Engine(#[from] gshare_sched::token::ConfigError),
+    Engine(#[from] gshare_core::ConfigError),
     /// Another daemon listens there.
     #[error("{path}: a daemon listens there already")]
     InUse {
@@ -103,11 +103,10 @@ fn data_of(id: ConnId, tag: u64) -> u64 {
 
 /// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
 /// older than a batch.
-fn conn_of<T>(conns: &Slots<T>, data: u64) -> Option<ConnId> {
+fn conn_of<T>(conns: &Slots<ConnId, T>, data: u64) -> Option<ConnId> {
     #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
     let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
-    let generation = conns.generation(slot)?;
-    (generation & 0xff_ffff == bits).then_some(ConnId::new(slot, generation))
+    conns.id(slot).filter(|id| id.generation() & 0xff_ffff == bits)
 }
 
 /// Builds a [`Daemon`] with a clock or a policy of one's own.
@@ -284,7 +283,7 @@ pub struct Daemon {
     handle: Handle,
     metrics: Arc<Metrics>,
     epoch: u64,
-    conns: Slots<Conn>,
+    conns: Slots<ConnId, Conn>,
     /// Connections by user.
     users: BTreeMap<u32, u32>,
     cpu_latency: CpuLatency,
@@ -458,7 +457,7 @@ impl Daemon {
             self.tell(now, NodeEvent::DeadlineReached);
         }
         while let Some((due, id)) = self.hello_due.front().copied() {
-            let greeted = self.conns.get(id.slot(), id.generation()).is_none_or(|conn| conn.greeted);
+            let greeted = self.conns.get(id).is_none_or(|conn| conn.greeted);
             if due > now && !greeted {
                 break;
             }
@@ -516,11 +515,10 @@ impl Daemon {
             queue: VecDeque::new(),
             greeted: false,
         };
-        let (slot, generation) = self.conns.insert(conn);
+        let id = self.conns.insert(conn);
         *self.users.entry(peer.uid).or_default() += 1;
         self.idle_due = None;
-        let id = ConnId::new(slot, generation);
-        let Some(conn) = self.conns.get(slot, generation) else { return };
+        let Some(conn) = self.conns.get(id) else { return };
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
             self.forget(id);
             self.metrics.dropped(DropReason::Full);
@@ -530,7 +528,7 @@ impl Daemon {
         while self
             .hello_due
             .front()
-            .is_some_and(|(_, id)| self.conns.get(id.slot(), id.generation()).is_none_or(|conn| conn.greeted))
+            .is_some_and(|(_, id)| self.conns.get(*id).is_none_or(|conn| conn.greeted))
         {
             self.hello_due.pop_front();
         }
@@ -564,7 +562,7 @@ impl Daemon {
 
     /// Takes a connection out of the books.
     fn forget(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.remove(id.slot(), id.generation()) else { return };
+        let Some(conn) = self.conns.remove(id) else { return };
         if let Some(count) = self.users.get_mut(&conn.peer.uid) {
             *count -= 1;
             if *count == 0 {
@@ -584,7 +582,7 @@ impl Daemon {
 
     /// Takes one frame of a connection, or closes it at its end. `false`: there was none.
     fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return false };
+        let Some(conn) = self.conns.get_mut(id) else { return false };
         let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return false,
@@ -638,7 +636,7 @@ impl Daemon {
 
     /// Watches the process behind a connection: a forked child would keep the socket open after its death.
     fn watch(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return };
+        let Some(conn) = self.conns.get_mut(id) else { return };
         // Not ours to see in another pid namespace; the end of the connection must do then.
         let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
@@ -676,7 +674,7 @@ impl Daemon {
 
     /// Ends a connection, if it is there, and counts why.
     fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
-        if self.conns.get(id.slot(), id.generation()).is_some() {
+        if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
             self.close(now, id);
         }
@@ -685,7 +683,7 @@ impl Daemon {
     /// Sends without waiting; `false` when the peer is too far behind.
     fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
         self.node.write_journal();
-        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return true };
+        let Some(conn) = self.conns.get_mut(id) else { return true };
         self.frame.clear();
         message.encode(conn.sent.stamp(), &mut self.frame);
         if conn.queue.is_empty() {
@@ -706,7 +704,7 @@ impl Daemon {
 
     /// Sends what waits; `false` when the connection is closed.
     fn flush(&mut self, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id.slot(), id.generation()) else { return false };
+        let Some(conn) = self.conns.get_mut(id) else { return false };
         while let Some(frame) = conn.queue.front() {
             match send(&conn.socket, frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
@@ -721,10 +719,10 @@ impl Daemon {
     /// Forgets a connection, and tells the node.
     fn close(&mut self, now: Timestamp, id: ConnId) {
         // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
-        if let Some(conn) = self.conns.get(id.slot(), id.generation()) {
+        if let Some(conn) = self.conns.get(id) {
             let _ = epoll::delete(&self.epoll, &conn.socket);
         }
-        let greeted = self.conns.get(id.slot(), id.generation()).is_some_and(|conn| conn.greeted);
+        let greeted = self.conns.get(id).is_some_and(|conn| conn.greeted);
         self.forget(id);
         if greeted {
             self.tell(now, NodeEvent::Closed { conn: id });
@@ -883,12 +881,11 @@ mod tests {
     fn a_slot_is_heard_however_often_it_was_used() {
         for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
             let mut conns = Slots::from_generation(generation);
-            let (slot, generation) = conns.insert(());
-            let id = ConnId::new(slot, generation);
+            let id = conns.insert(());
             assert_eq!(conn_of(&conns, data_of(id, FRAME)), Some(id));
-            let earlier = ConnId::new(slot, generation.wrapping_sub(1));
+            let earlier = ConnId::new(id.slot(), generation.wrapping_sub(1));
             assert_eq!(conn_of(&conns, data_of(earlier, FRAME)), None, "stale");
-            conns.remove(slot, generation);
+            conns.remove(id);
             assert_eq!(conn_of(&conns, data_of(id, FRAME)), None, "gone");
         }
     }

@@ -353,7 +353,7 @@ mod tests {
         for slot in 0..1_000 {
             let client = ClientId::new(slot, 0);
             let (conn, name) = (ConnId::new(slot, 0), format!("client-{slot}"));
-            note(0, Note::Admitted { conn, client, tenant: client, gpu: GpuId(0), name, pid: 1 });
+            note(0, Note::Admitted { conn, client, tenant: client, gpu: GpuId::new(0), name, pid: 1 });
         }
         note(1, denied(alice, 1));
         note(2, denied(alice, 3));

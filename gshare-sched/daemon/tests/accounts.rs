@@ -78,6 +78,6 @@ fn each_device_has_its_own_account() {
     assert_eq!(client.reserve(first, mib(256), mib(256)), Ok(mib(256)));
     assert_eq!(client.reserve(second, mib(256), mib(256)), Ok(mib(256)));
     let held: Vec<_> =
-        daemon.snapshot().devices.iter().map(|device| (device.gpu.0, device.held_bytes)).collect();
+        daemon.snapshot().devices.iter().map(|device| (device.gpu.number(), device.held_bytes)).collect();
     assert_eq!(held, [(0, mib(256)), (1, mib(256))]);
 }

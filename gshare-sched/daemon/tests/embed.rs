@@ -188,7 +188,7 @@ impl Engine for Generous {
             TokenEvent::TokenRequested { client } | TokenEvent::TokenReturned { client, again: true, .. } => {
                 self.leases += 1;
                 let budget = Duration::from_millis(1_000);
-                let lease = LeaseId(self.leases);
+                let lease = LeaseId::new(self.leases);
                 out.push(TokenAction::Grant { client, lease, budget, expires: now.saturating_add(budget) });
             }
             _ => {}

@@ -80,7 +80,7 @@ fn killed_holders(policy: TokenPolicy) {
             } if holder == Some(client) => holder = None,
             TokenStep::TokenOrder { order: TokenAction::Grant { client, lease, .. } } => {
                 assert_eq!(*holder.get_or_insert(client), client, "two holders");
-                assert_eq!(*owners.entry(lease.0).or_insert(client), client, "one lease for two");
+                assert_eq!(*owners.entry(lease.number()).or_insert(client), client, "one lease for two");
             }
             TokenStep::TokenOrder { order: TokenAction::Revoke { client, .. } } if holder == Some(client) => {
                 holder = None;

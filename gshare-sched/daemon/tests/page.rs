@@ -109,7 +109,7 @@ fn shows(page: &str, said: &Snapshot) {
     assert!(page.contains(&sum), "{sum} in {page}");
     assert!(page.contains("id=\"gone\" role=\"alert\" style=\"display: none;\""), "the daemon answers");
     for device in &said.devices {
-        let caption = format!("GPU {}: {}", device.gpu.0, device.uuid);
+        let caption = format!("GPU {}: {}", device.gpu.number(), device.uuid);
         assert!(page.contains(&caption), "{caption}");
     }
     let rows: Vec<&str> = page.split("<tr role=\"row\">").skip(1).collect();

@@ -26,8 +26,8 @@
 //! use gshare_core::{Duration, GpuId, ModelId, Timestamp};
 //!
 //! let mut store = gshare_etcd::EtcdStore::new(["http://127.0.0.1:2379"], "/gshare");
-//! let (now, gpu) = (Timestamp::ZERO, GpuId(0));
-//! let record = GpuRecord { busy: false, free_at: now, models: vec![ModelId(7)] };
+//! let (now, gpu) = (Timestamp::ZERO, GpuId::new(0));
+//! let record = GpuRecord { busy: false, free_at: now, models: vec![ModelId::new(7)] };
 //! let version = store.version(gpu)?;
 //! store.put(now, gpu, record, version, Duration::from_secs(10))?;
 //! # Ok::<(), gshare_core::request::StateError>(())
@@ -112,11 +112,11 @@ impl EtcdStore {
     }
 
     fn version_key(&self, gpu: GpuId) -> String {
-        STANDARD.encode(format!("{}/version/{}", self.prefix, gpu.0))
+        STANDARD.encode(format!("{}/version/{}", self.prefix, gpu.number()))
     }
 
     fn record_key(&self, gpu: GpuId) -> String {
-        STANDARD.encode(format!("{}/record/{}", self.prefix, gpu.0))
+        STANDARD.encode(format!("{}/record/{}", self.prefix, gpu.number()))
     }
 
     /// The lease of a GPU's record, kept alive or granted anew.
@@ -215,7 +215,7 @@ impl StateStore for EtcdStore {
             .filter_map(|kv| {
                 let key = STANDARD.decode(kv["key"].as_str()?).ok()?;
                 let key = String::from_utf8(key).ok()?;
-                key.strip_prefix(&start)?.parse().ok().map(GpuId)
+                key.strip_prefix(&start)?.parse().ok().map(GpuId::new)
             })
             .collect();
         gpus.sort_unstable();
@@ -253,10 +253,10 @@ mod tests {
     fn a_store_without_a_server_is_unavailable_and_says_where() {
         // Nobody listens at port 1 of the loopback.
         let mut store = EtcdStore::new(["http://127.0.0.1:1/"], "/gshare/");
-        let reason = store.version(GpuId(0)).unwrap_err().to_string();
+        let reason = store.version(GpuId::new(0)).unwrap_err().to_string();
         assert!(reason.starts_with("the store cannot be reached: http://127.0.0.1:1: "), "{reason}");
         let record = GpuRecord { busy: false, free_at: Timestamp::ZERO, models: Vec::new() };
-        let put = store.put(Timestamp::ZERO, GpuId(0), record, Version(0), Duration::from_secs(1));
+        let put = store.put(Timestamp::ZERO, GpuId::new(0), record, Version(0), Duration::from_secs(1));
         assert!(matches!(put, Err(StateError::Unavailable { .. })));
         assert!(EtcdStore::new(Vec::<String>::new(), "").live(Timestamp::ZERO).is_err());
     }

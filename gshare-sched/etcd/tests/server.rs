@@ -4,9 +4,9 @@
 //! nothing, unless `GSHARE_CI` is set: then that is a failure.
 
 use gshare_core::request::{
-    GpuKind, GpuRecord, ModelProfile, NodeId, RequestEvent, RequestScheduler, StateError, StateStore, Version,
+    GpuRecord, ModelProfile, RequestEvent, RequestScheduler, StateError, StateStore, Version,
 };
-use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, Timestamp};
 use gshare_etcd::EtcdStore;
 use gshare_sched::request::state::{Seen, reconcile};
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
@@ -59,7 +59,7 @@ impl Server {
             let mut server = Self { child, url, _dir: dir };
             let start = Instant::now();
             while start.elapsed() < StdDuration::from_secs(30) {
-                if server.store("/probe").version(GpuId(0)).is_ok() {
+                if server.store("/probe").version(GpuId::new(0)).is_ok() {
                     return Some(server);
                 }
                 if server.child.try_wait().unwrap().is_some() {
@@ -87,14 +87,14 @@ impl Drop for Server {
 }
 
 fn record(models: &[u32]) -> GpuRecord {
-    let models = models.iter().copied().map(ModelId).collect();
+    let models = models.iter().copied().map(ModelId::new).collect();
     GpuRecord { busy: true, free_at: Timestamp::from_millis(5), models }
 }
 
 #[test]
 fn a_write_must_name_the_version_it_replaces() {
     let Some(server) = Server::start() else { return };
-    let (mut store, gpu) = (server.store("/a"), GpuId(3));
+    let (mut store, gpu) = (server.store("/a"), GpuId::new(3));
     assert_eq!((store.version(gpu), store.get(NOW, gpu)), (Ok(Version(0)), Ok(None)));
     let first = store.put(NOW, gpu, record(&[1]), Version(0), LONG).unwrap();
     let mut other = server.store("/a/");
@@ -105,28 +105,28 @@ fn a_write_must_name_the_version_it_replaces() {
     assert_eq!(store.get(NOW, gpu), Ok(Some((Version(2), record(&[2, 5])))));
     // In the order of numbers, not of texts; other prefixes are other stores.
     for gpu in [10, 2, 30] {
-        store.put(NOW, GpuId(gpu), record(&[]), Version(0), LONG).unwrap();
+        store.put(NOW, GpuId::new(gpu), record(&[]), Version(0), LONG).unwrap();
     }
-    assert_eq!(store.live(NOW), Ok(vec![GpuId(2), gpu, GpuId(10), GpuId(30)]));
+    assert_eq!(store.live(NOW), Ok(vec![GpuId::new(2), gpu, GpuId::new(10), GpuId::new(30)]));
     assert_eq!(server.store("/b").live(NOW), Ok(vec![]));
 }
 
 #[test]
 fn a_record_ends_with_its_lease_and_its_version_does_not() {
     let Some(server) = Server::start() else { return };
-    let (mut store, mut renewed, gpu) = (server.store("/a"), server.store("/a"), GpuId(0));
+    let (mut store, mut renewed, gpu) = (server.store("/a"), server.store("/a"), GpuId::new(0));
     // Long enough to be renewed in time by a process that has to wait for its turn.
     let lease = Duration::from_secs(4);
     let version = store.put(NOW, gpu, record(&[1]), Version(0), lease).unwrap();
-    let mut kept = renewed.put(NOW, GpuId(1), record(&[1]), Version(0), lease).unwrap();
-    assert_eq!(store.live(NOW), Ok(vec![gpu, GpuId(1)]));
+    let mut kept = renewed.put(NOW, GpuId::new(1), record(&[1]), Version(0), lease).unwrap();
+    assert_eq!(store.live(NOW), Ok(vec![gpu, GpuId::new(1)]));
     let start = Instant::now();
     while store.get(NOW, gpu).unwrap().is_some() {
         assert!(start.elapsed() < StdDuration::from_secs(60), "the lease does not end");
-        kept = renewed.put(NOW, GpuId(1), record(&[1]), kept, lease).unwrap();
+        kept = renewed.put(NOW, GpuId::new(1), record(&[1]), kept, lease).unwrap();
         std::thread::sleep(StdDuration::from_millis(100));
     }
-    assert_eq!(store.live(NOW), Ok(vec![GpuId(1)]), "what is renewed lives");
+    assert_eq!(store.live(NOW), Ok(vec![GpuId::new(1)]), "what is renewed lives");
     assert_eq!(store.version(gpu), Ok(version));
     let old = store.put(NOW, gpu, record(&[1]), Version(0), lease);
     assert!(matches!(old, Err(StateError::Conflict { .. })), "an old writer still loses");
@@ -138,7 +138,7 @@ fn a_record_ends_with_its_lease_and_its_version_does_not() {
 #[test]
 fn of_many_writers_with_one_version_one_wins() {
     let Some(server) = Server::start() else { return };
-    let gpu = GpuId(9);
+    let gpu = GpuId::new(9);
     let won: usize = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..8)
             .map(|writer| {
@@ -156,7 +156,7 @@ fn of_many_writers_with_one_version_one_wins() {
 fn what_is_no_record_is_a_miss_and_a_dead_server_is_unavailable() {
     let Some(mut server) = Server::start() else { return };
     let mut store = server.store("/a");
-    let gpu = GpuId(0);
+    let gpu = GpuId::new(0);
     let version = store.put(NOW, gpu, record(&[1]), Version(0), LONG).unwrap();
     // {"busy": …} it is not.
     let body = r#"{"key": "L2EvcmVjb3JkLzA=", "value": "bm9uc2Vuc2U="}"#;
@@ -177,16 +177,16 @@ fn a_scheduler_catches_up_with_what_the_nodes_wrote() {
     let Some(server) = Server::start() else { return };
     let mut store = server.store("/cluster");
     let mut scheduler = LocalityScheduler::new(SchedulerConfig::default()).unwrap();
-    let gpu = GpuId(0);
+    let gpu = GpuId::new(0);
     let second = Duration::from_secs(1);
     let profile = ModelProfile { load_disk: second, load_host: second, infer: second };
-    let (model, kind, node, memory) = (ModelId(0), GpuKind(0), NodeId(0), Bytes::from_gib(1));
+    let (model, kind, node, memory) = (ModelId::new(0), GpuKind::new(0), NodeId::new(0), Bytes::from_gib(1));
     let mut tell = |event| scheduler.handle(NOW, event, &mut Vec::new()).unwrap();
     tell(RequestEvent::GpuJoined { gpu, kind, node, memory });
     tell(RequestEvent::ModelAdded { model, memory });
     tell(RequestEvent::ModelProfiled { model, kind, profile });
-    let request = gshare_core::request::RequestId(1);
-    tell(RequestEvent::Arrived { request, model, tenant: gshare_core::request::TenantId(0), deadline: None });
+    let request = gshare_core::RequestId::new(1);
+    tell(RequestEvent::Arrived { request, model, tenant: gshare_core::TenantId::new(0), deadline: None });
     tell(RequestEvent::Loaded { gpu, model, took: second });
     tell(RequestEvent::Completed { gpu, request, took: second });
     assert_eq!(scheduler.gpu(gpu).unwrap().models, [model]);

@@ -23,11 +23,9 @@ use crate::world::stages::Staged;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
-use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service, SharedSlice};
+use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
 use gshare_core::pipeline::{AssignedSlice, Goal};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A function and when it is called.
@@ -120,15 +118,15 @@ pub struct Outcome {
 
 /// A name of an instance over all nodes.
 const fn global(node: usize, instance: InstanceId) -> InstanceId {
-    InstanceId((node as u64) << 48 | instance.0)
+    InstanceId::new((node as u64) << 48 | instance.number())
 }
 
 const fn node_of(instance: InstanceId) -> usize {
-    (instance.0 >> 48) as usize
+    (instance.number() >> 48) as usize
 }
 
 const fn local(instance: InstanceId) -> InstanceId {
-    InstanceId(instance.0 & ((1 << 48) - 1))
+    InstanceId::new(instance.number() & ((1 << 48) - 1))
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -248,7 +246,7 @@ where
 {
     fn run(&mut self) -> Result<(), Fault> {
         for (index, load) in self.scenario.loads.iter().enumerate() {
-            let function = FunctionId(u32::try_from(index).map_err(|error| error.to_string())?);
+            let function = FunctionId::new(u32::try_from(index).map_err(|error| error.to_string())?);
             for node in 0..self.keepers.len() {
                 let event = InstanceEvent::FunctionAdded {
                     function,
@@ -299,13 +297,13 @@ where
                 if let Some(&next) = load.arrivals.get(index + 1) {
                     self.queue.schedule(next, Happening::Arrival { function, index: index + 1 });
                 }
-                let id = FunctionId(u32::try_from(function).unwrap_or(u32::MAX));
-                let request = RequestId(self.arrived);
+                let id = FunctionId::new(u32::try_from(function).unwrap_or(u32::MAX));
+                let request = RequestId::new(self.arrived);
                 self.arrived += 1;
                 let new = Request {
                     function: id,
                     arrived: now,
-                    number: request.0,
+                    number: request.number(),
                     on: None,
                     dispatched: now,
                     spent: Spent::default(),
@@ -599,10 +597,13 @@ where
             Home::Shared { number, latency, load, .. } => {
                 let load = if instance.resident { Duration::ZERO } else { load };
                 // Slices of different nodes are different.
-                let slice = SharedSlice(number.0 + 10_000 * u32::try_from(node_of(id)).unwrap_or(0));
+                let slice =
+                    SharedSlice::new(number.number() + 10_000 * u32::try_from(node_of(id)).unwrap_or(0));
                 Service::Shared { slice, latency, load }
             }
-            _ => Service::Shared { slice: SharedSlice(0), latency: Duration::ZERO, load: Duration::ZERO },
+            _ => {
+                Service::Shared { slice: SharedSlice::new(0), latency: Duration::ZERO, load: Duration::ZERO }
+            }
         }
     }
 

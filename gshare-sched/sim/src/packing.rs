@@ -61,7 +61,7 @@ impl Packed {
 pub fn churn(mut packer: Box<dyn Packer>, load: &Churn) -> Result<Packed, PackError> {
     let (mut rng, mut packed) = (Rng::new(load.seed), Packed::default());
     for gpu in 0..load.gpus {
-        packer.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
+        packer.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
     }
     let target = u64::from(load.gpus) * 100 * u64::from(load.load_percent.min(100));
     let mut live: Vec<(PlacementId, u64)> = Vec::new();

@@ -13,10 +13,9 @@
 
 use crate::{EventQueue, Rng};
 use gshare_core::request::{
-    GpuKind, GpuRecord, ModelProfile, NodeId, RejectReason, RequestAction, RequestEvent, RequestId,
-    RequestScheduler, TenantId, Tier,
+    GpuRecord, ModelProfile, RejectReason, RequestAction, RequestEvent, RequestScheduler, Tier,
 };
-use gshare_core::{Bytes, Duration, GpuId, ModelId, Timestamp};
+use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use std::collections::BTreeMap;
 
 /// A GPU of the cluster.
@@ -125,8 +124,12 @@ pub fn chaos(seed: u64) -> Workload {
     let mut gpus = Vec::new();
     for index in 0..rng.between(1, 6) {
         let second = rng.percent(30);
-        let node = NodeId(u32::try_from(index / 2).unwrap_or(0));
-        gpus.push(GpuSpec { kind: GpuKind(u8::from(second)), node, memory: memory[usize::from(second)] });
+        let node = NodeId::new(u32::try_from(index / 2).unwrap_or(0));
+        gpus.push(GpuSpec {
+            kind: GpuKind::new(u8::from(second)),
+            node,
+            memory: memory[usize::from(second)],
+        });
     }
     let mut models = Vec::new();
     for _ in 0..rng.between(1, 12) {
@@ -134,11 +137,11 @@ pub fn chaos(seed: u64) -> Workload {
         let mut profiles = Vec::new();
         for kind in 0..2 {
             // Every model runs on the kind of the first GPU.
-            if kind == gpus[0].kind.0 || rng.percent(70) {
+            if kind == gpus[0].kind.number() || rng.percent(70) {
                 let load_disk = Duration::from_millis(rng.between(500, 5_000));
                 let load_host = Duration::from_millis(rng.between(50, 500));
                 let infer = Duration::from_millis(rng.between(50, 2_000));
-                profiles.push((GpuKind(kind), ModelProfile { load_disk, load_host, infer }));
+                profiles.push((GpuKind::new(kind), ModelProfile { load_disk, load_host, infer }));
             }
         }
         models.push(ModelSpec { memory, profiles });
@@ -149,7 +152,7 @@ pub fn chaos(seed: u64) -> Workload {
     for _ in 0..200 {
         at = at + Duration::from_millis(rng.below(rush * 2));
         let model = u32::try_from(rng.below(models.len() as u64)).unwrap_or(0);
-        let tenant = TenantId(u32::try_from(rng.below(3)).unwrap_or(0));
+        let tenant = TenantId::new(u32::try_from(rng.below(3)).unwrap_or(0));
         let deadline = rng.percent(20).then(|| at + Duration::from_millis(rng.between(1, 30_000)));
         arrivals.push(Arrival { at, model, tenant, deadline });
     }
@@ -231,7 +234,7 @@ pub fn simulate(
         left: work.arrivals.len(),
     };
     for (index, model) in work.models.iter().enumerate() {
-        let id = ModelId(u32::try_from(index).map_err(|_| "too many models")?);
+        let id = ModelId::new(u32::try_from(index).map_err(|_| "too many models")?);
         cluster.tell(Timestamp::ZERO, RequestEvent::ModelAdded { model: id, memory: model.memory })?;
         for &(kind, profile) in &model.profiles {
             cluster.tell(Timestamp::ZERO, RequestEvent::ModelProfiled { model: id, kind, profile })?;
@@ -297,7 +300,7 @@ impl Cluster<'_> {
     }
 
     fn index(request: RequestId) -> usize {
-        usize::try_from(request.0).unwrap_or(usize::MAX)
+        usize::try_from(request.number()).unwrap_or(usize::MAX)
     }
 
     fn takes(&mut self, profiled: Duration) -> Duration {
@@ -324,13 +327,13 @@ impl Cluster<'_> {
     ) -> Result<(), String> {
         match action {
             RequestAction::Evict { gpu, model } => {
-                let (gpu, model) = (gpu.index(), model.0);
+                let (gpu, model) = (gpu.index(), model.number());
                 let took = self.takes(self.work.faults.eviction);
                 let life = self.state[gpu].life;
                 self.queue.schedule(now + took, Happens::Evicted { gpu, life, model });
             }
             RequestAction::Load { gpu, model, from, .. } => {
-                let (gpu, model) = (gpu.index(), model.0);
+                let (gpu, model) = (gpu.index(), model.number());
                 let profile = self.profile(gpu, model)?;
                 self.busy(now, gpu)?;
                 let bytes = self.work.models[model as usize].memory.0;
@@ -359,8 +362,8 @@ impl Cluster<'_> {
                 }
                 let requests = core::mem::take(batch);
                 self.busy(now, gpu)?;
-                let there = self.state[gpu].models.contains_key(&model.0);
-                let infer = self.profile(gpu, model.0)?.infer;
+                let there = self.state[gpu].models.contains_key(&model.number());
+                let infer = self.profile(gpu, model.number())?.infer;
                 let one = self.takes(infer).as_nanos();
                 let more = u64::try_from(requests.len()).unwrap_or(u64::MAX) - 1;
                 let took = Duration::from_nanos(if there {
@@ -368,7 +371,7 @@ impl Cluster<'_> {
                 } else {
                     0
                 });
-                if !there && !self.state[gpu].dead.contains(&model.0) {
+                if !there && !self.state[gpu].dead.contains(&model.number()) {
                     return Err(format!(
                         "{now}: {request} is dispatched to gpu{gpu}, where its model never was"
                     ));
@@ -407,17 +410,20 @@ impl Cluster<'_> {
         match event {
             Happens::Arrives(index) => {
                 let Arrival { model, tenant, deadline, .. } = self.work.arrivals[index];
-                let request = RequestId(index as u64);
-                self.tell(now, RequestEvent::Arrived { request, model: ModelId(model), tenant, deadline })
+                let request = RequestId::new(index as u64);
+                self.tell(
+                    now,
+                    RequestEvent::Arrived { request, model: ModelId::new(model), tenant, deadline },
+                )
             }
             Happens::Evicted { gpu, life, model } if self.state[gpu].life == life => {
                 self.state[gpu].models.remove(&model);
                 self.count_first(now);
-                self.tell(now, RequestEvent::Evicted { gpu: id(gpu), model: ModelId(model) })
+                self.tell(now, RequestEvent::Evicted { gpu: id(gpu), model: ModelId::new(model) })
             }
             Happens::Loaded { gpu, life, model, took, fails } if self.state[gpu].life == life => {
                 self.state[gpu].busy = false;
-                let (gpu_id, model_id) = (id(gpu), ModelId(model));
+                let (gpu_id, model_id) = (id(gpu), ModelId::new(model));
                 if fails {
                     self.state[gpu].models.remove(&model);
                     self.count_first(now);
@@ -494,7 +500,7 @@ impl Cluster<'_> {
     fn truth(&self) -> Vec<(GpuId, GpuRecord)> {
         let here = self.state.iter().enumerate().filter(|(_, gpu)| gpu.here);
         here.map(|(index, gpu)| {
-            let models = gpu.models.keys().copied().map(ModelId).collect();
+            let models = gpu.models.keys().copied().map(ModelId::new).collect();
             (id(index), GpuRecord { busy: gpu.busy, free_at: self.queue.now(), models })
         })
         .collect()
@@ -521,5 +527,5 @@ impl Cluster<'_> {
 }
 
 fn id(gpu: usize) -> GpuId {
-    GpuId(u32::try_from(gpu).unwrap_or(u32::MAX))
+    GpuId::new(u32::try_from(gpu).unwrap_or(u32::MAX))
 }

@@ -10,12 +10,10 @@
 //!
 //! An operation is a small value: what it means follows from the book, so any list of operations is a possible history.
 
-use gshare_core::request::TenantId;
 use gshare_core::store::{
-    Access, ArenaState, ContentHash, GroupId, LoadFrom, MemoryTier, ModelStore, StoreAction, StoreEvent,
-    StoreLimits, TicketId,
+    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore, StoreAction, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, ModelId, Timestamp};
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::BTreeMap;
 
 /// One operation. Names count modulo the world's size.
@@ -140,8 +138,8 @@ impl<S: ModelStore> StoreDriver<S> {
     /// When the store breaks a promise: which one.
     pub fn apply(&mut self, op: StoreOp) -> Result<(), String> {
         let slot = |slot: u8| u32::from(slot % self.world.clients);
-        let model = |model: u8| ModelId(u32::from(model % self.world.models));
-        let tenant = |tenant: u8| TenantId(u32::from(tenant % self.world.tenants));
+        let model = |model: u8| ModelId::new(u32::from(model % self.world.models));
+        let tenant = |tenant: u8| TenantId::new(u32::from(tenant % self.world.tenants));
         let bytes = |units: u8| Bytes(self.world.unit.0 * u64::from(units % 12 + 1));
         let access = |access: u8| [Access::Private, Access::Group, Access::Public][usize::from(access % 3)];
         let tier = |gpu: bool| if gpu { MemoryTier::Gpu } else { MemoryTier::Host };
@@ -163,7 +161,7 @@ impl<S: ModelStore> StoreDriver<S> {
                 let at = slot(at);
                 let generation = *self.generations.get(&at).unwrap_or(&0);
                 let client = ClientId::new(at, generation);
-                let (tenant, group) = (tenant(whose), GroupId(u32::from(group % 3)));
+                let (tenant, group) = (tenant(whose), GroupId::new(u32::from(group % 3)));
                 self.clients.insert(at, client);
                 self.generations.insert(at, generation + 1);
                 StoreEvent::ClientJoined { client, tenant, group, admin: whose == 255 }
@@ -189,7 +187,7 @@ impl<S: ModelStore> StoreDriver<S> {
             StoreOp::Add { model: name, owner, access: to, units, reload_ms } => StoreEvent::ModelAdded {
                 model: model(name),
                 owner: tenant(owner),
-                group: GroupId(u32::from(owner % 3)),
+                group: GroupId::new(u32::from(owner % 3)),
                 access: access(to),
                 bytes: bytes(units),
                 reload: Duration::from_millis(u64::from(reload_ms)),
@@ -264,7 +262,7 @@ impl<S: ModelStore> StoreDriver<S> {
     }
 
     fn ticket(&mut self, client: ClientId, deadline: Option<Timestamp>) -> TicketId {
-        let ticket = TicketId(self.next_ticket);
+        let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.tickets.insert(ticket, (client, deadline));
         ticket
@@ -275,7 +273,7 @@ impl<S: ModelStore> StoreDriver<S> {
         let gone = ClientId::new(slot, self.generations.get(&slot).copied().unwrap_or(0) + 1);
         let client = self.clients.get(&slot).copied().unwrap_or(gone);
         let arena = ArenaId::new(u32::from(kind), 1 << 30);
-        let ticket = TicketId(u64::MAX);
+        let ticket = TicketId::new(u64::MAX);
         let event = match kind % 7 {
             0 => StoreEvent::Released { client, arena },
             1 => StoreEvent::Evicted { arena },
@@ -283,15 +281,15 @@ impl<S: ModelStore> StoreDriver<S> {
             3 => StoreEvent::PutCommitted { client, ticket, arena },
             4 => StoreEvent::ClientLeft { client: gone },
             5 => StoreEvent::ModelAdded {
-                model: ModelId(u32::MAX),
-                owner: TenantId(0),
-                group: GroupId(0),
+                model: ModelId::new(u32::MAX),
+                owner: TenantId::new(0),
+                group: GroupId::new(0),
                 access: Access::Public,
                 bytes: Bytes::ZERO,
                 reload: Duration::ZERO,
             },
             _ => StoreEvent::TenantLimited {
-                tenant: TenantId(0),
+                tenant: TenantId::new(0),
                 limits: {
                     let mut limits = StoreLimits::default();
                     limits.load_burst = 0;

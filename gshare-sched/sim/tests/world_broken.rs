@@ -93,7 +93,7 @@ fn instances_that_all_start_on_one_device_oversell_it() {
         |orders: &mut Vec<PlatformAction>| {
             for order in orders {
                 if let PlatformAction::Start { parts, .. } = order {
-                    parts.iter_mut().for_each(|part: &mut Part| part.gpu = GpuId(0));
+                    parts.iter_mut().for_each(|part: &mut Part| part.gpu = GpuId::new(0));
                 }
             }
         }

@@ -17,11 +17,11 @@
 //! # Cost
 //! One pass over the clients that take part every 5 ms, while there is one. Nothing otherwise.
 
-use crate::scale::{ConfigError, DiluVertical, DiluVerticalConfig};
+use crate::scale::{DiluVertical, DiluVerticalConfig};
 use gshare_core::scale::{
     ClientScale, ScaleState, ServiceClass, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
 };
-use gshare_core::{ClientId, Duration, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use gshare_core::{ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, Timestamp};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -149,7 +149,7 @@ impl Scaling {
         launches: u32,
     ) -> bool {
         let Some(client) = self.clients.get(&client).map(|entry| entry.id) else { return false };
-        let (model, batch) = (ModelId(0), launches);
+        let (model, batch) = (ModelId::new(0), launches);
         self.tell(now, VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
             .is_ok()
     }
@@ -215,7 +215,7 @@ fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
 mod tests {
     use super::*;
 
-    const GPU: GpuId = GpuId(0);
+    const GPU: GpuId = GpuId::new(0);
     const OWNER: ClientId = ClientId::new(0, 0);
     const TRAINER: ClientId = ClientId::new(1, 0);
 

@@ -1,30 +1,11 @@
 //! The configuration of a node: its limits, its devices, and the share that is promised to each name.
 
 use super::printable::{is_printable, printable};
+use core::fmt;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::MAX_TEXT;
-use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec};
+use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec};
 use std::collections::BTreeMap;
-use std::fmt;
-
-/// A value of a configuration that cannot be put in force.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}: {bound}")]
-#[non_exhaustive]
-pub struct ConfigError {
-    /// The field; for an entry of a list with the name of the entry.
-    pub field: String,
-    /// Its value.
-    pub value: String,
-    /// The values that are allowed, in words.
-    pub bound: String,
-}
-
-impl ConfigError {
-    pub(super) fn new(field: impl Into<String>, value: impl fmt::Display, bound: impl Into<String>) -> Self {
-        Self { field: field.into(), value: value.to_string(), bound: bound.into() }
-    }
-}
 
 /// The configuration of a [`Node`](super::Node). `Default` lets every client in and learns devices from clients.
 #[derive(Debug, Clone, PartialEq, Eq)]

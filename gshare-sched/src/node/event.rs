@@ -1,10 +1,10 @@
 //! The events that a node is told, and its answers: actions, notes for observers, errors.
 
-use super::{ConfigError, NodeConfig, Refusal};
+use super::{NodeConfig, Refusal};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, Timestamp, TokenAction,
-    TokenError, TokenEvent,
+    Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, Timestamp,
+    TokenAction, TokenError, TokenEvent,
 };
 
 /// The process at the other end of a connection, as the kernel says.

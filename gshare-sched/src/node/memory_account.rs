@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GPU: GpuId = GpuId(0);
+    const GPU: GpuId = GpuId::new(0);
     const MIB: u64 = 1 << 20;
 
     #[test]

@@ -124,7 +124,7 @@ mod turns;
 mod views;
 
 pub use co_scaling::vertical_scaler;
-pub use config::{ClientConfig, ConfigError, DeviceConfig, NodeConfig};
+pub use config::{ClientConfig, DeviceConfig, NodeConfig};
 pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;
@@ -139,8 +139,8 @@ use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId, Timestamp,
-    TokenAction,
+    Bytes, ClientId, ConfigError, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId,
+    Timestamp, TokenAction,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
@@ -259,8 +259,8 @@ pub struct Node {
     instances: BTreeMap<u32, Instance>,
     names: BTreeMap<String, u32>,
     next_instance: u32,
-    clients: Slots<Client>,
-    tenants: Slots<Tenant>,
+    clients: Slots<ClientId, Client>,
+    tenants: Slots<ClientId, Tenant>,
     devices: Vec<Option<Device>>,
     /// Devices that the driver knows, and their memory.
     facts: BTreeMap<DeviceUuid, (DeviceUuid, Bytes)>,
@@ -375,7 +375,7 @@ impl Node {
                 self.reported(now, client, lease, used, (launches, waited), out);
             }
             ToDaemon::Iteration { client, first_launch, last_launch, launches } => {
-                let tenant = self.clients.get(client.slot(), client.generation()).map(|entry| entry.tenant.0);
+                let tenant = self.clients.get(client).map(|entry| entry.tenant.0);
                 let believed = tenant.is_some_and(|tenant| {
                     self.scaling.iteration(now, tenant, first_launch, last_launch, launches)
                 });
@@ -392,7 +392,7 @@ impl Node {
             }
             ToDaemon::MemoryRelease { client, bytes } => self.release(conn, client, bytes, out),
             ToDaemon::MemoryUsed { client, round, used } => {
-                if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
+                if let Some(entry) = self.clients.get_mut(client) {
                     entry.used = Some(used);
                 }
                 let over = self.inquiries.answered(round, client);
@@ -406,7 +406,7 @@ impl Node {
 
     /// Whether the connection may speak for the client.
     fn owns(&self, conn: ConnId, client: ClientId) -> bool {
-        self.clients.get(client.slot(), client.generation()).is_some_and(|entry| entry.conn == conn)
+        self.clients.get(client).is_some_and(|entry| entry.conn == conn)
     }
 
     /// Does what was to be done at times before `now`. The token scheduler does so itself.
@@ -418,11 +418,11 @@ impl Node {
     }
 
     fn tenant(&self, TenantId(id): TenantId) -> Option<&Tenant> {
-        self.tenants.get(id.slot(), id.generation())
+        self.tenants.get(id)
     }
 
     fn tenant_mut(&mut self, TenantId(id): TenantId) -> Option<&mut Tenant> {
-        self.tenants.get_mut(id.slot(), id.generation())
+        self.tenants.get_mut(id)
     }
 
     fn device(&self, gpu: GpuId) -> Option<&Device> {
@@ -430,7 +430,7 @@ impl Node {
     }
 
     fn send(&self, client: ClientId, frame: ToClient, out: &mut Vec<NodeAction>) {
-        if let Some(entry) = self.clients.get(client.slot(), client.generation()) {
+        if let Some(entry) = self.clients.get(client) {
             out.push(NodeAction::Send { conn: entry.conn, frame });
         }
     }
@@ -443,17 +443,15 @@ impl Node {
         if !cfg!(debug_assertions) || self.clients.len() > 64 {
             return;
         }
-        for (slot, generation, client) in self.clients.iter() {
-            let id = ClientId::new(slot, generation);
+        for (id, client) in self.clients.iter() {
             assert!(self.sessions[&client.conn].clients.contains(&id), "a client has a session");
             let tenant = self.tenant(client.tenant).expect("and a tenant");
             assert!(tenant.turns.members().any(|member| member == id), "whose member it is");
         }
-        for (slot, generation, tenant) in self.tenants.iter() {
-            let (id, instance) = (ClientId::new(slot, generation), &self.instances[&tenant.instance]);
+        for (id, tenant) in self.tenants.iter() {
+            let instance = &self.instances[&tenant.instance];
             assert_eq!(instance.tenants[&tenant.gpu].0, id, "a tenant has an instance");
-            let entries =
-                || tenant.turns.members().filter_map(|id| self.clients.get(id.slot(), id.generation()));
+            let entries = || tenant.turns.members().filter_map(|id| self.clients.get(id));
             let limits: u32 = entries().map(|client| u32::from(client.part.limit().get())).sum();
             assert_eq!(limits, u32::from(instance.spec.quota().limit().get()), "parts add up");
             let held: Bytes = entries().map(|client| client.account.held()).sum();
@@ -464,12 +462,12 @@ impl Node {
             }
         }
         for (device, number) in self.devices.iter().zip(0..) {
-            let gpu = GpuId(number);
-            let on = || self.clients.iter().filter(|(.., entry)| self.is_on(entry, gpu));
+            let gpu = GpuId::new(number);
+            let on = || self.clients.values().filter(|entry| self.is_on(entry, gpu));
             let Some(device) = device else { continue };
             assert_eq!(on().count(), device.clients as usize, "a device knows how many clients it has");
             let free_running = |entry: &Client| entry.alone && entry.part.request() == Quota::WHOLE;
-            let mut unscheduled = on().filter(|(.., entry)| free_running(entry));
+            let mut unscheduled = on().filter(|entry| free_running(entry));
             assert!(
                 unscheduled.next().is_none() || device.clients == 1,
                 "all of a shared device are scheduled"

@@ -21,12 +21,11 @@ impl Node {
     /// Grants a reservation, denies it, or begins to call slack back for it.
     pub(super) fn reserve(&mut self, now: Timestamp, reservation: Reservation, out: &mut Vec<NodeAction>) {
         let Reservation { client, bytes, wish, recalled } = reservation;
-        let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client.slot(), client.generation())
-        else {
+        let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client) else {
             return;
         };
         let settles = self.tenant(tenant).and_then(|tenant| tenant.settles).filter(|settles| now < *settles);
-        let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { return };
+        let Some(entry) = self.clients.get_mut(client) else { return };
         let most = settles.map_or(Bytes(u64::MAX), |_| memory_part.saturating_sub(entry.account.held()));
         let given = if bytes > most {
             Err(most)
@@ -73,7 +72,7 @@ impl Node {
         bytes: Bytes,
         out: &mut Vec<NodeAction>,
     ) {
-        let entry = self.clients.get_mut(client.slot(), client.generation());
+        let entry = self.clients.get_mut(client);
         if !entry.is_some_and(|entry| self.ledger.release(&mut entry.account, bytes)) {
             // Its account and this one differ. It states its own anew when it connects again.
             violation(conn, "released more memory than it holds", out);
@@ -88,8 +87,8 @@ impl Node {
             self.memory_limit(entry.tenant).is_some()
                 && if own_limit { entry.tenant == tenant_id } else { self.is_on(entry, tenant.gpu) }
         };
-        let ids = self.clients.iter().filter(|(_, _, entry)| may_help(entry));
-        ids.map(|(slot, generation, _)| ClientId::new(slot, generation)).filter(|id| *id != client).collect()
+        let ids = self.clients.iter().filter(|(_, entry)| may_help(entry));
+        ids.map(|(id, _)| id).filter(|id| *id != client).collect()
     }
 
     pub(super) fn is_on(&self, client: &Client, gpu: GpuId) -> bool {
@@ -111,7 +110,7 @@ impl Node {
     ) -> bool {
         let recall = u8::from(matches!(purpose, Purpose::Reserve(_)));
         let holds = |id: &ClientId| {
-            let entry = self.clients.get(id.slot(), id.generation());
+            let entry = self.clients.get(*id);
             entry.is_some_and(|entry| entry.account.held() > Bytes::ZERO)
         };
         let holders = clients.into_iter().filter(holds);
@@ -148,9 +147,7 @@ impl Node {
 
     /// Asks all clients with a limit how much memory they use. An action says when their answers are there.
     pub(super) fn ask_for_use(&mut self, now: Timestamp, question: u32, out: &mut Vec<NodeAction>) {
-        let limited = |(slot, generation, entry): (u32, u32, &Client)| {
-            self.memory_limit(entry.tenant).map(|_| ClientId::new(slot, generation))
-        };
+        let limited = |(id, entry): (ClientId, &Client)| self.memory_limit(entry.tenant).map(|_| id);
         let clients = self.clients.iter().filter_map(limited).collect();
         if !self.inquire(now, Purpose::Status { question }, clients, out) {
             out.push(NodeAction::UseKnown { question });
@@ -166,7 +163,7 @@ impl Node {
     }
 
     fn siblings(&self, client: ClientId) -> Vec<ClientId> {
-        let own = self.clients.get(client.slot(), client.generation());
+        let own = self.clients.get(client);
         let tenant = own.and_then(|entry| self.tenant(entry.tenant));
         let members = tenant.into_iter().flat_map(|tenant| tenant.turns.members());
         members.filter(|member| *member != client).collect()
@@ -174,7 +171,7 @@ impl Node {
 
     fn send_view(&self, client: ClientId, out: &mut Vec<NodeAction>) {
         for sibling in self.siblings(client) {
-            let Some(entry) = self.clients.get(sibling.slot(), sibling.generation()) else { continue };
+            let Some(entry) = self.clients.get(sibling) else { continue };
             let Some(session) = self.sessions.get(&entry.conn) else { continue };
             let frame = ToClient::MemoryMember { client, pid: session.own_pid, used: self.memory_of(entry) };
             self.send(client, frame, out);
@@ -203,7 +200,7 @@ impl Node {
 
     fn members(&self, id: TenantId) -> impl Iterator<Item = &Client> {
         let members = self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members());
-        members.filter_map(|member| self.clients.get(member.slot(), member.generation()))
+        members.filter_map(|member| self.clients.get(member))
     }
 
     /// Tells each member of a tenant what it may hold without a daemon: those first whose part shrinks, then what was
@@ -227,7 +224,7 @@ impl Node {
                 self.send(client, ToClient::MemoryGrant { client, bytes }, out);
             }
             for (&client, &bytes) in members.iter().zip(&parts) {
-                let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+                let Some(entry) = self.clients.get_mut(client) else { continue };
                 if bytes != entry.memory_part && (bytes > entry.memory_part) == growing {
                     entry.memory_part = bytes;
                     self.send(client, ToClient::MemoryPart { client, bytes }, out);

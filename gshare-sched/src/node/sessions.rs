@@ -282,8 +282,7 @@ impl Node {
             samples: [(now, Duration::ZERO); 2],
         };
         let stated = spec.with_quota(entry.stated());
-        let (slot, generation) = self.clients.insert(entry);
-        let client = ClientId::new(slot, generation);
+        let client = self.clients.insert(entry);
         let mut pid = 0;
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.clients.push(client);
@@ -319,8 +318,8 @@ impl Node {
         let &Attachment { instance, gpu, uuid, spec, class, .. } = attachment;
         let limit = self.config.max_clients;
         let full = Refusal::Full { what: "instances", limit };
-        let (slot, generation) = self.tenants.next(limit).ok_or(full)?;
-        let (id, share) = (ClientId::new(slot, generation), Share { quota: spec.quota(), sm: spec.sm() });
+        let id = self.tenants.next(limit).ok_or(full)?;
+        let share = Share { quota: spec.quota(), sm: spec.sm() };
         if !self.token(now, TokenEvent::ClientJoined { client: id, gpu, share }, out) {
             return Err(Refusal::Scheduler);
         }
@@ -374,12 +373,12 @@ impl Node {
     }
 
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<NodeAction>) {
-        let Some(tenant_id) = self.clients.get(id.slot(), id.generation()).map(|client| client.tenant) else {
+        let Some(tenant_id) = self.clients.get(id).map(|client| client.tenant) else {
             return;
         };
         let members = self.tenant(tenant_id).map_or(0, |tenant| tenant.turns.members().len());
         let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
-        let Some(client) = self.clients.remove(id.slot(), id.generation()) else { return };
+        let Some(client) = self.clients.remove(id) else { return };
         self.ledger.close(client.account);
         note(Note::Left { client: id, tenant: tenant_id.0 }, out);
         let over = self.inquiries.left(id);
@@ -417,7 +416,7 @@ impl Node {
         overuse: Option<(Duration, Quota)>,
         out: &mut Vec<NodeAction>,
     ) {
-        let Some(tenant) = self.tenants.remove(id.0.slot(), id.0.generation()) else { return };
+        let Some(tenant) = self.tenants.remove(id.0) else { return };
         self.waiting.remove(&(tenant.resumes, id));
         if let Some((owed, limit)) = overuse
             && let (Some(instance), Some(device)) =
@@ -437,7 +436,7 @@ impl Node {
     }
 
     fn gpu_of(&self, client: ClientId) -> Option<GpuId> {
-        let client = self.clients.get(client.slot(), client.generation())?;
+        let client = self.clients.get(client)?;
         self.tenant(client.tenant).map(|tenant| tenant.gpu)
     }
 
@@ -449,7 +448,7 @@ impl Node {
             let any = self.config.devices.is_empty();
             any.then(|| self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len()))
         };
-        found.or_else(free).and_then(|index| u32::try_from(index).ok()).map(GpuId)
+        found.or_else(free).and_then(|index| u32::try_from(index).ok()).map(GpuId::new)
     }
 
     fn add_device(&mut self, gpu: GpuId, uuid: DeviceUuid, memory: Bytes) {
@@ -485,7 +484,7 @@ impl Node {
         }
         let there = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.uuid == uuid);
         if let Some(index) = self.devices.iter().position(there)
-            && let Ok(gpu) = u32::try_from(index).map(GpuId)
+            && let Ok(gpu) = u32::try_from(index).map(GpuId::new)
         {
             self.devices[index] = Some(self.known(gpu, uuid, memory));
             self.limit_device(index);
@@ -498,7 +497,7 @@ impl Node {
             && let Ok(number) = u32::try_from(index)
         {
             let limit = device.memory.saturating_sub(self.config.memory_headroom);
-            self.ledger.set_device(GpuId(number), limit);
+            self.ledger.set_device(GpuId::new(number), limit);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Shares: division of an instance's share among its processes, vertical scaling, reload.
 
 use super::co_scaling::Resize;
-use super::{
-    Client, ConfigError, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note,
-};
+use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note};
 use gshare_core::scale::{ServiceClass, VerticalError};
 use gshare_core::wire::ToClient;
-use gshare_core::{Bytes, ClientId, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent};
+use gshare_core::{
+    Bytes, ClientId, ConfigError, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent,
+};
 
 /// The request that is stated to a process which would be alone on its device, in place of the whole.
 const NOT_ALONE: u16 = Quota::WHOLE.get() - 1;
@@ -37,9 +37,9 @@ impl Node {
         let Some(alone) = self.device(gpu).map(|device| device.clients == 1) else { return };
         let whole = |entry: &Client| entry.part.request() == Quota::WHOLE && entry.alone != alone;
         let changed = self.clients.iter().filter(|(.., entry)| whole(entry) && self.is_on(entry, gpu));
-        let changed: Vec<_> = changed.map(|(slot, generation, _)| ClientId::new(slot, generation)).collect();
+        let changed: Vec<_> = changed.map(|(id, _)| id).collect();
         for client in changed {
-            let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) else { continue };
+            let Some(entry) = self.clients.get_mut(client) else { continue };
             entry.alone = alone;
             let (tenant, stated) = (entry.tenant, entry.stated());
             if let Some(spec) = self.spec_of(tenant) {
@@ -68,7 +68,7 @@ impl Node {
         for growing in [false, true] {
             for (index, id) in members.iter().enumerate() {
                 let Some(quota) = part(spec.quota(), n, index) else { continue };
-                let Some(client) = self.clients.get_mut(id.slot(), id.generation()) else { continue };
+                let Some(client) = self.clients.get_mut(*id) else { continue };
                 if (quota.limit() > client.part.limit()) != growing || (quota == client.part && !tell_all) {
                     continue;
                 }
@@ -149,7 +149,7 @@ impl Node {
         }
         for (device, number) in self.devices.iter().zip(0..) {
             if let Some(device) = device {
-                self.check_requests(new, GpuId(number), device.uuid)?;
+                self.check_requests(new, GpuId::new(number), device.uuid)?;
             }
         }
         Ok(())
@@ -231,8 +231,7 @@ impl Node {
             }
         }
         let mut changed = Vec::new();
-        for (slot, generation, tenant) in self.tenants.iter() {
-            let id = ClientId::new(slot, generation);
+        for (id, tenant) in self.tenants.iter() {
             let class = self.listed_class(tenant.instance).or(tenant.class);
             if self.scaling.client(id).map(|scale| scale.class) != class {
                 changed.push((TenantId(id), tenant.instance));

@@ -31,8 +31,7 @@ impl Node {
 
     /// A client wants a token. The scheduler is asked for its tenant, once the debts of the name are paid back.
     pub(super) fn ask(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<NodeAction>) {
-        let Some(&Client { conn, tenant: id, .. }) = self.clients.get(client.slot(), client.generation())
-        else {
+        let Some(&Client { conn, tenant: id, .. }) = self.clients.get(client) else {
             return;
         };
         let Some(tenant) = self.tenant_mut(id) else { return };
@@ -143,7 +142,7 @@ impl Node {
             }
             return;
         }
-        if let Some(entry) = self.clients.get_mut(client.slot(), client.generation()) {
+        if let Some(entry) = self.clients.get_mut(client) {
             (entry.launches, entry.waited) = (launches, waited);
         }
         self.sample(now, client);
@@ -167,7 +166,7 @@ impl Node {
 
     /// The tenant of a client, and what it has to do with a lease.
     fn owner(&self, client: ClientId, lease: LeaseId) -> (Option<TenantId>, Owner) {
-        let id = self.clients.get(client.slot(), client.generation()).map(|entry| entry.tenant);
+        let id = self.clients.get(client).map(|entry| entry.tenant);
         let owner = id.and_then(|id| self.tenant(id)).map(|tenant| tenant.turns.owner(client, lease));
         (id, owner.unwrap_or(Owner::Other))
     }
@@ -324,9 +323,9 @@ impl Node {
     }
 
     fn sample(&mut self, now: Timestamp, id: ClientId) {
-        let Some(client) = self.clients.get(id.slot(), id.generation()) else { return };
+        let Some(client) = self.clients.get(id) else { return };
         let Some((used, _)) = self.tenant(client.tenant).map(|tenant| tenant.turns.of(id)) else { return };
-        if let Some(client) = self.clients.get_mut(id.slot(), id.generation())
+        if let Some(client) = self.clients.get_mut(id)
             && now.saturating_since(client.samples[1].0) >= Duration::from_millis(1000)
         {
             client.samples = [client.samples[1], (now, used)];

@@ -351,9 +351,9 @@ mod tests {
 
     /// The member uses its token to the full, returns it and asks again.
     fn use_up(turns: &mut Turns, id: ClientId, lease: u64) {
-        turns.charged(LeaseId(lease), TOKEN);
-        assert!(turns.wants_again(at(lease), id, LeaseId(lease), true).0);
-        turns.returned(at(0), LeaseId(lease));
+        turns.charged(LeaseId::new(lease), TOKEN);
+        assert!(turns.wants_again(at(lease), id, LeaseId::new(lease), true).0);
+        turns.returned(at(0), LeaseId::new(lease));
     }
 
     #[test]
@@ -361,13 +361,17 @@ mod tests {
         let mut turns = turns(&[A, B, C]);
         assert!(turns.ask(at(0), A));
         for lease in 0..1_000 {
-            assert_eq!(turns.granted(at(0), LeaseId(lease), (TOKEN, LATER)), Some(A), "nobody else waits");
+            assert_eq!(
+                turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)),
+                Some(A),
+                "nobody else waits"
+            );
             use_up(&mut turns, A, lease);
         }
         assert!(turns.ask(at(1_000), B), "nobody holds the lease");
         let mut got = Vec::new();
         for lease in 1_000..1_006 {
-            let next = turns.granted(at(0), LeaseId(lease), (TOKEN, LATER)).unwrap();
+            let next = turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)).unwrap();
             use_up(&mut turns, next, lease);
             got.push(next);
         }
@@ -383,11 +387,11 @@ mod tests {
         turns.ask(at(0), B);
         let mut got = Vec::new();
         for lease in 0..8 {
-            let next = turns.granted(at(10 * lease), LeaseId(lease), (TOKEN, LATER)).unwrap();
+            let next = turns.granted(at(10 * lease), LeaseId::new(lease), (TOKEN, LATER)).unwrap();
             let now = at(10 * (lease + 1));
-            turns.charged(LeaseId(lease), if next == A { Duration::from_millis(1) } else { TOKEN });
-            turns.wants_again(now, next, LeaseId(lease), true);
-            turns.returned(now, LeaseId(lease));
+            turns.charged(LeaseId::new(lease), if next == A { Duration::from_millis(1) } else { TOKEN });
+            turns.wants_again(now, next, LeaseId::new(lease), true);
+            turns.returned(now, LeaseId::new(lease));
             got.push(next);
         }
         assert_eq!(got, [A, B, A, B, A, B, A, B]);
@@ -398,37 +402,37 @@ mod tests {
     fn a_lease_is_not_extended_while_another_member_waits() {
         let mut turns = turns(&[A, B]);
         assert!(turns.ask(at(0), A));
-        assert_eq!(turns.granted(at(0), LeaseId(1), (TOKEN, LATER)), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER)), Some(A));
         assert!(turns.ask(at(1), A), "an extension");
         assert!(!turns.ask(at(2), B), "the engine would extend A's lease");
         assert_eq!(
-            turns.granted(at(0), LeaseId(1), (TOKEN.saturating_mul(2), LATER)),
+            turns.granted(at(0), LeaseId::new(1), (TOKEN.saturating_mul(2), LATER)),
             Some(A),
             "it was on its way"
         );
         assert!(!turns.ask(at(3), A), "B is next");
-        turns.charged(LeaseId(1), TOKEN);
-        assert!(turns.wants_again(at(4), A, LeaseId(1), false).0, "B waits");
-        turns.returned(at(0), LeaseId(1));
-        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
+        turns.charged(LeaseId::new(1), TOKEN);
+        assert!(turns.wants_again(at(4), A, LeaseId::new(1), false).0, "B waits");
+        turns.returned(at(0), LeaseId::new(1));
+        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
     }
 
     #[test]
     fn a_late_return_is_its_members_own_and_leaves_the_next_lease_alone() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
+        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
         turns.ask(at(1), B);
-        assert_eq!(turns.revoked(at(0), LeaseId(1)), Some(A));
+        assert_eq!(turns.revoked(at(0), LeaseId::new(1)), Some(A));
         assert_eq!(turns.of(A).0, TOKEN, "the whole budget");
         assert!(turns.must_ask(), "for B");
-        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
-        assert_eq!(turns.owner(A, LeaseId(1)), Owner::Current);
-        assert_eq!([turns.owner(B, LeaseId(1)), turns.owner(A, LeaseId(2))], [Owner::Other; 2]);
-        assert!(!turns.wants_again(at(2), A, LeaseId(1), true).0, "B's lease would be extended");
-        turns.charged(LeaseId(1), Duration::from_millis(30));
-        turns.returned(at(0), LeaseId(1));
-        assert!(turns.holds(B) && turns.owner(A, LeaseId(1)) == Owner::Late);
+        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
+        assert_eq!(turns.owner(A, LeaseId::new(1)), Owner::Current);
+        assert_eq!([turns.owner(B, LeaseId::new(1)), turns.owner(A, LeaseId::new(2))], [Owner::Other; 2]);
+        assert!(!turns.wants_again(at(2), A, LeaseId::new(1), true).0, "B's lease would be extended");
+        turns.charged(LeaseId::new(1), Duration::from_millis(30));
+        turns.returned(at(0), LeaseId::new(1));
+        assert!(turns.holds(B) && turns.owner(A, LeaseId::new(1)) == Owner::Late);
         assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(30), Duration::ZERO));
     }
 
@@ -437,22 +441,22 @@ mod tests {
     fn what_a_member_reports_late_is_charged_with_the_next_lease() {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
-        turns.charged(LeaseId(1), Duration::from_millis(1));
-        turns.returned(at(0), LeaseId(1));
+        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
+        turns.charged(LeaseId::new(1), Duration::from_millis(1));
+        turns.returned(at(0), LeaseId::new(1));
         let late = Duration::from_millis(399);
-        assert!(turns.charge_late(A, LeaseId(1), Duration::from_millis(400)));
-        assert!(!turns.charge_late(A, LeaseId(1), Duration::from_millis(400)), "once");
-        assert!(!turns.charge_late(B, LeaseId(1), Duration::from_millis(500)), "its own leases only");
+        assert!(turns.charge_late(A, LeaseId::new(1), Duration::from_millis(400)));
+        assert!(!turns.charge_late(A, LeaseId::new(1), Duration::from_millis(400)), "once");
+        assert!(!turns.charge_late(B, LeaseId::new(1), Duration::from_millis(500)), "its own leases only");
         assert_eq!((turns.late(), turns.of(A).0), (late, Duration::from_millis(400)));
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
+        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
         let used = Duration::from_millis(2);
-        let told = turns.settles(LeaseId(2), used);
+        let told = turns.settles(LeaseId::new(2), used);
         assert_eq!((told, turns.late()), (late.saturating_add(used), Duration::ZERO));
-        turns.charged(LeaseId(2), told);
+        turns.charged(LeaseId::new(2), told);
         assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(400), used), "each its own");
-        assert_eq!(turns.settles(LeaseId(2), used), told, "never less than before");
+        assert_eq!(turns.settles(LeaseId::new(2), used), told, "never less than before");
     }
 
     /// The kernel of a revoked lease is over long after its process has asked for the next token.
@@ -460,14 +464,14 @@ mod tests {
     fn a_late_return_leaves_the_request_that_came_before_it() {
         let mut turns = turns(&[A]);
         turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId(1), (TOKEN, LATER));
-        turns.revoked(at(0), LeaseId(1));
+        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
+        turns.revoked(at(0), LeaseId::new(1));
         assert!(turns.ask(at(1), A));
-        let (wants, waited) = turns.wants_again(at(2), A, LeaseId(1), false);
+        let (wants, waited) = turns.wants_again(at(2), A, LeaseId::new(1), false);
         assert!(wants && waited == Some(at(1)));
-        turns.returned(at(0), LeaseId(1));
+        turns.returned(at(0), LeaseId::new(1));
         assert!(turns.must_ask());
-        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(A));
+        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(A));
     }
 
     #[test]
@@ -475,10 +479,10 @@ mod tests {
         let mut turns = turns(&[A, B]);
         turns.ask(at(0), A);
         assert_eq!(turns.leave(A), None);
-        assert_eq!(turns.granted(at(0), LeaseId(1), (TOKEN, LATER)), None);
+        assert_eq!(turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER)), None);
         turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId(2), (TOKEN, LATER)), Some(B));
-        turns.charged(LeaseId(2), Duration::from_millis(3));
-        assert_eq!(turns.leave(B), Some((LeaseId(2), Duration::from_millis(3))));
+        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
+        turns.charged(LeaseId::new(2), Duration::from_millis(3));
+        assert_eq!(turns.leave(B), Some((LeaseId::new(2), Duration::from_millis(3))));
     }
 }

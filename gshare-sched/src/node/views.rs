@@ -117,13 +117,13 @@ impl Node {
     pub fn is_shared(&self) -> bool {
         let mut seen = BTreeSet::new();
         let gpu = |client: &Client| self.tenant(client.tenant).map(|tenant| tenant.gpu);
-        self.clients.iter().any(|(_, _, client)| !seen.insert(gpu(client)))
+        self.clients.values().any(|client| !seen.insert(gpu(client)))
     }
 
     /// The devices, by number.
     pub fn devices(&self) -> impl Iterator<Item = DeviceView> + '_ {
         self.devices.iter().zip(0..).filter_map(|(device, number)| {
-            let (device, gpu) = (device.as_ref()?, GpuId(number));
+            let (device, gpu) = (device.as_ref()?, GpuId::new(number));
             let &Device { uuid, memory, source, clients, .. } = device;
             Some(DeviceView { gpu, uuid, memory, source, held: self.ledger.device_held(gpu), clients })
         })
@@ -131,8 +131,8 @@ impl Node {
 
     /// The tenants, by slot.
     pub fn tenants(&self) -> impl Iterator<Item = TenantView> + '_ {
-        self.tenants.iter().filter_map(|(slot, generation, tenant)| {
-            let status = self.tokens.0.client(ClientId::new(slot, generation))?;
+        self.tenants.iter().filter_map(|(id, tenant)| {
+            let status = self.tokens.0.client(id)?;
             let name = self.instances.get(&tenant.instance)?.name.clone();
             let holder = tenant.turns.members().find(|member| tenant.turns.holds(*member));
             Some(TenantView { name, status, holder, resumes: tenant.resumes })
@@ -141,9 +141,7 @@ impl Node {
 
     /// The clients, by slot.
     pub fn clients(&self, now: Timestamp) -> impl Iterator<Item = ClientView> + '_ {
-        self.clients.iter().filter_map(move |(slot, generation, client)| {
-            self.client_view(now, ClientId::new(slot, generation), client)
-        })
+        self.clients.iter().filter_map(move |(id, client)| self.client_view(now, id, client))
     }
 
     fn client_view(&self, now: Timestamp, id: ClientId, client: &Client) -> Option<ClientView> {

@@ -86,7 +86,7 @@ impl Gpu {
 /// }
 ///
 /// let mut pool = ByRule::new(FirstFit);
-/// pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::from_gib(16)))?;
+/// pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::from_gib(16)))?;
 /// let half = Demand::new(Quota::WHOLE, SmShare::from_percent(50).ok_or("a share")?);
 /// pool.place_all(&[half, half], &mut Vec::new())?;
 /// assert!(pool.place(&half).is_err(), "the GPU is full");
@@ -136,7 +136,7 @@ impl<R: ChoiceRule> Packer for ByRule<R> {
             return Err(PackError::NeverFits { quota, sm, memory });
         }
         let gpu = self.choose(demand, allowed).ok_or(PackError::NoRoom { quota, sm })?;
-        let slot = self.slots.take(gpu.0);
+        let slot = self.slots.take(gpu.number());
         let at = Rectangle { time_offset: Quota::ZERO, sm_offset: SmShare::ZERO, quota, sm };
         let placement = Placement::new(self.slots.id(slot), gpu, at, *demand);
         self.gpus[gpu.index()].held.push(placement);

@@ -215,7 +215,7 @@ struct Undo {
 /// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 ///
 /// let mut pool = MaxRects::new(MaxRectsConfig::default());
-/// pool.add_gpu(GpuId(0), GpuSpec::new(Bytes::from_gib(16)))?;
+/// pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::from_gib(16)))?;
 /// let half = Demand::new(Quota::WHOLE, SmShare::from_percent(50).ok_or("a share")?);
 /// let first = pool.place(&half)?.placement;
 /// let second = pool.place(&half)?.placement;
@@ -285,7 +285,7 @@ impl MaxRects {
         let mut failure = None;
         loop {
             let gpu = match self.choose(leader, &|gpu| !excluded.contains(&gpu)) {
-                Ok(choice) => GpuId(choice.gpu()),
+                Ok(choice) => GpuId::new(choice.gpu()),
                 Err(reason) => {
                     return Err(failure.unwrap_or(PackError::Batch { index: 0, reason: Box::new(reason) }));
                 }
@@ -356,9 +356,9 @@ impl MaxRects {
                 return Err(bad("a placement's slot is free, taken or of another generation"));
             }
             let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
-            pool.slots.hold(id.slot(), placement.gpu.0);
+            pool.slots.hold(id.slot(), placement.gpu.number());
             pool.fill_slot(id.slot(), &placement.demand);
-            pool.occupy(placement.gpu.0, Pod::new(rect, id.slot(), &placement.demand));
+            pool.occupy(placement.gpu.number(), Pod::new(rect, id.slot(), &placement.demand));
         }
         if taken.contains(&false) {
             return Err(bad("a slot is neither free nor taken"));
@@ -438,7 +438,7 @@ impl MaxRects {
     /// A hole of an open GPU for the demand.
     fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<Hole> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
-        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
+        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
         match self.config.heuristic {
             Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
             Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
@@ -455,7 +455,7 @@ impl MaxRects {
         let newcomer = Rect::new(0, 0, demand.quota.get(), demand.sm.get());
         let room = |id: &u32| {
             let gpu = &self.gpus[*id as usize];
-            gpu.area_free() >= newcomer.area() && self.accepts(gpu, demand) && allowed(GpuId(*id))
+            gpu.area_free() >= newcomer.area() && self.accepts(gpu, demand) && allowed(GpuId::new(*id))
         };
         let candidates = self.areas.freest(newcomer.area()).filter(room);
         candidates.take(self.config.rearrange_gpus as usize).find(|gpu| {
@@ -471,7 +471,7 @@ impl MaxRects {
 
     fn choose_empty(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
-        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
+        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
         match self.index.best_empty(w, h, &accept) {
             Some(_) if self.open >= self.config.max_open_gpus => {
                 Err(PackError::GpuLimit { limit: self.config.max_open_gpus })
@@ -488,7 +488,7 @@ impl MaxRects {
             return PackError::NeverFits { quota, sm, memory };
         }
         let without_memory =
-            |gpu: u32| self.keeps_apart(&self.gpus[gpu as usize], demand) && allowed(GpuId(gpu));
+            |gpu: u32| self.keeps_apart(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
         let (w, h) = (quota.get(), sm.get());
         let room = self.index.best_area_fit(w, h, &without_memory).is_some()
             || self.index.best_empty(w, h, &without_memory).is_some();
@@ -589,7 +589,7 @@ impl MaxRects {
         if let Some(undo) = undo {
             undo.push(Undo { slot, fresh, before });
         }
-        let mut placed = Placed::new(Placement::new(id, GpuId(gpu), rect.public(), *demand));
+        let mut placed = Placed::new(Placement::new(id, GpuId::new(gpu), rect.public(), *demand));
         placed.rearranged = rearranged;
         Ok(placed)
     }
@@ -667,7 +667,7 @@ impl MaxRects {
         self.extras[slot as usize] = Extra {
             memory: demand.memory.get(),
             apart: demand.apart.unwrap_or_default(),
-            function: demand.function.map_or(0, |function| function.0),
+            function: demand.function.map_or(0, |function| function.number()),
         };
     }
 
@@ -824,8 +824,8 @@ impl MaxRects {
             .with_workload(pod.workload);
         demand.sm_limit = (!pod.sm_limit.is_zero()).then_some(pod.sm_limit);
         demand.apart = self.apart(pod);
-        demand.function = (pod.has & Pod::FUNCTION != 0).then_some(FunctionId(extra.function));
-        Placement::new(self.slots.id(pod.slot), GpuId(self.slots.gpu(pod.slot)), rectangle, demand)
+        demand.function = (pod.has & Pod::FUNCTION != 0).then_some(FunctionId::new(extra.function));
+        Placement::new(self.slots.id(pod.slot), GpuId::new(self.slots.gpu(pod.slot)), rectangle, demand)
     }
 
     /// Checks the properties that hold of a GPU after every change. Debug builds only.
@@ -872,14 +872,14 @@ impl Packer for MaxRects {
             self.areas.reserve(self.gpus.len());
         }
         self.free.set_few(&mut self.gpus[gpu.index()].free, &[state.bin()]);
-        self.link(gpu.0);
+        self.link(gpu.number());
         self.version += 1;
         Ok(())
     }
 
     fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
         self.gpus.check_removal(gpu)?;
-        self.unlink(gpu.0);
+        self.unlink(gpu.number());
         let state = &mut self.gpus[gpu.index()];
         self.free.set_few(&mut state.free, &[]);
         self.pods.set_few(&mut state.pods, &[]);
@@ -963,9 +963,9 @@ impl PackerExt for MaxRects {
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
         if self.gpus.known(gpu)?.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
-            self.unlink(gpu.0);
+            self.unlink(gpu.number());
             self.gpus[gpu.index()].cordoned = cordoned;
-            self.link(gpu.0);
+            self.link(gpu.number());
             self.version += 1;
         }
         Ok(())
@@ -974,23 +974,23 @@ impl PackerExt for MaxRects {
     fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
         demand.validate()?;
         if let Some(hole) = self.choose_hole(demand, &|_| true) {
-            return Ok(GpuId(hole.gpu()));
+            return Ok(GpuId::new(hole.gpu()));
         }
         if self.config.rearrange_gpus > 0
             && let Some(gpu) = self.choose_rearranged(demand, &|_| true, &mut Arranger::default())
         {
-            return Ok(GpuId(gpu));
+            return Ok(GpuId::new(gpu));
         }
-        self.choose_empty(demand, &|_| true).map(GpuId)
+        self.choose_empty(demand, &|_| true).map(GpuId::new)
     }
 
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         let rect = self.check_place_at(gpu, at, demand)?;
-        let slot = self.take_slot(gpu.0, demand);
+        let slot = self.take_slot(gpu.number(), demand);
         let pod = Pod::new(rect, slot, demand);
-        self.occupy(gpu.0, pod);
+        self.occupy(gpu.number(), pod);
         self.version += 1;
-        self.invariants(gpu.0);
+        self.invariants(gpu.number());
         Ok(self.placement_of(pod))
     }
 
@@ -1023,7 +1023,7 @@ impl PackerExt for MaxRects {
             lists.push((*gpu, pods));
         }
         for (gpu, pods) in lists {
-            self.unlink(gpu.0);
+            self.unlink(gpu.number());
             let state = &mut self.gpus[gpu.index()];
             self.open -= u32::from(state.is_open());
             self.pods.set_few(&mut state.pods, &pods);
@@ -1031,11 +1031,11 @@ impl PackerExt for MaxRects {
             state.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
             self.open += u32::from(state.is_open());
             for pod in &pods {
-                self.slots.hold(pod.slot, gpu.0);
+                self.slots.hold(pod.slot, gpu.number());
             }
-            self.rebuild_free(gpu.0);
-            self.link(gpu.0);
-            self.invariants(gpu.0);
+            self.rebuild_free(gpu.number());
+            self.link(gpu.number());
+            self.invariants(gpu.number());
         }
         self.version += 1;
         Ok(())

@@ -158,7 +158,7 @@ mod tests {
         let sm = |percent| SmShare::from_percent(percent).unwrap();
         let rectangle = Rectangle { time_offset: quota(x), sm_offset: sm(y), quota: quota(w), sm: sm(h) };
         let id = PlacementId::new(u32::from(x) * 100 + u32::from(y), 0);
-        Placement::new(id, GpuId(0), rectangle, Demand::new(quota(w), sm(h)))
+        Placement::new(id, GpuId::new(0), rectangle, Demand::new(quota(w), sm(h)))
     }
 
     const WHOLE: GpuSpec = GpuSpec::new(Bytes::ZERO);

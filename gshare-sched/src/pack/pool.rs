@@ -157,7 +157,7 @@ impl<G: PoolGpu> Gpus<G> {
 
     /// The GPUs of the pool, by id.
     pub(crate) fn present(&self) -> impl Iterator<Item = (GpuId, &G)> {
-        (0..).map(GpuId).zip(&self.list).filter(|(_, gpu)| gpu.is_present())
+        (0..).map(GpuId::new).zip(&self.list).filter(|(_, gpu)| gpu.is_present())
     }
 
     /// Ids lie below this.
@@ -167,8 +167,8 @@ impl<G: PoolGpu> Gpus<G> {
 
     /// Refuses a GPU that cannot be added.
     pub(crate) fn check_new(&self, gpu: GpuId, spec: GpuSpec, most: u32) -> Result<(), PackError> {
-        if gpu.0 >= most {
-            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId(most - 1) });
+        if gpu.number() >= most {
+            return Err(PackError::GpuIdTooLarge { gpu, last: GpuId::new(most - 1) });
         }
         if self.find(gpu).is_some() {
             return Err(PackError::GpuExists { gpu });
@@ -234,7 +234,7 @@ pub(crate) fn check_held<G: PoolGpu>(
     for (gpu, list) in held {
         now += gpus.known(*gpu)?.placements();
         for Placement { id, .. } in list {
-            if !held.contains_key(&GpuId(slots.find(*id)?)) || !listed.insert(*id) {
+            if !held.contains_key(&GpuId::new(slots.find(*id)?)) || !listed.insert(*id) {
                 return Err(PackError::UnknownPlacement { id: *id });
             }
         }

@@ -206,7 +206,7 @@ fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[u
 /// Slices of each offer.
 type Taken = Vec<Vec<(GpuId, SliceAt)>>;
 
-fn wants(offers: &[Offer], wanted: &[u32], profile: gshare_core::mig::ProfileId) -> bool {
+fn wants(offers: &[Offer], wanted: &[u32], profile: gshare_core::ProfileId) -> bool {
     offers.iter().zip(wanted).any(|(offer, &wanted)| wanted > 0 && offer.profile == profile)
 }
 

@@ -1,9 +1,8 @@
 //! The memory and the time that components need on the slices of a node.
 
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::mig::ProfileId;
 use gshare_core::pipeline::{Goal, Misfit, Node, PartitionError};
-use gshare_core::{Bytes, Duration};
+use gshare_core::{Bytes, Duration, ProfileId};
 
 /// Time in ns and memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

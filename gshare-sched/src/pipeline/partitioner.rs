@@ -8,7 +8,7 @@ use gshare_core::dag::Dag;
 use gshare_core::pipeline::{
     FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
 };
-use gshare_core::{BasisPoints, Duration};
+use gshare_core::{BasisPoints, ConfigError, Duration};
 
 /// Settings of [`Partitioner`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,10 +101,9 @@ impl PartitionConfig {
         self
     }
 
-    fn validate(&self) -> Result<(), PartitionError> {
+    fn validate(&self) -> Result<(), ConfigError> {
         let check = |field, value: u64, low: u64, high: u64, bound| {
-            let bad = !(low..=high).contains(&value);
-            if bad { Err(PartitionError::BadConfig { field, value, bound }) } else { Ok(()) }
+            ConfigError::unless((low..=high).contains(&value), field, value, bound)
         };
         check("max_stages", self.max_stages.into(), 1, 128, "need 1 to 128")?;
         check("max_ideals", self.max_ideals.into(), 2, 100_000, "need 2 to 100000")?;
@@ -151,8 +150,8 @@ impl Partitioner {
     /// A partitioner.
     ///
     /// # Errors
-    /// [`PartitionError::BadConfig`].
-    pub fn new(config: PartitionConfig) -> Result<Self, PartitionError> {
+    /// A field that is out of its bounds.
+    pub fn new(config: PartitionConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self { config })
     }
@@ -160,7 +159,7 @@ impl Partitioner {
     /// All pipelines of `dag` by CV, whatever slices there are.
     ///
     /// # Errors
-    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::BadConfig`] for a goal that
+    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::Config`] for a goal that
     /// nothing could meet.
     pub fn by_cv(&self, dag: &Dag, goal: &Goal) -> Result<Ranked<'static>, PartitionError> {
         self.list_by_cv(dag, goal, self.config.max_stages as usize)
@@ -252,8 +251,8 @@ impl PipelinePartitioner for Partitioner {
     }
 }
 
-fn check_goal(goal: &Goal) -> Result<(), PartitionError> {
-    let bad = |field, bound| Err(PartitionError::BadConfig { field, value: 0, bound });
+fn check_goal(goal: &Goal) -> Result<(), ConfigError> {
+    let bad = |field, bound| Err(ConfigError::new(field, 0, bound));
     match goal {
         Goal { batch: 0, .. } => bad("batch", "need at least 1"),
         Goal { slo: Some(Duration::ZERO), .. } => bad("slo", "need more than 0, or none"),

@@ -60,12 +60,8 @@
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{
-    RouteAction, RouteError, RouteEvent, RouteReject, Service, SharedSlice,
-};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Service};
+use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The treatment of requests that cannot be answered in time.
@@ -347,18 +343,12 @@ impl SlackRouter {
     /// A router without instances.
     ///
     /// # Errors
-    /// [`RouteError::BadConfig`].
-    pub fn new(config: RouterConfig) -> Result<Self, RouteError> {
-        let bad = |field, value, bound| Err(RouteError::BadConfig { field, value, bound });
-        if config.max_waiting == 0 {
-            return bad("max_waiting", 0, "need more than 0");
-        }
-        if config.max_attempts == 0 {
-            return bad("max_attempts", 0, "need more than 0");
-        }
-        if config.fair_quantum == Some(Duration::ZERO) {
-            return bad("fair_quantum", 0, "need more than 0, or none");
-        }
+    /// A field that is out of its bounds.
+    pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
+        ConfigError::unless(config.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
+        ConfigError::unless(config.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
+        let within = config.fair_quantum != Some(Duration::ZERO);
+        ConfigError::unless(within, "fair_quantum", 0, "need more than 0, or none")?;
         Ok(Self {
             config,
             last: Timestamp::ZERO,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gshare_core::pack::{
     self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
 };
-use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
 use crate::pack::pool::{Gpus, PoolGpu, Slots, check_held};
@@ -72,21 +72,13 @@ impl DiluConfig {
         Self { affinity, ..self }
     }
 
-    fn validate(&self) -> Result<(), PackError> {
-        let bad = |field, bounds| Err(PackError::Config { field, bounds });
-        if self.alpha_bp > 10_000 {
-            return bad("alpha_bp", "must be at most 10000");
-        }
-        if self.beta_bp > 10_000 {
-            return bad("beta_bp", "must be at most 10000");
-        }
-        if self.omega_bp == 0 || self.omega_bp > 10_000 {
-            return bad("omega_bp", "must be 1 to 10000");
-        }
-        if self.gamma_bp < u32::from(self.omega_bp) || self.gamma_bp > 1_000_000 {
-            return bad("gamma_bp", "must be omega_bp to 1000000");
-        }
-        Ok(())
+    fn validate(&self) -> Result<(), ConfigError> {
+        let Self { alpha_bp, beta_bp, omega_bp, gamma_bp, .. } = *self;
+        ConfigError::unless(alpha_bp <= 10_000, "alpha_bp", alpha_bp, "need at most 10000")?;
+        ConfigError::unless(beta_bp <= 10_000, "beta_bp", beta_bp, "need at most 10000")?;
+        ConfigError::unless((1..=10_000).contains(&omega_bp), "omega_bp", omega_bp, "need 1 to 10000")?;
+        let within = (u32::from(omega_bp)..=1_000_000).contains(&gamma_bp);
+        ConfigError::unless(within, "gamma_bp", gamma_bp, "need omega_bp to 1000000")
     }
 }
 
@@ -141,15 +133,15 @@ const BY_MEMORY: usize = 1;
 ///
 /// let mut pool = DiluPacker::new(DiluConfig::default())?;
 /// for gpu in 0..2 {
-///     pool.add_gpu(GpuId(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
+///     pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
 /// }
 /// let share = |percent| SmShare::from_percent(percent).ok_or("a share");
 /// let roberta = Demand::new(Quota::WHOLE, share(30)?)
 ///     .with_sm_limit(share(60)?)
 ///     .with_memory(Bytes::from_gib(6));
-/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId(0));
-/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId(0), "limits sum to 1.2, below gamma");
-/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId(1), "1.8 would pass it");
+/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId::new(0));
+/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId::new(0), "limits sum to 1.2, below gamma");
+/// assert_eq!(pool.place(&roberta)?.placement.gpu, GpuId::new(1), "1.8 would pass it");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -174,8 +166,8 @@ impl DiluPacker {
     /// A pool without GPUs.
     ///
     /// # Errors
-    /// [`PackError::Config`].
-    pub fn new(config: DiluConfig) -> Result<Self, PackError> {
+    /// A field that is out of its bounds.
+    pub fn new(config: DiluConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let weights = Weights { alpha: config.alpha_bp, beta: config.beta_bp };
         Ok(Self {
@@ -237,7 +229,7 @@ impl DiluPacker {
         }
         let part = Need { request: need.request, limit: need.request, memory: 0 };
         let fits = |gpu: u32, free: &Free| {
-            free.memory > 0 && free.holds(part) && allowed(GpuId(gpu)) && self.keeps_apart(gpu, demand)
+            free.memory > 0 && free.holds(part) && allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand)
         };
         let mut candidates = Vec::new();
         self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
@@ -268,7 +260,7 @@ impl DiluPacker {
     /// The GPUs that are open and not cordoned.
     fn indexed(&self) -> impl Iterator<Item = u32> {
         let open = self.gpus.present().filter(|(_, gpu)| !gpu.cordoned && gpu.pods.len() > 0);
-        open.map(|(id, _)| id.0)
+        open.map(|(id, _)| id.number())
     }
 
     fn free(&self, gpu: u32) -> Free {
@@ -307,7 +299,7 @@ impl DiluPacker {
         let mut cursor = self.orders.seek(EMPTY, start);
         while let Some(at) = cursor {
             let gpu = gpu_of(self.orders.key(at));
-            if self.free(gpu).holds(need) && allowed(GpuId(gpu)) {
+            if self.free(gpu).holds(need) && allowed(GpuId::new(gpu)) {
                 return Ok(gpu);
             }
             cursor = self.orders.next(at);
@@ -317,7 +309,7 @@ impl DiluPacker {
 
     /// An open GPU: by affinity, else by best fit (a large model: by worst fit).
     fn choose_open(&self, demand: &Demand, need: Need, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
-        let accept = |gpu: u32| allowed(GpuId(gpu)) && self.keeps_apart(gpu, demand);
+        let accept = |gpu: u32| allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand);
         match demand.workload {
             Workload::LargeModel if self.config.large_models_worst_fit && !self.has_by_memory => {
                 let holds = |gpu: &u32| self.free(*gpu).holds(need) && accept(*gpu);
@@ -391,8 +383,8 @@ impl DiluPacker {
         let room = self.gpus.present().any(|(id, gpu)| {
             !gpu.cordoned
                 && allowed(id)
-                && self.free(id.0).holds(without_memory)
-                && self.keeps_apart(id.0, demand)
+                && self.free(id.number()).holds(without_memory)
+                && self.keeps_apart(id.number(), demand)
         });
         if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
     }
@@ -496,7 +488,7 @@ impl DiluPacker {
     }
 
     fn placement_of(&self, slot: u32) -> Placement {
-        let (demand, gpu) = (self.demands[slot as usize], GpuId(self.slots.gpu(slot)));
+        let (demand, gpu) = (self.demands[slot as usize], GpuId::new(self.slots.gpu(slot)));
         Placement::new(self.slots.id(slot), gpu, rectangle(&demand), demand)
     }
 
@@ -540,8 +532,9 @@ impl DiluPacker {
 impl Packer for DiluPacker {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
         self.gpus.check_new(gpu, spec, MAX_GPUS)?;
-        if spec.memory.get() >> (63 - 14 - GPU_BITS + 20) != 0 {
-            return Err(PackError::Config { field: "memory", bounds: "of a GPU must be below 2^48 bytes" });
+        let limit = Bytes(1 << (63 - 14 - GPU_BITS + 20));
+        if spec.memory >= limit {
+            return Err(PackError::GpuTooLarge { gpu, memory: spec.memory, limit });
         }
         let (quota, sm, memory) = (spec.quota.get(), spec.sm.get(), spec.memory.get());
         self.gpus.insert(gpu, Gpu { present: true, quota, sm, memory, ..Gpu::default() });
@@ -556,14 +549,14 @@ impl Packer for DiluPacker {
                 self.grid.insert(&free, id);
             }
         }
-        self.link(gpu.0);
+        self.link(gpu.number());
         self.version += 1;
         Ok(())
     }
 
     fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
         self.gpus.check_removal(gpu)?;
-        self.unlink(gpu.0);
+        self.unlink(gpu.number());
         self.pods.clear(&mut self.gpus[gpu.index()].pods);
         self.gpus.remove(gpu);
         self.version += 1;
@@ -644,16 +637,16 @@ impl PackerExt for DiluPacker {
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
         if self.gpus.known(gpu)?.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
-            self.unlink(gpu.0);
+            self.unlink(gpu.number());
             self.gpus[gpu.index()].cordoned = cordoned;
-            self.link(gpu.0);
+            self.link(gpu.number());
             self.version += 1;
         }
         Ok(())
     }
 
     fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        self.choose(demand, &|_| true).map(GpuId)
+        self.choose(demand, &|_| true).map(GpuId::new)
     }
 
     /// Sums have no offsets: those of `at` must be zero.
@@ -663,20 +656,21 @@ impl PackerExt for DiluPacker {
         if at != rectangle(demand) {
             return Err(PackError::BadRectangle { gpu });
         }
-        let (need, free) = (need(demand), self.free(gpu.0));
-        if !free.holds(Need { memory: 0, ..need }) || !self.keeps_apart(gpu.0, demand) {
+        let (need, free) = (need(demand), self.free(gpu.number()));
+        if !free.holds(Need { memory: 0, ..need }) || !self.keeps_apart(gpu.number(), demand) {
             return Err(PackError::Occupied { gpu });
         }
         if need.memory > free.memory {
             return Err(PackError::Memory { memory: demand.memory });
         }
-        Ok(self.commit(gpu.0, *demand).placement)
+        Ok(self.commit(gpu.number(), *demand).placement)
     }
 
     fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
         check_held(&self.gpus, &self.slots, held)?;
         for (gpu, list) in held {
-            let (mut free, occupied) = (self.free_when_empty(gpu.0), PackError::Occupied { gpu: *gpu });
+            let (mut free, occupied) =
+                (self.free_when_empty(gpu.number()), PackError::Occupied { gpu: *gpu });
             for (index, placement) in list.iter().enumerate() {
                 let demand = &self.demands[placement.id.index()];
                 let apart = |other: &Placement| self.demands[other.id.index()].apart;
@@ -695,10 +689,10 @@ impl PackerExt for DiluPacker {
         }
         for (gpu, list) in held {
             for placement in list {
-                self.slots.hold(placement.id.slot(), gpu.0);
-                self.attach(gpu.0, placement.id.slot());
+                self.slots.hold(placement.id.slot(), gpu.number());
+                self.attach(gpu.number(), placement.id.slot());
             }
-            self.invariants(gpu.0);
+            self.invariants(gpu.number());
         }
         self.version += 1;
         Ok(())

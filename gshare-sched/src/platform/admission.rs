@@ -4,8 +4,8 @@
 //! this window (GPU-enabled FaaS, section VI). GPU time is that of the instances' shares: a request that worked 20 ms on
 //! half of a device has used 10 ms.
 
-use gshare_core::request::{RequestId, TenantId, TenantLimits};
-use gshare_core::{Bytes, Duration, Timestamp};
+use gshare_core::request::TenantLimits;
+use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]

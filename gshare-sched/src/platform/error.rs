@@ -1,10 +1,7 @@
 //! Why the platform refused an event.
 
-use crate::scale::ConfigError;
 use gshare_core::platform::{PoolError, Regime};
-use gshare_core::request::{RequestId, TenantId};
-use gshare_core::scale::InstanceId;
-use gshare_core::{FunctionId, GpuId, Timestamp};
+use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

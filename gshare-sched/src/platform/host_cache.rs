@@ -5,8 +5,8 @@
 //! the node, and stay until the memory set aside for them is wanted for others: the least recently used go first.
 
 use gshare_core::platform::PlatformAction;
-use gshare_core::request::{NodeId, Tier};
-use gshare_core::{Bytes, FunctionId};
+use gshare_core::request::Tier;
+use gshare_core::{Bytes, FunctionId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
@@ -91,18 +91,18 @@ mod tests {
     #[test]
     fn the_least_recently_used_make_room() {
         let mut cache = HostCache::new(Bytes(10));
-        let (node, mut orders) = (NodeId(0), Vec::new());
+        let (node, mut orders) = (NodeId::new(0), Vec::new());
         for function in [0, 1, 0] {
-            cache.loaded(node, FunctionId(function), Bytes(4), &mut orders);
+            cache.loaded(node, FunctionId::new(function), Bytes(4), &mut orders);
         }
         assert!(orders.is_empty());
-        cache.loaded(node, FunctionId(2), Bytes(4), &mut orders);
-        assert_eq!(orders, [PlatformAction::Forget { node, function: FunctionId(1) }]);
-        assert_eq!(cache.tier(node, FunctionId(0)), Tier::Host);
-        assert_eq!(cache.tier(node, FunctionId(1)), Tier::Disk);
-        cache.loaded(node, FunctionId(3), Bytes(11), &mut orders);
-        assert_eq!(cache.tier(node, FunctionId(3)), Tier::Disk, "larger than the memory set aside");
+        cache.loaded(node, FunctionId::new(2), Bytes(4), &mut orders);
+        assert_eq!(orders, [PlatformAction::Forget { node, function: FunctionId::new(1) }]);
+        assert_eq!(cache.tier(node, FunctionId::new(0)), Tier::Host);
+        assert_eq!(cache.tier(node, FunctionId::new(1)), Tier::Disk);
+        cache.loaded(node, FunctionId::new(3), Bytes(11), &mut orders);
+        assert_eq!(cache.tier(node, FunctionId::new(3)), Tier::Disk, "larger than the memory set aside");
         cache.lose(node);
-        assert_eq!(cache.tier(node, FunctionId(0)), Tier::Disk);
+        assert_eq!(cache.tier(node, FunctionId::new(0)), Tier::Disk);
     }
 }

@@ -25,8 +25,7 @@
 //! ```
 //! use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 //! use gshare_core::profile::{ProfilePoint, ProfileTable};
-//! use gshare_core::request::{NodeId, RequestId};
-//! use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Quota, SmShare, Timestamp};
+//! use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
 //! use gshare_sched::platform::Platform;
 //!
 //! let ms = Duration::from_millis;
@@ -36,18 +35,18 @@
 //! let function = FunctionSpec::new(work, Bytes::from_gib(2)).with_slo(ms(69));
 //!
 //! let (mut platform, mut orders) = (Platform::fractional()?, Vec::new());
-//! let gpu = DeviceSpec::new(NodeId(0), Bytes::from_gib(16));
+//! let gpu = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
 //! for event in [
-//!     PlatformEvent::DeviceFound { gpu: GpuId(0), spec: gpu },
-//!     PlatformEvent::FunctionDeployed { function: FunctionId(0), spec: Box::new(function) },
-//!     PlatformEvent::RequestArrived { request: RequestId(1), function: FunctionId(0), deadline: None },
+//!     PlatformEvent::DeviceFound { gpu: GpuId::new(0), spec: gpu },
+//!     PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(function) },
+//!     PlatformEvent::RequestArrived { request: RequestId::new(1), function: FunctionId::new(0), deadline: None },
 //! ] {
 //!     platform.handle(Timestamp::ZERO, event, &mut orders)?;
 //! }
 //! let Some(PlatformAction::Start { instance, .. }) = orders.pop() else { panic!("nothing was started") };
 //! let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
 //! platform.handle(Timestamp::from_millis(900), ready, &mut orders)?;
-//! assert_eq!(orders, [PlatformAction::Dispatch { request: RequestId(1), instance }]);
+//! assert_eq!(orders, [PlatformAction::Dispatch { request: RequestId::new(1), instance }]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -85,15 +84,13 @@ pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSett
 pub use sliced::{Make, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
-use crate::scale::ConfigError;
 use admission::Tenants;
 use functions::Function;
 use gshare_core::platform::{
     DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
     Regime, Rejection,
 };
-use gshare_core::request::{RequestId, TenantId};
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, Timestamp};
 use naming::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -178,10 +175,8 @@ impl Platform {
     /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
     pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
         for (field, value) in [("max_held", config.max_held), ("tenant_window", config.tenant_window)] {
-            if value.is_zero() || value > Duration::from_secs(86_400) {
-                let bound = "need more than 0, at most a day";
-                return Err(PlatformError::Config(ConfigError { field, value: value.to_string(), bound }));
-            }
+            let within = !value.is_zero() && value <= Duration::from_secs(86_400);
+            ConfigError::unless(within, field, value, "need more than 0, at most a day")?;
         }
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {

@@ -3,8 +3,8 @@
 use super::{
     BTreeMap, Bytes, FunctionId, GpuId, InstanceReport, Platform, PlatformAction, PoolEvent, RequestId,
 };
+use gshare_core::InstanceId;
 use gshare_core::platform::Part;
-use gshare_core::scale::InstanceId;
 use std::collections::BTreeSet;
 
 /// An instance that the host was told of.
@@ -57,7 +57,7 @@ impl Instances {
 
     /// Whether an instance ever had this name.
     pub(super) const fn was_named(&self, instance: InstanceId) -> bool {
-        instance.0 < self.next
+        instance.number() < self.next
     }
 
     pub(super) fn of_function(&self, function: FunctionId) -> u32 {
@@ -66,7 +66,7 @@ impl Instances {
     }
 
     fn insert(&mut self, of: Named) -> InstanceId {
-        let instance = InstanceId(self.next);
+        let instance = InstanceId::new(self.next);
         self.next += 1;
         self.outside[of.pool].insert(of.inside, instance);
         for &gpu in &of.devices {

@@ -2,8 +2,7 @@
 
 use super::functions::FunctionState;
 use super::{Duration, FunctionId, Platform, PlatformAction, PoolEvent, Rejection, RequestId, Timestamp};
-use gshare_core::request::TenantId;
-use gshare_core::scale::InstanceId;
+use gshare_core::{InstanceId, TenantId};
 use std::collections::BTreeSet;
 
 /// Where a request is.

@@ -6,9 +6,7 @@
 //! once, although the engine still has it. So the engine knows requests by **tickets**, which are never used twice; a
 //! ticket that no request holds any more is answered when the engine dispatches it.
 
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{FunctionId, Timestamp};
+use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A request that has not ended.
@@ -40,7 +38,7 @@ impl Tickets {
         function: FunctionId,
         deadline: Option<Timestamp>,
     ) -> RequestId {
-        let ticket = RequestId(self.next);
+        let ticket = RequestId::new(self.next);
         self.next += 1;
         self.held.insert(request, Held { function, ticket, deadline, on: None });
         self.names.insert(ticket, request);

@@ -81,7 +81,7 @@ pub(super) fn victims<W: Ord>(
             order.remove(index);
         }
     }
-    Some(order.into_iter().map(|(_, model, _)| ModelId(model)).collect())
+    Some(order.into_iter().map(|(_, model, _)| ModelId::new(model)).collect())
 }
 
 #[cfg(test)]
@@ -107,10 +107,10 @@ mod tests {
 
     #[test]
     fn hole_13_superfluous_victims_are_put_back() {
-        assert_eq!(victims(&copies(&[1, 3, 2]), &[], 3, |copy| copy.used), Some(vec![ModelId(1)]));
+        assert_eq!(victims(&copies(&[1, 3, 2]), &[], 3, |copy| copy.used), Some(vec![ModelId::new(1)]));
         assert_eq!(
             victims(&copies(&[1, 3, 2]), &[1], 3, |copy| copy.used),
-            Some(vec![ModelId(0), ModelId(2)])
+            Some(vec![ModelId::new(0), ModelId::new(2)])
         );
     }
 

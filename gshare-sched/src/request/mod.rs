@@ -24,12 +24,11 @@ pub mod scheduler;
 pub mod state;
 mod tenants;
 
-pub use crate::token::ConfigError;
 pub use placement::PlacementRule;
 pub use scheduler::LocalityScheduler;
 pub use state::MemoryStore;
 
-use gshare_core::{BasisPoints, Bytes, Duration};
+use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
 /// Which GPU serves which request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,44 +166,41 @@ impl SchedulerConfig {
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let hour = Duration::from_secs(3600);
-        check(
+        ConfigError::unless(
             !self.skip_age.is_zero(),
             "skip_age",
-            self.skip_age.to_string(),
+            self.skip_age,
             "need more than 0 (Lalb skips nobody)",
         )?;
         if let Some(wait) = self.max_wait {
-            check(!wait.is_zero(), "max_wait", wait.to_string(), "need more than 0, or none")?;
+            ConfigError::unless(!wait.is_zero(), "max_wait", wait, "need more than 0, or none")?;
         }
-        check(
+        ConfigError::unless(
             (1..=1024).contains(&self.max_batch),
             "max_batch",
-            self.max_batch.to_string(),
+            self.max_batch,
             "need 1 to 1024",
         )?;
-        check(self.eviction <= hour, "eviction", self.eviction.to_string(), "need at most 3600s")?;
-        check(self.deviations <= 100, "deviations", self.deviations.to_string(), "need at most 100")?;
-        check(self.max_attempts > 0, "max_attempts", self.max_attempts.to_string(), "need more than 0")?;
-        check(
+        ConfigError::unless(self.eviction <= hour, "eviction", self.eviction, "need at most 3600s")?;
+        ConfigError::unless(self.deviations <= 100, "deviations", self.deviations, "need at most 100")?;
+        ConfigError::unless(self.max_attempts > 0, "max_attempts", self.max_attempts, "need more than 0")?;
+        ConfigError::unless(
             self.window >= Duration::from_millis(1) && self.window <= hour,
             "window",
-            self.window.to_string(),
+            self.window,
             "need 1ms to 3600s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=1 << 26).contains(&self.max_requests),
             "max_requests",
-            self.max_requests.to_string(),
+            self.max_requests,
             "need 1 to 67108864",
         )?;
         for (field, value) in
             [("max_gpus", self.max_gpus), ("max_models", self.max_models), ("max_tenants", self.max_tenants)]
         {
-            check((1..=1 << 24).contains(&value), field, value.to_string(), "need 1 to 16777216")?;
+            ConfigError::unless((1..=1 << 24).contains(&value), field, value, "need 1 to 16777216")?;
         }
         Ok(())
     }

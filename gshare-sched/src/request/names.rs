@@ -9,7 +9,7 @@
 //! three quarters are full, so a lookup takes two or three probes.
 
 use super::queue::NONE;
-use gshare_core::request::RequestId;
+use gshare_core::RequestId;
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -27,7 +27,7 @@ impl Names {
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are as good as any")]
     fn home(&self, id: RequestId) -> usize {
         // The finaliser of SplitMix64: names are often consecutive, or have a pattern in some bits.
-        let mut hash = id.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut hash = id.number().wrapping_add(0x9e37_79b9_7f4a_7c15);
         hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (hash ^ (hash >> 31)) as usize & (self.slots.len() - 1)
@@ -108,7 +108,7 @@ mod tests {
         fn names_are_found_as_in_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..40), 0..400)) {
             let (mut names, mut map, mut table) = (Names::default(), BTreeMap::new(), Vec::new());
             for (add, raw) in steps {
-                let id = RequestId(raw * 0x1000_0001);
+                let id = RequestId::new(raw * 0x1000_0001);
                 let name = |slot: u32| table[slot as usize];
                 match map.get(&id) {
                     None if add => {
@@ -125,7 +125,7 @@ mod tests {
                 }
                 prop_assert_eq!(names.len(), map.len());
                 for raw in 0..40 {
-                    let id = RequestId(raw * 0x1000_0001);
+                    let id = RequestId::new(raw * 0x1000_0001);
                     prop_assert_eq!(names.find(id, |slot| table[slot as usize]), map.get(&id).copied());
                 }
             }

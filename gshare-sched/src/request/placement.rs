@@ -27,7 +27,7 @@ pub struct IdleCopy<'a> {
 impl IdleCopy<'_> {
     /// The GPU that has the copy.
     pub const fn gpu(&self) -> GpuId {
-        GpuId(self.gpu)
+        GpuId::new(self.gpu)
     }
 }
 
@@ -42,7 +42,7 @@ pub struct BusyCopy<'a> {
 impl BusyCopy<'_> {
     /// The GPU that has the copy.
     pub const fn gpu(&self) -> GpuId {
-        GpuId(self.gpu)
+        GpuId::new(self.gpu)
     }
 
     /// How long from now until the request would be complete there, what waits before it included.
@@ -64,7 +64,7 @@ pub struct Load<'a> {
 impl Load<'_> {
     /// The GPU that would load the model.
     pub const fn gpu(&self) -> GpuId {
-        GpuId(self.gpu)
+        GpuId::new(self.gpu)
     }
 
     /// Whether room can be made: pinned models and those in use stay.
@@ -112,7 +112,7 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// The model that the request needs. It is not on the GPU at hand.
     pub fn model(&self) -> ModelId {
-        ModelId(self.scheduler.request_of(self.slot).model)
+        ModelId::new(self.scheduler.request_of(self.slot).model)
     }
 
     /// How long the request has waited.
@@ -122,13 +122,13 @@ impl<'a> View<'a> {
 
     /// The copy on an idle GPU that runs the model fastest.
     pub fn idle_copy(&self) -> Option<IdleCopy<'a>> {
-        let gpu = self.scheduler.idle_copy(self.model().0)?;
+        let gpu = self.scheduler.idle_copy(self.model().number())?;
         Some(IdleCopy { gpu, shown: PhantomData })
     }
 
     /// The copy on a busy GPU that would complete the request first.
     pub fn busy_copy(&self) -> Option<BusyCopy<'a>> {
-        let (done_in, gpu) = self.scheduler.busy_copy(self.model().0)?;
+        let (done_in, gpu) = self.scheduler.busy_copy(self.model().number())?;
         Some(BusyCopy { gpu, done_in: Duration::from_nanos(done_in), shown: PhantomData })
     }
 
@@ -140,13 +140,13 @@ impl<'a> View<'a> {
     /// Loads on other idle GPUs that can make room: of each kind that can serve the model, the 16 with the fewest dispatches.
     pub fn loads_elsewhere(&self) -> impl Iterator<Item = Load<'a>> {
         let at_hand = self.gpu;
-        let idle = self.scheduler.idle_candidates(self.model().0).filter(move |gpu| *gpu != at_hand);
+        let idle = self.scheduler.idle_candidates(self.model().number()).filter(move |gpu| *gpu != at_hand);
         idle.map(|gpu| self.load(gpu)).filter(Load::has_room)
     }
 
     fn load(&self, gpu: u32) -> Load<'a> {
         let room = self.scheduler.room(gpu, self.slot);
-        let (takes, evicting) = self.scheduler.load_costs(gpu, self.model().0, room.as_ref());
+        let (takes, evicting) = self.scheduler.load_costs(gpu, self.model().number(), room.as_ref());
         let [takes, evicting] = [takes, evicting].map(Duration::from_nanos);
         Load { gpu, room, takes, evicting, shown: PhantomData }
     }

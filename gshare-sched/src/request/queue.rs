@@ -24,9 +24,8 @@
 //! ones are.
 
 use super::names::Names;
-use gshare_core::GpuId;
-use gshare_core::Timestamp;
-use gshare_core::request::{RequestId, RequestPlace};
+use gshare_core::request::RequestPlace;
+use gshare_core::{GpuId, RequestId, Timestamp};
 
 /// No request.
 pub(super) const NONE: u32 = u32::MAX;
@@ -120,8 +119,8 @@ impl Request {
         match self.place {
             Place::Held => RequestPlace::Held,
             Place::Queued => RequestPlace::Queued,
-            Place::Local => RequestPlace::Local { gpu: GpuId(self.gpu) },
-            Place::Placed => RequestPlace::Placed { gpu: GpuId(self.gpu) },
+            Place::Local => RequestPlace::Local { gpu: GpuId::new(self.gpu) },
+            Place::Placed => RequestPlace::Placed { gpu: GpuId::new(self.gpu) },
         }
     }
 }
@@ -444,7 +443,7 @@ mod tests {
     fn counts(queue: &Queue) -> Vec<(u64, u64, bool)> {
         let (mut counts, mut slot, mut count) = (Vec::new(), queue.order.head, queue.head_skips);
         while slot != NONE {
-            counts.push((queue.get(slot).id.0, count, queue.is_due(slot)));
+            counts.push((queue.get(slot).id.number(), count, queue.is_due(slot)));
             count -= u64::from(queue.get(slot).mark);
             slot = queue.next(By::Arrival, slot);
         }
@@ -463,13 +462,13 @@ mod tests {
             for (id, (what, at)) in (0..).zip(steps) {
                 match what {
                     0 | 1 => {
-                        let slot = queue.add(Request::new(RequestId(id), at as u32, 0, Timestamp::ZERO));
+                        let slot = queue.add(Request::new(RequestId::new(id), at as u32, 0, Timestamp::ZERO));
                         queue.enter(slot, 1);
                         literal.push((id, 0));
                     }
                     2 | 3 if at < literal.len() => {
                         let (name, _) = literal.remove(at);
-                        let slot = queue.find(RequestId(name)).unwrap();
+                        let slot = queue.find(RequestId::new(name)).unwrap();
                         queue.leave(slot, 1, what == 2);
                         if what == 2 {
                             literal[..at].iter_mut().for_each(|(_, count)| *count += 1);
@@ -479,7 +478,7 @@ mod tests {
                     4 if at < away.len() => {
                         let slot = away.remove(at);
                         queue.enter(slot, 1);
-                        let name = queue.get(slot).id.0;
+                        let name = queue.get(slot).id.number();
                         let place = literal.partition_point(|&(other, _)| other < name);
                         let count = literal.get(place).map_or(0, |&(_, count)| count);
                         literal.insert(place, (name, count));

@@ -87,12 +87,11 @@ use super::estimate::{Estimate, Recent};
 use super::placement::PlacementRule;
 use super::queue::{Queue, Request};
 use super::tenants::Tenants;
-use crate::token::ConfigError;
 use gshare_core::request::{
-    GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestId, RequestPlace,
-    RequestScheduler, RequestStats, Tier,
+    GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
+    RequestStats, Tier,
 };
-use gshare_core::{BasisPoints, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::{BasisPoints, ConfigError, Duration, Engine, GpuId, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Idle GPUs of a kind that a rule may compare for a load.
@@ -349,31 +348,31 @@ impl LocalityScheduler {
                     self.models.resize_with(model.index() + 1, Model::default);
                 }
                 self.models[model.index()].bytes = memory.0;
-                self.reclass(model.0, actions);
+                self.reclass(model.number(), actions);
             }
             RequestEvent::ModelProfiled { model, kind, profile } => {
                 let costs = Costs {
-                    kind: kind.0,
+                    kind: kind.number(),
                     disk: Estimate::new(profile.load_disk),
                     host: Estimate::new(profile.load_host),
                     infer: Estimate::new(profile.infer),
                 };
                 let known = &mut self.models[model.index()].costs;
-                known.retain(|old| old.kind != kind.0);
+                known.retain(|old| old.kind != kind.number());
                 known.push(costs);
                 known.sort_unstable_by_key(|costs| costs.kind);
-                self.reclass(model.0, actions);
+                self.reclass(model.number(), actions);
             }
             RequestEvent::ModelPinned { model, gpu, pinned } => {
-                let pins = &mut self.g_mut(gpu.0).pins;
-                pins.retain(|&other| other != model.0);
+                let pins = &mut self.g_mut(gpu.number()).pins;
+                pins.retain(|&other| other != model.number());
                 if pinned {
-                    pins.push(model.0);
+                    pins.push(model.number());
                 }
             }
             RequestEvent::TenantLimited { tenant, limits } => {
-                self.tenants.get(tenant.0).limits = limits;
-                self.stirred.push(tenant.0);
+                self.tenants.get(tenant.number()).limits = limits;
+                self.stirred.push(tenant.number());
             }
             RequestEvent::Arrived { request, model, tenant, deadline } => {
                 self.arrived(request, model, tenant, deadline, actions);
@@ -384,31 +383,35 @@ impl LocalityScheduler {
                 }
             }
             RequestEvent::Evicted { gpu, model } => {
-                if let Some(copy) = self.g_mut(gpu.0).remove(model.0, true) {
-                    let on = self.g_mut(gpu.0);
+                if let Some(copy) = self.g_mut(gpu.number()).remove(model.number(), true) {
+                    let on = self.g_mut(gpu.number());
                     on.evicting -= copy.bytes;
                     on.free += copy.bytes;
-                    self.load_if_room(gpu.0, actions);
+                    self.load_if_room(gpu.number(), actions);
                 }
             }
-            RequestEvent::Loaded { gpu, model, took } => self.loaded(gpu.0, model.0, took, actions),
-            RequestEvent::LoadFailed { gpu, model } => self.load_failed(gpu.0, model.0, actions),
+            RequestEvent::Loaded { gpu, model, took } => {
+                self.loaded(gpu.number(), model.number(), took, actions)
+            }
+            RequestEvent::LoadFailed { gpu, model } => {
+                self.load_failed(gpu.number(), model.number(), actions)
+            }
             RequestEvent::Dropped { gpu, model } => {
                 // One in use is found out, and loaded again, when it is needed. The report may be old, so the model may be
                 // there after all: it is ended for certain before its memory is given to another.
                 let unused = |copy: &ModelCopy| copy.state == CopyState::Resident && copy.users == 0;
-                if self.g(gpu.0).cached(model.0).is_some_and(unused) {
-                    self.evict(gpu.0, model.0, actions);
+                if self.g(gpu.number()).cached(model.number()).is_some_and(unused) {
+                    self.evict(gpu.number(), model.number(), actions);
                 }
             }
             RequestEvent::NotResident { gpu, request } => {
                 if let Some(slot) = self.queue.find(request) {
-                    self.not_resident(gpu.0, slot, actions);
+                    self.not_resident(gpu.number(), slot, actions);
                 }
             }
             RequestEvent::Completed { gpu, request, took } => {
                 if let Some(slot) = self.queue.find(request) {
-                    self.completed(gpu.0, slot, took, actions);
+                    self.completed(gpu.number(), slot, took, actions);
                 }
             }
             _ => {}
@@ -525,7 +528,7 @@ impl RequestScheduler for LocalityScheduler {
         let mut copies: Vec<(u64, u32)> =
             on.copies.iter().filter(|copy| copy.is_cached()).map(|copy| (copy.used, copy.model)).collect();
         copies.sort_unstable();
-        let models = copies.into_iter().map(|(_, model)| ModelId(model)).collect();
+        let models = copies.into_iter().map(|(_, model)| ModelId::new(model)).collect();
         Some(GpuRecord { busy: on.phase != Phase::Idle, free_at: on.free_at(), models })
     }
 }

@@ -103,13 +103,13 @@ mod tests {
     use gshare_core::ModelId;
 
     fn record(models: &[u32]) -> GpuRecord {
-        let models = models.iter().copied().map(ModelId).collect();
+        let models = models.iter().copied().map(ModelId::new).collect();
         GpuRecord { busy: false, free_at: Timestamp::ZERO, models }
     }
 
     #[test]
     fn a_write_must_name_the_version_it_replaces() {
-        let (mut store, gpu) = (MemoryStore::new(), GpuId(3));
+        let (mut store, gpu) = (MemoryStore::new(), GpuId::new(3));
         let (now, lease) = (Timestamp::ZERO, Duration::from_secs(5));
         let first = store.put(now, gpu, record(&[1]), Version(0), lease).unwrap();
         let error = store.put(now, gpu, record(&[2]), Version(0), lease).unwrap_err();
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_record_lives_as_long_as_its_lease_and_its_version_longer() {
-        let (mut store, gpu) = (MemoryStore::new(), GpuId(0));
+        let (mut store, gpu) = (MemoryStore::new(), GpuId::new(0));
         let version =
             store.put(Timestamp::ZERO, gpu, record(&[1]), Version(0), Duration::from_secs(5)).unwrap();
         let (before, after) = (Timestamp::from_millis(4_999), Timestamp::from_millis(5_000));

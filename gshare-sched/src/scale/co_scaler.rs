@@ -19,12 +19,12 @@
 //!
 //! # Cost
 //! That of the half an event is for; [`CoScaleEvent::DeadlineReached`] goes to both.
-use super::{ConfigError, DiluVertical, DiluVerticalConfig, PeakHorizontal, PeakHorizontalConfig};
+use super::{DiluVertical, DiluVerticalConfig, PeakHorizontal, PeakHorizontalConfig};
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
     VerticalEvent, VerticalScaler,
 };
-use gshare_core::{Engine, Timestamp};
+use gshare_core::{ConfigError, Engine, Timestamp};
 
 /// An event of one of the two scalers, with its subject.
 #[derive(Debug, Clone, PartialEq, Eq)]

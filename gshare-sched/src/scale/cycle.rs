@@ -127,7 +127,7 @@ fn over(micros: u64, shortest: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const MODEL: ModelId = ModelId(0);
+    const MODEL: ModelId = ModelId::new(0);
     const fn at(secs: u64) -> Timestamp {
         Timestamp::from_millis(secs * 1_000)
     }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(cycles.ratio(at(0), MODEL, 8, 500), 10_000);
         assert_eq!(cycles.ratio(at(0), MODEL, 5, 1_000), 20_000, "5 to 8 are one bucket");
         assert_eq!(cycles.ratio(at(0), MODEL, 9, 1_000), 10_000);
-        assert_eq!(cycles.ratio(at(0), ModelId(1), 1, 900), 10_000);
+        assert_eq!(cycles.ratio(at(0), ModelId::new(1), 1, 900), 10_000);
         assert_eq!(cycles.ratio(at(0), MODEL, u32::MAX, 7), 10_000);
     }
 
@@ -180,9 +180,9 @@ mod tests {
     fn a_client_with_ever_new_models_takes_bounded_memory() {
         let mut cycles = Cycles::default();
         for model in 0..1_000 {
-            cycles.ratio(at(u64::from(model)), ModelId(model), 1, 100);
+            cycles.ratio(at(u64::from(model)), ModelId::new(model), 1, 100);
         }
         assert_eq!(cycles.kinds.len(), MAX_KINDS);
-        assert_eq!(cycles.ratio(at(1_000), ModelId(999), 1, 200), 20_000, "the newest is kept");
+        assert_eq!(cycles.ratio(at(1_000), ModelId::new(999), 1, 200), 20_000, "the newest is kept");
     }
 }

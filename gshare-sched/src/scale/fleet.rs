@@ -8,13 +8,12 @@
 //! Starting and ready instances make up the **capacity**. One that is stopped is forgotten at once; the host may report
 //! it gone or not.
 
-use super::ConfigError;
 use core::cmp::Ordering;
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, InstanceId, StopReason,
+    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
 };
-use gshare_core::{Duration, FunctionId, Timestamp};
+use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most instances of one function.
@@ -65,15 +64,10 @@ impl FleetConfig {
             ("fleet.retry_after", self.retry_after),
         ];
         for (field, value) in times {
-            if !(ms..=hour).contains(&value) {
-                return Err(ConfigError { field, value: value.to_string(), bound: "need 1ms to 3600s" });
-            }
+            ConfigError::unless((ms..=hour).contains(&value), field, value, "need 1ms to 3600s")?;
         }
-        if !(1..=1 << 24).contains(&self.max_functions) {
-            let value = self.max_functions.to_string();
-            return Err(ConfigError { field: "fleet.max_functions", value, bound: "need 1 to 16777216" });
-        }
-        Ok(())
+        let within = (1..=1 << 24).contains(&self.max_functions);
+        ConfigError::unless(within, "fleet.max_functions", self.max_functions, "need 1 to 16777216")
     }
 }
 
@@ -291,7 +285,7 @@ impl<S: Default> Fleet<S> {
                 starting(instance)
             }
             // One that was stopped may be reported gone, too.
-            HorizontalEvent::InstanceGone { instance } if instance.0 >= self.next_instance => {
+            HorizontalEvent::InstanceGone { instance } if instance.number() >= self.next_instance => {
                 Err(HorizontalError::UnknownInstance { instance, expected: "one that was started" })
             }
             _ => Ok(()),
@@ -299,7 +293,7 @@ impl<S: Default> Fleet<S> {
     }
 
     fn check_added(&self, function: FunctionId, spec: &FunctionScale) -> Result<(), HorizontalError> {
-        if function.0 >= self.config.max_functions {
+        if function.number() >= self.config.max_functions {
             return Err(HorizontalError::TooManyFunctions { function, limit: self.config.max_functions });
         }
         if self.get(function).is_some() {
@@ -440,7 +434,7 @@ impl<S: Default> Fleet<S> {
 
     /// Starts an instance at a point (by index). The maximum is the caller's to keep.
     pub(super) fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
-        let id = InstanceId(self.next_instance);
+        let id = InstanceId::new(self.next_instance);
         let deadline = self.now.saturating_add(self.config.start_timeout);
         let Some(known) = self.get_mut(function) else { return };
         let chosen = known.spec.profile.points()[point];

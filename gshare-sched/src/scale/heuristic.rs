@@ -54,14 +54,13 @@
 //! 9. How load is predicted is not given: see the terms.
 //! 10. Throughput is what a closed loop measures, where nobody waits but as many as are served. Of requests that come as they
 //!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
-use super::ConfigError;
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::queue::{Late, Queue};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
-use gshare_core::{BasisPoints, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{BasisPoints, ConfigError, Duration, Engine, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
 /// Settings of [`HeuristicHorizontal`].
@@ -107,15 +106,9 @@ impl HeuristicHorizontalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         self.fleet.validate()?;
         let reports = self.predict_reports;
-        if !(1..=3600).contains(&reports) {
-            let value = reports.to_string();
-            return Err(ConfigError { field: "predict_reports", value, bound: "need 1 to 3600" });
-        }
-        if self.down_cooldown > Duration::from_secs(86_400) {
-            let value = self.down_cooldown.to_string();
-            return Err(ConfigError { field: "down_cooldown", value, bound: "need at most one day" });
-        }
-        Ok(())
+        ConfigError::unless((1..=3600).contains(&reports), "predict_reports", reports, "need 1 to 3600")?;
+        let (cooldown, day) = (self.down_cooldown, Duration::from_secs(86_400));
+        ConfigError::unless(cooldown <= day, "down_cooldown", cooldown, "need at most one day")
     }
 }
 
@@ -352,7 +345,7 @@ mod tests {
             let max_p95 = Some(Duration::from_millis(max_p95));
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
-            let (function, mut now) = (FunctionId(0), Timestamp::from_millis(1_000));
+            let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
             let mut actions = Vec::new();
             scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut actions).unwrap();
             for load in loads {

@@ -40,13 +40,12 @@
 //! - It never scales to zero. Ours does where the minimum is 0, and starts the first instance without waiting.
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - "More than" 30 reports, as printed, and "at least", as published: at least, like for scaling out.
-use super::ConfigError;
 use super::fleet::{Fleet, FleetConfig};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
-use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{ConfigError, Duration, Engine, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
 /// Settings of [`LazyHorizontal`].
@@ -89,17 +88,14 @@ impl Default for LazyHorizontalConfig {
 impl LazyHorizontalConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.fleet.validate()?;
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let window = self.window_reports;
-        check((1..=3600).contains(&window), "window_reports", window.to_string(), "need 1 to 3600")?;
+        ConfigError::unless((1..=3600).contains(&window), "window_reports", window, "need 1 to 3600")?;
         for (field, value) in [("out_reports", self.out_reports), ("in_reports", self.in_reports)] {
-            check((1..=window).contains(&value), field, value.to_string(), "need 1 to window_reports")?;
+            ConfigError::unless((1..=window).contains(&value), field, value, "need 1 to window_reports")?;
         }
         let day = Duration::from_secs(86_400);
-        check(self.cooldown <= day, "cooldown", self.cooldown.to_string(), "need at most one day")?;
-        check(self.keep_alive <= day, "keep_alive", self.keep_alive.to_string(), "need at most one day")
+        ConfigError::unless(self.cooldown <= day, "cooldown", self.cooldown, "need at most one day")?;
+        ConfigError::unless(self.keep_alive <= day, "keep_alive", self.keep_alive, "need at most one day")
     }
 }
 

@@ -21,7 +21,6 @@ mod cycle;
 mod fleet;
 mod queue;
 
-pub use crate::token::ConfigError;
 pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};
 pub use fleet::FleetConfig;
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};

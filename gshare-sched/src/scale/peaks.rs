@@ -43,14 +43,13 @@
 //!
 //! # Differences from the paper
 //! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts whatever is entitled.
-use super::ConfigError;
 use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
-use gshare_core::{BasisPoints, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{BasisPoints, ConfigError, Duration, Engine, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
 /// Settings of [`PeakHorizontal`].
@@ -91,16 +90,13 @@ impl Default for PeakHorizontalConfig {
 impl PeakHorizontalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         self.lazy.validate()?;
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         for (field, reports) in
             [("sustained_reports", self.sustained_reports), ("keep_reports", self.keep_reports)]
         {
-            check((1..=3600).contains(&reports), field, reports.to_string(), "need 1 to 3600")?;
+            ConfigError::unless((1..=3600).contains(&reports), field, reports, "need 1 to 3600")?;
         }
         for (field, share) in [("rated_share", self.rated_share), ("peak_share", self.peak_share)] {
-            check(!share.is_zero(), field, share.to_string(), "need more than 0, at most 100%")?;
+            ConfigError::unless(!share.is_zero(), field, share, "need more than 0, at most 100%")?;
         }
         Ok(())
     }

@@ -114,14 +114,16 @@
 //!
 //! In both modes: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
 //! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
-use super::ConfigError;
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use gshare_core::scale::{
     ClientScale, GpuScale, ScaleState, ServiceClass, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
     VerticalScaler,
 };
-use gshare_core::{BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp};
+use gshare_core::slots::NamedSlots;
+use gshare_core::{
+    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp,
+};
 
 /// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
 const MAX_TOKENS: u64 = 1 << 40;
@@ -198,49 +200,46 @@ impl Default for DiluVerticalConfig {
 
 impl DiluVerticalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let ms = Duration::from_millis;
-        check(
+        ConfigError::unless(
             (ms(1)..=ms(1_000)).contains(&self.period),
             "period",
-            self.period.to_string(),
+            self.period,
             "need 1ms to 1s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=100_000).contains(&self.window_periods),
             "window_periods",
-            self.window_periods.to_string(),
+            self.window_periods,
             "need 1 to 100000",
         )?;
-        check(!self.growth.is_zero(), "growth", self.growth.to_string(), "need more than 0, at most 100%")?;
-        check(self.calm_cycles > 0, "calm_cycles", self.calm_cycles.to_string(), "need at least 1")?;
-        check(
+        ConfigError::unless(!self.growth.is_zero(), "growth", self.growth, "need more than 0, at most 100%")?;
+        ConfigError::unless(self.calm_cycles > 0, "calm_cycles", self.calm_cycles, "need at least 1")?;
+        ConfigError::unless(
             (Duration::from_micros(1)..=ms(60_000)).contains(&self.min_cycle),
             "min_cycle",
-            self.min_cycle.to_string(),
+            self.min_cycle,
             "need 1us to 60s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=100_000).contains(&self.rest_periods),
             "rest_periods",
-            self.rest_periods.to_string(),
+            self.rest_periods,
             "need 1 to 100000",
         )?;
-        check(
+        ConfigError::unless(
             !self.min_share.is_zero(),
             "min_share",
-            self.min_share.to_string(),
+            self.min_share,
             "need more than 0, at most 100%",
         )?;
-        check(
+        ConfigError::unless(
             (1..=1 << 20).contains(&self.max_clients),
             "max_clients",
-            self.max_clients.to_string(),
+            self.max_clients,
             "need 1 to 1048576",
         )?;
-        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")
+        ConfigError::unless((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus, "need 1 to 4096")
     }
 
     /// `M` of a GPU that nobody calibrated; `None` if that cannot be known.
@@ -400,8 +399,7 @@ pub struct DiluVertical {
     period_end: Timestamp,
     /// Clients in all.
     present: u32,
-    /// By slot: the client, and the generation it must be above once it has left.
-    slots: Vec<(Option<Client>, Option<u32>)>,
+    clients: NamedSlots<ClientId, Client>,
     gpus: Vec<Option<Gpu>>,
     plans: Vec<Plan>,
     wants: Vec<Want>,
@@ -417,7 +415,7 @@ impl DiluVertical {
             period: 0,
             period_end: Timestamp::ZERO,
             present: 0,
-            slots: Vec::new(),
+            clients: NamedSlots::default(),
             gpus: Vec::new(),
             plans: Vec::new(),
             wants: Vec::new(),
@@ -425,10 +423,7 @@ impl DiluVertical {
     }
 
     fn get(&self, id: ClientId) -> Result<&Client, VerticalError> {
-        match self.slots.get(id.index()) {
-            Some((Some(client), _)) if client.id == id => Ok(client),
-            _ => Err(VerticalError::UnknownClient { client: id }),
-        }
+        self.clients.get(id).ok_or(VerticalError::UnknownClient { client: id })
     }
 
     fn at(&self, gpu: GpuId) -> Option<&Gpu> {
@@ -437,7 +432,7 @@ impl DiluVertical {
 
     /// The client in a slot, with its GPU.
     fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
-        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
+        let client = self.clients.at_mut(slot)?;
         let gpu = self.gpus.get_mut(client.gpu)?.as_mut()?;
         Some((client, gpu))
     }
@@ -458,7 +453,7 @@ impl DiluVertical {
         if now < self.now {
             return Err(VerticalError::TimeWentBack { now, last: self.now });
         }
-        let known_gpu = |gpu: GpuId| match gpu.0 < self.config.max_gpus {
+        let known_gpu = |gpu: GpuId| match gpu.number() < self.config.max_gpus {
             true => Ok(()),
             false => Err(VerticalError::UnknownGpu { gpu, limit: self.config.max_gpus }),
         };
@@ -473,7 +468,7 @@ impl DiluVertical {
                     return Err(VerticalError::BadMaxTokens { gpu, max_tokens, low: 1, high: MAX_TOKENS });
                 }
                 let clients = self.at(gpu).map_or(&[][..], |gpu| &gpu.clients);
-                let clients = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+                let clients = clients.iter().filter_map(|&slot| self.clients.at(slot));
                 within(gpu, clients.map(|client| self.tokens(client.quota, max_tokens).0).sum(), max_tokens)
             }
             VerticalEvent::ClientJoined { client, gpu, quota, class } => {
@@ -481,12 +476,8 @@ impl DiluVertical {
                 if client.slot() >= self.config.max_clients {
                     return Err(VerticalError::TooManyClients { client, limit: self.config.max_clients });
                 }
-                match self.slots.get(client.index()) {
-                    Some((Some(_), _)) => return Err(VerticalError::ClientExists { client }),
-                    Some((None, Some(last))) if client.generation() <= *last => {
-                        return Err(VerticalError::ClientExists { client });
-                    }
-                    _ => {}
+                if !self.clients.takes(client) {
+                    return Err(VerticalError::ClientExists { client });
                 }
                 if let ServiceClass::SloSensitive { tolerance: BasisPoints::ZERO } = class {
                     return Err(VerticalError::ZeroTolerance { client });
@@ -499,7 +490,7 @@ impl DiluVertical {
                 let known = self.get(client)?;
                 let Some(gpu) = self.gpus[known.gpu].as_ref() else { return Ok(()) };
                 let request = self.tokens(quota, gpu.max_tokens).0;
-                let id = GpuId(u32::try_from(known.gpu).unwrap_or(u32::MAX));
+                let id = GpuId::new(u32::try_from(known.gpu).unwrap_or(u32::MAX));
                 within(id, gpu.guaranteed - known.request + request, gpu.max_tokens)
             }
             VerticalEvent::IterationFinished { client, batch, first_launch, last_launch, .. } => {
@@ -564,7 +555,7 @@ impl DiluVertical {
         self.announce(&mut gpu, &plans, actions);
         if gpu.state != state {
             gpu.state = state;
-            let gpu = GpuId(u32::try_from(index).unwrap_or(u32::MAX));
+            let gpu = GpuId::new(u32::try_from(index).unwrap_or(u32::MAX));
             actions.push(VerticalAction::StateChanged { gpu, state });
         }
         self.gpus[index] = Some(gpu);
@@ -576,7 +567,7 @@ impl DiluVertical {
     /// for one more.
     fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
         let block = self.block(ended);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let loud = |client: &Client| {
             !client.class.is_slo_sensitive()
                 && client.active == Some(self.period)
@@ -590,7 +581,7 @@ impl DiluVertical {
     /// Notes the tokens that each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
     fn note_demand(&mut self, gpu: &Gpu) {
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(slot) else { continue };
             let used = core::mem::take(&mut client.used);
             client.demand = match used >= client.last {
                 true => client.limit,
@@ -603,11 +594,11 @@ impl DiluVertical {
     fn plan_owners(&mut self, gpu: &Gpu, ended: u64, plans: &mut Vec<Plan>) -> ScaleState {
         let window = u64::from(self.config.window_periods);
         let busy = |client: &Client| !client.is_idle(ended, window);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let all_busy = clients.filter(|client| busy(client)).count();
         let mut state = ScaleState::None;
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let Some(client) = self.clients.at(slot) else { continue };
             let (request, limit) = (client.request, client.limit);
             let mut plan =
                 Plan { slot, base: request, wants: request, severity: 0, request, cap: 0, tokens: 0 };
@@ -638,7 +629,7 @@ impl DiluVertical {
                         plan.wants = request;
                     }
                 }
-                if let Some(client) = self.slots[slot as usize].0.as_mut() {
+                if let Some(client) = self.clients.at_mut(slot) {
                     client.state = own;
                     if idle {
                         // When it comes back, what it met before it stopped says nothing.
@@ -664,7 +655,7 @@ impl DiluVertical {
         let learns = state != ScaleState::None && self.now < gpu.learns_until;
         let lends = !learns && self.lends(gpu, ended);
         for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
-            let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(plan.slot) else { continue };
             if state != ScaleState::None {
                 plan.base = client.floor(block, self.config.learn);
             }
@@ -704,7 +695,7 @@ impl DiluVertical {
     /// Whether all owners rest or are idle.
     fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
         let (window, rest) = (u64::from(self.config.window_periods), u64::from(self.config.rest_periods));
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
         self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
     }
@@ -713,7 +704,7 @@ impl DiluVertical {
     fn emergency_step(&mut self, gpu: &Gpu) -> bool {
         let mut step = false;
         for &slot in &gpu.clients {
-            let Some(client) = self.slots[slot as usize].0.as_mut() else { continue };
+            let Some(client) = self.clients.at_mut(slot) else { continue };
             if let Some(verdict) = client.verdict.as_mut() {
                 step |= verdict.fresh && matches!(client.state, ScaleState::Emergency { .. });
                 verdict.fresh = false;
@@ -754,7 +745,7 @@ impl DiluVertical {
     fn announce(&mut self, gpu: &mut Gpu, plans: &[Plan], actions: &mut Vec<VerticalAction>) {
         for grows in [false, true] {
             for plan in plans {
-                let Some(client) = self.slots[plan.slot as usize].0.as_mut() else { continue };
+                let Some(client) = self.clients.at_mut(plan.slot) else { continue };
                 let before = if client.issued { client.last } else { 0 };
                 if before == plan.tokens || (before < plan.tokens) != grows {
                     continue;
@@ -778,9 +769,6 @@ impl DiluVertical {
         home.clients.push(id.slot());
         home.guaranteed += request;
         let free = home.max_tokens.saturating_sub(home.issued);
-        while self.slots.len() <= id.index() {
-            self.slots.push((None, None));
-        }
         let client = Client {
             id,
             gpu: gpu.index(),
@@ -800,7 +788,7 @@ impl DiluVertical {
             finished: None,
             verdict: None,
         };
-        self.slots[id.index()] = (Some(client), Some(id.generation()));
+        self.clients.insert(id, client);
     }
 
     /// The GPU's entry, made if there is none.
@@ -831,11 +819,11 @@ impl DiluVertical {
             gpu.calm = 0;
             if gpu.state != ScaleState::None {
                 gpu.state = ScaleState::None;
-                let gpu = GpuId(u32::try_from(client.gpu).unwrap_or(u32::MAX));
+                let gpu = GpuId::new(u32::try_from(client.gpu).unwrap_or(u32::MAX));
                 actions.push(VerticalAction::StateChanged { gpu, state: ScaleState::None });
             }
         }
-        self.slots[id.index()].0 = None;
+        self.clients.remove(id.slot());
         self.present -= 1;
     }
 
@@ -857,7 +845,7 @@ impl DiluVertical {
         home.guaranteed = 0;
         for place in 0..home.clients.len() {
             let Some(slot) = self.at(gpu).map(|gpu| gpu.clients[place]) else { return };
-            let Some(client) = self.slots[slot as usize].0.as_ref() else { continue };
+            let Some(client) = self.clients.at(slot) else { continue };
             let (request, limit) = self.tokens(client.quota, max_tokens);
             let Some((client, gpu)) = self.pair(slot) else { continue };
             (client.request, client.limit) = (request, limit);
@@ -924,7 +912,7 @@ impl DiluVertical {
             return;
         }
         let Some(gpu) = self.gpus[index].as_ref() else { return };
-        let clients = gpu.clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let (mut issued, mut guaranteed) = (0, 0);
         for client in clients {
             let floor = client.floor(self.block(ended), self.config.learn);
@@ -994,7 +982,7 @@ impl VerticalScaler for DiluVertical {
 
     fn client(&self, client: ClientId) -> Option<ClientScale> {
         let client = self.get(client).ok()?;
-        let gpu = GpuId(u32::try_from(client.gpu).ok()?);
+        let gpu = GpuId::new(u32::try_from(client.gpu).ok()?);
         let mut scale = ClientScale::joined(gpu, client.class);
         scale.state = client.state;
         scale.issued_tokens = if client.issued { client.last } else { 0 };

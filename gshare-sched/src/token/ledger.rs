@@ -13,11 +13,12 @@
 //! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is reported late of the window before.
 //! About 250 bytes per client.
 
-use super::{ConfigError, MultiTokenConfig};
+use super::MultiTokenConfig;
+use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp, TokenAction, TokenError,
-    TokenEvent,
+    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp,
+    TokenAction, TokenError, TokenEvent,
 };
 use std::collections::BTreeSet;
 
@@ -28,8 +29,7 @@ pub(super) struct Ledger {
     pub(super) now: Timestamp,
     next_lease: u64,
     next_request: u64,
-    /// By slot: the client, and the generation it must be above once it has left.
-    pub(super) slots: Vec<(Option<Client>, Option<u32>)>,
+    pub(super) clients: NamedSlots<ClientId, Client>,
     pub(super) gpus: Vec<Gpu>,
     /// Whether lag is what clients occupy by the clock, and counts in the next window; or else what they are charged, in each.
     by_clock: bool,
@@ -387,8 +387,8 @@ impl Ledger {
     /// No clients. `by_clock`: see the field.
     pub(super) fn new(config: MultiTokenConfig, by_clock: bool) -> Result<Self, ConfigError> {
         config.validate()?;
-        let (slots, gpus) = (Vec::new(), Vec::new());
-        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, slots, gpus, by_clock })
+        let (clients, gpus) = (NamedSlots::default(), Vec::new());
+        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, clients, gpus, by_clock })
     }
 
     /// Steps 1 and 2 of an event. The GPUs that it marks dirty are then to be dispatched.
@@ -471,7 +471,7 @@ impl Ledger {
 
     pub(super) fn status(&self, client: ClientId) -> Option<ClientStatus> {
         let known = self.get(client).ok()?;
-        let gpu = GpuId(u32::try_from(known.gpu).ok()?);
+        let gpu = GpuId::new(u32::try_from(known.gpu).ok()?);
         let mut status = ClientStatus::joined(client, gpu, known.share);
         status.window_used = known.used;
         status.total_used = known.total;
@@ -481,10 +481,7 @@ impl Ledger {
     }
 
     pub(super) fn get(&self, id: ClientId) -> Result<&Client, TokenError> {
-        match self.slots.get(id.index()) {
-            Some((Some(client), _)) if client.id == id => Ok(client),
-            _ => Err(TokenError::UnknownClient { client: id }),
-        }
+        self.clients.get(id).ok_or(TokenError::UnknownClient { client: id })
     }
 
     /// Refuses what cannot be done, before anything is changed.
@@ -502,16 +499,10 @@ impl Ledger {
                 if client.slot() >= self.config.max_clients {
                     return Err(TokenError::TooManyClients { client, limit: self.config.max_clients });
                 }
-                if gpu.0 >= self.config.max_gpus {
+                if gpu.number() >= self.config.max_gpus {
                     return Err(TokenError::UnknownGpu { gpu, limit: self.config.max_gpus });
                 }
-                match self.slots.get(client.index()) {
-                    Some((Some(_), _)) => Err(TokenError::ClientExists { client }),
-                    Some((None, Some(last))) if client.generation() <= *last => {
-                        Err(TokenError::ClientExists { client })
-                    }
-                    _ => Ok(()),
-                }
+                if self.clients.takes(client) { Ok(()) } else { Err(TokenError::ClientExists { client }) }
             }
             TokenEvent::ShareChanged { client, ref share } => {
                 self.get(client)?;
@@ -540,7 +531,7 @@ impl Ledger {
 
     /// The client in a slot, with its GPU.
     fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
-        let client = self.slots.get_mut(slot as usize)?.0.as_mut()?;
+        let client = self.clients.at_mut(slot)?;
         let gpu = self.gpus.get_mut(client.gpu)?;
         Some((client, gpu))
     }
@@ -582,7 +573,7 @@ impl Ledger {
         gpu.dirty = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
-        let limits = clients.iter().filter_map(|&slot| self.slots[slot as usize].0.as_ref());
+        let limits = clients.iter().filter_map(|&slot| self.clients.at(slot));
         let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
         self.gpus[index].undersubscribed = self.by_clock && limits < u32::from(Quota::WHOLE.get());
         let end = self.gpus[index].start();
@@ -746,9 +737,6 @@ impl Ledger {
         }
         home.clients.push(id.slot());
         home.reshuffled = true;
-        while self.slots.len() <= id.index() {
-            self.slots.push((None, None));
-        }
         let window = self.config.window;
         let client = Client {
             id,
@@ -772,7 +760,7 @@ impl Ledger {
             filed: Filed::Nowhere,
             notified: false,
         };
-        self.slots[id.index()] = (Some(client), Some(id.generation()));
+        self.clients.insert(id, client);
     }
 
     fn leave(&mut self, slot: u32) {
@@ -781,7 +769,7 @@ impl Ledger {
         gpu.refile(client);
         gpu.clients.retain(|&other| other != slot);
         self.release(slot);
-        self.slots[slot as usize].0 = None;
+        self.clients.remove(slot);
     }
 
     /// Gives a token, extends the one that is held, or replaces one of the window before; it expires at `until`, which
@@ -795,7 +783,7 @@ impl Ledger {
         actions: &mut Vec<TokenAction>,
     ) {
         let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
-        let id = LeaseId(self.next_lease + 1);
+        let id = LeaseId::new(self.next_lease + 1);
         let Some((client, gpu)) = self.pair(slot) else { return };
         client.occupy(now);
         let left = client.left(gpu.window, now);
@@ -835,7 +823,7 @@ impl Ledger {
             budget: lease.budget,
             expires: lease.expires,
         });
-        self.next_lease = self.next_lease.max(lease.id.0);
+        self.next_lease = self.next_lease.max(lease.id.number());
     }
 
     /// Checks what the module's essay promises.
@@ -844,7 +832,7 @@ impl Ledger {
             let mut held = 0;
             let (mut ready, mut paced, mut throttled, mut holders) = (0, 0, 0, 0);
             for &slot in &gpu.clients {
-                let client = self.slots[slot as usize].0.as_ref().expect("listed clients exist");
+                let client = self.clients.at(slot).expect("listed clients exist");
                 assert_eq!(client.gpu, index);
                 if let Some(lease) = client.holds {
                     held += u32::from(lease.sm);

@@ -13,16 +13,3 @@ pub mod slot_table;
 
 pub use multi_token::{MultiToken, MultiTokenConfig};
 pub use slot_table::SlotScheduler;
-
-/// Why a configuration was refused: the field, its value and its bound.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}: {bound}")]
-#[non_exhaustive]
-pub struct ConfigError {
-    /// The field of the configuration.
-    pub field: &'static str,
-    /// Its value.
-    pub value: String,
-    /// The values that are allowed, in words.
-    pub bound: &'static str,
-}

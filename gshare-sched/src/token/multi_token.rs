@@ -108,11 +108,10 @@
 //! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
 //!   otherwise run at the start of two windows and not in the third.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
-use super::ConfigError;
 use super::ledger::{Client, Gpu, Ledger, Rank};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
+    ClientId, ConfigError, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
 };
 
 /// Settings of [`MultiToken`].
@@ -167,48 +166,50 @@ impl Default for MultiTokenConfig {
 
 impl MultiTokenConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         let range = |time: Duration, low: Duration, high: Duration| (low..=high).contains(&time);
-        check(
+        ConfigError::unless(
             range(self.window, Duration::from_millis(1), Duration::from_secs(60)),
             "window",
-            self.window.to_string(),
+            self.window,
             "need 1ms to 60s",
         )?;
-        check(
+        ConfigError::unless(
             range(self.max_token, Duration::from_micros(10), self.window),
             "max_token",
-            self.max_token.to_string(),
+            self.max_token,
             "need 10us to the window",
         )?;
-        check(
+        ConfigError::unless(
             range(self.min_token, Duration::from_nanos(1), self.max_token),
             "min_token",
-            self.min_token.to_string(),
+            self.min_token,
             "need 1ns to max_token",
         )?;
         let minute = Duration::from_secs(60);
-        check(self.slack <= minute, "slack", self.slack.to_string(), "need at most 60s")?;
-        check(self.grace <= minute, "grace", self.grace.to_string(), "need at most 60s")?;
-        check(
+        ConfigError::unless(self.slack <= minute, "slack", self.slack, "need at most 60s")?;
+        ConfigError::unless(self.grace <= minute, "grace", self.grace, "need at most 60s")?;
+        ConfigError::unless(
             range(self.max_debt, self.window, Duration::from_secs(3600)),
             "max_debt",
-            self.max_debt.to_string(),
+            self.max_debt,
             "need the window to 3600s",
         )?;
-        check(
+        ConfigError::unless(
             (1..=1 << 20).contains(&self.max_clients),
             "max_clients",
-            self.max_clients.to_string(),
+            self.max_clients,
             "need 1 to 1048576",
         )?;
-        check((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus.to_string(), "need 1 to 4096")?;
-        check(
+        ConfigError::unless(
+            (1..=4096).contains(&self.max_gpus),
+            "max_gpus",
+            self.max_gpus,
+            "need 1 to 4096",
+        )?;
+        ConfigError::unless(
             self.backfill_depth <= 4096,
             "backfill_depth",
-            self.backfill_depth.to_string(),
+            self.backfill_depth,
             "need at most 4096",
         )
     }
@@ -253,7 +254,7 @@ impl MultiToken {
                         break 'rounds;
                     }
                 }
-                let Some((Some(client), _)) = self.ledger.slots.get(rank.slot as usize) else { continue };
+                let Some(client) = self.ledger.clients.at(rank.slot) else { continue };
                 let gpu = &self.ledger.gpus[index];
                 let held = client.holds.map_or(0, |lease| lease.sm);
                 let sm = client.token_sm(window);
@@ -323,7 +324,7 @@ impl MultiToken {
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
         for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-            let held = self.ledger.slots[slot as usize].0.as_ref().and_then(|client| client.holds);
+            let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
             free += held.map_or(0, |lease| lease.sm);
             if free >= needed {
                 return Reservation { at: release, beside: free - needed };
@@ -448,7 +449,11 @@ mod tests {
         }
 
         fn join(&mut self, slot: u32, quota: &str, sm: u16) {
-            self.send(TokenEvent::ClientJoined { client: id(slot), gpu: GpuId(0), share: share(quota, sm) });
+            self.send(TokenEvent::ClientJoined {
+                client: id(slot),
+                gpu: GpuId::new(0),
+                share: share(quota, sm),
+            });
         }
 
         fn send(&mut self, event: TokenEvent) {
@@ -642,7 +647,7 @@ mod tests {
         let [(_, TokenAction::Grant { lease, budget, .. })] = bench.log[..] else {
             panic!("{:?}", bench.log)
         };
-        assert_eq!((lease, budget), (LeaseId(1), ms(20)));
+        assert_eq!((lease, budget), (LeaseId::new(1), ms(20)));
         // Another one waits with nothing used: no further extension.
         bench.join(1, "0.5:1", 100);
         bench.send(TokenEvent::TokenRequested { client: id(1) });
@@ -741,7 +746,7 @@ mod tests {
     #[test]
     fn gpus_do_not_touch_each_other() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
-        bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId(3), share: share("1:1", 100) });
+        bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId::new(3), share: share("1:1", 100) });
         bench.log.clear();
         bench.send(TokenEvent::TokenRequested { client: id(9) });
         assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(9)));
@@ -751,23 +756,26 @@ mod tests {
     fn every_error_leaves_the_state_as_it_was() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.now = at(5);
-        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(5) });
+        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(5) });
         let before = format!("{:?}", bench.engine);
         let zero_sm = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::ZERO };
         let good = share("0.5:0.5", 100);
         let (far, ghost) = (ClientId::new(1 << 30, 0), ClientId::new(0, 1));
         let bad = [
             (at(4), TokenEvent::DeadlineReached),
-            (at(6), TokenEvent::ClientJoined { client: id(0), gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: ghost, gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: far, gpu: GpuId(0), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(1 << 30), share: good }),
-            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId(0), share: zero_sm }),
+            (at(6), TokenEvent::ClientJoined { client: id(0), gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: ghost, gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: far, gpu: GpuId::new(0), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId::new(1 << 30), share: good }),
+            (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId::new(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
             (at(6), TokenEvent::ClientLeft { client: ghost }),
-            (at(6), TokenEvent::TokenReturned { client: id(0), lease: LeaseId(7), used: ms(1), again: true }),
-            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId(1), used: ms(4) }),
+            (
+                at(6),
+                TokenEvent::TokenReturned { client: id(0), lease: LeaseId::new(7), used: ms(1), again: true },
+            ),
+            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(4) }),
         ];
         for (now, event) in bad {
             let mut actions = Vec::new();
@@ -781,7 +789,8 @@ mod tests {
     fn a_slot_is_reused_only_by_a_newer_generation() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.send(TokenEvent::ClientLeft { client: id(0) });
-        let join = |client| TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share("0.5:0.5", 100) };
+        let join =
+            |client| TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share("0.5:0.5", 100) };
         let old = bench.engine.handle(bench.now, join(id(0)), &mut Vec::new());
         assert_eq!(old, Err(TokenError::ClientExists { client: id(0) }));
         bench.send(join(ClientId::new(0, 1)));

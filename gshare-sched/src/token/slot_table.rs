@@ -61,13 +61,13 @@
 //! FaST-GShare packs rectangles of quota and SMs (section 3.4.2) but its dispatcher never looks at where they lie. Here
 //! the packing is the schedule. Its queue with a stop at the first misfit is left to the spare time, with skipping.
 
+use super::MultiTokenConfig;
 use super::ledger::{Filed, Ledger, Rank};
-use super::{ConfigError, MultiTokenConfig};
 use crate::pack::{Slot, SlotTable};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, Quota, SmShare, Timestamp, TokenAction, TokenError, TokenEvent,
-    TokenScheduler,
+    ClientId, ConfigError, Duration, Engine, GpuId, Quota, SmShare, Timestamp, TokenAction, TokenError,
+    TokenEvent, TokenScheduler,
 };
 
 /// Tokens by slot. See the [module](self).
@@ -80,13 +80,13 @@ use gshare_core::{
 /// let mut actions = Vec::new();
 /// let share = Share { quota: "0.6:0.6".parse()?, sm: SmShare::WHOLE };
 /// let (client, now) = (ClientId::new(0, 0), Timestamp::ZERO);
-/// engine.handle(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share }, &mut actions)?;
+/// engine.handle(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }, &mut actions)?;
 /// let offset = Quota::from_percent(40).ok_or("at most 100 %")?;
 /// engine.handle(now, TokenEvent::SlotAssigned { client, offset }, &mut actions)?;
 /// engine.handle(now, TokenEvent::TokenRequested { client }, &mut actions)?;
 /// // Nobody else is here: it may start before its slot.
 /// assert!(matches!(actions[..], [TokenAction::Grant { .. }]));
-/// assert_eq!(engine.table(GpuId(0)).ok_or("clients")?.slots()[0].offset, offset);
+/// assert_eq!(engine.table(GpuId::new(0)).ok_or("clients")?.slots()[0].offset, offset);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -197,7 +197,7 @@ impl SlotScheduler {
         let mut fixed = SlotTable::default();
         let mut rest = Vec::new();
         for &slot in &self.ledger.gpus[index].clients {
-            let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { continue };
+            let Some(client) = self.ledger.clients.at(slot) else { continue };
             let (length, sm) = (client.share.quota.request(), client.share.sm);
             let offset = self.offsets.get(slot as usize).copied().flatten();
             let taken = offset.is_some_and(|offset| fixed.add(Slot { owner: client.id, offset, length, sm }));
@@ -325,7 +325,7 @@ impl SlotScheduler {
     ) -> Served {
         let gpu = &self.ledger.gpus[index];
         let (window, free) = (gpu.window, gpu.free);
-        let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return Served::Not };
+        let Some(client) = self.ledger.clients.at(slot) else { return Served::Not };
         let sm = client.token_sm(window);
         let time = end.saturating_since(self.runs_until(index, slot));
         let budget = budget.min(client.remain(window)).min(time);
@@ -339,7 +339,7 @@ impl SlotScheduler {
 
     /// The SMs that a token would take beyond those that it replaces.
     fn needed(&self, index: usize, slot: u32) -> u16 {
-        let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return 0 };
+        let Some(client) = self.ledger.clients.at(slot) else { return 0 };
         let held = client.holds.map_or(0, |lease| lease.sm);
         client.token_sm(self.ledger.gpus[index].window).saturating_sub(held)
     }
@@ -348,22 +348,17 @@ impl SlotScheduler {
     fn runs_until(&self, index: usize, slot: u32) -> Timestamp {
         let now = self.ledger.now;
         let window = self.ledger.gpus[index].window;
-        let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return now };
+        let Some(client) = self.ledger.clients.at(slot) else { return now };
         now.saturating_add(client.outstanding(window))
     }
 
     fn miss(&self, index: usize, slot: u32) -> Duration {
-        match self.ledger.slots.get(slot as usize) {
-            Some((Some(client), _)) => client.miss(&self.ledger.gpus[index]),
-            _ => Duration::ZERO,
-        }
+        let client = self.ledger.clients.at(slot);
+        client.map_or(Duration::ZERO, |client| client.miss(&self.ledger.gpus[index]))
     }
 
     fn filed(&self, slot: u32) -> Filed {
-        match self.ledger.slots.get(slot as usize) {
-            Some((Some(client), _)) => client.filed,
-            _ => Filed::Nowhere,
-        }
+        self.ledger.clients.at(slot).map_or(Filed::Nowhere, |client| client.filed)
     }
 
     fn since_begin(&self, index: usize) -> Duration {
@@ -378,7 +373,7 @@ impl SlotScheduler {
         let (gpu, now) = (&self.ledger.gpus[index], self.ledger.now);
         let since = self.since_begin(index);
         for &slot in &gpu.clients {
-            let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { continue };
+            let Some(client) = self.ledger.clients.at(slot) else { continue };
             let waits = matches!(client.filed, Filed::Ready(_));
             let sm = client.holds.map_or(client.share.sm.get(), |lease| lease.sm);
             if let Some(lease) = client.holds {
@@ -410,7 +405,7 @@ impl SlotScheduler {
     /// The first instant at which there is no room for a client beside what is held and claimed.
     fn horizon(&self, index: usize, slot: u32) -> Timestamp {
         let window_end = self.ledger.gpus[index].window_end;
-        let Some((Some(client), _)) = self.ledger.slots.get(slot as usize) else { return window_end };
+        let Some(client) = self.ledger.clients.at(slot) else { return window_end };
         let own = u32::from(client.token_sm(self.ledger.gpus[index].window));
         let full = |at: Timestamp| {
             let (mut load, mut counted) = (own, slot);

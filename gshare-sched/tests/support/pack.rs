@@ -38,7 +38,7 @@ pub(crate) fn decode(bytes: [u8; 8]) -> Op {
     let word = |i: usize| u16::from_le_bytes([rest[i], rest[i + 1]]);
     let (a, b) = (word(0), word(2));
     let memory = Bytes(u64::from(rest[4] % 8));
-    let gpu = GpuId(u32::from(u16::from(rest[5]) % GPUS));
+    let gpu = GpuId::new(u32::from(u16::from(rest[5]) % GPUS));
     let size = |raw: u16| match style % 4 {
         0 => (raw % 10 + 1) * 1_000,
         1 => (raw % 100 + 1) * 100,
@@ -180,7 +180,7 @@ impl Model {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let mut best = None;
         for (gpu, bin) in &self.bins {
-            if !bin.accepts(demand) || !allowed(GpuId(*gpu)) {
+            if !bin.accepts(demand) || !allowed(GpuId::new(*gpu)) {
                 continue;
             }
             for hole in bin.free.iter().filter(|hole| hole.2 >= w && hole.3 >= h) {
@@ -266,7 +266,7 @@ impl Checker {
         let heuristic = self.config.heuristic;
         match op {
             Op::AddGpu(gpu, spec) => {
-                let known = self.model.bins.contains_key(&gpu.0);
+                let known = self.model.bins.contains_key(&gpu.number());
                 let result = self.pool.add_gpu(*gpu, *spec);
                 assert_eq!(result.is_err(), known || spec.quota.is_zero() || spec.sm.is_zero());
                 result?;
@@ -279,18 +279,22 @@ impl Checker {
                     free: Vec::new(),
                 };
                 bin.refresh();
-                self.model.bins.insert(gpu.0, bin);
+                self.model.bins.insert(gpu.number(), bin);
             }
             Op::RemoveGpu(gpu) => {
-                let removable = self.model.bins.get(&gpu.0).is_some_and(|bin| bin.pods.is_empty());
+                let removable = self.model.bins.get(&gpu.number()).is_some_and(|bin| bin.pods.is_empty());
                 let result = self.pool.remove_gpu(*gpu);
                 assert_eq!(result.is_ok(), removable);
                 result?;
-                self.model.bins.remove(&gpu.0);
+                self.model.bins.remove(&gpu.number());
             }
             Op::Cordon(gpu, on) => {
                 self.pool.set_cordoned(*gpu, *on)?;
-                self.model.bins.get_mut(&gpu.0).expect("packer and model know the same GPUs").cordoned = *on;
+                self.model
+                    .bins
+                    .get_mut(&gpu.number())
+                    .expect("packer and model know the same GPUs")
+                    .cordoned = *on;
             }
             Op::Place(demand) => {
                 let probed = self.pool.probe(demand);
@@ -305,7 +309,7 @@ impl Checker {
                 self.adopt(&result?);
             }
             Op::PlaceWhere(demand, mask) => {
-                let allowed = |gpu: GpuId| mask >> (gpu.0 % 8) & 1 == 1;
+                let allowed = |gpu: GpuId| mask >> (gpu.number() % 8) & 1 == 1;
                 let expected = self.expect(heuristic, demand, allowed);
                 let result = self.pool.place_where(demand, &allowed);
                 self.check_placed(expected, &result);
@@ -315,7 +319,7 @@ impl Checker {
             }
             Op::PlaceAt(gpu, rectangle, demand) => {
                 let at = rect(*rectangle);
-                let free = self.model.bins.get(&gpu.0).is_some_and(|bin| {
+                let free = self.model.bins.get(&gpu.number()).is_some_and(|bin| {
                     let uncordoned = Bin { cordoned: false, ..bin.clone() };
                     uncordoned.accepts(demand) && bin.free.iter().any(|hole| contains(*hole, at))
                 });
@@ -386,7 +390,7 @@ impl Checker {
                     let bin = self
                         .model
                         .bins
-                        .get_mut(&released.gpu.0)
+                        .get_mut(&released.gpu.number())
                         .expect("packer and model know the same GPUs");
                     bin.pods.retain(|pod| pod.0 != id);
                     bin.refresh();
@@ -403,10 +407,10 @@ impl Checker {
             }
             Op::Drain(gpu) => {
                 let plan = self.pool.plan_drain(*gpu)?;
-                let held = self.model.bins[&gpu.0].pods.len();
+                let held = self.model.bins[&gpu.number()].pods.len();
                 assert_eq!(plan.moves() + plan.stuck.len(), held, "each leaves or is stuck");
                 self.apply_plan(&plan)?;
-                assert_eq!(self.model.bins[&gpu.0].pods.len(), plan.stuck.len());
+                assert_eq!(self.model.bins[&gpu.number()].pods.len(), plan.stuck.len());
             }
             Op::Repack(max_moves) => {
                 let open = self.pool.open_gpus();
@@ -446,7 +450,7 @@ impl Checker {
             Ok(placed) if placed.rearranged => assert!(expected.is_none() || opens),
             Ok(placed) => {
                 let placement = placed.placement;
-                assert_eq!(Some((placement.gpu.0, rect(placement.rectangle))), expected);
+                assert_eq!(Some((placement.gpu.number(), rect(placement.rectangle))), expected);
             }
             Err(PackError::GpuLimit { limit }) => {
                 assert!(opens && *limit == self.config.max_open_gpus);
@@ -458,7 +462,7 @@ impl Checker {
     fn adopt(&mut self, placed: &Placed) {
         let Placement { id, gpu, rectangle, demand, .. } = placed.placement;
         self.live.push(id);
-        let bin = self.model.bins.get_mut(&gpu.0).expect("packer and model know the same GPUs");
+        let bin = self.model.bins.get_mut(&gpu.number()).expect("packer and model know the same GPUs");
         bin.pods.push((id, rect(rectangle), demand));
         self.reread();
     }
@@ -468,7 +472,7 @@ impl Checker {
     fn reread(&mut self) {
         for (gpu, bin) in &mut self.model.bins {
             let mut now = Vec::new();
-            self.pool.placements_on(GpuId(*gpu), &mut |p| now.push((p.id, rect(p.rectangle), p.demand)));
+            self.pool.placements_on(GpuId::new(*gpu), &mut |p| now.push((p.id, rect(p.rectangle), p.demand)));
             if now != bin.pods {
                 bin.pods = now;
                 bin.refresh();
@@ -498,9 +502,9 @@ impl Checker {
     fn compare(&self) {
         let mut seen = 0;
         for (gpu, bin) in &self.model.bins {
-            let status = self.pool.gpu(GpuId(*gpu)).expect("packer and model know the same GPUs");
+            let status = self.pool.gpu(GpuId::new(*gpu)).expect("packer and model know the same GPUs");
             let mut now = Vec::new();
-            self.pool.placements_on(GpuId(*gpu), &mut |p| now.push((p.id, rect(p.rectangle), p.demand)));
+            self.pool.placements_on(GpuId::new(*gpu), &mut |p| now.push((p.id, rect(p.rectangle), p.demand)));
             assert_eq!(now, bin.pods);
             seen += now.len();
             for (i, (_, at, demand)) in now.iter().enumerate() {
@@ -511,7 +515,7 @@ impl Checker {
             let memory: u64 = now.iter().map(|pod| pod.2.memory.get()).sum();
             assert!(memory <= bin.memory && status.memory_used == Bytes(memory), "memory is never passed");
             assert_eq!((status.cordoned, status.placements as usize), (bin.cordoned, now.len()));
-            let mut free: Vec<Rect> = self.pool.free_rectangles(GpuId(*gpu)).map(rect).collect();
+            let mut free: Vec<Rect> = self.pool.free_rectangles(GpuId::new(*gpu)).map(rect).collect();
             free.sort_unstable();
             assert_eq!(free, bin.free, "the free set is the set of maximal rectangles of gpu{gpu}");
         }
@@ -536,7 +540,7 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
         .with_max_open_gpus(if first & 0x80 == 0 { u32::MAX } else { 3 });
     let mut checker = Checker::new(config);
     for gpu in 0..u32::from(first >> 4 & 3) + 1 {
-        checker.step(&Op::AddGpu(GpuId(gpu), GpuSpec::new(Bytes(24))));
+        checker.step(&Op::AddGpu(GpuId::new(gpu), GpuSpec::new(Bytes(24))));
     }
     for op in rest.chunks_exact(8) {
         let mut bytes = [0; 8];

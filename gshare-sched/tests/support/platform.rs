@@ -7,9 +7,11 @@ use gshare_core::platform::{
     StopCause, Work,
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{NodeId, RequestId, TenantId, TenantLimits};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, Quota, SmShare, Timestamp};
+use gshare_core::request::TenantLimits;
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare,
+    TenantId, Timestamp,
+};
 use gshare_sched::platform::{Platform, PlatformError};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,24 +95,24 @@ impl Host {
     pub(crate) fn with(devices: &[u64]) -> Self {
         let mut host = Self::new(Platform::fractional().unwrap());
         for (gpu, &memory) in (0..).zip(devices) {
-            host.find(gpu, DeviceSpec::new(NodeId(gpu / 2), gib(memory)));
+            host.find(gpu, DeviceSpec::new(NodeId::new(gpu / 2), gib(memory)));
         }
         host
     }
 
     pub(crate) fn find(&mut self, gpu: u32, spec: DeviceSpec) {
-        self.memory.insert(GpuId(gpu), spec.memory);
-        self.tell(PlatformEvent::DeviceFound { gpu: GpuId(gpu), spec }).unwrap();
+        self.memory.insert(GpuId::new(gpu), spec.memory);
+        self.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec }).unwrap();
     }
 
     pub(crate) fn lose(&mut self, gpu: u32) {
-        self.memory.remove(&GpuId(gpu));
-        self.instances.retain(|_, of| !of.home.contains(&GpuId(gpu)));
-        self.tell(PlatformEvent::DeviceLost { gpu: GpuId(gpu) }).unwrap();
+        self.memory.remove(&GpuId::new(gpu));
+        self.instances.retain(|_, of| !of.home.contains(&GpuId::new(gpu)));
+        self.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(gpu) }).unwrap();
     }
 
     pub(crate) fn deploy(&mut self, function: u32, spec: FunctionSpec) {
-        let function = FunctionId(function);
+        let function = FunctionId::new(function);
         self.tell(PlatformEvent::FunctionDeployed { function, spec: Box::new(spec) }).unwrap();
     }
 
@@ -122,12 +124,12 @@ impl Host {
     /// Requests of a function, one each `every`, from now on.
     pub(crate) fn load(&mut self, function: u32, every: Duration, count: u64) {
         for n in 0..count {
-            self.after(every.saturating_mul(n), Later::Arrive(FunctionId(function)));
+            self.after(every.saturating_mul(n), Later::Arrive(FunctionId::new(function)));
         }
     }
 
     pub(crate) fn arrive(&mut self, function: FunctionId, deadline: Option<Timestamp>) -> RequestId {
-        let request = RequestId(self.requests.len() as u64 + self.ends.len() as u64);
+        let request = RequestId::new(self.requests.len() as u64 + self.ends.len() as u64);
         self.requests.insert(request, (function, self.now));
         self.tell(PlatformEvent::RequestArrived { request, function, deadline }).unwrap();
         request
@@ -275,7 +277,7 @@ impl Host {
     }
 
     pub(crate) fn answered(&self, function: u32) -> Vec<Duration> {
-        let of = self.ends.values().filter(|(of, _)| *of == FunctionId(function));
+        let of = self.ends.values().filter(|(of, _)| *of == FunctionId::new(function));
         of.filter_map(|(_, end)| if let End::Answered(took) = end { Some(*took) } else { None }).collect()
     }
 
@@ -297,14 +299,14 @@ fn spec(function: u32) -> FunctionSpec {
 /// is, each request ends once, nothing is oversold, and at the end nobody waits and nothing is left.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let mut host = Host::with(&[16, 16, 16]);
-    let device = |gpu| DeviceSpec::new(NodeId(gpu / 2), gib(16));
+    let device = |gpu| DeviceSpec::new(NodeId::new(gpu / 2), gib(16));
     let mut deployed = BTreeSet::new();
     // Longer histories find nothing new, and take long.
     for &[what, which, pause] in bytes.as_chunks::<3>().0.iter().take(100) {
         let which = u32::from(which);
         let (function, gpu, nth) = (which % 5, which % 3, which as usize % 8);
-        let is_up = host.memory.contains_key(&GpuId(gpu));
-        let name = FunctionId(function);
+        let is_up = host.memory.contains_key(&GpuId::new(gpu));
+        let name = FunctionId::new(function);
         match what % 24 {
             0..12 if function < 4 && deployed.contains(&function) => {
                 for _ in 0..if what % 24 < 9 { 1 } else { 40 } {
@@ -341,7 +343,7 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
             21 => {
                 let mut limits = TenantLimits::default();
                 (limits.max_processes, limits.max_waiting) = (1 + which % 9, which);
-                host.tell(PlatformEvent::TenantLimited { tenant: TenantId(0), limits }).unwrap();
+                host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits }).unwrap();
             }
             22.. if host.platform.function(name).is_none() => {
                 host.deploy(function, spec(function));
@@ -351,15 +353,15 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
         }
         host.run(MS(u64::from(pause) * 12));
     }
-    for gpu in (0..3).filter(|gpu| !host.memory.contains_key(&GpuId(*gpu))).collect::<Vec<_>>() {
+    for gpu in (0..3).filter(|gpu| !host.memory.contains_key(&GpuId::new(*gpu))).collect::<Vec<_>>() {
         host.find(gpu, device(gpu));
     }
     host.run(Duration::from_secs(200));
     assert!(host.requests.is_empty(), "{:?} wait for ever", host.requests);
     for function in deployed {
-        host.tell(PlatformEvent::FunctionRemoved { function: FunctionId(function) }).unwrap();
+        host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(function) }).unwrap();
     }
     host.run(Duration::from_secs(10));
     assert!(host.instances.is_empty(), "instances of no function");
-    assert!((0..5).all(|function| host.platform.function(FunctionId(function)).is_none()));
+    assert!((0..5).all(|function| host.platform.function(FunctionId::new(function)).is_none()));
 }

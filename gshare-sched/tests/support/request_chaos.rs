@@ -1,7 +1,7 @@
 //! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, a store that is late.
 
-use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateStore, TenantId, TenantLimits};
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, Timestamp};
+use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateStore, TenantLimits};
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
 use gshare_sched::request::state::{Seen, reconcile};
 use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
 use gshare_sim::Rng;
@@ -50,7 +50,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             limits.gpu_time = BasisPoints::from_percent(40).expect("below 100");
             limits.memory = BasisPoints::from_percent(60).expect("below 100");
             limits.weight = u32::try_from(rng.between(1, 4)).unwrap_or(1);
-            let event = RequestEvent::TenantLimited { tenant: TenantId(tenant), limits };
+            let event = RequestEvent::TenantLimited { tenant: TenantId::new(tenant), limits };
             scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
         }
     }
@@ -58,7 +58,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let mut store = MemoryStore::new();
     let mut seen = Seen::default();
     let late = rng.below(60);
-    let names: Vec<GpuId> = (0u32..).zip(&work.gpus).map(|(gpu, _)| GpuId(gpu)).collect();
+    let names: Vec<GpuId> = (0u32..).zip(&work.gpus).map(|(gpu, _)| GpuId::new(gpu)).collect();
     let mut watch = |now: Timestamp, scheduler: &dyn RequestScheduler, truth: &[(GpuId, GpuRecord)]| {
         // What was written a second ago, or earlier where writes were late, is what the scheduler catches up with.
         let events = if now < Timestamp::from_millis(1_500) {

@@ -4,8 +4,8 @@
 //! Takes the same events and gives the same actions as the engine, for single requests without tenants, deadlines,
 //! learning or a host tier, under LRU.
 
-use gshare_core::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, RequestId, Tier};
-use gshare_core::{Duration, GpuId, ModelId, Timestamp};
+use gshare_core::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, Tier};
+use gshare_core::{Duration, GpuId, ModelId, RequestId, Timestamp};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
@@ -102,9 +102,9 @@ impl Literal {
         self.now = now;
         match event {
             RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
-                self.kind_memory.insert(kind.0, memory.0);
+                self.kind_memory.insert(kind.number(), memory.0);
                 let gpu_state = Gpu {
-                    kind: kind.0,
+                    kind: kind.number(),
                     memory: memory.0,
                     copies: Vec::new(),
                     pins: Vec::new(),
@@ -114,7 +114,7 @@ impl Literal {
                     until: now,
                     dispatches: 0,
                 };
-                self.gpus.insert(gpu.0, gpu_state);
+                self.gpus.insert(gpu.number(), gpu_state);
                 let mut left = Vec::new();
                 let queue = std::mem::take(&mut self.queue);
                 // In the order of models, as the engine goes through them.
@@ -128,7 +128,7 @@ impl Literal {
                 self.queue = left;
             }
             RequestEvent::GpuLost { gpu } => {
-                let lost = self.gpus.remove(&gpu.0).unwrap();
+                let lost = self.gpus.remove(&gpu.number()).unwrap();
                 for request in lost.local {
                     self.requeue(request);
                 }
@@ -137,22 +137,22 @@ impl Literal {
                 }
             }
             RequestEvent::ModelAdded { model, memory } => {
-                self.models.entry(model.0).or_default().bytes = memory.0;
+                self.models.entry(model.number()).or_default().bytes = memory.0;
             }
             RequestEvent::ModelProfiled { model, kind, profile } => {
-                self.models.get_mut(&model.0).unwrap().profiles.insert(kind.0, profile);
+                self.models.get_mut(&model.number()).unwrap().profiles.insert(kind.number(), profile);
             }
             RequestEvent::ModelPinned { model, gpu, pinned } => {
-                let pins = &mut self.gpus.get_mut(&gpu.0).unwrap().pins;
-                pins.retain(|pin| *pin != model.0);
+                let pins = &mut self.gpus.get_mut(&gpu.number()).unwrap().pins;
+                pins.retain(|pin| *pin != model.number());
                 if pinned {
-                    pins.push(model.0);
+                    pins.push(model.number());
                 }
             }
             RequestEvent::Arrived { request, model, .. } => {
-                let reason = if self.models[&model.0].profiles.is_empty() {
+                let reason = if self.models[&model.number()].profiles.is_empty() {
                     Some(RejectReason::NotProfiled)
-                } else if !self.fits_any(model.0) {
+                } else if !self.fits_any(model.number()) {
                     Some(RejectReason::ModelTooLarge)
                 } else {
                     None
@@ -164,7 +164,7 @@ impl Literal {
                         self.numbers += 1;
                         self.queue.push(Request {
                             id: request,
-                            model: model.0,
+                            model: model.number(),
                             number,
                             arrived: now,
                             skips: 0,
@@ -174,52 +174,54 @@ impl Literal {
                 }
             }
             RequestEvent::Evicted { gpu, model } => {
-                let on = self.gpus.get_mut(&gpu.0).unwrap();
-                let gone = on.copies.iter().position(|c| c.model == model.0 && c.state == State::Evicting);
+                let on = self.gpus.get_mut(&gpu.number()).unwrap();
+                let gone =
+                    on.copies.iter().position(|c| c.model == model.number() && c.state == State::Evicting);
                 on.copies.remove(gone.unwrap());
-                self.load_if_room(gpu.0, out);
+                self.load_if_room(gpu.number(), out);
             }
             RequestEvent::Loaded { gpu, model, .. } => {
-                self.copy(gpu.0, model.0).unwrap().state = State::Resident;
-                self.run(gpu.0, out);
+                self.copy(gpu.number(), model.number()).unwrap().state = State::Resident;
+                self.run(gpu.number(), out);
             }
             RequestEvent::LoadFailed { gpu, model } => {
-                let request = self.gpus.get_mut(&gpu.0).unwrap().running.take().unwrap();
-                self.lose(gpu.0, model.0);
+                let request = self.gpus.get_mut(&gpu.number()).unwrap().running.take().unwrap();
+                self.lose(gpu.number(), model.number());
                 self.retry(request, out);
-                self.go_on(gpu.0, out);
+                self.go_on(gpu.number(), out);
             }
             RequestEvent::NotResident { gpu, .. } => {
-                let on = self.gpus.get_mut(&gpu.0).unwrap();
+                let on = self.gpus.get_mut(&gpu.number()).unwrap();
                 let mut request = on.running.take().unwrap();
                 request.attempts += 1;
                 if request.attempts >= self.max_attempts {
-                    self.lose(gpu.0, request.model);
+                    self.lose(gpu.number(), request.model);
                     let reason = RejectReason::AttemptsExhausted;
                     out.push(RequestAction::Reject { request: request.id, reason });
-                    self.go_on(gpu.0, out);
+                    self.go_on(gpu.number(), out);
                 } else {
-                    let (load, infer) = self.costs(request.model, gpu.0);
-                    self.copy(gpu.0, request.model).unwrap().state = State::Loading;
-                    let on = self.gpus.get_mut(&gpu.0).unwrap();
+                    let (load, infer) = self.costs(request.model, gpu.number());
+                    self.copy(gpu.number(), request.model).unwrap().state = State::Loading;
+                    let on = self.gpus.get_mut(&gpu.number()).unwrap();
                     on.running = Some(request);
                     on.until = now + load + infer;
                     on.doing = Doing::MakingRoom;
-                    self.load_if_room(gpu.0, out);
+                    self.load_if_room(gpu.number(), out);
                 }
             }
             RequestEvent::Dropped { gpu, model } => {
-                let on = &self.gpus[&gpu.0];
-                let used = on.running.iter().chain(&on.local).any(|request| request.model == model.0);
-                let resident = on.copies.iter().any(|c| c.model == model.0 && c.state == State::Resident);
+                let on = &self.gpus[&gpu.number()];
+                let used = on.running.iter().chain(&on.local).any(|request| request.model == model.number());
+                let resident =
+                    on.copies.iter().any(|c| c.model == model.number() && c.state == State::Resident);
                 if resident && !used {
-                    self.copy(gpu.0, model.0).unwrap().state = State::Evicting;
+                    self.copy(gpu.number(), model.number()).unwrap().state = State::Evicting;
                     out.push(RequestAction::Evict { gpu, model });
                 }
             }
             RequestEvent::Completed { gpu, .. } => {
-                self.gpus.get_mut(&gpu.0).unwrap().running = None;
-                self.go_on(gpu.0, out);
+                self.gpus.get_mut(&gpu.number()).unwrap().running = None;
+                self.go_on(gpu.number(), out);
             }
             _ => {}
         }
@@ -311,7 +313,12 @@ impl Literal {
         on.doing = Doing::Running;
         on.dispatches += 1;
         on.until = now + infer;
-        out.push(RequestAction::Dispatch { gpu: GpuId(gpu), request, model: ModelId(model), batch_more: 0 });
+        out.push(RequestAction::Dispatch {
+            gpu: GpuId::new(gpu),
+            request,
+            model: ModelId::new(model),
+            batch_more: 0,
+        });
     }
 
     fn load_if_room(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
@@ -323,8 +330,8 @@ impl Literal {
         if self.free(gpu) >= self.models[&model].bytes && !leaving {
             self.gpus.get_mut(&gpu).unwrap().doing = Doing::Loading;
             out.push(RequestAction::Load {
-                gpu: GpuId(gpu),
-                model: ModelId(model),
+                gpu: GpuId::new(gpu),
+                model: ModelId::new(model),
                 from: Tier::Disk,
                 keep_on_host: false,
             });
@@ -390,7 +397,7 @@ impl Literal {
         let model = request.model;
         for &victim in victims {
             self.copy(gpu, victim).unwrap().state = State::Evicting;
-            out.push(RequestAction::Evict { gpu: GpuId(gpu), model: ModelId(victim) });
+            out.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(victim) });
         }
         let (load, infer) = self.costs(model, gpu);
         self.uses += 1;

@@ -5,10 +5,8 @@
 #[path = "request_literal.rs"]
 mod literal;
 
-use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, RequestScheduler, TenantId,
-};
-use gshare_core::{Bytes, Duration, Engine, GpuId, ModelId, Timestamp};
+use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use literal::Literal;
 
@@ -84,14 +82,14 @@ impl Pair {
         let literal = Literal::new(cluster.limit, skip_age, config.max_attempts);
         let mut pair = Self { engine, literal, now: Timestamp::ZERO, open: Vec::new(), cluster };
         for (model, (size, profiles)) in (0..).zip(pair.cluster.models.clone()) {
-            let model = ModelId(model);
+            let model = ModelId::new(model);
             pair.send(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(size) });
             for (kind, (profiled, load, infer)) in (0..).zip(profiles) {
                 let load = Duration::from_millis(load);
                 let infer = Duration::from_millis(infer);
                 let profile = ModelProfile { load_disk: load, load_host: load, infer };
                 if profiled {
-                    pair.send(RequestEvent::ModelProfiled { model, kind: GpuKind(kind), profile });
+                    pair.send(RequestEvent::ModelProfiled { model, kind: GpuKind::new(kind), profile });
                 }
             }
         }
@@ -104,7 +102,12 @@ impl Pair {
     fn join(&mut self, gpu: u32) {
         let kind = self.cluster.gpus[gpu as usize];
         let memory = Bytes::from_gib(self.cluster.memory[usize::from(kind)]);
-        self.send(RequestEvent::GpuJoined { gpu: GpuId(gpu), kind: GpuKind(kind), node: NodeId(0), memory });
+        self.send(RequestEvent::GpuJoined {
+            gpu: GpuId::new(gpu),
+            kind: GpuKind::new(kind),
+            node: NodeId::new(0),
+            memory,
+        });
     }
 
     fn send(&mut self, event: RequestEvent) {
@@ -119,17 +122,17 @@ impl Pair {
 
     /// Tells the engine alone what it must refuse: the two still agree afterwards.
     fn refused(&mut self, which: u8, id: u64) {
-        let (nobody, gpu, model) = (RequestId(u64::MAX), GpuId(9), ModelId(9));
+        let (nobody, gpu, model) = (RequestId::new(u64::MAX), GpuId::new(9), ModelId::new(9));
         let took = Duration::from_millis(1);
         let event = match which % 8 {
-            0 => RequestEvent::Completed { gpu: GpuId(0), request: nobody, took },
-            1 => RequestEvent::Loaded { gpu, model: ModelId(0), took },
-            2 => RequestEvent::Evicted { gpu, model: ModelId(0) },
-            3 => RequestEvent::Arrived { request: nobody, model, tenant: TenantId(0), deadline: None },
+            0 => RequestEvent::Completed { gpu: GpuId::new(0), request: nobody, took },
+            1 => RequestEvent::Loaded { gpu, model: ModelId::new(0), took },
+            2 => RequestEvent::Evicted { gpu, model: ModelId::new(0) },
+            3 => RequestEvent::Arrived { request: nobody, model, tenant: TenantId::new(0), deadline: None },
             4 => RequestEvent::Cancelled { request: nobody },
             5 => RequestEvent::GpuLost { gpu },
-            6 => RequestEvent::ModelAdded { model: ModelId(0), memory: Bytes::ZERO },
-            _ => RequestEvent::NotResident { gpu: GpuId(0), request: RequestId(id) },
+            6 => RequestEvent::ModelAdded { model: ModelId::new(0), memory: Bytes::ZERO },
+            _ => RequestEvent::NotResident { gpu: GpuId::new(0), request: RequestId::new(id) },
         };
         let mut actions = Vec::new();
         self.engine.handle(self.now, event, &mut actions).unwrap_err();
@@ -137,15 +140,15 @@ impl Pair {
     }
 
     fn here(&self, gpu: u32) -> bool {
-        self.engine.gpu(GpuId(gpu)).is_some()
+        self.engine.gpu(GpuId::new(gpu)).is_some()
     }
 
     pub(crate) fn take(&mut self, step: &Step, id: u64) {
         match *step {
             Step::Arrive { model } => self.send(RequestEvent::Arrived {
-                request: RequestId(id),
-                model: ModelId(model),
-                tenant: TenantId(0),
+                request: RequestId::new(id),
+                model: ModelId::new(model),
+                tenant: TenantId::new(0),
                 deadline: None,
             }),
             Step::Answer { which, badly } if !self.open.is_empty() => {
@@ -170,18 +173,22 @@ impl Pair {
                 self.open.retain(|action| {
                     !matches!(*action, RequestAction::Evict { gpu: on, .. }
                         | RequestAction::Load { gpu: on, .. }
-                        | RequestAction::Dispatch { gpu: on, .. } if on.0 == gpu)
+                        | RequestAction::Dispatch { gpu: on, .. } if on.number() == gpu)
                 });
-                self.send(RequestEvent::GpuLost { gpu: GpuId(gpu) });
+                self.send(RequestEvent::GpuLost { gpu: GpuId::new(gpu) });
             }
             Step::Join { gpu } if (gpu as usize) < self.cluster.gpus.len() && !self.here(gpu) => {
                 self.join(gpu);
             }
             Step::Pin { model, gpu, pinned } if self.here(gpu) => {
-                self.send(RequestEvent::ModelPinned { model: ModelId(model), gpu: GpuId(gpu), pinned });
+                self.send(RequestEvent::ModelPinned {
+                    model: ModelId::new(model),
+                    gpu: GpuId::new(gpu),
+                    pinned,
+                });
             }
             Step::Drop { model, gpu } if self.here(gpu) => {
-                self.send(RequestEvent::Dropped { gpu: GpuId(gpu), model: ModelId(model) });
+                self.send(RequestEvent::Dropped { gpu: GpuId::new(gpu), model: ModelId::new(model) });
             }
             Step::Wrong { which } => self.refused(which, id),
             Step::Wait { millis } => self.now = self.now + Duration::from_millis(millis),

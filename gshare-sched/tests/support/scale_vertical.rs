@@ -56,7 +56,7 @@ fn run(bytes: &mut Bytes<'_>) -> Option<()> {
         let kind = bytes.byte()? % 8;
         let slot = usize::try_from(bytes.byte()? % 8).ok()?;
         let id = ClientId::new(u32::try_from(slot).ok()?, generations[slot]);
-        let gpu = GpuId(u32::try_from(bytes.byte()? % 3).ok()?);
+        let gpu = GpuId::new(u32::try_from(bytes.byte()? % 3).ok()?);
         let event = match kind {
             0 => {
                 let tolerance = BasisPoints::new(bytes.points()?)?;
@@ -75,7 +75,8 @@ fn run(bytes: &mut Bytes<'_>) -> Option<()> {
             5 => {
                 let last_launch = now.saturating_sub(Duration::from_micros(bytes.byte()?));
                 let first_launch = last_launch.saturating_sub(Duration::from_micros(bytes.word()?));
-                let (model, batch) = (ModelId(u32::from(flags & 8 != 0)), u32::try_from(bytes.byte()?).ok()?);
+                let (model, batch) =
+                    (ModelId::new(u32::from(flags & 8 != 0)), u32::try_from(bytes.byte()?).ok()?);
                 VerticalEvent::IterationFinished { client: id, model, batch, first_launch, last_launch }
             }
             6 if flags & 2 != 0 => VerticalEvent::Calibrated { gpu, max_tokens: bytes.word()? },
@@ -87,7 +88,7 @@ fn run(bytes: &mut Bytes<'_>) -> Option<()> {
                 VerticalEvent::DeadlineReached
             }
         };
-        let most = |scaler: &DiluVertical, gpu| scaler.gpu(GpuId(gpu)).map_or(0, |gpu| gpu.max_tokens);
+        let most = |scaler: &DiluVertical, gpu| scaler.gpu(GpuId::new(gpu)).map_or(0, |gpu| gpu.max_tokens);
         let due = scaler.next_deadline();
         let picture = format!("{scaler:?}");
         actions.clear();

@@ -137,7 +137,7 @@ fn node(model: &GpuModel, cuts: &[Vec<&str>]) -> Result<Node> {
     let gpu = |(number, names): (u32, &Vec<&str>)| -> Result<NodeGpu> {
         let profiles = names.iter().map(|name| model.profile(name)).collect::<Result<Vec<_>, _>>()?;
         let free: Vec<SliceAt> = model.arrange(&profiles).context("an illegal cut")?;
-        Ok(NodeGpu { gpu: GpuId(number), free, busy: Vec::new() })
+        Ok(NodeGpu { gpu: GpuId::new(number), free, busy: Vec::new() })
     };
     let gpus = (0u32..).zip(cuts).map(gpu).collect::<Result<Vec<_>>>()?;
     Ok(Node::new(model.clone(), gpus)?)

@@ -8,8 +8,7 @@ use gshare_core::pipeline::instances::{
 };
 use gshare_core::pipeline::{AssignedSlice, Node};
 use gshare_core::request::Tier;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, Timestamp};
 
 /// Starts what was planned and changes nothing any more.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ impl StaticSplit {
             let Some(latency) = time(&dags[least], &slice) else { continue };
             has[least] += rate(&dags[least], &slice) / most[least];
             let parts = vec![PlacedPart { stage: 0, components: dags[least].all(), slice }];
-            let function = FunctionId(u32::try_from(least)?);
+            let function = FunctionId::new(u32::try_from(least)?);
             planned.push((function, Home::Exclusive { parts, latency, interval: latency }));
         }
         Ok(Self { planned, takes })
@@ -64,7 +63,7 @@ impl Engine for StaticSplit {
         if let InstanceEvent::FunctionAdded { function: added, .. } = event {
             let mine = (0u64..).zip(&self.planned).filter(|(_, (function, _))| *function == added);
             actions.extend(mine.map(|(number, (function, home))| InstanceAction::Start {
-                instance: InstanceId(number),
+                instance: InstanceId::new(number),
                 function: *function,
                 home: home.clone(),
                 from: Tier::Disk,

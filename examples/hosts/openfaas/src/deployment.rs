@@ -8,9 +8,8 @@ use gshare_core::dag::Dag;
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::TenantId;
 use gshare_core::scale::ServiceClass;
-use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare};
+use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare, TenantId};
 use gshare_runner::confine::Limits;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -135,7 +134,7 @@ impl Plan {
         let share = annotations.share()?;
         let rate = annotations.number("gshare/requests_per_second", 0.001..=1e6)?;
         let tenant = match annotations.get("gshare/tenant") {
-            None => TenantId(0),
+            None => TenantId::new(0),
             Some(name) => *tenants.get(name).ok_or_else(|| {
                 let known: Vec<&str> = tenants.keys().map(String::as_str).collect();
                 bad("gshare/tenant", name, &format!("is not known; there are: {}", known.join(", ")))
@@ -473,7 +472,7 @@ mod tests {
         let body = format!(r#"{{"service":"f","image":"/bin/true",{rest}}}"#);
         let deployment: FunctionDeployment =
             super::super::api::parse(body.as_bytes()).map_err(|error| error.message)?;
-        let tenants = BTreeMap::from([("blue".to_owned(), TenantId(1))]);
+        let tenants = BTreeMap::from([("blue".to_owned(), TenantId::new(1))]);
         Plan::of(&deployment, &tenants).map_err(|error| error.message)
     }
 
@@ -531,7 +530,7 @@ mod tests {
         assert_eq!((spec.time_limit.get(), given.bounds, given.scales()), (8_000, (1, 8), true));
 
         let slo = plan(r#""annotations":{"gshare/slo":"69ms","gshare/tenant":"blue"}"#).unwrap();
-        assert_eq!((&slo.wants, slo.tenant), (&Wants::Measured, TenantId(1)));
+        assert_eq!((&slo.wants, slo.tenant), (&Wants::Measured, TenantId::new(1)));
         let spec = slo.spec(slo.bounds, Bytes::from_gib(4)).unwrap();
         assert_eq!((spec.slo, spec.memory), (Some(Duration::from_millis(69)), Bytes::from_gib(4)));
 

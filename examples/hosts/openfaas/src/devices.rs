@@ -4,10 +4,9 @@
 //! it asks a copy of itself that does (`--inventory`): one for each `--sim`, each a board with a device file of its own.
 
 use anyhow::{Context as _, bail, ensure};
-use gshare_core::mig::{ProfileId, SliceAt};
+use gshare_core::mig::SliceAt;
 use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshare_core::request::{GpuKind, NodeId};
-use gshare_core::{Bytes, GpuId};
+use gshare_core::{Bytes, GpuId, GpuKind, NodeId, ProfileId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
 use gshare_runner::libraries::{SimulatorDir, prepend};
@@ -146,10 +145,10 @@ impl Devices {
     /// One device for functions that use no GPU, where there is none.
     pub fn none() -> Self {
         let mut devices = Self::default();
-        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(1 << 20));
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 20));
         let (name, uuid) = ("no GPU".to_owned(), String::new());
         let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
-        devices.all.insert(GpuId(0), device);
+        devices.all.insert(GpuId::new(0), device);
         devices
     }
 
@@ -178,7 +177,7 @@ impl Devices {
             devices.boards.push(environment);
         }
         for number in whole {
-            let device = devices.all.get_mut(&GpuId(*number));
+            let device = devices.all.get_mut(&GpuId::new(*number));
             let device = device.with_context(|| format!("--whole {number}: there is no such GPU"))?;
             ensure!(device.spec.mig.is_none(), "--whole {number}: the GPU is cut into MIG devices");
             device.spec.regime = Some(Regime::Whole);
@@ -220,7 +219,7 @@ impl Devices {
     fn add(&mut self, found: Vec<Found>, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
         for gpu in found {
             let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-            let mut spec = DeviceSpec::new(NodeId(0), gpu.memory).with_kind(self.kind(&gpu.name));
+            let mut spec = DeviceSpec::new(NodeId::new(0), gpu.memory).with_kind(self.kind(&gpu.name));
             let mut slices = Vec::new();
             if !gpu.mig.is_empty() {
                 let (layout, places) = layout(&gpu).with_context(|| format!("{}: {}", gpu.name, gpu.uuid))?;
@@ -228,7 +227,7 @@ impl Devices {
             }
             let environment = environment.to_vec();
             let device = Device { name: gpu.name, spec, uuid: gpu.uuid, slices, environment };
-            self.all.insert(GpuId(number), device);
+            self.all.insert(GpuId::new(number), device);
         }
         Ok(())
     }
@@ -236,8 +235,8 @@ impl Devices {
     /// Devices of one name have one kind.
     fn kind(&self, name: &str) -> GpuKind {
         let same = self.all.values().find(|device| device.name == name).map(|device| device.spec.kind);
-        let next = self.all.values().map(|device| device.spec.kind.0 + 1).max().unwrap_or(0);
-        same.unwrap_or(GpuKind(next))
+        let next = self.all.values().map(|device| device.spec.kind.number() + 1).max().unwrap_or(0);
+        same.unwrap_or(GpuKind::new(next))
     }
 }
 

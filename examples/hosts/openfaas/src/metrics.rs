@@ -150,7 +150,7 @@ impl Metrics {
         let host = node.host();
         for gpu in node.runner.devices.all.keys() {
             let lost = host.why_lost(*gpu).is_some();
-            self.lost.get_or_create(&Device { gpu: gpu.0 }).set(lost.into());
+            self.lost.get_or_create(&Device { gpu: gpu.number() }).set(lost.into());
         }
         let views = host.views();
         drop(host);

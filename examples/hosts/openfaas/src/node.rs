@@ -11,9 +11,7 @@ use super::traces::{self, Exporter, Times, Traced};
 use super::trials;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::platform::{Part, Regime};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Quota, QuotaRange, RunId, Timestamp};
+use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
@@ -239,7 +237,7 @@ impl Node {
                 // The names that torchrun gives its workers.
                 let rank = launch.index.to_string();
                 command.env("RANK", rank).env("WORLD_SIZE", workers.to_string()).env("LOCAL_RANK", "0");
-                let rendezvous = 20_000 + launch.instance.0 % 20_000;
+                let rendezvous = 20_000 + launch.instance.number() % 20_000;
                 command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", rendezvous.to_string());
             }
             Wants::Pipeline { dag } => {

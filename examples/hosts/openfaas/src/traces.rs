@@ -22,8 +22,7 @@
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, Uri, header};
-use gshare_core::Timestamp;
-use gshare_core::scale::InstanceId;
+use gshare_core::{InstanceId, Timestamp};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::fmt;

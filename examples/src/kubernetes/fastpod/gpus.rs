@@ -52,7 +52,7 @@ impl<'a> Gpus<'a> {
         };
         let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
         let memory = label("nvidia.com/gpu.memory", 1 << 30)?;
-        for gpu in (first..first + count).map(GpuId) {
+        for gpu in (first..first + count).map(GpuId::new) {
             let added = self.packer.add_gpu(gpu, GpuSpec::new(Bytes::from_mib(memory.into())));
             added
                 .and_then(|()| self.packer.set_cordoned(gpu, closed(node).is_some()))
@@ -65,7 +65,7 @@ impl<'a> Gpus<'a> {
     fn id(&self, node: &str, gpu: u32) -> Option<GpuId> {
         let first = *self.firsts.get(node)?;
         let (_, count) = self.nodes.get(&first)?;
-        (gpu < *count).then(|| GpuId(first + gpu))
+        (gpu < *count).then(|| GpuId::new(first + gpu))
     }
 
     /// Whether a pod that is bound there now would be started.
@@ -169,7 +169,7 @@ impl<'a> Gpus<'a> {
         let Some(first) = self.firsts.get(node).copied() else { return };
         let count = self.nodes.get(&first).map_or(0, |(_, count)| *count);
         for gpu in first..first + count {
-            self.cordon(GpuId(gpu), true);
+            self.cordon(GpuId::new(gpu), true);
         }
     }
 
@@ -180,7 +180,7 @@ impl<'a> Gpus<'a> {
 }
 
 fn node_of<'a>(nodes: &BTreeMap<u32, (&'a Node, u32)>, gpu: GpuId) -> Option<(&'a Node, u32)> {
-    let (first, (node, count)) = nodes.range(..=gpu.0).next_back()?;
-    let number = gpu.0 - first;
+    let (first, (node, count)) = nodes.range(..=gpu.number()).next_back()?;
+    let number = gpu.number() - first;
     (number < *count).then_some((*node, number))
 }

@@ -229,7 +229,7 @@ impl<G: Ground> Device<G> {
             let (budget, until) = clock.share.budget(Timestamp::from_nanos(now));
             clock.window_end = until.as_nanos();
             if !budget.is_zero() {
-                self.ledger.grant(gate, LeaseId(clock.next_lease), budget);
+                self.ledger.grant(gate, LeaseId::new(clock.next_lease), budget);
                 clock.next_lease += 1;
             }
         }

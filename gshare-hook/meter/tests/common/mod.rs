@@ -182,19 +182,19 @@ impl Bench {
 
     pub fn attached(&mut self, spec: ResourceSpec) {
         let (window, in_flight) = (Duration::from_millis(100), Duration::from_nanos(BOUND));
-        let (ordinal, client, gpu) = (0, CLIENT, GpuId(0));
+        let (ordinal, client, gpu) = (0, CLIENT, GpuId::new(0));
         self.hear(ToClient::Attached { ordinal, client, gpu, spec, window, in_flight });
     }
 
     /// A lease of so much GPU time in all, for so long, in ns.
     pub fn grant(&mut self, lease: u64, budget: u64, lasts: u64) {
-        let (lease, budget) = (LeaseId(lease), Duration::from_nanos(budget));
+        let (lease, budget) = (LeaseId::new(lease), Duration::from_nanos(budget));
         let expires = Timestamp::from_nanos(self.now + lasts);
         self.hear(ToClient::Grant { client: CLIENT, lease, budget, expires });
     }
 
     pub fn revoke(&mut self, lease: u64) {
-        let (lease, reason) = (LeaseId(lease), gshare_core::token::RevokeReason::Expired);
+        let (lease, reason) = (LeaseId::new(lease), gshare_core::token::RevokeReason::Expired);
         self.hear(ToClient::Revoke { client: CLIENT, lease, reason });
     }
 
@@ -348,7 +348,7 @@ impl Bench {
     /// Leases that were returned, with what was used under each, in ns.
     pub fn returns(&self) -> Vec<(u64, u64)> {
         let returned = |(_, message): &(u64, ToDaemon)| match *message {
-            ToDaemon::TokenReturn { lease, used, .. } => Some((lease.0, used.as_nanos())),
+            ToDaemon::TokenReturn { lease, used, .. } => Some((lease.number(), used.as_nanos())),
             _ => None,
         };
         self.said.iter().filter_map(returned).collect()

@@ -2,8 +2,8 @@
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
-use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Rectangle};
+use gshare_core::{Bytes, ConfigError, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
@@ -62,7 +62,7 @@ pub(super) enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, PackError> {
+    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),
@@ -177,7 +177,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let (gpus, pods) = expand(&input).with_context(|| options.file.display().to_string())?;
     let mut packer = options.policy.packer()?;
     for (number, spec) in (0..).zip(gpus) {
-        packer.add_gpu(GpuId(number), spec).with_context(|| format!("gpu {number}"))?;
+        packer.add_gpu(GpuId::new(number), spec).with_context(|| format!("gpu {number}"))?;
     }
     let (names, refused) = place(packer.as_mut(), &pods, options.online);
     let report = report(options, packer.as_ref(), &names, refused);
@@ -383,11 +383,11 @@ mod tests {
         assert_eq!((gpus.len(), pods.len(), pods[0].name.as_str()), (4, 8, "resnet-0"));
         for online in [false, true] {
             let mut packer = Policy::MaxRects.packer().unwrap();
-            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId(id), *spec).unwrap());
+            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId::new(id), *spec).unwrap());
             let (names, refused) = place(packer.as_mut(), &pods, online);
             assert_eq!((names.len(), refused.len()), (8, 0));
             assert!(names.contains_key(&PlacementId::new(0, 0)));
-            assert_eq!(packer.gpu(GpuId(1)).unwrap().placements, 0);
+            assert_eq!(packer.gpu(GpuId::new(1)).unwrap().placements, 0);
         }
     }
 
@@ -399,7 +399,7 @@ mod tests {
             )
             .unwrap();
             let mut packer = policy.packer().unwrap();
-            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId(id), *spec).unwrap());
+            (0..).zip(&gpus).for_each(|(id, spec)| packer.add_gpu(GpuId::new(id), *spec).unwrap());
             let (names, refused) = place(packer.as_mut(), &pods, false);
             assert_eq!((names.len(), refused.len()), (1, 2), "{policy:?}");
             let huge = refused.iter().find(|refused| refused.pod == "huge").unwrap();

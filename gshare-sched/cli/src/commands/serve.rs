@@ -3,8 +3,8 @@
 use super::sim::{Kind, Simulate};
 use super::{Where, run as under_hook};
 use anyhow::Context as _;
-use gshare_core::request::{GpuKind, ModelProfile, RequestId, TenantId};
-use gshare_core::{Bytes, Duration, GpuId, ModelId};
+use gshare_core::request::ModelProfile;
+use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, RequestId, TenantId};
 use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::{
     Ending, GpuSpec, Hook, ManagerConfig, Program, Serving, ServingHandle, Submission,
@@ -145,8 +145,8 @@ fn set_up(
             kinds.len() - 1
         });
         let mut spec = GpuSpec::new(gpu.visible.as_str(), memory);
-        spec.kind = GpuKind(u8::try_from(kind).context("gpu: too many different memories")?);
-        handle.add_gpu(GpuId(number), spec).with_context(|| format!("gpu `{}`", gpu.visible))?;
+        spec.kind = GpuKind::new(u8::try_from(kind).context("gpu: too many different memories")?);
+        handle.add_gpu(GpuId::new(number), spec).with_context(|| format!("gpu `{}`", gpu.visible))?;
     }
     let mut names = BTreeMap::new();
     for (number, model) in (0..).zip(models) {
@@ -157,10 +157,10 @@ fn set_up(
         let profile = ModelProfile { load_disk: load, load_host: load, infer };
         let mut started = Program::new(program, model.memory.0, profile);
         started.arguments = arguments.iter().map(Into::into).collect();
-        let all = (0..kinds.len()).map(|kind| (GpuKind(u8::try_from(kind).unwrap_or(0)), profile));
+        let all = (0..kinds.len()).map(|kind| (GpuKind::new(u8::try_from(kind).unwrap_or(0)), profile));
         started.profiles = all.collect();
-        handle.add_model(ModelId(number), started).with_context(of)?;
-        let other = names.insert(model.name.clone(), ModelId(number));
+        handle.add_model(ModelId::new(number), started).with_context(of)?;
+        let other = names.insert(model.name.clone(), ModelId::new(number));
         anyhow::ensure!(other.is_none(), "{}: the name is taken", of());
     }
     Ok(names)
@@ -174,13 +174,12 @@ fn read(
     models: &BTreeMap<String, ModelId>,
     sender: &Sender<Ended>,
 ) -> anyhow::Result<()> {
-    let (ends, ended) = channel();
+    let (ends, ended) = channel::<(RequestId, _)>();
     let forward = sender.clone();
     // Ends when every request has, and this reader.
     std::thread::spawn(move || {
         for (request, ending) in ended {
-            let RequestId(id) = request;
-            if forward.send((Some(id), Ok(ending))).is_err() {
+            if forward.send((Some(request.number()), Ok(ending))).is_err() {
                 return;
             }
         }
@@ -197,8 +196,8 @@ fn read(
         });
         match line {
             Ok((model, line)) => {
-                let mut submission = Submission::new(RequestId(line.id), model, line.input.into_bytes());
-                submission.tenant = TenantId(line.tenant);
+                let mut submission = Submission::new(RequestId::new(line.id), model, line.input.into_bytes());
+                submission.tenant = TenantId::new(line.tenant);
                 submission.within = line.within_ns;
                 handle.submit_to(submission, ends.clone())?;
             }

@@ -101,7 +101,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
         rows.push([
             client.name.clone(),
             client.pid.to_string(),
-            client.gpu.0.to_string(),
+            client.gpu.number().to_string(),
             percent(client.quota_request),
             percent(client.quota_limit),
             percent(measured(client)),

@@ -14,7 +14,7 @@ fn snapshot(clients: &[(u32, &str, u64)]) -> Snapshot {
     serde_json::from_value(serde_json::json!({
         "now_ns": 0, "epoch": 1, "pid": 1, "version": "", "socket": "", "connections": 0, "processes": 0, "drops": {},
         "journal_lost": 0,
-        "devices": [{"gpu": GpuId(0), "uuid": "MIG-1", "memory_bytes": 0, "held_bytes": 0, "clients": 1}],
+        "devices": [{"gpu": GpuId::new(0), "uuid": "MIG-1", "memory_bytes": 0, "held_bytes": 0, "clients": 1}],
         "clients": clients.iter().map(client).collect::<Vec<_>>(),
     }))
     .unwrap()
@@ -49,13 +49,13 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     let (client, at) = (ClientId::new(0, 0), Timestamp::from_millis);
     let lease = |n: u64, budget: u64| TokenAction::Grant {
         client,
-        lease: LeaseId(n),
+        lease: LeaseId::new(n),
         budget: Duration::from_millis(budget),
         expires: at(99),
     };
     let returned = |n: u64, used: u64, again: bool| TokenEvent::TokenReturned {
         client,
-        lease: LeaseId(n),
+        lease: LeaseId::new(n),
         used: Duration::from_millis(used),
         again,
     };

@@ -16,8 +16,7 @@
 //! A process loads its model when it starts, by what its command line says, and then says `Ready` or `Failed`. From then on it
 //! answers each `Run` with a `Done`. It ends when the socket does. In Python: `socket.socket(fileno=0)`.
 
-use gshare_core::request::RequestId;
-use gshare_core::{Bytes, Duration};
+use gshare_core::{Bytes, Duration, RequestId};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -134,7 +133,7 @@ impl ToModel {
     /// The frame, in place of what `out` held.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let Self::Run { request, more, input } = self;
-        encode(&Header { kind: 1, more: *more, request: request.0, value: 0 }, input, out);
+        encode(&Header { kind: 1, more: *more, request: request.number(), value: 0 }, input, out);
     }
 
     /// Reads a frame.
@@ -145,7 +144,7 @@ impl ToModel {
         let (Header { kind, more, request, value }, payload) = decode(bytes)?;
         zero(value, "value")?;
         match kind {
-            1 => Ok(Self::Run { request: RequestId(request), more, input: payload.to_vec() }),
+            1 => Ok(Self::Run { request: RequestId::new(request), more, input: payload.to_vec() }),
             _ => Err(FrameError::Kind(kind)),
         }
     }
@@ -165,7 +164,7 @@ impl FromModel {
                 encode(&header(17, 0, 0), &reason.as_bytes()[..end], out);
             }
             Self::Done { request, took, output } => {
-                encode(&header(18, request.0, took.as_nanos()), output, out);
+                encode(&header(18, request.number(), took.as_nanos()), output, out);
             }
         }
     }
@@ -189,7 +188,7 @@ impl FromModel {
                 Ok(Self::Failed { reason: reason.map_err(|_| FrameError::Field("payload"))? })
             }
             18 => Ok(Self::Done {
-                request: RequestId(request),
+                request: RequestId::new(request),
                 took: Duration::from_nanos(value),
                 output: payload.to_vec(),
             }),
@@ -283,7 +282,7 @@ mod tests {
             ".{0,40}".prop_map(|reason| FromModel::Failed { reason }),
             (any::<u64>(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..100)).prop_map(
                 |(request, took, output)| FromModel::Done {
-                    request: RequestId(request),
+                    request: RequestId::new(request),
                     took: Duration::from_nanos(took),
                     output,
                 }
@@ -299,7 +298,7 @@ mod tests {
             let mut bytes = Vec::new();
             from.encode(&mut bytes);
             prop_assert_eq!(FromModel::decode(&bytes), Ok(from));
-            let to = ToModel::Run { request: RequestId(request), more, input };
+            let to = ToModel::Run { request: RequestId::new(request), more, input };
             to.encode(&mut bytes);
             prop_assert_eq!(ToModel::decode(&bytes), Ok(to));
         }

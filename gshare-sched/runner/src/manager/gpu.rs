@@ -4,10 +4,8 @@ use super::frame::{FromModel, MAX_PAYLOAD, ToModel, take};
 use super::process::ModelProcess;
 use super::{GpuSpec, ManagerConfig, ManagerError, Program};
 use crate::new_run;
-use gshare_core::request::{
-    GpuRecord, ModelProfile, RequestAction, RequestEvent, RequestId, StateStore, Tier, Version,
-};
-use gshare_core::{Duration, GpuId, ModelId, Timestamp};
+use gshare_core::request::{GpuRecord, ModelProfile, RequestAction, RequestEvent, StateStore, Tier, Version};
+use gshare_core::{Duration, GpuId, ModelId, RequestId, Timestamp};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -533,7 +531,7 @@ impl GpuManager {
     fn learn(
         &mut self,
         model: ModelId,
-        kind: gshare_core::request::GpuKind,
+        kind: gshare_core::GpuKind,
         which: impl Fn(&mut ModelProfile) -> &mut Duration,
         took: Duration,
     ) {

@@ -32,13 +32,13 @@
 //! let scheduler = LocalityScheduler::new(SchedulerConfig::evict_cost_aware())?;
 //! let serving = Serving::spawn(ManagerConfig::default(), Box::new(scheduler))?;
 //! let handle = serving.handle();
-//! handle.add_gpu(GpuId(0), GpuSpec::new("0", Bytes::from_gib(16)))?;
+//! handle.add_gpu(GpuId::new(0), GpuSpec::new("0", Bytes::from_gib(16)))?;
 //! let second = Duration::from_secs(1);
 //! let profile = ModelProfile { load_disk: second, load_host: second, infer: second };
 //! let mut program = Program::new("/usr/bin/python3", Bytes::from_gib(2), profile);
 //! program.arguments = vec!["serve_resnet.py".into()];
-//! handle.add_model(ModelId(0), program)?;
-//! let answer = handle.submit(Submission::new(RequestId(1), ModelId(0), b"input".to_vec()))?.wait()?;
+//! handle.add_model(ModelId::new(0), program)?;
+//! let answer = handle.submit(Submission::new(RequestId::new(1), ModelId::new(0), b"input".to_vec()))?.wait()?;
 //! println!("{} bytes after {}", answer.output.len(), answer.completed.saturating_since(answer.arrived));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -66,8 +66,8 @@ pub use gpu::{GpuManager, Report};
 pub use process::HookedProcess;
 pub use serving::{Answer, Ending, Refused, Serving, ServingHandle, ServingSnapshot, Submission, Ticket};
 
-use gshare_core::request::{GpuKind, ModelProfile, NodeId, RequestId, StateError};
-use gshare_core::{Bytes, Duration, GpuId, ModelId};
+use gshare_core::request::{ModelProfile, StateError};
+use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -126,7 +126,7 @@ pub struct GpuSpec {
 impl GpuSpec {
     /// A GPU of kind 0 of node 0.
     pub fn new(visible: impl Into<String>, memory: Bytes) -> Self {
-        Self { visible: visible.into(), kind: GpuKind(0), node: NodeId(0), memory }
+        Self { visible: visible.into(), kind: GpuKind::new(0), node: NodeId::new(0), memory }
     }
 }
 
@@ -157,7 +157,7 @@ impl Program {
             environment: Vec::new(),
             memory,
             memory_limit: None,
-            profiles: vec![(GpuKind(0), profile)],
+            profiles: vec![(GpuKind::new(0), profile)],
         }
     }
 }

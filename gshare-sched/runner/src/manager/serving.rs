@@ -2,10 +2,10 @@
 
 use super::{GpuManager, GpuSpec, ManagerConfig, ManagerError, Program, Report};
 use gshare_core::request::{
-    GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestId, RequestScheduler,
-    RequestStats, StateStore, TenantId, TenantLimits,
+    GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestScheduler, RequestStats,
+    StateStore, TenantLimits,
 };
-use gshare_core::{Duration, GpuId, ModelId, Timestamp};
+use gshare_core::{Duration, GpuId, ModelId, RequestId, TenantId, Timestamp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -34,7 +34,7 @@ pub struct Submission {
 impl Submission {
     /// A request of tenant 0 without a deadline.
     pub const fn new(request: RequestId, model: ModelId, input: Vec<u8>) -> Self {
-        Self { request, model, tenant: TenantId(0), within: None, input }
+        Self { request, model, tenant: TenantId::new(0), within: None, input }
     }
 }
 
@@ -519,7 +519,7 @@ impl Desk {
             return;
         }
         let nothing = (Duration::ZERO, Vec::new());
-        let gpu = GpuId(u32::MAX);
+        let gpu = GpuId::new(u32::MAX);
         self.open.insert(request, Open { arrived, dispatched: arrived, gpu, output: nothing, endings });
         let deadline = within.map(|within| arrived.saturating_add(within));
         if let Err(error) = self.tell(now, RequestEvent::Arrived { request, model, tenant, deadline }) {

@@ -12,10 +12,9 @@ use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts, InstanceId,
-    StopReason,
+    FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts, StopReason,
 };
-use gshare_core::{Duration, Engine, FunctionId, Quota, SmShare, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use std::collections::BTreeMap;
 
 const VALID: &str = "a valid event is accepted";
@@ -251,10 +250,10 @@ impl Fleet {
                 let known = self.functions.get_mut(function.index());
                 let state =
                     known.ok_or_else(|| ("orders name functions that there are", format!("{function}")))?;
-                claim(instance.0 >= self.given, "names of instances are never used twice", || {
+                claim(instance.number() >= self.given, "names of instances are never used twice", || {
                     format!("{instance}")
                 })?;
-                self.given = instance.0 + 1;
+                self.given = instance.number() + 1;
                 let spec = &state.spec;
                 let fast = spec.profile.points().contains(&point)
                     && spec.max_p95.is_none_or(|most| point.p95 <= most);
@@ -327,5 +326,5 @@ impl Fleet {
 }
 
 fn name(index: usize) -> FunctionId {
-    FunctionId(u32::try_from(index).unwrap_or(u32::MAX))
+    FunctionId::new(u32::try_from(index).unwrap_or(u32::MAX))
 }

@@ -109,7 +109,7 @@ fn random_demand(rng: &mut Rng) -> Demand {
 }
 
 fn random_call(rng: &mut Rng, book: &Book, number: u64) -> Call {
-    let gpu = GpuId(u32::try_from(rng.below(GPUS)).unwrap_or(0));
+    let gpu = GpuId::new(u32::try_from(rng.below(GPUS)).unwrap_or(0));
     let several = |rng: &mut Rng| (0..rng.between(1, 4)).map(|_| random_demand(rng)).collect();
     let of = |rng: &mut Rng, ids: Vec<PlacementId>| rng.pick(&ids).copied();
     match rng.below(100) {
@@ -136,7 +136,7 @@ fn random_call(rng: &mut Rng, book: &Book, number: u64) -> Call {
 }
 
 fn accepts(mask: u64) -> impl Fn(GpuId) -> bool {
-    move |gpu| mask >> gpu.0.min(63) & 1 == 1
+    move |gpu| mask >> gpu.number().min(63) & 1 == 1
 }
 
 fn carry_out(packer: &mut dyn Packer, call: &Call) -> Answer {
@@ -356,13 +356,13 @@ pub fn packer_ext(
 fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<(), Broken> {
     let (mut rng, mut pool) = (Rng::new(seed), make());
     let wrong = |error: PackError| ("a valid call is carried out", error.to_string());
-    for gpu in (0..4).map(GpuId) {
+    for gpu in (0..4).map(GpuId::new) {
         pool.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
     }
     for number in 0..CALLS / 2 {
         let (before, version) = (listing(&*pool), pool.version());
         let at = format!("call {number}");
-        let gpu = GpuId(u32::try_from(rng.below(4)).unwrap_or(0));
+        let gpu = GpuId::new(u32::try_from(rng.below(4)).unwrap_or(0));
         let plan = match rng.below(10) {
             0 => {
                 let on = rng.percent(50);
@@ -425,7 +425,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
         claim(again.is_err(), "a plan is good once", || format!("{plan:?}"))?;
     }
     let mut restored = make();
-    for gpu in (0..4).map(GpuId) {
+    for gpu in (0..4).map(GpuId::new) {
         restored.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
     }
     for placement in listing(&*pool) {

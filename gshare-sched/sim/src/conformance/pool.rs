@@ -23,9 +23,7 @@ use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
 };
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, FunctionId, GpuId, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The devices, functions and load that a pool is tried on.
@@ -271,7 +269,7 @@ impl Host<'_> {
         let live: Vec<FunctionId> =
             self.functions.iter().filter(|(_, live)| **live).map(|(function, _)| *function).collect();
         if let Some(&function) = self.rng.pick(&live) {
-            let request = RequestId(number);
+            let request = RequestId::new(number);
             let patience = self.rng.duration(Duration::from_millis(50), Duration::from_secs(20));
             let deadline = (self.trial.faults && self.rng.percent(30)).then(|| now + patience);
             self.requests.insert(request, Request { function, deadline, on: None });
@@ -405,9 +403,9 @@ impl Host<'_> {
                 if live { self.tell(event) } else { self.nonsense(event) }
             }
             _ => {
-                let unknown = FunctionId(u32::MAX);
+                let unknown = FunctionId::new(u32::MAX);
                 self.nonsense(PoolEvent::FunctionRemoved { function: unknown })?;
-                let request = RequestId(u64::MAX);
+                let request = RequestId::new(u64::MAX);
                 self.nonsense(PoolEvent::Cancelled { request })
             }
         }

@@ -2,8 +2,8 @@
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
-use gshare_core::request::{GpuRecord, RequestId, RequestPlace, RequestScheduler, RequestStats};
-use gshare_core::{Engine, GpuId, Timestamp};
+use gshare_core::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
+use gshare_core::{Engine, GpuId, RequestId, Timestamp};
 use std::collections::VecDeque;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -207,7 +207,7 @@ fn keen_clients(
     let mut keen = Keen::new(&mut driver, ahead);
     for (slot, share) in (0..).zip(shares) {
         let client = ClientId::new(slot, 0);
-        keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+        keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
         keen.call(start, TokenEvent::TokenRequested { client })?;
     }
     keen.run(start.saturating_add(profile.terms.window.saturating_mul(profile.windows)))?;
@@ -253,7 +253,7 @@ fn share(request: u16, limit: u16, sm: u16) -> Share {
 
 fn join(driver: &mut Driver, slot: u32, share: Share) -> Result<ClientId, Violation> {
     let client = ClientId::new(slot, 0);
-    driver.must(driver.now(), TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+    driver.must(driver.now(), TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
     Ok(client)
 }
 
@@ -333,7 +333,7 @@ fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Vio
         let share = if slot == 3 { share(2_000, 10_000, 9_000) } else { share(2_000, 10_000, 3_000) };
         let at = start.saturating_add(Duration::from_millis(3).saturating_mul(slot.into()));
         keen.run(at)?;
-        keen.call(at, TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+        keen.call(at, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
         keen.call(at, TokenEvent::TokenRequested { client })?;
     }
     keen.run(start.saturating_add(profile.terms.window.saturating_mul(10)))?;
@@ -354,10 +354,13 @@ fn elastic(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> 
     let mut keen = Keen::new(driver, Duration::ZERO);
     let client = ClientId::new(0, 0);
     let idle = ClientId::new(1, 0);
-    keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId(0), share: share(1_000, 8_000, 10_000) })?;
     keen.call(
         start,
-        TokenEvent::ClientJoined { client: idle, gpu: GpuId(0), share: share(9_000, 9_000, 10_000) },
+        TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share(1_000, 8_000, 10_000) },
+    )?;
+    keen.call(
+        start,
+        TokenEvent::ClientJoined { client: idle, gpu: GpuId::new(0), share: share(9_000, 9_000, 10_000) },
     )?;
     keen.call(start, TokenEvent::TokenRequested { client })?;
     let windows = 5;

@@ -71,8 +71,8 @@ fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Resu
         let end = Timestamp::ZERO + period.saturating_mul(number);
         let begin = Timestamp::ZERO + period.saturating_mul(number - 1);
         let mut events: Vec<(Timestamp, VerticalEvent)> = Vec::new();
-        for (gpu, rng) in (0..gpus).map(GpuId).zip(&mut rngs) {
-            for slot in gpu.0 * SLOTS..(gpu.0 + 1) * SLOTS {
+        for (gpu, rng) in (0..gpus).map(GpuId::new).zip(&mut rngs) {
+            for slot in gpu.number() * SLOTS..(gpu.number() + 1) * SLOTS {
                 let drawn = begin + rng.duration(Duration::from_nanos(1), period);
                 // The first slot is taken from the start to the end, so that periods begin at the same time in all runs.
                 let at = if number == 1 && slot == 0 { begin + Duration::from_nanos(1) } else { drawn };
@@ -130,7 +130,7 @@ fn random_event(
             let cycle = if rng.percent(60) { Duration::from_nanos(period.as_nanos() / 10) } else { cycle };
             let (first_launch, batch) =
                 (at.saturating_sub(cycle), u32::try_from(rng.between(1, 4)).unwrap_or(1));
-            let model = ModelId(slot);
+            let model = ModelId::new(slot);
             Some(VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: at })
         }
         _ => None,
@@ -186,7 +186,7 @@ impl World {
             let sum = self.sum(gpu);
             claim(sum <= most, MOST, || format!("{sum} of {most} on {gpu}"))?;
         }
-        for gpu in (0..GPUS).map(GpuId) {
+        for gpu in (0..GPUS).map(GpuId::new) {
             let told = self.scaler.engine().gpu(gpu).map_or(0, |gpu| gpu.issued_tokens);
             let sum = self.sum(gpu);
             claim(told == sum, "a client that leaves frees its tokens in the same call", || {

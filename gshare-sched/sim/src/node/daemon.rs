@@ -216,7 +216,7 @@ impl Daemon {
     fn note_windows(&self, outside: &mut Outside) {
         let Some((_, tokens)) = &self.node else { return };
         for (gpu, number) in (0..self.config.devices.len()).zip(0..) {
-            outside.book.windows(gpu, tokens.windows(GpuId(number)));
+            outside.book.windows(gpu, tokens.windows(GpuId::new(number)));
         }
     }
 
@@ -300,7 +300,7 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
     use gshare_core::{ClientId, LeaseId};
     let client =
         ClientId::new(u32::try_from(number % 8).unwrap_or(0), u32::try_from(number / 8 % 2).unwrap_or(0));
-    let (lease, bytes) = (LeaseId(number % 64), Bytes(number));
+    let (lease, bytes) = (LeaseId::new(number % 64), Bytes(number));
     let used = Duration::from_nanos(number);
     match kind % 12 {
         0 => ToDaemon::TokenRequest { client },

@@ -9,9 +9,8 @@ use gshare_core::dag::{Component, Dag};
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::TenantId;
 use gshare_core::scale::ServiceClass;
-use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare, TenantId};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -206,7 +205,7 @@ impl FunctionText {
         if self.memory.0 == Bytes::ZERO {
             return Err(self.wrong("memory", "0", "need more than 0 bytes"));
         }
-        let mut spec = FunctionSpec::new(work, self.memory.0).with_tenant(TenantId(self.tenant));
+        let mut spec = FunctionSpec::new(work, self.memory.0).with_tenant(TenantId::new(self.tenant));
         let (least, most) = self.instances.unwrap_or((0, 1));
         if most == 0 || least > most {
             let value = format!("[{least}, {most}]");

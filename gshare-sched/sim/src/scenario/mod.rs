@@ -75,8 +75,8 @@ pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
 use gshare_core::platform::{DeviceSpec, MigLayout, Regime};
-use gshare_core::request::{GpuKind, NodeId, TenantId, TenantLimits};
-use gshare_core::{BasisPoints, Bytes, Duration};
+use gshare_core::request::TenantLimits;
+use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, TenantId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -353,7 +353,7 @@ impl Scenario {
         let length = self.length.positive("length")?;
         let mut devices = Vec::new();
         for (number, node) in self.node.iter().enumerate() {
-            let id = NodeId(u32::try_from(number).unwrap_or(u32::MAX));
+            let id = NodeId::new(u32::try_from(number).unwrap_or(u32::MAX));
             for device in &node.device {
                 device.add(number, id, &mut devices)?;
             }
@@ -376,7 +376,8 @@ impl Scenario {
             functions.push(new);
         }
         let mut plan = Plan::new(devices, functions, length);
-        plan.tenants = self.tenant.iter().map(|tenant| (TenantId(tenant.tenant), tenant.limits())).collect();
+        plan.tenants =
+            self.tenant.iter().map(|tenant| (TenantId::new(tenant.tenant), tenant.limits())).collect();
         if self.jitter_percent > 99 {
             let value = self.jitter_percent.to_string();
             return Err(ScenarioError::field("jitter_percent", &value, "at most 99"));
@@ -407,7 +408,7 @@ impl DeviceText {
         if self.mig.is_none() && self.regime == Some(Regime::Sliced) {
             return Err(ScenarioError::field(&field("mig"), "none", "a sliced device needs its slices"));
         }
-        let mut spec = DeviceSpec::new(node, self.memory.0).with_kind(GpuKind(self.kind));
+        let mut spec = DeviceSpec::new(node, self.memory.0).with_kind(GpuKind::new(self.kind));
         spec.regime = self.regime;
         spec.mig = self.mig.clone().map(Box::new);
         devices.extend((0..self.count).map(|_| spec.clone()));

@@ -62,7 +62,7 @@ fn a_scenario_says_what_a_run_is() {
     let plan = Scenario::parse(SMALL).unwrap().plan().unwrap();
     assert_eq!(plan.length, Duration::from_secs(60));
     let regimes: Vec<_> =
-        plan.devices.iter().map(|device| (device.node.0, device.effective_regime())).collect();
+        plan.devices.iter().map(|device| (device.node.number(), device.effective_regime())).collect();
     let (fractional, whole) = (Regime::Fractional, Regime::Whole);
     assert_eq!(regimes, [(0, fractional), (0, fractional), (0, Regime::Sliced), (1, whole)]);
     let [classify, enhance, train] = &plan.functions[..] else { panic!("three functions") };

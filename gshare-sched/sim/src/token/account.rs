@@ -354,13 +354,13 @@ mod tests {
         let mut account = account(30);
         account.set_wants(at(0), true);
         assert_eq!(account.owed(1, Bound::Least), Duration::ZERO, "it came in the window");
-        account.granted(at(110), LeaseId(1), millis(10), Duration::ZERO);
-        account.settled(at(130), LeaseId(1), millis(10));
+        account.granted(at(110), LeaseId::new(1), millis(10), Duration::ZERO);
+        account.settled(at(130), LeaseId::new(1), millis(10));
         assert_eq!([Bound::Least, Bound::Most].map(|bound| account.owed(2, bound)), [millis(20), millis(0)]);
         assert_eq!(account.remain(at(200), Bound::Least), millis(50));
         assert_eq!(account.remain(at(200), Bound::Most), millis(30));
-        account.granted(at(200), LeaseId(2), millis(45), Duration::ZERO);
-        account.settled(at(250), LeaseId(2), millis(45));
+        account.granted(at(200), LeaseId::new(2), millis(45), Duration::ZERO);
+        account.settled(at(250), LeaseId::new(2), millis(45));
         assert_eq!(account.owed(3, Bound::Least), millis(5));
         assert_eq!(account.carried(3, Bound::Least), Duration::ZERO);
         assert_eq!(account.owed(9, Bound::Least), millis(30));
@@ -371,14 +371,14 @@ mod tests {
     #[test]
     fn overuse_is_carried_and_idle_windows_pay_it_off() {
         let mut account = account(30);
-        account.granted(at(5), LeaseId(1), millis(30), Duration::ZERO);
+        account.granted(at(5), LeaseId::new(1), millis(30), Duration::ZERO);
         assert_eq!(account.remain(at(6), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(6), Bound::Least), millis(30));
-        account.settled(at(40), LeaseId(1), millis(34));
+        account.settled(at(40), LeaseId::new(1), millis(34));
         assert_eq!(account.remain(at(100), Bound::Most), millis(26));
         assert_eq!(account.remain(at(200), Bound::Most), millis(30));
-        account.granted(at(205), LeaseId(2), millis(30), Duration::ZERO);
-        account.settled(at(299), LeaseId(2), millis(100));
+        account.granted(at(205), LeaseId::new(2), millis(30), Duration::ZERO);
+        account.settled(at(299), LeaseId::new(2), millis(100));
         assert_eq!(account.carried(3, Bound::Most), millis(70));
         assert_eq!(account.next_remain(at(210), Bound::Most), at(500), "30 + 30 paid in windows 3 and 4");
         assert_eq!(account.remain(at(500), Bound::Most), millis(20));
@@ -387,8 +387,8 @@ mod tests {
     #[test]
     fn a_limit_that_is_cut_leaves_the_debt_open() {
         let mut account = account(50);
-        account.granted(at(0), LeaseId(1), millis(40), Duration::ZERO);
-        account.settled(at(41), LeaseId(1), millis(40));
+        account.granted(at(0), LeaseId::new(1), millis(40), Duration::ZERO);
+        account.settled(at(41), LeaseId::new(1), millis(40));
         account.change_quota(at(50), quota(10));
         assert_eq!(account.remain(at(60), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(100), Bound::Least), millis(10));
@@ -398,10 +398,10 @@ mod tests {
     #[test]
     fn a_return_that_is_a_window_late_changes_what_is_carried() {
         let mut account = account(10);
-        account.granted(at(90), LeaseId(1), millis(10), Duration::ZERO);
-        account.settled(at(105), LeaseId(1), millis(14));
+        account.granted(at(90), LeaseId::new(1), millis(10), Duration::ZERO);
+        account.settled(at(105), LeaseId::new(1), millis(14));
         assert_eq!(account.remain(at(105), Bound::Least), millis(6));
-        account.settled(at(205), LeaseId(1), millis(10));
+        account.settled(at(205), LeaseId::new(1), millis(10));
         assert_eq!(
             [Bound::Least, Bound::Most].map(|bound| account.carried(1, bound)),
             [millis(0), millis(4)]
@@ -412,8 +412,8 @@ mod tests {
     fn folding_old_windows_changes_no_carry() {
         let mut account = account(10);
         for window in 0..40 {
-            account.granted(at(100 * window), LeaseId(window), millis(10), Duration::ZERO);
-            account.settled(at(100 * window + 11), LeaseId(window), millis(11));
+            account.granted(at(100 * window), LeaseId::new(window), millis(10), Duration::ZERO);
+            account.settled(at(100 * window + 11), LeaseId::new(window), millis(11));
         }
         assert_eq!(account.carried(40, Bound::Most), millis(40));
     }

@@ -155,7 +155,7 @@ impl TokenOp {
                     return Ok(());
                 }
                 let client = ClientId::new(slot, driver.book().next_generation(slot));
-                let gpu = GpuId(u32::from(gpu) % world.gpus);
+                let gpu = GpuId::new(u32::from(gpu) % world.gpus);
                 driver.must(now, TokenEvent::ClientJoined { client, gpu, share: share(request, limit, sm) })
             }
             Self::Change { slot, request, limit, sm } => match client(slot, driver.book()) {
@@ -220,10 +220,10 @@ fn share(request: u8, limit: u8, sm: u8) -> Share {
 fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(), Violation> {
     let now = driver.now();
     let slot = u32::from(slot) % world.slots;
-    let gpu = GpuId(0);
+    let gpu = GpuId::new(0);
     let nobody = ClientId::new(slot, driver.book().next_generation(slot));
     let somebody = driver.book().in_slot(slot);
-    let lease = LeaseId(u64::MAX);
+    let lease = LeaseId::new(u64::MAX);
     let used = Duration::ZERO;
     let sound = share(50, 50, 50);
     let expected: (Timestamp, TokenEvent, fn(&TokenError) -> bool) = match (kind % 12, somebody) {
@@ -267,7 +267,7 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
             })
         }
         (11, None) => {
-            let gpu = GpuId(u32::MAX);
+            let gpu = GpuId::new(u32::MAX);
             (now, TokenEvent::ClientJoined { client: nobody, gpu, share: sound }, |error| {
                 matches!(error, TokenError::UnknownGpu { .. })
             })

@@ -105,7 +105,7 @@ impl<'a> Paced<'a> {
         let program =
             Program { pace, lease: None, asked: true, waits: true, got: Got::default(), last_end: None };
         self.programs.insert(client, program);
-        self.call(now, TokenEvent::ClientJoined { client, gpu: GpuId(0), share })?;
+        self.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
         self.call(now, TokenEvent::TokenRequested { client })
     }
 

@@ -176,7 +176,7 @@ mod tests {
     fn the_picture_shows_who_held_and_who_waited() {
         let mut timeline = Timeline::new();
         let client = ClientId::new(3, 0);
-        let (lease, at) = (LeaseId(1), Timestamp::from_millis);
+        let (lease, at) = (LeaseId::new(1), Timestamp::from_millis);
         let (budget, expires) = (Duration::from_millis(6), at(10));
         timeline.call(at(0), TokenEvent::TokenRequested { client }, &[]);
         let grant = TokenAction::Grant { client, lease, budget, expires };

@@ -23,9 +23,7 @@ use gshare_core::platform::{
     DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
 };
 use gshare_core::profile::ProfileTable;
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, FunctionId, GpuId, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most requests that an instance may have at once: one in each of its pipeline's parts, else the largest batch that was

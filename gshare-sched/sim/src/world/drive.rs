@@ -11,9 +11,7 @@ use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use core::fmt;
 use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
-use gshare_core::request::{NodeId, RequestId};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes per nanosecond between a device and host memory.
@@ -233,7 +231,7 @@ where
             self.tell(PlatformEvent::TenantLimited { tenant, limits })?;
         }
         for gpu in 0..plan.devices.len() {
-            self.found(GpuId(u32::try_from(gpu).unwrap_or(u32::MAX)))?;
+            self.found(GpuId::new(u32::try_from(gpu).unwrap_or(u32::MAX)))?;
         }
         for (index, function) in plan.functions.iter().enumerate() {
             let spec = Box::new(function.spec.clone());
@@ -313,7 +311,7 @@ where
                 if !closed {
                     self.schedule_arrival(function, self.now);
                 }
-                let request = RequestId(self.requests);
+                let request = RequestId::new(self.requests);
                 self.requests += 1;
                 let deadline = self.plan.functions[function].patience.map(|patience| self.now + patience);
                 self.tell(PlatformEvent::RequestArrived { request, function: number(function), deadline })
@@ -542,7 +540,7 @@ where
             Fault::ClientCancels => {
                 // One of the last; those of long ago have ended.
                 let back = self.chances.below(self.requests.min(64));
-                let request = RequestId(self.requests.saturating_sub(1 + back));
+                let request = RequestId::new(self.requests.saturating_sub(1 + back));
                 let open = self.book.is_open(request);
                 if open {
                     self.tell(PlatformEvent::RequestCancelled { request })?;
@@ -566,7 +564,7 @@ where
     }
 
     fn devices(&self, of: impl Fn(NodeId) -> bool) -> Vec<GpuId> {
-        let devices = (0..).map(GpuId).zip(&self.floor.devices);
+        let devices = (0..).map(GpuId::new).zip(&self.floor.devices);
         devices.filter(|(_, device)| device.there && of(device.spec.node)).map(|(gpu, _)| gpu).collect()
     }
 
@@ -638,16 +636,18 @@ where
 
     fn hash(&mut self, action: &PlatformAction) {
         let number = match *action {
-            PlatformAction::Dispatch { request, instance } => request.0 ^ instance.0.rotate_left(32),
-            PlatformAction::Reject { request, reason } => request.0 ^ (reason as u64) << 56,
+            PlatformAction::Dispatch { request, instance } => {
+                request.number() ^ instance.number().rotate_left(32)
+            }
+            PlatformAction::Reject { request, reason } => request.number() ^ (reason as u64) << 56,
             PlatformAction::Start { instance, .. }
             | PlatformAction::Park { instance }
             | PlatformAction::Unpark { instance, .. }
             | PlatformAction::Drain { instance }
-            | PlatformAction::Stop { instance, .. } => instance.0,
+            | PlatformAction::Stop { instance, .. } => instance.number(),
             PlatformAction::Profile { function }
             | PlatformAction::Fetch { function, .. }
-            | PlatformAction::Forget { function, .. } => function.0.into(),
+            | PlatformAction::Forget { function, .. } => function.number().into(),
         };
         let name = name_of(action).len() as u64;
         for value in [self.now.as_nanos(), name, number] {
@@ -776,5 +776,5 @@ where
 }
 
 fn number(function: usize) -> FunctionId {
-    FunctionId(u32::try_from(function).unwrap_or(u32::MAX))
+    FunctionId::new(u32::try_from(function).unwrap_or(u32::MAX))
 }

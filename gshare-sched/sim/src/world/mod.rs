@@ -47,7 +47,7 @@
 //! # Example
 //! ```
 //! # use gshare_core::platform::{DeviceSpec, FunctionSpec, PlatformAction, PlatformEvent, Rejection, Work};
-//! # use gshare_core::request::NodeId;
+//! # use gshare_core::NodeId;
 //! # use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
 //! use gshare_sim::arrivals::Arrivals;
 //! use gshare_sim::world::{self, Function, Plan};
@@ -69,7 +69,7 @@
 //! }
 //! let spec = FunctionSpec::new(Work::Inference { profile: None }, Bytes::from_gib(1));
 //! let function = Function::new("classify", spec).with_arrivals(Arrivals::poisson(10.0)?);
-//! let plan = Plan::new(vec![DeviceSpec::new(NodeId(0), Bytes::from_gib(16))], vec![function], Duration::from_secs(60));
+//! let plan = Plan::new(vec![DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16))], vec![function], Duration::from_secs(60));
 //! let outcome = world::run(&plan, 1, || Ok(Closed))?;
 //! assert_eq!(outcome.functions[0].requests, outcome.functions[0].rejected[&Rejection::QueueFull]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,9 +1,8 @@
 //! The outcome of a run.
 
 use super::faults::Fault;
-use gshare_core::Duration;
 use gshare_core::platform::{Life, PlatformAction, Rejection};
-use gshare_core::scale::InstanceId;
+use gshare_core::{Duration, InstanceId};
 use std::collections::BTreeMap;
 
 /// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.

@@ -4,9 +4,9 @@ use super::faults::Faults;
 use crate::arrivals::Arrivals;
 use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
-use gshare_core::request::{TenantId, TenantLimits};
+use gshare_core::request::TenantLimits;
 use gshare_core::scale::ServiceClass;
-use gshare_core::{BasisPoints, Duration};
+use gshare_core::{BasisPoints, Duration, TenantId};
 
 /// How closely devices are simulated, `requests` or `kernels` as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]

@@ -8,9 +8,8 @@ use super::stages::Staged;
 use crate::rng::Rng;
 use gshare_core::platform::{DeviceSpec, Part, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{NodeId, RequestId};
-use gshare_core::scale::{InstanceId, ServiceClass};
-use gshare_core::{Duration, Quota, SmShare, Timestamp};
+use gshare_core::scale::ServiceClass;
+use gshare_core::{Duration, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp};
 use std::rc::Rc;
 
 /// A device that may be there.
@@ -286,7 +285,7 @@ impl<'a> Floor<'a> {
         request: RequestId,
         (seed, jitter): (u64, u64),
     ) -> u128 {
-        let mut noise = Rng::new(seed ^ request.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut noise = Rng::new(seed ^ request.number().wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let percent = noise.between(100 - jitter, 100 + jitter);
         let vary = |time: Duration| Duration::from_nanos((time.as_nanos() * percent / 100).max(1));
         let Work::Pipeline { dag, goal } = &function.spec.work else {
@@ -312,7 +311,7 @@ impl<'a> Floor<'a> {
                 body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
             return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
         };
-        let staged = Staged { dag, goal, seed, number: request.0 };
+        let staged = Staged { dag, goal, seed, number: request.number() };
         let (mut stage, mut at, mut end, mut used) = (0, now, now, 0);
         for (index, part) in body.parts.iter().enumerate() {
             if part.stage != stage {

@@ -7,10 +7,10 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause, Work,
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{NodeId, RequestId, Tier};
-use gshare_core::scale::InstanceId;
+use gshare_core::request::Tier;
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, Quota, QuotaRange, SmShare, Timestamp,
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange, RequestId,
+    SmShare, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -67,7 +67,7 @@ impl OneQueue {
     }
 
     fn gpu(&self, function: FunctionId) -> GpuId {
-        GpuId(function.0 % self.devices)
+        GpuId::new(function.number() % self.devices)
     }
 
     fn share(&self) -> GpuShare {
@@ -99,7 +99,7 @@ impl OneQueue {
                 && (!served.waiting.is_empty() && !served.removed
                     || served.removed && bug == Some(Bug::StartsWhatWasRemoved)) =>
             {
-                let instance = InstanceId(name);
+                let instance = InstanceId::new(name);
                 self.next += 1;
                 served.instance = Some((instance, State::Starting));
                 let part = Part { gpu, share, slice: None, stage: 0, components: ComponentSet::EMPTY };
@@ -242,7 +242,7 @@ fn profile(at_quarter: u64, at_whole: u64) -> ProfileTable {
 
 /// Four functions on two devices of two nodes.
 fn plan() -> Plan {
-    let device = |node| DeviceSpec::new(NodeId(node), Bytes::from_gib(16));
+    let device = |node| DeviceSpec::new(NodeId::new(node), Bytes::from_gib(16));
     let function = |number: u64| {
         let work = Work::Inference { profile: Some(profile(40 + 20 * number, 10)) };
         let spec = FunctionSpec::new(work, Bytes::from_gib(2 + number)).with_slo(Duration::from_millis(500));

@@ -250,8 +250,8 @@ impl Bench {
 
     /// The charges that status shows of each process add up to the engine's charge for their instance.
     fn charges_agree(&self) {
-        for (slot, generation, tenant) in self.node.tenants.iter() {
-            let status = self.node.tokens.0.client(ClientId::new(slot, generation)).unwrap();
+        for (id, tenant) in self.node.tenants.iter() {
+            let status = self.node.tokens.0.client(id).unwrap();
             let members: Duration = tenant
                 .turns
                 .members()
@@ -355,7 +355,7 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     let mut bench = Bench::new(Policy::MultiToken, &["0.1:1", "0.6:1"]);
     bench.specs = vec![spec("0.1:1"), spec("0.6:1")];
     let class = |bench: &mut Bench, index: usize, class| {
-        let tenant = bench.node.clients.iter().nth(index).unwrap().2.tenant;
+        let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
         bench.node.tenant_mut(tenant).unwrap().class = Some(class);
         bench.node.classify(bench.now, tenant, &mut Vec::new());
     };

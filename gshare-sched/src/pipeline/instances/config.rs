@@ -1,8 +1,8 @@
 //! Settings of the keeper.
 
 use super::{EvictionPolicy, KeepAlive};
-use gshare_core::pipeline::instances::InstanceError;
-use gshare_core::{BasisPoints, Bytes, Duration};
+use core::fmt;
+use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
 /// Which of the plans that fit is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -169,13 +169,13 @@ impl KeeperConfig {
         Self { pipelines: false, time_sharing: false, migration: false, ..Self::paper() }
     }
 
-    pub(crate) fn check(&self) -> Result<(), InstanceError> {
-        let bad = |field, value: u64, bound| Err(InstanceError::BadConfig { field, value, bound });
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let bad = |field, value: &dyn fmt::Display, bound| Err(ConfigError::new(field, value, bound));
         if self.window.is_zero() {
-            return bad("window", 0, "need more than 0");
+            return bad("window", &0, "need more than 0");
         }
         if self.hot_below > self.hot_above {
-            return bad("hot_below", self.hot_below.get().into(), "need at most hot_above");
+            return bad("hot_below", &self.hot_below, "need at most hot_above");
         }
         for (field, value) in [
             ("cool_windows", self.cool_windows),
@@ -183,7 +183,7 @@ impl KeeperConfig {
             ("max_starting", self.max_starting),
         ] {
             if value == 0 {
-                return bad(field, 0, "need more than 0");
+                return bad(field, &0, "need more than 0");
             }
         }
         for (field, rate) in [
@@ -191,15 +191,15 @@ impl KeeperConfig {
             ("storage_bytes_per_second", self.load.storage_bytes_per_second),
         ] {
             if rate == 0 {
-                return bad(field, 0, "need more than 0");
+                return bad(field, &0, "need more than 0");
             }
         }
         match (self.eviction, self.keep_alive) {
             (EvictionPolicy::CostAware { half_life }, _) if half_life.is_zero() => {
-                bad("half_life", 0, "need more than 0")
+                bad("half_life", &0, "need more than 0")
             }
             (_, KeepAlive::Adaptive { break_even, .. }) if break_even.is_zero() => {
-                bad("break_even", 0, "need more than 0")
+                bad("break_even", &0, "need more than 0")
             }
             _ => Ok(()),
         }

@@ -3,12 +3,12 @@
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
 use gshare_core::dag::Dag;
-use gshare_core::mig::ProfileId;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
 use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
 use gshare_core::request::Tier;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,13 +131,13 @@ impl Keeper {
     /// A keeper of the slices of `node` that are free.
     ///
     /// # Errors
-    /// [`InstanceError::BadConfig`].
+    /// A field that is out of its bounds.
     pub fn new(
         config: KeeperConfig,
         node: &Node,
         partitioner: Box<dyn PipelinePartitioner>,
         assigner: Box<dyn SliceAssigner>,
-    ) -> Result<Self, InstanceError> {
+    ) -> Result<Self, ConfigError> {
         config.check()?;
         let slices = Slices::new(node, config.eviction);
         Ok(Self {
@@ -245,7 +245,7 @@ impl Keeper {
         reason: InstanceReason,
         actions: &mut Vec<InstanceAction>,
     ) -> InstanceId {
-        let instance = InstanceId(self.next);
+        let instance = InstanceId::new(self.next);
         self.next += 1;
         let places: Vec<usize> = home.slices().filter_map(|slice| self.slices.find(slice)).collect();
         for &place in &places {

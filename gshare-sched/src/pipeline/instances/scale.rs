@@ -8,8 +8,7 @@ use core::cmp::Reverse;
 use gshare_core::dag::Dag;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceReason, PlacedPart};
 use gshare_core::pipeline::{Assignment, Balance, Goal, Node, Part, Pipeline};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Duration, FunctionId};
+use gshare_core::{Bytes, Duration, FunctionId, InstanceId};
 use std::collections::BTreeSet;
 
 /// Plans that are compared under [`Choice::PerSlice`].
@@ -586,7 +585,7 @@ impl Keeper {
 }
 
 /// The whole DAG as one stage on a profile.
-fn whole(dag: &Dag, profile: gshare_core::mig::ProfileId) -> Pipeline {
+fn whole(dag: &Dag, profile: gshare_core::ProfileId) -> Pipeline {
     let part = Part { stage: 0, components: dag.all(), slice: Some(profile) };
     Pipeline::new(vec![part], Balance::of([]), false)
 }

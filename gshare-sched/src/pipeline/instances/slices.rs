@@ -1,11 +1,9 @@
 //! The owner of each slice of a node.
 
 use super::{EvictionOrder, EvictionPolicy};
-use gshare_core::mig::{GpuModel, ProfileId, SliceAt};
-use gshare_core::pipeline::routing::SharedSlice;
+use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::{AssignedSlice, Node, NodeError, NodeGpu};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, GpuId};
+use gshare_core::{Bytes, GpuId, InstanceId, ProfileId, SharedSlice};
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +129,7 @@ impl Slices {
     }
 
     pub(super) fn number(place: usize) -> SharedSlice {
-        SharedSlice(u32::try_from(place).unwrap_or(u32::MAX))
+        SharedSlice::new(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
     pub(super) fn free(&self) -> impl Iterator<Item = usize> + '_ {

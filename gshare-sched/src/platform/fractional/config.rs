@@ -1,10 +1,10 @@
 //! Settings of the fractional pool.
 
 use crate::pack::{MaxRects, MaxRectsConfig};
-use crate::scale::{ConfigError, HeuristicHorizontal, HeuristicHorizontalConfig};
+use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use gshare_core::pack::Packer;
 use gshare_core::scale::HorizontalScaler;
-use gshare_core::{Bytes, Duration};
+use gshare_core::{Bytes, ConfigError, Duration};
 
 /// Settings of a [`FractionalPool`](super::FractionalPool).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,9 +110,6 @@ impl FractionalConfig {
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let day = Duration::from_secs(86_400);
-        let check = |ok: bool, field, value: String, bound| {
-            if ok { Ok(()) } else { Err(ConfigError { field, value, bound }) }
-        };
         for (field, value) in [
             ("max_wait", self.max_wait),
             ("keep_alive", self.keep_alive),
@@ -121,17 +118,17 @@ impl FractionalConfig {
             ("park_timeout", self.park_timeout),
             ("restart_after", self.restart_after),
         ] {
-            check(
+            ConfigError::unless(
                 !value.is_zero() && value <= day,
                 field,
-                value.to_string(),
+                value,
                 "need more than 0, at most a day",
             )?;
         }
-        check(self.max_waiting > 0, "max_waiting", "0".to_owned(), "need more than 0")?;
-        check(self.max_attempts > 0, "max_attempts", "0".to_owned(), "need more than 0")?;
+        ConfigError::unless(self.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
+        ConfigError::unless(self.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
         let factor = self.sm_limit_factor;
-        check((1..=100).contains(&factor), "sm_limit_factor", factor.to_string(), "need 1 to 100")
+        ConfigError::unless((1..=100).contains(&factor), "sm_limit_factor", factor, "need 1 to 100")
     }
 }
 

@@ -45,7 +45,6 @@ pub use config::{FractionalConfig, FractionalPolicies};
 
 use super::host_cache::HostCache;
 use super::timers::Timers;
-use crate::scale::ConfigError;
 use gangs::Gang;
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::platform::{
@@ -53,9 +52,10 @@ use gshare_core::platform::{
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
 use gshare_core::profile::{ProfilePoint, RequestRate};
-use gshare_core::request::{NodeId, RequestId};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceId};
-use gshare_core::{Duration, Engine, FunctionId, GpuId, PlacementId, Timestamp};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
+use gshare_core::{
+    ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A state of an instance, finer than [`Life`].
@@ -258,7 +258,9 @@ impl FractionalPool {
                 _ => Err(Self::unknown(request)),
             },
             // Names are given out in order: a smaller one was an instance that is gone.
-            PoolEvent::Instance { instance, .. } if instance.0 >= self.next => Err(Self::unknown(instance)),
+            PoolEvent::Instance { instance, .. } if instance.number() >= self.next => {
+                Err(Self::unknown(instance))
+            }
             _ => Ok(()),
         }
     }

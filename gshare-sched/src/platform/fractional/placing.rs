@@ -116,7 +116,7 @@ impl FractionalPool {
     }
 
     pub(super) fn add_instance(&mut self, of: Instance) -> InstanceId {
-        let instance = InstanceId(self.next);
+        let instance = InstanceId::new(self.next);
         self.next += 1;
         if let Some(scaled) = of.scaled {
             self.by_scaler.insert(scaled, instance);

@@ -54,20 +54,21 @@ use crate::pipeline::{
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent};
-use gshare_core::pipeline::routing::{RouteError, RouteEvent, SharedSlice};
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
+use gshare_core::pipeline::routing::RouteEvent;
 use gshare_core::pipeline::{
-    AssignedSlice, Goal, Node as Slices, NodeGpu, PartitionError, PipelinePartitioner, SliceAssigner,
+    AssignedSlice, Goal, Node as Slices, NodeGpu, PipelinePartitioner, SliceAssigner,
 };
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
     PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::request::{NodeId, RequestId};
 use gshare_core::resource::QuotaRange;
-use gshare_core::scale::InstanceId;
 use gshare_core::share::GpuShare;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, SmShare, Timestamp};
+use gshare_core::{
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, SharedSlice,
+    SmShare, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
@@ -106,13 +107,13 @@ impl SlicedConfig {
 pub enum SlicedError {
     /// A setting of the router.
     #[error("router: {0}")]
-    Router(#[from] RouteError),
+    Router(ConfigError),
     /// A setting of the keepers.
     #[error("keeper: {0}")]
-    Keeper(#[from] InstanceError),
+    Keeper(ConfigError),
     /// A setting of the partitioner.
     #[error("partitioner: {0}")]
-    Partitioner(#[from] PartitionError),
+    Partitioner(ConfigError),
 }
 
 /// The state of an instance in its slice's memory.
@@ -245,8 +246,8 @@ impl SlicedPool {
         make_partitioner: Make<dyn PipelinePartitioner>,
         make_assigner: Make<dyn SliceAssigner>,
     ) -> Result<Self, SlicedError> {
-        let router = SlackRouter::new(config.router.clone())?;
-        config.keeper.check()?;
+        let router = SlackRouter::new(config.router.clone()).map_err(SlicedError::Router)?;
+        config.keeper.check().map_err(SlicedError::Keeper)?;
         Ok(Self {
             config,
             make_partitioner,
@@ -271,7 +272,7 @@ impl SlicedPool {
     /// # Errors
     /// [`SlicedError`]: a setting that cannot be.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
-        let partitioner = Partitioner::new(PartitionConfig::default())?;
+        let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make = move || Box::new(partitioner.clone()) as Box<dyn PipelinePartitioner>;
         Self::new(config, Box::new(make), Box::new(|| Box::new(LeastFragmentation)))
     }

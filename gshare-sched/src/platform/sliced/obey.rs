@@ -4,11 +4,10 @@ use super::{Function, Instance, Memory, Node, SlicedPool, Task};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::AssignedSlice;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent, InstanceReason};
-use gshare_core::pipeline::routing::{RouteAction, RouteEvent, RouteReject, Service, SharedSlice};
+use gshare_core::pipeline::routing::{RouteAction, RouteEvent, RouteReject, Service};
 use gshare_core::platform::{Life, PlatformAction, PoolAction, Rejection, StopCause};
-use gshare_core::request::{NodeId, RequestId, Tier};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Engine, FunctionId};
+use gshare_core::request::Tier;
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, NodeId, RequestId, SharedSlice};
 use std::collections::BTreeSet;
 
 impl SlicedPool {
@@ -129,7 +128,7 @@ impl SlicedPool {
             return self.keep(at, InstanceEvent::Gone { instance: local });
         }
         let parts = self.parts(function, &node.model, &home);
-        let id = InstanceId(self.next);
+        let id = InstanceId::new(self.next);
         self.next += 1;
         let parked = matches!(home, Home::Shared { .. });
         if let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) {
@@ -317,13 +316,13 @@ impl SlicedPool {
                 Service::Shared { slice: self.number(one.node, number), latency, load }
             }
             // A home of another kind would not be one that a keeper of ours gives.
-            _ => Service::Shared { slice: SharedSlice(u32::MAX), latency: MAX_TIME, load: MAX_TIME },
+            _ => Service::Shared { slice: SharedSlice::new(u32::MAX), latency: MAX_TIME, load: MAX_TIME },
         }
     }
 
     /// The router's number of a node's shared slice.
     fn number(&mut self, node: NodeId, slice: SharedSlice) -> SharedSlice {
-        let next = SharedSlice(u32::try_from(self.numbers.len()).unwrap_or(u32::MAX));
+        let next = SharedSlice::new(u32::try_from(self.numbers.len()).unwrap_or(u32::MAX));
         *self.numbers.entry((node, slice)).or_insert(next)
     }
 }

@@ -5,9 +5,7 @@ use gshare_core::pipeline::AssignedSlice;
 use gshare_core::pipeline::instances::InstanceEvent;
 use gshare_core::pipeline::routing::RouteEvent;
 use gshare_core::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
-use gshare_core::request::NodeId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, FunctionId};
+use gshare_core::{Duration, FunctionId, InstanceId, NodeId};
 use std::collections::BTreeSet;
 
 impl SlicedPool {

@@ -45,41 +45,41 @@ impl Host {
     }
 
     fn join(&mut self, gpu: u32, node: u32, slices: &[&str]) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec: mig(node, "A100-80", slices) })
+        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec: mig(node, "A100-80", slices) })
     }
 
     fn add(&mut self, function: u32, spec: FunctionSpec) {
-        let event = PoolEvent::FunctionAdded { function: FunctionId(function), spec: Box::new(spec) };
+        let event = PoolEvent::FunctionAdded { function: FunctionId::new(function), spec: Box::new(spec) };
         assert_eq!(self.tell(event), []);
     }
 
     fn request(&mut self, request: u64, function: u32, deadline: Option<u64>) -> Vec<PlatformAction> {
         self.tell(PoolEvent::Arrived {
-            request: RequestId(request),
-            function: FunctionId(function),
+            request: RequestId::new(request),
+            function: FunctionId::new(function),
             arrived: Timestamp::from_millis(self.now),
             deadline: deadline.map(Timestamp::from_millis),
         })
     }
 
     fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Instance { instance: InstanceId(instance), report })
+        self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
     }
 
     fn done(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Done { request: RequestId(request), took: Duration::from_millis(20) })
+        self.tell(PoolEvent::Done { request: RequestId::new(request), took: Duration::from_millis(20) })
     }
 
     fn lives(&self) -> Vec<(u64, Life, usize)> {
         let mut lives = Vec::new();
-        self.pool.instances(&mut |view| lives.push((view.instance.0, view.life, view.parts.len())));
+        self.pool.instances(&mut |view| lives.push((view.instance.number(), view.life, view.parts.len())));
         lives
     }
 }
 
 fn mig(node: u32, model: &str, slices: &[&str]) -> DeviceSpec {
     let layout = MigLayout::named(model, slices).unwrap();
-    DeviceSpec::new(NodeId(node), Bytes::from_gib(80)).with_mig(layout)
+    DeviceSpec::new(NodeId::new(node), Bytes::from_gib(80)).with_mig(layout)
 }
 
 /// Components of 20 ms on any slice, with so many GiB each; the run-time takes one more.
@@ -101,19 +101,19 @@ fn chain(components: usize, gib: u64) -> FunctionSpec {
 }
 
 fn park(instance: u64) -> PlatformAction {
-    PlatformAction::Park { instance: InstanceId(instance) }
+    PlatformAction::Park { instance: InstanceId::new(instance) }
 }
 
 fn dispatch(request: u64, instance: u64) -> PlatformAction {
-    PlatformAction::Dispatch { request: RequestId(request), instance: InstanceId(instance) }
+    PlatformAction::Dispatch { request: RequestId::new(request), instance: InstanceId::new(instance) }
 }
 
 fn reject(request: u64, reason: Rejection) -> PlatformAction {
-    PlatformAction::Reject { request: RequestId(request), reason }
+    PlatformAction::Reject { request: RequestId::new(request), reason }
 }
 
 fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
-    matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.0 == instance && parts.len() == 1)
+    matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.number() == instance && parts.len() == 1)
 }
 
 /// The example of the module: whoever comes waits until whoever leaves has left, and its request waits until it has come.
@@ -126,7 +126,7 @@ fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     let [PlatformAction::Start { instance, parts, from: Tier::Disk, parked: true, .. }] = &start[..] else {
         panic!("{start:?}")
     };
-    assert_eq!((instance.0, parts.len(), parts[0].share.memory()), (0, 1, Some(Bytes::from_gib(13))));
+    assert_eq!((instance.number(), parts.len(), parts[0].share.memory()), (0, 1, Some(Bytes::from_gib(13))));
     let ready = host.report(0, InstanceReport::Ready);
     assert!(is_unpark(&ready, 0), "{ready:?}");
     assert_eq!(host.lives(), [(0, Life::Parked, 1)], "on its way");
@@ -169,7 +169,7 @@ fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_on
     assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(500)));
     host.now = 500;
     assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
-    assert_eq!(host.pool.waiting(FunctionId(0)), 1);
+    assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
     // Its name may be used again at once.
     assert_eq!(host.request(0, 0, None), []);
     host.now = 600;
@@ -183,17 +183,18 @@ fn a_pipeline_that_loses_a_part_is_gone_and_its_request_is_served_elsewhere() {
     host.add(0, chain(2, 8));
     let start = host.request(0, 0, None);
     let [PlatformAction::Start { parts, parked: false, .. }] = &start[..] else { panic!("{start:?}") };
-    let places: Vec<_> = parts.iter().map(|part| (part.gpu.0, part.stage, part.components.len())).collect();
+    let places: Vec<_> =
+        parts.iter().map(|part| (part.gpu.number(), part.stage, part.components.len())).collect();
     assert_eq!((places.len(), places[0].1, places[1].1), (2, 0, 1));
     assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)]);
     host.join(2, 1, &["4g.40gb"]);
-    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId(1) });
+    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(1) });
     let stops = |one: &PlatformAction| matches!(one, PlatformAction::Stop { .. });
     assert!(!lost.iter().any(stops), "the host ends the other part by itself: {lost:?}");
     let starts = |actions: &[PlatformAction]| {
         actions
             .iter()
-            .any(|one| matches!(one, PlatformAction::Start { parts, .. } if parts[0].gpu == GpuId(2)))
+            .any(|one| matches!(one, PlatformAction::Start { parts, .. } if parts[0].gpu == GpuId::new(2)))
     };
     let mut all = lost;
     while !starts(&all) {
@@ -234,18 +235,18 @@ fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name()
     host.report(0, InstanceReport::Ready);
     host.report(0, InstanceReport::Unparked);
     assert_eq!(host.request(1, 0, None), []);
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     let removed = host.tell(PoolEvent::FunctionRemoved { function });
-    let drain = PlatformAction::Drain { instance: InstanceId(0) };
+    let drain = PlatformAction::Drain { instance: InstanceId::new(0) };
     assert_eq!(removed, [reject(1, Rejection::Removed), drain]);
     let twice = host.try_tell(PoolEvent::FunctionRemoved { function }).unwrap_err();
     assert_eq!(twice, "fn0 is not known to the sliced pool");
     let spec = Box::new(chain(1, 3));
     let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
     assert!(early.contains("has instances that end"), "{early}");
-    let stop = PlatformAction::Stop { instance: InstanceId(0), cause: StopCause::Removed };
+    let stop = PlatformAction::Stop { instance: InstanceId::new(0), cause: StopCause::Removed };
     assert_eq!(host.done(0), [stop]);
-    let forget = PlatformAction::Forget { node: NodeId(0), function };
+    let forget = PlatformAction::Forget { node: NodeId::new(0), function };
     assert_eq!(host.report(0, InstanceReport::Gone), [forget]);
     host.add(0, chain(1, 3));
 }
@@ -258,17 +259,17 @@ fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
     assert_eq!(host.join(0, 0, &["2g.20gb"]), [reject(0, Rejection::NeverFits)]);
     let mut actions = Vec::new();
     for request in 1..3 {
-        let (request, function) = (RequestId(request), FunctionId(0));
+        let (request, function) = (RequestId::new(request), FunctionId::new(0));
         let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline: None };
         host.pool.handle(Timestamp::ZERO, event, &mut actions).unwrap();
     }
-    let unmet = PoolAction::Unmet { function: FunctionId(0) };
+    let unmet = PoolAction::Unmet { function: FunctionId::new(0) };
     let order = |request| PoolAction::Order(reject(request, Rejection::NeverFits));
     assert_eq!(actions, [order(1), unmet, order(2)], "told once");
     host.join(1, 0, &["3g.40gb"]);
     let start = host.request(3, 0, None);
     assert!(
-        matches!(&start[..], [PlatformAction::Start { parts, .. }] if parts[0].gpu == GpuId(1)),
+        matches!(&start[..], [PlatformAction::Start { parts, .. }] if parts[0].gpu == GpuId::new(1)),
         "{start:?}"
     );
 }
@@ -277,15 +278,15 @@ fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
 fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     let mut device = |gpu: u32, spec: DeviceSpec| {
-        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec }).unwrap_err()
+        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }).unwrap_err()
     };
-    let plain = DeviceSpec::new(NodeId(0), Bytes::from_gib(80));
+    let plain = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80));
     assert_eq!(device(1, plain), "gpu1 cannot be a sliced device: mig has no slices: need one at least");
     assert!(device(0, mig(0, "A100-80", &["1g.10gb"])).ends_with("it is here already"));
     let other = device(1, mig(0, "H100-80", &["1g.10gb"]));
     assert!(other.contains("mig.model is H100-80, that of the other devices of node0 is A100-80"), "{other}");
     let mut function = |spec: FunctionSpec| {
-        let event = PoolEvent::FunctionAdded { function: FunctionId(0), spec: Box::new(spec) };
+        let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
         host.try_tell(event).unwrap_err()
     };
     let time = Duration::from_millis(9);

@@ -99,7 +99,7 @@ impl WholePool {
             return self.tasks.push_back(RequestEvent::LoadFailed { gpu, model });
         };
         let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
-        let instance = InstanceId(self.next);
+        let instance = InstanceId::new(self.next);
         self.next += 1;
         of.instances.insert(instance);
         let (life, since, requests) = (Life::Starting, self.now, BTreeSet::new());

@@ -43,18 +43,18 @@ mod carry;
 mod tests;
 
 use super::tickets::Tickets;
-use crate::request::{ConfigError, LocalityScheduler, SchedulerConfig};
+use crate::request::{LocalityScheduler, SchedulerConfig};
 use gshare_core::dag::ComponentSet;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::request::{
-    GpuKind, ModelProfile, NodeId, RequestAction, RequestEvent, RequestId, RequestScheduler,
-};
-use gshare_core::scale::InstanceId;
+use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler};
 use gshare_core::share::GpuShare;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, ModelId, Timestamp};
+use gshare_core::{
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
+    Timestamp,
+};
 use gshare_core::{SmShare, resource::QuotaRange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -266,7 +266,7 @@ impl WholePool {
             }
             PoolEvent::FunctionAdded { function, spec } => {
                 let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
-                let model = known.unwrap_or(ModelId(self.next_model));
+                let model = known.unwrap_or(ModelId::new(self.next_model));
                 let added = RequestEvent::ModelAdded { model, memory: spec.memory };
                 let unsuitable =
                     |why| PoolError::Unsuitable { function: *function, regime: Self::REGIME, why };

@@ -43,28 +43,28 @@ impl Host {
     }
 
     fn join(&mut self, gpu: u32) -> Vec<PlatformAction> {
-        let spec = DeviceSpec::new(NodeId(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
-        self.tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec })
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
+        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec })
     }
 
     fn add(&mut self, function: u32, gib: u64) {
         let event =
-            PoolEvent::FunctionAdded { function: FunctionId(function), spec: Box::new(inference(gib)) };
+            PoolEvent::FunctionAdded { function: FunctionId::new(function), spec: Box::new(inference(gib)) };
         assert_eq!(self.tell(event), []);
     }
 
     fn request(&mut self, request: u64, function: u32) -> Vec<PlatformAction> {
-        let (request, function) = (RequestId(request), FunctionId(function));
+        let (request, function) = (RequestId::new(request), FunctionId::new(function));
         let arrived = Timestamp::from_millis(self.now);
         self.tell(PoolEvent::Arrived { request, function, arrived, deadline: None })
     }
 
     fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Instance { instance: InstanceId(instance), report })
+        self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
     }
 
     fn done(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Done { request: RequestId(request), took: Duration::from_millis(20) })
+        self.tell(PoolEvent::Done { request: RequestId::new(request), took: Duration::from_millis(20) })
     }
 }
 
@@ -85,22 +85,22 @@ fn started(actions: &[PlatformAction]) -> Option<(u64, u32, u32)> {
     match actions {
         [PlatformAction::Start { instance, function, parts, from: Tier::Disk, takes, parked: false }] => {
             assert_eq!((parts.len(), *takes), (1, Duration::from_secs(3)));
-            Some((instance.0, function.0, parts[0].gpu.0))
+            Some((instance.number(), function.number(), parts[0].gpu.number()))
         }
         _ => None,
     }
 }
 
 fn dispatch(request: u64, instance: u64) -> PlatformAction {
-    PlatformAction::Dispatch { request: RequestId(request), instance: InstanceId(instance) }
+    PlatformAction::Dispatch { request: RequestId::new(request), instance: InstanceId::new(instance) }
 }
 
 fn reject(request: u64, reason: Rejection) -> PlatformAction {
-    PlatformAction::Reject { request: RequestId(request), reason }
+    PlatformAction::Reject { request: RequestId::new(request), reason }
 }
 
 fn ended(instance: u64, cause: StopCause) -> [PlatformAction; 2] {
-    let instance = InstanceId(instance);
+    let instance = InstanceId::new(instance);
     [PlatformAction::Drain { instance }, PlatformAction::Stop { instance, cause }]
 }
 
@@ -131,7 +131,7 @@ fn a_process_that_dies_is_started_again_for_the_request_that_it_ran() {
     host.request(0, 0);
     host.report(0, InstanceReport::Ready);
     assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
-    assert_eq!(host.pool.waiting(FunctionId(0)), 1);
+    assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
     assert_eq!(host.report(0, InstanceReport::Gone), [], "an old report");
     assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
     assert_eq!(host.done(0), []);
@@ -158,13 +158,13 @@ fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_
     for request in 0..3 {
         assert_eq!(host.request(request, u32::from(request == 2)), []);
     }
-    host.tell(PoolEvent::Cancelled { request: RequestId(1) });
+    host.tell(PoolEvent::Cancelled { request: RequestId::new(1) });
     let actions = host.join(0);
     assert!(actions.contains(&reject(2, Rejection::NeverFits)), "{actions:?}");
     assert_eq!(actions.len(), 2, "{actions:?}");
     let event = |request| PoolEvent::Arrived {
-        request: RequestId(request),
-        function: FunctionId(1),
+        request: RequestId::new(request),
+        function: FunctionId::new(1),
         arrived: Timestamp::ZERO,
         deadline: None,
     };
@@ -178,12 +178,12 @@ fn what_ran_on_a_lost_device_is_served_by_another_one() {
     host.add(0, 9);
     let (_, _, gpu) = started(&host.request(0, 0)).unwrap();
     host.report(0, InstanceReport::Ready);
-    let again = started(&host.tell(PoolEvent::DeviceLost { gpu: GpuId(gpu) })).unwrap();
+    let again = started(&host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) })).unwrap();
     assert_eq!((again.0, again.2), (1, 1 - gpu));
     for report in [InstanceReport::Gone, InstanceReport::Ready] {
         assert_eq!(host.report(0, report), [], "an old report");
     }
-    let gone = host.try_tell(PoolEvent::DeviceLost { gpu: GpuId(gpu) }).unwrap_err();
+    let gone = host.try_tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) }).unwrap_err();
     assert_eq!(gone, format!("gpu{gpu} is not known to the whole pool"));
     assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
 }
@@ -193,8 +193,8 @@ fn a_caller_that_gives_up_while_the_model_loads_leaves_the_gpu_free() {
     let mut host = Host::new(1);
     host.add(0, 9);
     host.request(0, 0);
-    assert_eq!(host.tell(PoolEvent::Cancelled { request: RequestId(0) }), []);
-    assert_eq!(host.pool.waiting(FunctionId(0)), 0);
+    assert_eq!(host.tell(PoolEvent::Cancelled { request: RequestId::new(0) }), []);
+    assert_eq!(host.pool.waiting(FunctionId::new(0)), 0);
     assert_eq!(host.request(0, 0), [], "its name may be used again");
     assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)], "the second of that name");
     assert_eq!(host.done(0), []);
@@ -207,7 +207,7 @@ fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size
     host.request(0, 0);
     host.report(0, InstanceReport::Ready);
     host.request(1, 0);
-    let function = FunctionId(0);
+    let function = FunctionId::new(0);
     assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(1, Rejection::Removed)]);
     let spec = Box::new(inference(4));
     let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
@@ -227,7 +227,7 @@ fn a_deadline_rejects_what_can_no_longer_be_complete() {
     host.add(0, 9);
     host.request(0, 0);
     host.report(0, InstanceReport::Ready);
-    let (request, function) = (RequestId(1), FunctionId(0));
+    let (request, function) = (RequestId::new(1), FunctionId::new(0));
     let deadline = Some(Timestamp::from_millis(100));
     let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline };
     assert_eq!(host.tell(event), []);
@@ -241,15 +241,15 @@ fn a_deadline_rejects_what_can_no_longer_be_complete() {
 fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
     let mut host = Host::new(1);
     let mut device = |gpu: u32, spec: DeviceSpec| {
-        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId(gpu), spec }).unwrap_err()
+        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }).unwrap_err()
     };
-    let of = |gib| DeviceSpec::new(NodeId(0), Bytes::from_gib(gib));
+    let of = |gib| DeviceSpec::new(NodeId::new(0), Bytes::from_gib(gib));
     assert_eq!(device(0, of(16)), "gpu0 cannot be a whole device: it is here already");
     assert!(device(1, of(0)).contains("memory is 0"));
     assert!(device(1, of(17)).contains("memory of gpu1 is"), "GPUs of a kind are alike");
     assert!(device(1 << 20, of(16)).contains("must be below 65536"));
     let mut function = |spec: FunctionSpec| {
-        let event = PoolEvent::FunctionAdded { function: FunctionId(0), spec: Box::new(spec) };
+        let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
         host.try_tell(event).unwrap_err()
     };
     let unprofiled = FunctionSpec::new(Work::Inference { profile: None }, Bytes::from_gib(1));

@@ -18,12 +18,12 @@ impl LocalityScheduler {
         };
         match *event {
             RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
-                below("gpu", gpu.0, self.config.max_gpus)?;
-                below("kind", kind.0.into(), MAX_KINDS.into())?;
+                below("gpu", gpu.number(), self.config.max_gpus)?;
+                below("kind", kind.number().into(), MAX_KINDS.into())?;
                 if self.live_gpu(gpu).is_ok() {
                     return Err(RequestError::GpuExists { gpu });
                 }
-                match self.kinds.get(usize::from(kind.0)) {
+                match self.kinds.get(usize::from(kind.number())) {
                     Some(&Some(expected)) if expected != memory.0 => {
                         Err(RequestError::KindDiffers { gpu, kind, memory, expected: Bytes(expected) })
                     }
@@ -32,7 +32,7 @@ impl LocalityScheduler {
             }
             RequestEvent::GpuLost { gpu } => self.live_gpu(gpu).map(|_| ()),
             RequestEvent::ModelAdded { model, memory } => {
-                below("model", model.0, self.config.max_models)?;
+                below("model", model.number(), self.config.max_models)?;
                 let fixed = self.known_model(model).ok().filter(|known| known.asked);
                 if memory == Bytes::ZERO || fixed.is_some_and(|known| known.bytes != memory.0) {
                     return Err(RequestError::BadModelMemory { model, memory });
@@ -41,7 +41,7 @@ impl LocalityScheduler {
             }
             RequestEvent::ModelProfiled { model, kind, profile } => {
                 self.known_model(model)?;
-                below("kind", kind.0.into(), MAX_KINDS.into())?;
+                below("kind", kind.number().into(), MAX_KINDS.into())?;
                 let hour = Duration::from_secs(3600);
                 let ModelProfile { load_disk, load_host, infer } = profile;
                 if infer.is_zero() || infer > hour || load_disk > hour || load_host > hour {
@@ -54,7 +54,7 @@ impl LocalityScheduler {
                 self.live_gpu(gpu).map(|_| ())
             }
             RequestEvent::TenantLimited { tenant, limits } => {
-                below("tenant", tenant.0, self.config.max_tenants)?;
+                below("tenant", tenant.number(), self.config.max_tenants)?;
                 let zero = [("max_processes", limits.max_processes), ("weight", limits.weight)]
                     .into_iter()
                     .find(|(_, value)| *value == 0);
@@ -64,7 +64,7 @@ impl LocalityScheduler {
                 }
             }
             RequestEvent::Arrived { request, model, tenant, .. } => {
-                below("tenant", tenant.0, self.config.max_tenants)?;
+                below("tenant", tenant.number(), self.config.max_tenants)?;
                 if self.queue.find(request).is_some() {
                     return Err(RequestError::DuplicateRequest { request });
                 }
@@ -78,7 +78,8 @@ impl LocalityScheduler {
                 Some(_) => Ok(()),
             },
             RequestEvent::Evicted { gpu, model } => {
-                let evicting = |copy: &ModelCopy| copy.model == model.0 && copy.state == CopyState::Evicting;
+                let evicting =
+                    |copy: &ModelCopy| copy.model == model.number() && copy.state == CopyState::Evicting;
                 match self.live_gpu(gpu)?.copies.iter().any(evicting) {
                     true => Ok(()),
                     false => Err(RequestError::NotOrdered { gpu, what: "evict", model }),
@@ -86,7 +87,7 @@ impl LocalityScheduler {
             }
             RequestEvent::Loaded { gpu, model, .. } | RequestEvent::LoadFailed { gpu, model } => {
                 match self.live_gpu(gpu)?.phase {
-                    Phase::Loading { model: loading, .. } if loading == model.0 => Ok(()),
+                    Phase::Loading { model: loading, .. } if loading == model.number() => Ok(()),
                     _ => Err(RequestError::NotOrdered { gpu, what: "load", model }),
                 }
             }

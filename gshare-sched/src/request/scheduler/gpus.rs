@@ -1,8 +1,8 @@
 //! GPUs that join and that are lost.
 
 use super::{Gpu, LocalityScheduler, Phase};
-use gshare_core::request::{GpuKind, NodeId, RequestAction, Tier};
-use gshare_core::{Bytes, GpuId};
+use gshare_core::request::{RequestAction, Tier};
+use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
 use std::collections::{BTreeSet, VecDeque};
 
 impl LocalityScheduler {
@@ -17,14 +17,14 @@ impl LocalityScheduler {
         if self.gpus.len() <= gpu.index() {
             self.gpus.resize_with(gpu.index() + 1, || None);
         }
-        let index = usize::from(kind.0);
+        let index = usize::from(kind.number());
         if self.kinds.len() <= index {
             self.kinds.resize(index + 1, None);
             self.idle.resize_with(index + 1, BTreeSet::new);
         }
         self.gpus[gpu.index()] = Some(Gpu {
-            kind: kind.0,
-            node: node.0,
+            kind: kind.number(),
+            node: node.number(),
             memory: memory.0,
             free: memory.0,
             evicting: 0,
@@ -40,10 +40,10 @@ impl LocalityScheduler {
             clock: 0,
             filed: (false, 0),
         });
-        self.idle[index].insert((0, gpu.0));
+        self.idle[index].insert((0, gpu.number()));
         self.live += 1;
         self.memory = self.memory.saturating_add(memory.0);
-        self.hosts.entry(node.0).or_default().gpus += 1;
+        self.hosts.entry(node.number()).or_default().gpus += 1;
         if self.kinds[index].is_none() {
             self.kinds[index] = Some(memory.0);
             for model in 0..u32::try_from(self.models.len()).unwrap_or(u32::MAX) {
@@ -55,12 +55,12 @@ impl LocalityScheduler {
     }
 
     pub(super) fn gpu_lost(&mut self, gpu: GpuId, actions: &mut Vec<RequestAction>) {
-        if self.g(gpu.0).phase == Phase::Idle {
-            self.not_idle(gpu.0);
+        if self.g(gpu.number()).phase == Phase::Idle {
+            self.not_idle(gpu.number());
         }
-        for copy in self.g(gpu.0).copies.clone() {
+        for copy in self.g(gpu.number()).copies.clone() {
             if copy.is_cached() {
-                self.unfile_copy(gpu.0, &copy);
+                self.unfile_copy(gpu.number(), &copy);
             }
         }
         let Some(lost) = self.gpus[gpu.index()].take() else { return };

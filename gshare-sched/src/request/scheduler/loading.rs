@@ -4,8 +4,8 @@ use super::{Gpu, LocalityScheduler, Phase, Room, memory_share};
 use crate::request::CachePolicy;
 use crate::request::cache::{self, CopyState, ModelCopy};
 use crate::request::queue::Request;
-use gshare_core::request::{NodeId, RejectReason, RequestAction, Tier};
-use gshare_core::{BasisPoints, Duration, GpuId, ModelId};
+use gshare_core::request::{RejectReason, RequestAction, Tier};
+use gshare_core::{BasisPoints, Duration, GpuId, ModelId, NodeId};
 
 impl LocalityScheduler {
     pub(super) fn tier(&self, model: u32, gpu: &Gpu) -> Tier {
@@ -50,7 +50,7 @@ impl LocalityScheduler {
                 (density, copy.used)
             }),
         }?;
-        let worth = victims.iter().map(|model| self.worth(model.0, on)).fold(0, u64::saturating_add);
+        let worth = victims.iter().map(|model| self.worth(model.number(), on)).fold(0, u64::saturating_add);
         let surrendered = self.surrender(gpu, request.tenant, bytes, &victims)?;
         Some(Room { victims, surrendered, worth })
     }
@@ -79,7 +79,9 @@ impl LocalityScheduler {
             .g(gpu)
             .copies
             .iter()
-            .filter(|copy| copy.is_cached() && copy.owner == tenant && victims.contains(&ModelId(copy.model)))
+            .filter(|copy| {
+                copy.is_cached() && copy.owner == tenant && victims.contains(&ModelId::new(copy.model))
+            })
             .map(|copy| copy.bytes)
             .sum();
         let share = memory_share(known.limits.memory, self.memory);
@@ -90,7 +92,7 @@ impl LocalityScheduler {
             for copy in &on.copies {
                 let free =
                     copy.state == CopyState::Resident && copy.users == 0 && !on.pins.contains(&copy.model);
-                let goes_anyway = index == gpu && victims.contains(&ModelId(copy.model));
+                let goes_anyway = index == gpu && victims.contains(&ModelId::new(copy.model));
                 if copy.owner == tenant && free && !goes_anyway {
                     own.push((copy.used, index, copy.model, copy.bytes));
                 }
@@ -118,7 +120,7 @@ impl LocalityScheduler {
             copy.state = CopyState::Evicting;
         }
         self.stats.evictions += 1;
-        actions.push(RequestAction::Evict { gpu: GpuId(gpu), model: ModelId(model) });
+        actions.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(model) });
     }
 
     /// A request that is the GPU's waits for its model to be loaded there.
@@ -130,7 +132,7 @@ impl LocalityScheduler {
             self.evict(other, model, actions);
         }
         for victim in &room.victims {
-            self.evict(gpu, victim.0, actions);
+            self.evict(gpu, victim.number(), actions);
         }
         let bytes = self.m(model).bytes;
         let (load, infer) = (self.load_ns(model, self.g(gpu)), self.infer_ns(model, self.g(gpu).kind));
@@ -170,7 +172,12 @@ impl LocalityScheduler {
         on.free -= bytes;
         on.phase = Phase::Loading { model, from };
         let keep_on_host = self.host_copy(node, model, actions);
-        actions.push(RequestAction::Load { gpu: GpuId(gpu), model: ModelId(model), from, keep_on_host });
+        actions.push(RequestAction::Load {
+            gpu: GpuId::new(gpu),
+            model: ModelId::new(model),
+            from,
+            keep_on_host,
+        });
     }
 
     /// Notes a use of the node's copy of the model; true if a new one is to be kept there.
@@ -191,7 +198,7 @@ impl LocalityScheduler {
             let Some((&oldest, _)) = oldest else { return false };
             host.models.remove(&oldest);
             host.used -= self.models[oldest as usize].bytes;
-            actions.push(RequestAction::DropHost { node: NodeId(node), model: ModelId(oldest) });
+            actions.push(RequestAction::DropHost { node: NodeId::new(node), model: ModelId::new(oldest) });
         }
         host.used += bytes;
         host.models.insert(model, (self.uses, false));
@@ -213,7 +220,7 @@ impl LocalityScheduler {
             Some((_, false)) => {
                 host.models.remove(&model);
                 host.used -= bytes;
-                actions.push(RequestAction::DropHost { node: NodeId(node), model: ModelId(model) });
+                actions.push(RequestAction::DropHost { node: NodeId::new(node), model: ModelId::new(model) });
             }
             _ => {}
         }

@@ -2,8 +2,8 @@
 
 use super::{LocalityScheduler, Model, memory_share};
 use crate::request::queue::{By, NONE, Place, Request};
-use gshare_core::request::{RejectReason, RequestAction, RequestId, TenantId};
-use gshare_core::{BasisPoints, Duration, ModelId, Timestamp};
+use gshare_core::request::{RejectReason, RequestAction};
+use gshare_core::{BasisPoints, Duration, ModelId, RequestId, TenantId, Timestamp};
 
 impl LocalityScheduler {
     /// Takes a request out of the global queue because it was given to a GPU.
@@ -92,9 +92,9 @@ impl LocalityScheduler {
         let now = self.now;
         self.models[model.index()].asked = true;
         self.models[model.index()].recent.count(now);
-        let known = self.m(model.0);
+        let known = self.m(model.number());
         let fastest = known.costs.iter().map(|costs| costs.infer.mean()).min().unwrap_or(0);
-        let mut request = Request::new(id, model.0, tenant.0, now);
+        let mut request = Request::new(id, model.number(), tenant.number(), now);
         if let Some(longest) = self.config.max_wait {
             request.drop_at = now.saturating_add(longest);
         }
@@ -108,7 +108,7 @@ impl LocalityScheduler {
         }
         let (bytes, profiled, kinds) = (known.bytes, !known.costs.is_empty(), known.kinds);
         let (total, waits) = (self.memory, self.queue.known());
-        let t = self.tenants.get(tenant.0);
+        let t = self.tenants.get(tenant.number());
         let limited = t.limits.memory < BasisPoints::WHOLE && total > 0;
         let reason = if !profiled {
             Some(RejectReason::NotProfiled)
@@ -136,12 +136,12 @@ impl LocalityScheduler {
         }
         t.waiting += 1;
         let slot = self.queue.add(request);
-        self.tenants.get(tenant.0).held.push_back(slot);
+        self.tenants.get(tenant.number()).held.push_back(slot);
         if request.drop_at < Timestamp::MAX {
             self.drops.insert((request.drop_at, slot));
         }
-        self.tenants.stir(tenant.0);
-        self.stirred.push(tenant.0);
+        self.tenants.stir(tenant.number());
+        self.stirred.push(tenant.number());
     }
 
     /// The kinds of GPU that can serve a model: profiled, and not known to be too small.

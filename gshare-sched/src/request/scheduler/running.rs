@@ -75,9 +75,9 @@ impl LocalityScheduler {
         let uses = self.uses;
         for (index, &slot) in batch.iter().enumerate() {
             actions.push(RequestAction::Dispatch {
-                gpu: GpuId(gpu),
+                gpu: GpuId::new(gpu),
                 request: self.queue.get(slot).id,
-                model: ModelId(model),
+                model: ModelId::new(model),
                 batch_more: u16::try_from(batch.len() - 1 - index).unwrap_or(more),
             });
         }

@@ -2,14 +2,13 @@
 
 use super::{Host, Turn};
 use gshare_core::platform::{DeviceSpec, PlatformEvent};
-use gshare_core::scale::InstanceId;
-use gshare_core::{FunctionId, GpuId, Timestamp};
+use gshare_core::{FunctionId, GpuId, InstanceId, Timestamp};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// The words for a lost device.
 fn said(gpu: GpuId, why: &str) -> String {
-    format!("GPU {} is lost: {why}", gpu.0)
+    format!("GPU {} is lost: {why}", gpu.number())
 }
 
 impl Host {
@@ -46,7 +45,7 @@ impl Host {
     pub fn device_back(&mut self, now: Timestamp, gpu: GpuId, spec: &DeviceSpec) {
         let Some(why) = self.lost.remove(&gpu) else { return };
         self.last = self.last.max(now);
-        self.decided(format!("GPU {} is back", gpu.0));
+        self.decided(format!("GPU {} is back", gpu.number()));
         let said = said(gpu, &why);
         for of in self.versions.values_mut().filter(|of| of.problem.as_ref() == Some(&said)) {
             of.problem = None;

@@ -4,9 +4,7 @@ use super::{Host, Known, Request, Turn};
 use crate::api::ApiError;
 use axum::http::StatusCode;
 use gshare_core::platform::{PlatformEvent, Rejection};
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Duration, Timestamp};
+use gshare_core::{Duration, InstanceId, RequestId, Timestamp};
 use tokio::sync::mpsc::UnboundedSender;
 
 impl Host {
@@ -26,7 +24,7 @@ impl Host {
         if let Some(Known { problem: Some(why), hopeless: true, .. }) = self.versions.get(&function) {
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why.clone()));
         }
-        let request = RequestId(self.next_request);
+        let request = RequestId::new(self.next_request);
         self.next_request += 1;
         let kept = Request { name: name.to_owned(), turn, on: None, since: now, reached: false };
         self.requests.insert(request, kept);

@@ -28,9 +28,7 @@ use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
 use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
-use gshare_core::request::{RequestId, TenantId};
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, Timestamp};
+use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::manager::HookedProcess;
 use gshare_sched::platform::{FunctionStats, Platform};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -373,12 +371,12 @@ impl Known {
 /// Name of the process with this place in an instance.
 pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> String {
     match count {
-        1 => format!("{name}-{}", instance.0),
-        _ => format!("{name}-{}.{index}", instance.0),
+        1 => format!("{name}-{}", instance.number()),
+        _ => format!("{name}-{}.{index}", instance.number()),
     }
 }
 
 /// A tenant's number, by its place in the list of tenants; the first is 1, since 0 is who names none.
 pub fn tenant(place: usize) -> TenantId {
-    TenantId(u32::try_from(place + 1).unwrap_or(u32::MAX))
+    TenantId::new(u32::try_from(place + 1).unwrap_or(u32::MAX))
 }

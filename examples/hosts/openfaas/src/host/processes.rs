@@ -3,8 +3,7 @@
 use super::{Doing, Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
 use gshare_core::platform::{InstanceReport, Part, PlatformEvent};
-use gshare_core::scale::InstanceId;
-use gshare_core::{FunctionId, Timestamp};
+use gshare_core::{FunctionId, InstanceId, Timestamp};
 use gshare_runner::manager::HookedProcess;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -263,7 +262,7 @@ impl Host {
         let Some((_, number)) = client.rsplit_once('-') else { return };
         let number = number.split_once('.').map_or(number, |(number, _)| number);
         let Ok(number) = number.parse() else { return };
-        if let Some(known) = self.instances.get_mut(&InstanceId(number)) {
+        if let Some(known) = self.instances.get_mut(&InstanceId::new(number)) {
             known.gpu_ns.insert(client.to_owned(), ns);
         }
     }

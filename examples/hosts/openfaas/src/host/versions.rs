@@ -5,9 +5,9 @@ use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
 use gshare_core::platform::{FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::ProfileTable;
-use gshare_core::request::RequestId;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, Engine as _, FunctionId, GpuShare, Quota, QuotaRange, SmShare, Timestamp};
+use gshare_core::{
+    Bytes, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare, Timestamp,
+};
 use gshare_sched::platform::FunctionState;
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Host {
     }
 
     pub(super) fn add(&mut self, version: Version, measures: Option<(FunctionId, usize)>) -> FunctionId {
-        let id = FunctionId(self.next_function);
+        let id = FunctionId::new(self.next_function);
         self.next_function += 1;
         let version = Arc::new(version);
         let known = Known {

@@ -4,8 +4,7 @@ use super::{Doing, Host, Totals, Version, client};
 use crate::deployment::Wants;
 use gshare_core::platform::{Life, Part, PlatformAction, Work};
 use gshare_core::profile::ProfileTable;
-use gshare_core::scale::InstanceId;
-use gshare_core::{Bytes, FunctionId, Timestamp};
+use gshare_core::{Bytes, FunctionId, InstanceId, Timestamp};
 use gshare_sched::platform::FunctionStats;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -112,14 +111,14 @@ impl Host {
         };
         let of = |id: &InstanceId| {
             let function = self.instances.get(id).map(|known| name(&known.function));
-            format!("{} {}", function.unwrap_or_default(), id.0)
+            format!("{} {}", function.unwrap_or_default(), id.number())
         };
         let places = |parts: &[Part]| {
             let place = |part: &Part| match part.slice {
-                Some(slice) => format!("GPU {} slice {}", part.gpu.0, slice.start),
+                Some(slice) => format!("GPU {} slice {}", part.gpu.number(), slice.start),
                 None => format!(
                     "GPU {} with {} of the time, {} of the SMs",
-                    part.gpu.0,
+                    part.gpu.number(),
                     part.share.time(),
                     part.share.sm()
                 ),
@@ -133,7 +132,7 @@ impl Host {
             PlatformAction::Profile { function } => format!("{} is to be measured", name(function)),
             PlatformAction::Start { instance, function, parts, parked, .. } => {
                 let parked = if *parked { ", parked" } else { "" };
-                format!("{} {} starts on {}{parked}", name(function), instance.0, places(parts))
+                format!("{} {} starts on {}{parked}", name(function), instance.number(), places(parts))
             }
             PlatformAction::Park { instance } => format!("{} makes room for another function", of(instance)),
             PlatformAction::Unpark { instance, parts, .. } => {

@@ -2,10 +2,8 @@
 
 use super::filter;
 use crate::commands::pack::Policy;
-use gshare_core::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, PackerExt, Placed, Placement, Rectangle, RepackPlan,
-};
-use gshare_core::{GpuId, PlacementId};
+use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackerExt, Placed, Placement, Rectangle, RepackPlan};
+use gshare_core::{ConfigError, GpuId, PlacementId};
 use gshare_sched::pack::picture::{Diagnosis, diagnose};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::place::{DiluConfig, DiluPacker};
@@ -25,7 +23,7 @@ struct Config {
 }
 
 impl Config {
-    fn packer(&self) -> Result<Box<dyn PackerExt>, PackError> {
+    fn packer(&self) -> Result<Box<dyn PackerExt>, ConfigError> {
         Ok(match self.policy {
             Policy::MaxRects => Box::new(MaxRects::new(self.max_rects)),
             Policy::Dilu => Box::new(DiluPacker::new(self.dilu)?),

@@ -125,7 +125,7 @@ impl Row {
         match column {
             Column::Name => client.name.clone(),
             Column::Class => class(client),
-            Column::Gpu => client.gpu.0.to_string(),
+            Column::Gpu => client.gpu.number().to_string(),
             Column::Request => percent(client.quota_request),
             Column::Limit => percent(client.quota_limit),
             Column::Used => percent(self.used()),

@@ -1,0 +1,48 @@
+//! The error of every configuration.
+
+use core::fmt;
+use std::borrow::Cow;
+
+/// A value of a configuration that is out of its bounds.
+///
+/// ```
+/// use gshare_core::ConfigError;
+///
+/// let error = ConfigError::unless(0 > 0, "max_clients", 0, "need more than 0").unwrap_err();
+/// assert_eq!(error.to_string(), "max_clients is 0: need more than 0");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {bound}")]
+#[non_exhaustive]
+pub struct ConfigError {
+    /// The field; for an entry of a list with the name of the entry.
+    pub field: Cow<'static, str>,
+    /// Its value.
+    pub value: String,
+    /// The values that are allowed, in words.
+    pub bound: Cow<'static, str>,
+}
+
+impl ConfigError {
+    /// The error of a field that has this value.
+    pub fn new(
+        field: impl Into<Cow<'static, str>>,
+        value: impl fmt::Display,
+        bound: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { field: field.into(), value: value.to_string(), bound: bound.into() }
+    }
+
+    /// The error, unless the value is within its bounds.
+    ///
+    /// # Errors
+    /// When `within` is false.
+    pub fn unless(
+        within: bool,
+        field: impl Into<Cow<'static, str>>,
+        value: impl fmt::Display,
+        bound: impl Into<Cow<'static, str>>,
+    ) -> Result<(), Self> {
+        if within { Ok(()) } else { Err(Self::new(field, value, bound)) }
+    }
+}
