@@ -12,6 +12,7 @@ use gshare_core::request::TenantId;
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::confine::Limits;
+use gshare_runner::container::{ContainerError, Image};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -81,7 +82,9 @@ pub enum Wants {
 /// The plan of a deployment, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Program and arguments.
+    /// The container image that it runs in, where it names one.
+    pub image: Option<Image>,
+    /// Program and arguments; with an image they may be none, and then it runs what the image says.
     pub command: Vec<String>,
     /// Kind of work.
     pub wants: Wants,
@@ -129,7 +132,7 @@ impl Plan {
     ) -> Result<Self, ApiError> {
         check_name("service", &deployment.service)?;
         check_namespace(deployment.namespace.as_deref())?;
-        let command = command(deployment)?;
+        let (image, command) = command(deployment)?;
         let annotations = Annotations(deployment.annotations.iter().flatten().collect());
         annotations.known()?;
         let share = annotations.share()?;
@@ -148,6 +151,7 @@ impl Plan {
         let wants = annotations.wants(share, rate)?;
         let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
         Ok(Self {
+            image,
             command,
             concurrency,
             bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
@@ -162,6 +166,12 @@ impl Plan {
             limits: limits(deployment)?,
             wants,
         })
+    }
+
+    /// What is started, for people.
+    pub fn program(&self) -> String {
+        let program = self.command.first().cloned();
+        self.image.as_ref().map(Image::to_string).or(program).unwrap_or_default()
     }
 
     /// Whether load starts and stops instances.
@@ -224,11 +234,21 @@ fn bad(key: &str, value: &str, need: &str) -> ApiError {
     ApiError::bad(format!("annotations: {key}: `{value}`: {need}"))
 }
 
-fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
+/// The image that a deployment names, and its command: `envProcess`, or else `image` where that names a program.
+fn command(deployment: &FunctionDeployment) -> Result<(Option<Image>, Vec<String>), ApiError> {
+    let refused = |error: ContainerError| ApiError::bad(error.to_string());
+    let image = Image::named(&deployment.image).map_err(refused)?;
     let line = deployment.env_process.as_deref().filter(|line| !line.trim().is_empty());
-    let line = line.unwrap_or(&deployment.image);
+    let line = match (line, &image) {
+        (Some(line), _) => line,
+        (None, Some(_)) => "",
+        (None, None) => {
+            Image::refuse_short(&deployment.image).map_err(refused)?;
+            &deployment.image
+        }
+    };
     let command: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    if command.is_empty() {
+    if command.is_empty() && image.is_none() {
         return Err(ApiError::bad("envProcess, image: both are empty: need a program to start"));
     }
     for key in deployment.env_vars.iter().flatten().map(|(key, _)| key) {
@@ -247,7 +267,7 @@ fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
             )));
         }
     }
-    Ok(command)
+    Ok((image, command))
 }
 
 /// Units of Kubernetes' quantities, and Docker's `m` and `g`, which OpenFaaS's files have too.
