@@ -11,8 +11,8 @@
 //! 3. A container is looked after by a shell that holds a pipe from the host. When a byte comes in, or the host is gone, the shell
 //!    kills `podman run` and removes the container. The shell ends after the container, so that memory on a GPU is free then.
 //! 4. The hook is named in a read-only `/etc/ld.so.preload` of the container. The loader of musl does not read that file: a container of
-//!    Alpine starts, and runs without the hook, as it does with `LD_PRELOAD` not at all. The share is in `share.env` beside the hook, so that
-//!    a program that clears its environment keeps it.
+//!    Alpine starts, without the hook. With `LD_PRELOAD` it would not start. The share is in `share.env` beside the hook, so that a
+//!    program that clears its environment keeps it.
 //! 5. All containers have a label with the folder of their host. A host whose shells were killed as well finds them by that when it
 //!    starts again ([`Podman::sweep`]).
 //!
@@ -424,8 +424,11 @@ pub fn gpus() -> Vec<OsString> {
 
 fn gpus_in(specs: &[&Path], dev: &Path) -> Vec<OsString> {
     let files = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let named =
-        |file: PathBuf| std::fs::read_to_string(file).is_ok_and(|text| text.contains("nvidia.com/gpu"));
+    // YAML or JSON; specifications of others name the vendor's devices, too.
+    let named = |file: PathBuf| {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        text.replace([' ', '"', '\''], "").contains("kind:nvidia.com/gpu")
+    };
     if specs.iter().flat_map(|dir| files(dir)).any(named) {
         return vec!["nvidia.com/gpu=all".into()];
     }
@@ -612,7 +615,8 @@ mod tests {
         std::fs::create_dir(dev.join("other")).unwrap();
         assert_eq!(gpus_in(&[&cdi], &dev), [dev.join("nvidia-caps").into_os_string()]);
         std::fs::create_dir(&cdi).unwrap();
-        std::fs::write(cdi.join("other.yaml"), "kind: example.com/net\n").unwrap();
+        let other = r#"{"kind": "example.com/share", "note": "nvidia.com/gpu=0"}"#;
+        std::fs::write(cdi.join("other.json"), other).unwrap();
         assert_eq!(gpus_in(&[&cdi], &dev).len(), 1);
         std::fs::write(cdi.join("nvidia.yaml"), "kind: nvidia.com/gpu\n").unwrap();
         assert_eq!(gpus_in(&[&cdi], &dev), ["nvidia.com/gpu=all"]);

@@ -89,7 +89,10 @@ impl HookedProcess {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None, confined, container }),
             Err(errno) => {
-                let _ = container.as_ref().map_or_else(|| child.kill(), |container| Ok(container.end()));
+                match &container {
+                    Some(container) => container.end(),
+                    None => drop(child.kill()),
+                }
                 let _ = child.wait();
                 Err(errno.into())
             }
