@@ -538,6 +538,34 @@ mod tests {
     }
 
     #[test]
+    fn an_image_with_a_registry_is_run_and_any_other_is_a_name_or_a_program() {
+        let plan = |rest: &str| {
+            let body = format!(r#"{{"service":"f",{rest}}}"#);
+            let deployment: FunctionDeployment = serde_json::from_str(&body).unwrap();
+            let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message)?;
+            let image = plan.image.as_ref().map(Image::to_string);
+            Ok::<_, String>((image, plan.command.join(" "), plan.program()))
+        };
+        let image = || Some("localhost/f:1".to_owned());
+        let whole = |image: Option<String>, command: &str, program: &str| {
+            Ok((image, command.to_owned(), program.to_owned()))
+        };
+        assert_eq!(plan(r#""image":"localhost/f:1""#), whole(image(), "", "localhost/f:1"));
+        let command = r#""image":"localhost/f:1","envProcess":"python3 serve.py""#;
+        assert_eq!(plan(command), whole(image(), "python3 serve.py", "localhost/f:1"));
+        let named = r#""image":"resnet:1","envProcess":"/opt/serve -q""#;
+        assert_eq!(plan(named), whole(None, "/opt/serve -q", "/opt/serve"));
+        assert_eq!(plan(r#""image":"./a.b/run:1 -q""#), whole(None, "./a.b/run:1 -q", "./a.b/run:1"));
+        for (rest, part) in [
+            (r#""image":"functions/alpine:latest""#, "has a tag and no registry"),
+            (r#""image":"localhost/F""#, "`localhost` is read as a registry"),
+        ] {
+            let error = plan(rest).unwrap_err();
+            assert!(error.starts_with("image: `") && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
     fn a_deployment_says_what_it_gets_or_what_it_wants() {
         let given = plan(
             r#""annotations":{"fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_quota_limit":"0.8",
