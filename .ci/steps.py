@@ -67,16 +67,18 @@ def etcd():
         run(sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLS, ETCD)
 
 
-def browser():
-    """Chromium for the test of the host's page, from the distribution. Without one that test says that it was skipped."""
-    if shutil.which("chromium") or os.geteuid() or not shutil.which("apt-get"):
+def programs():
+    """Chromium for the test of the host's page and podman for that of functions in images, from the distribution. Without one its test
+    says that it was skipped."""
+    missing = [name for name in ("chromium", "podman") if not shutil.which(name)]
+    if not missing or os.geteuid() or not shutil.which("apt-get"):
         return
-    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
+    for command in (["update", "-qq"], *(["install", "-y", "-qq", name] for name in missing)):
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=240, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
+            environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+            subprocess.run(["apt-get", *command], check=True, capture_output=True, timeout=240, env=environment)
         except (subprocess.SubprocessError, OSError) as error:
-            print(f"no chromium, the page is not tested: {error}", flush=True)
-            return
+            print(f"not installed, so what needs it is not tested: {error}", flush=True)
 
 
 def format():
@@ -118,7 +120,7 @@ RUN_NOT_MEASURED = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_C
 def tests():
     """The command that README.md gives for the tests."""
     etcd()
-    browser()
+    programs()
     run("cargo", "test", "--workspace")
 
 

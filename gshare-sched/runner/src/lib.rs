@@ -9,6 +9,7 @@
 //! | [`manager`] | model processes of a node: loaded, fed and evicted as a request scheduler orders (GPU-enabled FaaS) |
 //! | [`pipeline`] | functions that run as pipelines, a process per stage (FluidFaaS) |
 //! | [`channel`] | large messages from one stage of a pipeline to the next, in shared memory |
+//! | [`container`] | processes in containers of OCI images, by podman |
 //! | [`confine`] | processes as another user, in cgroups of their own |
 //! | [`libraries`] | where the hook and the simulated driver are |
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
@@ -16,6 +17,7 @@
 #[cfg(not(loom))]
 pub mod channel;
 pub mod confine;
+pub mod container;
 pub mod libraries;
 pub mod manager;
 #[cfg(not(loom))]

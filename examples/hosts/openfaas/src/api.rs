@@ -60,7 +60,7 @@ type Map = Option<BTreeMap<String, String>>;
 pub struct FunctionDeployment {
     /// Its name.
     pub service: String,
-    /// Shown; and the program, if there is no `envProcess`.
+    /// A container image, where it names a registry; else shown, and the program, if there is no `envProcess`.
     #[serde(default)]
     pub image: String,
     /// [`NAMESPACE`], or none.
@@ -84,13 +84,13 @@ pub struct FunctionDeployment {
     /// Wishes and shares of the function, see [`super::deployment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
-    /// `memory` and `cpu` are enforced where the host has a folder for cgroups; else kept and shown.
+    /// `memory` and `cpu` are enforced in containers, and where the host has a folder for cgroups; else kept and shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Map,
     /// Kept and shown; not enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Map,
-    /// Kept and shown; not enforced.
+    /// Enforced in containers; else kept and shown.
     #[serde(default)]
     pub read_only_root_filesystem: bool,
 }

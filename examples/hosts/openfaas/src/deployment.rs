@@ -11,6 +11,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare, TenantId};
 use gshare_runner::confine::Limits;
+use gshare_runner::container::{ContainerError, Image};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -80,7 +81,9 @@ pub enum Wants {
 /// The plan of a deployment, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Program and arguments.
+    /// The container image that it runs in, where it names one.
+    pub image: Option<Image>,
+    /// Program and arguments; with an image they may be none, and then it runs what the image says.
     pub command: Vec<String>,
     /// Kind of work.
     pub wants: Wants,
@@ -128,7 +131,7 @@ impl Plan {
     ) -> Result<Self, ApiError> {
         check_name("service", &deployment.service)?;
         check_namespace(deployment.namespace.as_deref())?;
-        let command = command(deployment)?;
+        let (image, command) = command(deployment)?;
         let annotations = Annotations(deployment.annotations.iter().flatten().collect());
         annotations.known()?;
         let share = annotations.share()?;
@@ -147,6 +150,7 @@ impl Plan {
         let wants = annotations.wants(share, rate)?;
         let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
         Ok(Self {
+            image,
             command,
             concurrency,
             bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
@@ -161,6 +165,12 @@ impl Plan {
             limits: limits(deployment)?,
             wants,
         })
+    }
+
+    /// What is started, for people.
+    pub fn program(&self) -> String {
+        let program = self.command.first().cloned();
+        self.image.as_ref().map(Image::to_string).or(program).unwrap_or_default()
     }
 
     /// Whether load starts and stops instances.
@@ -223,11 +233,21 @@ fn bad(key: &str, value: &str, need: &str) -> ApiError {
     ApiError::bad(format!("annotations: {key}: `{value}`: {need}"))
 }
 
-fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
+/// The image that a deployment names, and its command: `envProcess`, or else `image` where that names a program.
+fn command(deployment: &FunctionDeployment) -> Result<(Option<Image>, Vec<String>), ApiError> {
+    let refused = |error: ContainerError| ApiError::bad(error.to_string());
+    let image = Image::named(&deployment.image).map_err(refused)?;
     let line = deployment.env_process.as_deref().filter(|line| !line.trim().is_empty());
-    let line = line.unwrap_or(&deployment.image);
+    let line = match (line, &image) {
+        (Some(line), _) => line,
+        (None, Some(_)) => "",
+        (None, None) => {
+            Image::refuse_short(&deployment.image).map_err(refused)?;
+            &deployment.image
+        }
+    };
     let command: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    if command.is_empty() {
+    if command.is_empty() && image.is_none() {
         return Err(ApiError::bad("envProcess, image: both are empty: need a program to start"));
     }
     for key in deployment.env_vars.iter().flatten().map(|(key, _)| key) {
@@ -246,7 +266,7 @@ fn command(deployment: &FunctionDeployment) -> Result<Vec<String>, ApiError> {
             )));
         }
     }
-    Ok(command)
+    Ok((image, command))
 }
 
 /// Units of Kubernetes' quantities, and Docker's `m` and `g`, which OpenFaaS's files have too.
@@ -513,6 +533,34 @@ mod tests {
         ] {
             let error = plan(rest).unwrap_err();
             assert!(error.contains(field), "{rest}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_image_with_a_registry_is_run_and_any_other_is_a_name_or_a_program() {
+        let plan = |rest: &str| {
+            let body = format!(r#"{{"service":"f",{rest}}}"#);
+            let deployment: FunctionDeployment = serde_json::from_str(&body).unwrap();
+            let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message)?;
+            let image = plan.image.as_ref().map(Image::to_string);
+            Ok::<_, String>((image, plan.command.join(" "), plan.program()))
+        };
+        let image = || Some("localhost/f:1".to_owned());
+        let whole = |image: Option<String>, command: &str, program: &str| {
+            Ok((image, command.to_owned(), program.to_owned()))
+        };
+        assert_eq!(plan(r#""image":"localhost/f:1""#), whole(image(), "", "localhost/f:1"));
+        let command = r#""image":"localhost/f:1","envProcess":"python3 serve.py""#;
+        assert_eq!(plan(command), whole(image(), "python3 serve.py", "localhost/f:1"));
+        let named = r#""image":"resnet:1","envProcess":"/opt/serve -q""#;
+        assert_eq!(plan(named), whole(None, "/opt/serve -q", "/opt/serve"));
+        assert_eq!(plan(r#""image":"./a.b/run:1 -q""#), whole(None, "./a.b/run:1 -q", "./a.b/run:1"));
+        for (rest, part) in [
+            (r#""image":"functions/alpine:latest""#, "has a tag and no registry"),
+            (r#""image":"localhost/F""#, "`localhost` is read as a registry"),
+        ] {
+            let error = plan(rest).unwrap_err();
+            assert!(error.starts_with("image: `") && error.contains(part), "{error}");
         }
     }
 

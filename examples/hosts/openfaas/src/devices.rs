@@ -9,6 +9,7 @@ use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId, ProfileId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
+use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth};
 use std::collections::BTreeMap;
@@ -120,6 +121,16 @@ impl Device {
     pub fn for_part(&self, part: &Part) -> (&str, &[(OsString, OsString)]) {
         let slice = part.slice.and_then(|at| self.slices.iter().find(|(place, _)| *place == at));
         (slice.map_or(&self.uuid, |(_, uuid)| uuid), &self.environment)
+    }
+
+    /// Files of a simulated device that a container of this part sees: the folder of its driver, and the device's own file.
+    pub fn mounts(&self, part: &Part) -> Vec<Mount> {
+        let (_, environment) = self.for_part(part);
+        let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        // The driver's folder comes first in the list of folders, before those of this host's own environment.
+        let folders = value("LD_LIBRARY_PATH").into_iter().flat_map(std::env::split_paths).take(1);
+        let file = value("GSHARE_SIM_DEVICE").map(|file| Mount { writable: true, ..Mount::read(file) });
+        folders.map(Mount::read).chain(file).collect()
     }
 
     /// The UUIDs that the node's daemon may know it by: of the GPU, or of its MIG devices.

@@ -15,7 +15,8 @@
 //!
 //! # What a function is
 //! Any program that serves plain HTTP on `127.0.0.1:$PORT`, like a function of of-watchdog's HTTP mode. It is ready when
-//! it takes connections, so it loads its model before it listens. Its command line is `envProcess`, or else `image`.
+//! it takes connections, so it loads its model before it listens. Its command line is `envProcess`, or else `image`. Where `image` names a
+//! container image ([`images`]), podman runs it, and `envProcess` is the command in it.
 //! What it prints is its log; its secrets are files in `$secret_mount_path`. A training job serves nothing: it gets torchrun's
 //! variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and is done when all of its workers have ended well. A stage
 //! of a pipeline is the same program with `$GSHARE_COMPONENTS`; the answer of one stage is the request to the next.
@@ -60,8 +61,8 @@
 //!   secrets, measurements and numbers of replicas; calls that waited in `/async-function` are lost.
 //!
 //! # Limits
-//! One namespace. Functions run as the provider's user: a client that may deploy may run any program as that user. `image` is no
-//! container image. Limits of CPU and memory are enforced where
+//! One namespace. Functions run as the provider's user: a client that may deploy may run any program as that user. Limits of CPU and
+//! memory are enforced in containers, and where
 //! there is a folder for cgroups (`--cgroups`), else kept and shown. A client that leaves frees its place, though
 //! the instance may still work on what was asked; the next request then waits there. A port is free when it is chosen;
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
@@ -72,6 +73,7 @@ pub mod deployment;
 pub mod devices;
 pub mod guard;
 pub mod host;
+pub mod images;
 pub mod later;
 pub mod logs;
 pub mod metrics;
@@ -92,6 +94,7 @@ use gshare_core::request::TenantLimits;
 use gshare_core::{Bytes, Duration, TenantId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
+use gshare_runner::container::Podman;
 use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::Hook;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings};
@@ -326,8 +329,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         };
         hook = Some(Hook { preload: HOOK.find()?, socket });
     }
-    let mps = || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
-    let partitioned = devices.simulated || mps();
+    let mps = || gshared::mps::Mps::find().filter(|mps| mps.is_running());
+    let mps = if devices.simulated { None } else { mps().map(|mps| mps.pipe_dir().to_owned()) };
+    let partitioned = devices.simulated || mps.is_some();
     let said = match (options.no_gpu, devices.simulated) {
         (true, _) => "no GPU".to_owned(),
         (false, simulated) => {
@@ -357,7 +361,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         // A host that was killed could not remove its own.
         gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
     }
-    let runner = Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups };
+    let podman = Podman::find(state.join("containers"));
+    if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
+        eprintln!("openfaas: containers of an earlier host: {error}");
+    }
+    let runner =
+        Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups, podman, mps };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });

@@ -13,12 +13,14 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::platform::{Part, Regime};
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
+use gshare_runner::container::Podman;
 use gshare_runner::manager::{Hook, HookedProcess};
 use gshare_sched::platform::Platform;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -53,6 +55,10 @@ pub struct Runner {
     pub user: Option<User>,
     /// Folder below which each process gets a cgroup.
     pub cgroups: Option<std::path::PathBuf>,
+    /// Podman, for functions in images; none where there is no podman.
+    pub podman: Option<Podman>,
+    /// Pipes of MPS, where real devices are partitioned.
+    pub mps: Option<std::path::PathBuf>,
 }
 
 /// Functions and instances of this node.
@@ -211,14 +217,34 @@ impl Node {
         }
     }
 
-    /// The command of a process of an instance, with its environment; it is to listen at `port`.
+    /// Starts a process of an instance under this name, as a program or in a container; it is to listen at `port`.
     ///
     /// # Errors
-    /// When its secrets cannot be laid out.
-    pub fn command(&self, launch: &Launch, part: &Part, port: u16) -> io::Result<Command> {
+    /// When it cannot be started, or its secrets or its cgroup cannot be made.
+    pub fn process(&self, launch: &Launch, part: &Part, port: u16, name: &str) -> io::Result<HookedProcess> {
+        let (plan, run) = (&launch.version.plan, gshare_runner::new_run()?);
+        if let Some(image) = &plan.image {
+            return super::images::start(self, image, launch, part, port, (name, run));
+        }
+        let mut words = plan.command.iter();
+        let mut command = Command::new(words.next().map_or("", String::as_str));
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let secrets = self.store.mount(&launch.version.deployment, self.runner.user)?;
+        self.environment(&mut command, launch, part, port, &secrets);
+        let confined = self.confined(launch, name, run)?;
+        HookedProcess::start_confined(command, name, run, self.hook(launch), confined)
+    }
+
+    /// Gives a command the environment of a process of an instance that is to listen at `port`.
+    pub(super) fn environment(
+        &self,
+        command: &mut Command,
+        launch: &Launch,
+        part: &Part,
+        port: u16,
+        secrets: &Path,
+    ) {
         let (plan, deployment) = (&launch.version.plan, &launch.version.deployment);
-        let mut command = Command::new(&plan.command[0]);
-        command.args(&plan.command[1..]).stdin(Stdio::null());
         let no_gpu = matches!(plan.wants, Wants::NoGpu { .. });
         if let Some(device) = self.runner.devices.all.get(&part.gpu).filter(|_| !no_gpu) {
             let (visible, environment) = device.for_part(part);
@@ -227,7 +253,7 @@ impl Node {
         }
         command.envs(deployment.env_vars.iter().flatten());
         command.env("PORT", port.to_string());
-        command.env("secret_mount_path", self.store.mount(deployment, self.runner.user)?);
+        command.env("secret_mount_path", secrets);
         command.env("OPENFAAS_NAME", &deployment.service);
         if let Some(model) = &plan.model {
             command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
@@ -263,7 +289,6 @@ impl Node {
                 command.env("GSHARE_CLASS", class.to_string());
             }
         }
-        Ok(command)
     }
 
     /// The time of its device that a process is to have. Processes on a MIG device or a GPU that serves one request at a time
@@ -282,7 +307,7 @@ impl Node {
     ///
     /// # Errors
     /// When its cgroup cannot be made.
-    pub fn confined(&self, launch: &Launch, instance: &str, run: RunId) -> io::Result<Confined> {
+    fn confined(&self, launch: &Launch, instance: &str, run: RunId) -> io::Result<Confined> {
         let limits = launch.version.plan.limits;
         let make = |below: &std::path::PathBuf| {
             // One folder: names of instances have parts.
@@ -467,7 +492,7 @@ fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
             tokio::spawn(attend(Arc::clone(node), launch.clone(), name, instance, process, port));
         }
         Err(error) => {
-            let why = format!("does not start: {}: {error}", launch.version.plan.command[0]);
+            let why = format!("does not start: {}: {error}", launch.version.plan.program());
             node.logs.add(&name, &instance, why.clone());
             node.host().failed(node.now(), launch.instance, launch.index, why);
         }
@@ -477,11 +502,7 @@ fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
 fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProcess, u16)> {
     // Free now, and most likely when the process asks for it: ports are given in turn.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    let mut command = node.command(launch, launch.part(), port)?;
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let run = gshare_runner::new_run()?;
-    let confined = node.confined(launch, instance, run)?;
-    Ok((HookedProcess::start_confined(command, instance, run, node.hook(launch), confined)?, port))
+    Ok((node.process(launch, launch.part(), port, instance)?, port))
 }
 
 /// Runs the trials of a function in a thread of their own.

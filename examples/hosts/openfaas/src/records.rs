@@ -202,22 +202,29 @@ impl Store {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => std::fs::create_dir_all(&dir)?,
         }
-        let secrets = std::fs::canonicalize(&self.secrets)?;
-        for name in deployment.secrets.iter().flatten() {
-            let (secret, place) = (secrets.join(name), dir.join(name));
-            match user {
-                None => std::os::unix::fs::symlink(secret, place)?,
-                // The folder of all secrets is closed to another user: this one gets its own, to read only.
-                Some(user) => {
-                    std::fs::copy(secret, &place)?;
-                    give(&place, user, 0o400)?;
-                }
+        let Some(user) = user else {
+            let secrets = std::fs::canonicalize(&self.secrets)?;
+            for name in deployment.secrets.iter().flatten() {
+                std::os::unix::fs::symlink(secrets.join(name), dir.join(name))?;
             }
-        }
-        if let Some(user) = user {
-            give(&dir, user, 0o500)?;
-        }
+            return dir.canonicalize();
+        };
+        // The folder of all secrets is closed to another user: this one gets its own, to read only.
+        self.copy_secrets(deployment, &dir, user)?;
         dir.canonicalize()
+    }
+
+    /// Copies a function's secrets into a folder that is there, and makes it and them a user's, to read only.
+    ///
+    /// # Errors
+    /// When one cannot be copied, or is not ours to give.
+    pub fn copy_secrets(&self, deployment: &FunctionDeployment, dir: &Path, user: User) -> io::Result<()> {
+        for name in deployment.secrets.iter().flatten() {
+            let place = dir.join(name);
+            std::fs::copy(self.secrets.join(name), &place)?;
+            give(&place, user, 0o400)?;
+        }
+        give(dir, user, 0o500)
     }
 }
 

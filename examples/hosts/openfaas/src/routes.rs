@@ -19,6 +19,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use gshare_core::TenantId;
+use gshare_runner::container::ContainerError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -77,7 +78,14 @@ impl App {
     /// # Errors
     /// 400 that names the field.
     pub fn plan(&self, deployment: &FunctionDeployment) -> Result<Plan, ApiError> {
-        Plan::of(deployment, &self.tenants)
+        let plan = Plan::of(deployment, &self.tenants)?;
+        match &plan.image {
+            Some(image) if self.node.runner.podman.is_none() => {
+                let error = ContainerError::NoPodman { image: image.clone() };
+                Err(ApiError::bad(error.to_string()))
+            }
+            _ => Ok(plan),
+        }
     }
 
     /// Takes what was measured of the same program before.

@@ -21,7 +21,6 @@ use gshare_runner::manager::HookedProcess;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -82,7 +81,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         let node = weak.upgrade().ok_or("the host ends")?;
         let part = Part { share: narrowed(whole, setting)?, ..*of.part() };
         start(&node, &of, &part, port)
-            .map_err(|error| format!("does not start: {}: {error}", of.version.plan.command[0]))
+            .map_err(|error| format!("does not start: {}: {error}", of.version.plan.program()))
     });
     let tell = |text: String| {
         if let Some(node) = node.upgrade() {
@@ -141,11 +140,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
 fn start(node: &Arc<Node>, launch: &Launch, part: &Part, port: u16) -> io::Result<Trial> {
     let service = &launch.version.deployment.service;
     let name = client(service, launch.instance, 0, 1);
-    let mut command = node.command(launch, part, port)?;
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let run = gshare_runner::new_run()?;
-    let confined = node.confined(launch, &name, run)?;
-    let mut process = HookedProcess::start_confined(command, &name, run, node.hook(launch), confined)?;
+    let mut process = node.process(launch, part, port, &name)?;
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
     for pipe in pipes.into_iter().flatten() {

@@ -3,6 +3,7 @@
 
 use super::{Hook, Program};
 use crate::confine::{Confined, enter};
+use crate::container::Lifeline;
 use gshare_core::RunId;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -16,7 +17,8 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
-/// A process under the hook that ends with the thread that started it. Dropping it kills it and whatever it started.
+/// A process under the hook that ends with the thread that started it, or a container that ends with this process. Dropping it kills it
+/// and whatever it started.
 #[derive(Debug)]
 pub struct HookedProcess {
     child: Child,
@@ -24,6 +26,8 @@ pub struct HookedProcess {
     reaped: bool,
     status: Option<ExitStatus>,
     confined: Confined,
+    /// For a container, whose shell is `child`.
+    container: Option<Lifeline>,
 }
 
 impl HookedProcess {
@@ -73,20 +77,31 @@ impl HookedProcess {
         };
         // SAFETY: three system calls; nothing is allocated and no lock is taken between fork and exec.
         unsafe { command.pre_exec(die_with_parent) };
-        let mut child = command.spawn()?;
+        Self::of(command.spawn()?, confined, None)
+    }
+
+    /// A container, by the shell that looks after it.
+    pub(crate) fn of_container(child: Child, container: Lifeline) -> io::Result<Self> {
+        Self::of(child, Confined::default(), Some(container))
+    }
+
+    fn of(mut child: Child, confined: Confined, container: Option<Lifeline>) -> io::Result<Self> {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None, confined }),
+            Ok(pidfd) => Ok(Self { child, pidfd, reaped: false, status: None, confined, container }),
             Err(errno) => {
-                let _ = child.kill();
+                match &container {
+                    Some(container) => container.end(),
+                    None => drop(child.kill()),
+                }
                 let _ = child.wait();
                 Err(errno.into())
             }
         }
     }
 
-    /// Its number.
+    /// Its number; of a container that of its first process, once there is one.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.container.as_ref().and_then(Lifeline::pid).unwrap_or_else(|| self.child.id())
     }
 
     /// Readable once it has ended.
@@ -99,8 +114,11 @@ impl HookedProcess {
         (self.child.stdout.take(), self.child.stderr.take())
     }
 
-    /// Kills it and whatever it started: its process group, and its cgroup where it has one.
+    /// Kills it and whatever it started: its process group, and its cgroup where it has one. A container is gone some time later.
     pub fn kill(&self) {
+        if let Some(container) = &self.container {
+            return container.end();
+        }
         if let Some(cgroup) = &self.confined.cgroup {
             cgroup.kill();
         }
