@@ -391,10 +391,10 @@ impl LocalityScheduler {
                 }
             }
             RequestEvent::Loaded { gpu, model, took } => {
-                self.loaded(gpu.number(), model.number(), took, actions)
+                self.loaded(gpu.number(), model.number(), took, actions);
             }
             RequestEvent::LoadFailed { gpu, model } => {
-                self.load_failed(gpu.number(), model.number(), actions)
+                self.load_failed(gpu.number(), model.number(), actions);
             }
             RequestEvent::Dropped { gpu, model } => {
                 // One in use is found out, and loaded again, when it is needed. The report may be old, so the model may be
