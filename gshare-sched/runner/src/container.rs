@@ -7,7 +7,7 @@
 //!
 //! # What is done
 //! 1. [`Image::named`] decides which texts name an image.
-//! 2. [`Container::arguments`] makes the arguments of `podman run`. Pure.
+//! 2. `Container::arguments` makes the arguments of `podman run`. Pure.
 //! 3. A container is looked after by a shell that holds a pipe from the host. When a byte comes in, or the host is gone, the shell
 //!    kills `podman run` and removes the container. The shell ends after the container, so that memory on a GPU is free then.
 //! 4. The hook is named in a read-only `/etc/ld.so.preload` of the container. The loader of musl does not read that file: a container of
