@@ -26,7 +26,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Folders in which cargo's profiles lie, at most two levels deep.
-TARGETS = ("target", "target/loom", "target/package", "fuzz/target")
+TARGETS = ("target", "target/loom", "target/msrv", "target/package", "fuzz/target")
 # Folders that are not cargo's and are kept whole.
 TOOLS = ("target/tools", "target/package/tools")
 # Inputs that reached new code: each run of the fuzz targets goes on from them.

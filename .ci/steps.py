@@ -194,6 +194,20 @@ def powerset():
             run("cargo", "check", "--quiet", f"-p={name}", "--no-default-features", f"--features={','.join(chosen)}")
 
 
+def msrv():
+    """Crates that embedders build, with the oldest compiler that their manifests name."""
+    argv = ["cargo", "metadata", "--format-version=1", "--no-deps"]
+    packages = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)["packages"]
+    versions = sorted({package["rust_version"] for package in packages}, key=lambda text: [int(part) for part in text.split(".")])
+    oldest = versions[0]
+    install = ["rustup", "toolchain", "install", oldest, "--profile", "minimal", "--no-self-update"]
+    if not works("cargo", f"+{oldest}", "--version") and not works(*install):
+        print(f"NOT CHECKED: no Rust {oldest} can be had here")
+        return
+    names = [f"-p={package['name']}" for package in packages if package["rust_version"] == oldest]
+    run("cargo", f"+{oldest}", "check", "--all-features", *names, "--target-dir", "target/msrv")
+
+
 def package():
     """What is shipped: the hook for an old C library, archives of all of it, each tried in an empty root, and the crates."""
     run(*BUILD_TESTS)
@@ -294,14 +308,14 @@ def quick_tests():
         etcd()
     if own:
         run("cargo", "test", *(f"-p={name}" for name in own))
-    skipped = "docs, benches, simulation, commands, python, frameworks, header, powerset, package, loom, fuzz"
+    skipped = "docs, benches, simulation, commands, python, frameworks, header, powerset, msrv, package, loom, fuzz"
     print(f"tested: {' '.join(own) or 'nothing changed'}\nnot run: tests of {' '.join(dependents) or 'no others'}; {skipped}")
 
 
 # Steps in which time passes, or that use what those have built, run one after the other.
 ALONE = [format, rules, header, lints, tests, benches, simulation, commands, python, frameworks]
 # The last ones are compilers' work in two build folders, which cargo lets run side by side: neither fills two CPUs by itself.
-LANES = [[docs, powerset, package], [loom, fuzz]]
+LANES = [[docs, powerset, package], [msrv, loom, fuzz]]
 ALL = [*ALONE, *itertools.chain(*LANES)]
 QUICK = [format, rules, lints, quick_tests]
 STEPS = {step.__name__: step for step in [*ALL, quick_tests]}

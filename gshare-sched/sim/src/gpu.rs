@@ -138,10 +138,8 @@ impl VirtualGpu {
         heads.sort_unstable();
         for (_, client) in heads {
             let Some(queue) = self.queues.get_mut(&client) else { continue };
-            let Some((_, kernel)) = queue.pop_front_if(|(_, head)| busy + u32::from(head.sm.get()) <= whole)
-            else {
-                continue;
-            };
+            let fits = queue.front().is_some_and(|(_, head)| busy + u32::from(head.sm.get()) <= whole);
+            let Some((_, kernel)) = fits.then(|| queue.pop_front()).flatten() else { continue };
             if queue.is_empty() {
                 self.queues.remove(&client);
             }

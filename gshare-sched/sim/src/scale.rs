@@ -123,7 +123,8 @@ impl SharedGpu {
         while let Some(end) = self.next_end().filter(|end| *end <= now) {
             self.run(end);
             for (number, lane) in self.lanes.iter_mut().enumerate() {
-                let Some(kernel) = lane.queue.pop_front_if(|_| lane.left == 0) else { continue };
+                let over = lane.left == 0;
+                let Some(kernel) = over.then(|| lane.queue.pop_front()).flatten() else { continue };
                 lane.queued = lane.queued.saturating_sub(kernel.duration);
                 lane.left = lane.queue.front().map_or(0, LaneKernel::work);
                 ended.push(LaneEnd { lane: number, kernel, ended: end });
