@@ -223,7 +223,6 @@ pub enum RequestEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum RequestAction {
     /// End the model's process on the GPU; answer with `Evicted`.
     Evict {

@@ -222,7 +222,6 @@ impl fmt::Display for ScaleState {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum VerticalAction {
     /// From now on the client may launch `tokens` per period. Carry the actions out in their order: what shrinks comes
     /// before what grows, so that no more than `MaxTokens` are out at any instant.
@@ -541,7 +540,6 @@ pub enum HorizontalEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum HorizontalAction {
     /// Start an instance.
     Start {

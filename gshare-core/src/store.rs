@@ -303,7 +303,6 @@ pub enum StoreEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum StoreAction {
     /// Take memory and load the model into it; answer with `Loaded` or `LoadFailed`.
     Load {

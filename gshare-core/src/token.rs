@@ -118,7 +118,6 @@ pub enum TokenEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum TokenAction {
     /// Let the client launch.
     Grant {

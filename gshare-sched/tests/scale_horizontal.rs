@@ -604,7 +604,6 @@ fn named(actions: &[HorizontalAction]) -> Vec<String> {
         HorizontalAction::Drain { instance } => format!("drain {}", instance.number()),
         HorizontalAction::Stop { instance, .. } => format!("stop {}", instance.number()),
         HorizontalAction::Unmet { rate, .. } => format!("unmet {}", rate.as_milli() / 1_000),
-        ref other => format!("{other:?}"),
     };
     actions.iter().map(name).collect()
 }
@@ -695,7 +694,6 @@ proptest! {
                         serving.retain(|(id, _)| *id != instance);
                     }
                     HorizontalAction::Unmet { rate, .. } => unmet = rate.as_milli(),
-                    _ => {}
                 }
             }
             let capacity: u64 = serving.iter().map(|(_, rate)| rate).sum();

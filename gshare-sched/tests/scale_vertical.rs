@@ -72,7 +72,6 @@ impl Bench {
                 VerticalAction::StateChanged { gpu, state } => {
                     self.states.insert(gpu, state);
                 }
-                _ => {}
             }
         }
         if let VerticalEvent::ClientLeft { client } = event {

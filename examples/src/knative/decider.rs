@@ -257,7 +257,6 @@ impl Decider {
                         self.ready.retain(|other| *other != instance);
                     }
                     HorizontalAction::Unmet { rate, .. } => self.unmet = rate,
-                    _ => {}
                 }
             }
         }

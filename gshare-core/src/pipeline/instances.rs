@@ -227,7 +227,6 @@ pub enum InstanceReason {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum InstanceAction {
     /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
     Start {

@@ -124,7 +124,6 @@ pub enum RouteEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum RouteAction {
     /// Run the request there (a shared instance that is not resident is loaded first); answer with `Completed`.
     Dispatch {

@@ -498,7 +498,6 @@ impl Core {
                     events.push_back((StoreEvent::EvictAsked { client, ticket, model, forget: true }, None));
                 }
             }
-            _ => {}
         }
     }
 

@@ -399,7 +399,6 @@ impl Metrics {
             }
             TokenAction::Revoke { .. } => drop(self.revokes.inc()),
             TokenAction::Throttle { .. } => drop(self.throttles.inc()),
-            _ => {}
         }
     }
 }

@@ -659,7 +659,8 @@ impl Daemon {
                         reply.send(self.snapshot(now));
                     }
                 }
-                _ => {}
+                // Journal and metrics have seen it.
+                NodeAction::Note(_) => {}
             }
         }
         self.actions.clear();

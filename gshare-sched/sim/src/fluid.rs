@@ -466,7 +466,6 @@ where
                 self.keep(node_of(instance), InstanceEvent::Drained { instance: local(instance) });
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 
@@ -792,7 +791,6 @@ where
                 count("unmet");
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 

@@ -63,7 +63,6 @@ pub enum NodeEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum NodeAction {
     /// Send a frame.
     Send {

@@ -260,7 +260,6 @@ impl Node {
                 TokenAction::Revoke { client: tenant, .. } => {
                     more.push(TokenEvent::TokenRequested { client: tenant });
                 }
-                _ => {}
             }
         }
     }

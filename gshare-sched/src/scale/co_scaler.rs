@@ -46,7 +46,6 @@ pub enum CoScaleEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum CoScaleAction {
     /// On a GPU.
     Vertical(VerticalAction),

@@ -358,7 +358,6 @@ impl Replayer {
                 }
             }
             TokenAction::Throttle { .. } => self.run.throttles += 1,
-            _ => {}
         }
     }
 

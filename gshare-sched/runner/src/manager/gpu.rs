@@ -262,7 +262,6 @@ impl GpuManager {
                 self.reports.push(Report::DropHost { model });
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 

@@ -423,7 +423,8 @@ impl Desk {
                 }
             }
             RequestAction::Reject { request, reason } => self.end(request, Refused::Rejected(reason)),
-            _ => {}
+            // The manager below does all of these.
+            RequestAction::Evict { .. } | RequestAction::Load { .. } | RequestAction::DropHost { .. } => {}
         }
         if let Err(error) = self.manager.order(now, action) {
             // Only of a GPU that was taken away in this very moment, which the scheduler is about to hear.

@@ -157,7 +157,6 @@ fn action_line(action: &TokenAction) -> String {
         }
         TokenAction::Revoke { client, lease, reason } => format!("revoke {client} {lease}: {reason:?}"),
         TokenAction::Throttle { client, until, .. } => format!("throttle {client} until {until}"),
-        other => format!("{other:?}"),
     }
 }
 

@@ -44,7 +44,6 @@ impl FractionalPool {
                     self.stop(instance, cause, actions);
                 }
                 HorizontalAction::Unmet { function, .. } => actions.push(PoolAction::Unmet { function }),
-                _ => {}
             }
         }
     }

@@ -101,7 +101,6 @@ impl SlicedPool {
             InstanceAction::Unmet { function } => {
                 self.unmet(function, Some(at), actions);
             }
-            _ => {}
         }
     }
 
@@ -231,7 +230,6 @@ impl SlicedPool {
                     self.keep(one.node, event);
                 }
             }
-            _ => {}
         }
     }
 

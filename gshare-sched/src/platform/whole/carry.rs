@@ -82,7 +82,6 @@ impl WholePool {
                     actions.push(PoolAction::Unmet { function: held.function });
                 }
             }
-            _ => {}
         }
     }
 

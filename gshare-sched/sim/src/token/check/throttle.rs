@@ -77,7 +77,7 @@ impl Checker for Throttle {
                 }
                 Ok(())
             }
-            Change::Event(_) | Change::Action(_) => Ok(()),
+            Change::Event(_) => Ok(()),
         }
     }
 }
