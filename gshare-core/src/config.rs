@@ -1,4 +1,4 @@
-//! The error of every configuration.
+//! What every configuration has: an error, and a method for each field.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -45,4 +45,34 @@ impl ConfigError {
     ) -> Result<(), Self> {
         if within { Ok(()) } else { Err(Self::new(field, value, bound)) }
     }
+}
+
+/// Methods of a configuration that take it and give it back with another value of a field. A configuration is `#[non_exhaustive]`, so
+/// that it may grow; with these it is still made in one expression.
+///
+/// ```
+/// #[derive(Default)]
+/// pub struct Window {
+///     pub length_ns: u64,
+///     pub count: u32,
+/// }
+/// gshare_core::with_fields!(Window { with_length_ns(length_ns: u64), with_count(count: u32) });
+///
+/// let window = Window::default().with_length_ns(5).with_count(2);
+/// assert_eq!((window.length_ns, window.count), (5, 2));
+/// ```
+#[macro_export]
+macro_rules! with_fields {
+    ($config:ty { $($method:ident($field:ident: $of:ty)),* $(,)? }) => {
+        impl $config {
+            $(
+                #[doc = concat!("With another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                #[must_use]
+                pub fn $method(mut self, $field: $of) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+        }
+    };
 }

@@ -61,6 +61,20 @@ pub struct TrialConfig {
     pub answer_timeout: Duration,
 }
 
+gshare_core::with_fields!(TrialConfig {
+    with_load(load: Load),
+    with_concurrency(concurrency: u32),
+    with_window(window: usize),
+    with_steady_tolerance(steady_tolerance: BasisPoints),
+    with_max_warmup(max_warmup: Duration),
+    with_min_calls(min_calls: usize),
+    with_precision(precision: BasisPoints),
+    with_confidence(confidence: Confidence),
+    with_max_time(max_time: Duration),
+    with_start_timeout(start_timeout: Duration),
+    with_answer_timeout(answer_timeout: Duration),
+});
+
 impl Default for TrialConfig {
     fn default() -> Self {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);

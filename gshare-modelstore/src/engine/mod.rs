@@ -103,6 +103,19 @@ pub struct StoreConfig {
     pub max_models: u32,
 }
 
+gshare_core::with_fields!(StoreConfig {
+    with_gpu(gpu: Bytes),
+    with_host(host: Bytes),
+    with_high(high: BasisPoints),
+    with_low(low: BasisPoints),
+    with_half_life(half_life: Duration),
+    with_host_to_gpu(host_to_gpu: Bytes),
+    with_demote(demote: bool),
+    with_write_timeout(write_timeout: Duration),
+    with_max_clients(max_clients: u32),
+    with_max_models(max_models: u32),
+});
+
 impl Default for StoreConfig {
     fn default() -> Self {
         Self {

@@ -78,6 +78,18 @@ pub struct ServerConfig {
     pub disk_rate: Bytes,
 }
 
+gshare_core::with_fields!(ServerConfig {
+    with_socket(socket: PathBuf),
+    with_socket_mode(socket_mode: u32),
+    with_store(store: StoreConfig),
+    with_models(models: Option<PathBuf>),
+    with_default_limits(default_limits: StoreLimits),
+    with_limits(limits: BTreeMap<u32, StoreLimits>),
+    with_bounds(bounds: BTreeMap<Resource, Bound>),
+    with_threads(threads: usize),
+    with_disk_rate(disk_rate: Bytes),
+});
+
 impl ServerConfig {
     /// The defaults, at this socket.
     pub fn at(socket: impl Into<PathBuf>) -> Self {

@@ -38,6 +38,18 @@ pub struct NodeConfig {
     pub clients: BTreeMap<String, ClientConfig>,
 }
 
+gshare_core::with_fields!(NodeConfig {
+    with_max_clients(max_clients: u32),
+    with_allow_unlisted(allow_unlisted: bool),
+    with_refused_run(refused_run: bool),
+    with_in_flight(in_flight: Duration),
+    with_memory_headroom(memory_headroom: Bytes),
+    with_max_debt(max_debt: Duration),
+    with_predecessor(predecessor: bool),
+    with_devices(devices: Vec<DeviceConfig>),
+    with_clients(clients: BTreeMap<String, ClientConfig>),
+});
+
 impl Default for NodeConfig {
     fn default() -> Self {
         Self {
@@ -80,6 +92,13 @@ pub struct ClientConfig {
     /// The only device on which its request is reserved; `None`: on all.
     pub device: Option<DeviceUuid>,
 }
+
+gshare_core::with_fields!(ClientConfig {
+    with_spec(spec: Option<ResourceSpec>),
+    with_class(class: Option<ServiceClass>),
+    with_user(user: Option<u32>),
+    with_device(device: Option<DeviceUuid>),
+});
 
 impl NodeConfig {
     /// The settings of `name`; the defaults if the name is not listed.

@@ -42,6 +42,12 @@ pub struct PartitionConfig {
     pub tolerance: BasisPoints,
 }
 
+gshare_core::with_fields!(PartitionConfig {
+    with_max_ideals(max_ideals: u32),
+    with_max_steps(max_steps: u32),
+    with_max_transitions(max_transitions: u64),
+});
+
 impl Default for PartitionConfig {
     fn default() -> Self {
         Self {

@@ -115,6 +115,15 @@ pub struct RouterConfig {
     pub max_attempts: u8,
 }
 
+gshare_core::with_fields!(RouterConfig {
+    with_late_wait(late_wait: Option<Duration>),
+    with_late_stretch_percent(late_stretch_percent: u32),
+    with_stay_loads(stay_loads: u32),
+    with_short_every(short_every: Duration),
+    with_max_waiting(max_waiting: u32),
+    with_max_attempts(max_attempts: u8),
+});
+
 impl Default for RouterConfig {
     fn default() -> Self {
         Self {

@@ -129,6 +129,26 @@ pub struct SchedulerConfig {
     pub max_tenants: u32,
 }
 
+gshare_core::with_fields!(SchedulerConfig {
+    with_policy(policy: Policy),
+    with_cache(cache: CachePolicy),
+    with_skip_age(skip_age: Duration),
+    with_max_wait(max_wait: Option<Duration>),
+    with_max_batch(max_batch: u16),
+    with_batch_marginal(batch_marginal: BasisPoints),
+    with_eviction(eviction: Duration),
+    with_learn(learn: bool),
+    with_deviations(deviations: u32),
+    with_max_attempts(max_attempts: u8),
+    with_host_memory(host_memory: Bytes),
+    with_window(window: Duration),
+    with_fairness(fairness: Option<Duration>),
+    with_max_requests(max_requests: u32),
+    with_max_gpus(max_gpus: u32),
+    with_max_models(max_models: u32),
+    with_max_tenants(max_tenants: u32),
+});
+
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {

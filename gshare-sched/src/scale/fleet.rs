@@ -42,6 +42,14 @@ pub struct FleetConfig {
     pub max_functions: u32,
 }
 
+gshare_core::with_fields!(FleetConfig {
+    with_tick(tick: Duration),
+    with_start_timeout(start_timeout: Duration),
+    with_drain_timeout(drain_timeout: Duration),
+    with_retry_after(retry_after: Duration),
+    with_max_functions(max_functions: u32),
+});
+
 impl Default for FleetConfig {
     fn default() -> Self {
         Self {

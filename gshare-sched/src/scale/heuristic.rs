@@ -88,6 +88,15 @@ pub struct HeuristicHorizontalConfig {
     pub down_cooldown: Duration,
 }
 
+gshare_core::with_fields!(HeuristicHorizontalConfig {
+    with_fleet(fleet: FleetConfig),
+    with_predict_reports(predict_reports: u32),
+    with_headroom(headroom: BasisPoints),
+    with_late_share(late_share: BasisPoints),
+    with_dead_band(dead_band: BasisPoints),
+    with_down_cooldown(down_cooldown: Duration),
+});
+
 impl Default for HeuristicHorizontalConfig {
     fn default() -> Self {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);

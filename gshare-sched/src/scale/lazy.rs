@@ -72,6 +72,15 @@ pub struct LazyHorizontalConfig {
     pub keep_alive: Duration,
 }
 
+gshare_core::with_fields!(LazyHorizontalConfig {
+    with_fleet(fleet: FleetConfig),
+    with_window_reports(window_reports: u32),
+    with_out_reports(out_reports: u32),
+    with_in_reports(in_reports: u32),
+    with_cooldown(cooldown: Duration),
+    with_keep_alive(keep_alive: Duration),
+});
+
 impl Default for LazyHorizontalConfig {
     fn default() -> Self {
         Self {

@@ -74,6 +74,14 @@ pub struct PeakHorizontalConfig {
     pub peak_share: BasisPoints,
 }
 
+gshare_core::with_fields!(PeakHorizontalConfig {
+    with_lazy(lazy: LazyHorizontalConfig),
+    with_rated_share(rated_share: BasisPoints),
+    with_sustained_reports(sustained_reports: u32),
+    with_keep_reports(keep_reports: u32),
+    with_peak_share(peak_share: BasisPoints),
+});
+
 impl Default for PeakHorizontalConfig {
     fn default() -> Self {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);

@@ -177,6 +177,22 @@ pub struct DiluVerticalConfig {
     pub max_gpus: u32,
 }
 
+gshare_core::with_fields!(DiluVerticalConfig {
+    with_period(period: Duration),
+    with_unit(unit: TokenUnit),
+    with_window_periods(window_periods: u32),
+    with_growth(growth: BasisPoints),
+    with_calm_cycles(calm_cycles: u32),
+    with_calm_growth(calm_growth: BasisPoints),
+    with_min_cycle(min_cycle: Duration),
+    with_min_tolerance(min_tolerance: BasisPoints),
+    with_rest_periods(rest_periods: u32),
+    with_min_share(min_share: BasisPoints),
+    with_learn(learn: bool),
+    with_max_clients(max_clients: u32),
+    with_max_gpus(max_gpus: u32),
+});
+
 impl Default for DiluVerticalConfig {
     fn default() -> Self {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);

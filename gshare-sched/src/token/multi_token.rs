@@ -148,6 +148,18 @@ pub struct MultiTokenConfig {
     pub max_gpus: u32,
 }
 
+gshare_core::with_fields!(MultiTokenConfig {
+    with_window(window: Duration),
+    with_max_token(max_token: Duration),
+    with_min_token(min_token: Duration),
+    with_slack(slack: Duration),
+    with_grace(grace: Duration),
+    with_max_debt(max_debt: Duration),
+    with_backfill_depth(backfill_depth: u32),
+    with_max_clients(max_clients: u32),
+    with_max_gpus(max_gpus: u32),
+});
+
 impl Default for MultiTokenConfig {
     fn default() -> Self {
         Self {

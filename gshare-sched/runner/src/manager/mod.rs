@@ -97,6 +97,14 @@ pub struct ManagerConfig {
     pub lease: Duration,
 }
 
+gshare_core::with_fields!(ManagerConfig {
+    with_hook(hook: Option<Hook>),
+    with_environment(environment: Vec<(OsString, OsString)>),
+    with_load_patience(load_patience: Duration),
+    with_run_patience(run_patience: Duration),
+    with_lease(lease: Duration),
+});
+
 impl Default for ManagerConfig {
     fn default() -> Self {
         Self {

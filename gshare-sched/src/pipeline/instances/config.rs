@@ -116,6 +116,27 @@ pub struct KeeperConfig {
     pub load: LoadCosts,
 }
 
+gshare_core::with_fields!(KeeperConfig {
+    with_pipelines(pipelines: bool),
+    with_time_sharing(time_sharing: bool),
+    with_migration(migration: bool),
+    with_demote_pipelines(demote_pipelines: bool),
+    with_reclaim(reclaim: bool),
+    with_even_out(even_out: bool),
+    with_hot_on_shortage(hot_on_shortage: bool),
+    with_choice(choice: Choice),
+    with_alike_percent(alike_percent: u32),
+    with_eviction(eviction: EvictionPolicy),
+    with_keep_alive(keep_alive: KeepAlive),
+    with_window(window: Duration),
+    with_hot_above(hot_above: BasisPoints),
+    with_hot_below(hot_below: BasisPoints),
+    with_cool_windows(cool_windows: u32),
+    with_max_shared(max_shared: u32),
+    with_max_starting(max_starting: u32),
+    with_load(load: LoadCosts),
+});
+
 impl Default for KeeperConfig {
     fn default() -> Self {
         Self {

@@ -47,6 +47,14 @@ pub struct FractionalConfig {
     pub host_memory: Bytes,
 }
 
+gshare_core::with_fields!(FractionalConfig {
+    with_park(park: bool),
+    with_park_idle(park_idle: Duration),
+    with_park_busy_after(park_busy_after: Duration),
+    with_park_timeout(park_timeout: Duration),
+    with_restart_after(restart_after: Duration),
+});
+
 impl Default for FractionalConfig {
     fn default() -> Self {
         Self {
