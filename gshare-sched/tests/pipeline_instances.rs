@@ -337,7 +337,7 @@ fn what_is_refused_changes_nothing() {
     config.hot_below = BasisPoints::WHOLE;
     let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
     let refused = Keeper::new(config, &node(&[]), Box::new(partitioner), Box::new(LeastFragmentation));
-    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 10000: need at most hot_above");
+    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most hot_above");
 }
 
 /// A random world: up to five functions, some too large for a slice, on two nodes, with deaths.
