@@ -25,7 +25,7 @@
 //!
 //! # Example
 //! ```no_run
-//! use gshare_core::{Bytes, Duration, GpuId, ModelId, request::*};
+//! use gshare_core::{Bytes, Duration, GpuId, ModelId, RequestId, request::*};
 //! use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 //! use gshare_runner::manager::{GpuSpec, ManagerConfig, Program, Serving, Submission};
 //!
