@@ -303,7 +303,8 @@ impl Bench {
 
     /// The host looks.
     pub fn look(&mut self) {
-        while let Some(queued) = self.queue.pop_front_if(|queued| queued.end <= self.now) {
+        while self.queue.front().is_some_and(|queued| queued.end <= self.now) {
+            let Some(queued) = self.queue.pop_front() else { break };
             self.busy += queued.end - queued.start;
             let (start, end) = (Timestamp::from_nanos(queued.start), Timestamp::from_nanos(queued.end));
             self.feed(MeterEvent::Completed { device: DEVICE, id: queued.id, start, end });
