@@ -31,10 +31,10 @@ pub mod trace;
 pub mod units;
 pub mod wire;
 
-mod config;
+mod config_error;
 mod engine;
 
-pub use config::ConfigError;
+pub use config_error::ConfigError;
 pub use engine::Engine;
 pub use ids::{
     ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, LeaseId, ModelId,

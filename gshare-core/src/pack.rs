@@ -463,9 +463,9 @@ pub enum PackError {
     GpuTooLarge {
         /// The GPU.
         gpu: GpuId,
-        /// Its memory.
+        /// Memory of the GPU.
         memory: Bytes,
-        /// What it must be below.
+        /// The memory that every GPU must be below.
         limit: Bytes,
     },
     /// A snapshot contradicts itself.

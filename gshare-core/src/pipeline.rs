@@ -27,7 +27,7 @@
 pub mod instances;
 pub mod routing;
 
-use crate::config::ConfigError;
+use crate::ConfigError;
 use crate::dag::{ComponentSet, Dag};
 use crate::ids::{GpuId, ProfileId};
 use crate::mig::{GpuModel, MigError, SliceAt};

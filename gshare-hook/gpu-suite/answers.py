@@ -69,10 +69,10 @@ class Answers:
     """Questions to the driver, with their answers by a name that says the question."""
 
     def __init__(self):
-        self.library, self.found = ctypes.CDLL("libcuda.so.1"), {}
+        self.driver, self.found = ctypes.CDLL("libcuda.so.1"), {}
 
     def code(self, name, *arguments):
-        function = getattr(self.library, name, None)
+        function = getattr(self.driver, name, None)
         return "no such function" if function is None else function(*arguments)
 
     def ask(self, question, name, *arguments, out=None, keep=True):

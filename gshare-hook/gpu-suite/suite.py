@@ -100,7 +100,7 @@ def machine_of(arguments):
         simulator = node.Simulator(arguments.sim, arguments.driver or node.Simulator.driver)
     machine = node.Machine(arguments.bin.resolve(), simulator)
     for name in ("gshare", "libgshare_hook.so", *(["libfake_cuda.so"] if simulator else [])):
-        if not machine.library(name):
+        if not machine.built(name):
             build = "cargo build -p gshare-cli -p gshare-hook -p gshare-fake-cuda"
             raise ArgumentError("--bin", f"no {arguments.bin / name}: {build}")
     with machine.node() as place, place.workload(sys.executable, "device") as probe:

@@ -52,7 +52,7 @@ use crate::clock;
 use crate::control::{CONTROL, State};
 use crate::gpu::Device;
 use crate::lifecycle::{self, Runtime};
-use crate::probe::{conclude_alone, measure_alone, probe};
+use crate::probe::{Launch, conclude_alone, measure_alone, probe};
 use crate::runs::{MIXED, ThreadRecord, own_record};
 use crate::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
 use crate::streams::{in_context_of, is_captured};
@@ -168,7 +168,8 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
         return Ticket::PASS;
     }
     let (row, cost) = device.costs.find(handle, shape(size));
-    let Some(cost) = cost else { return probe(runtime, device, thread, row, stream, slack) };
+    let launch = Launch { runtime, device, thread, row, stream, slack };
+    let Some(cost) = cost else { return probe(launch) };
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.take_over(stream, device);
     if !pay(runtime, device, thread, stream, cost) {
@@ -178,7 +179,7 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     let mut run = unsafe { thread.run(stream) };
     // A segment is due unless it has begun or there is a reason to go without.
     if run.start.is_none() && run.skip == 0 && begin(runtime, &mut run, cost, row, slack) {
-        return measure_alone(runtime, device, thread, row, stream, slack, cost);
+        return measure_alone(launch, cost);
     }
     let first = run.count == 0 && run.slack > 0;
     run.add(row, cost);

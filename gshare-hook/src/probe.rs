@@ -34,14 +34,8 @@ pub(crate) const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
 
 /// A launch whose cost is not known: measured alone.
 #[cold]
-pub(crate) fn probe(
-    runtime: &'static Runtime,
-    device: &'static Device,
-    thread: &'static ThreadRecord,
-    row: Row,
-    stream: usize,
-    slack: u64,
-) -> Ticket {
+pub(crate) fn probe(launch: Launch) -> Ticket {
+    let Launch { runtime, device, thread, row, stream, .. } = launch;
     if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
         let began = clock::now_ns();
         end_segments(thread, Ending::Waiting);
@@ -61,7 +55,19 @@ pub(crate) fn probe(
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.mixed = MIXED;
-    measure_alone(runtime, device, thread, row, stream, slack, cost)
+    measure_alone(launch, cost)
+}
+
+/// A launch by the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) device: &'static Device,
+    pub(crate) thread: &'static ThreadRecord,
+    pub(crate) row: Row,
+    pub(crate) stream: usize,
+    /// The part of its call's duration, in ns, that may be the reason that the work started late.
+    pub(crate) slack: u64,
 }
 
 /// A launch that is being measured alone.
@@ -111,15 +117,8 @@ impl Alone {
 
 /// Records the event before a launch; its cost has been paid.
 #[cold]
-pub(crate) fn measure_alone(
-    runtime: &'static Runtime,
-    device: &'static Device,
-    thread: &'static ThreadRecord,
-    row: Row,
-    stream: usize,
-    slack: u64,
-    cost: u64,
-) -> Ticket {
+pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
+    let Launch { runtime, device, thread, row, stream, slack } = launch;
     let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
     let began = clock::now_ns();
     let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };

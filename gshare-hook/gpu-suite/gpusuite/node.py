@@ -45,14 +45,14 @@ class Machine:
         """Whether the driver is the simulated one, whichever way it was reached."""
         return bool(self.device.get("simulated"))
 
-    def library(self, file):
+    def built(self, file):
         """A library beside the command or where cargo puts those that tests load, the newer one; None where there is none."""
         places = [place for place in (self.bin / file, self.bin / "deps" / file) if place.exists()]
         return max(places, key=lambda place: place.stat().st_mtime, default=None)
 
     def libraries(self):
         """Variables that make the command take the same libraries as the suite."""
-        found = {name: self.library(file) for name, file in LIBRARY_VARIABLES.items()}
+        found = {name: self.built(file) for name, file in LIBRARY_VARIABLES.items()}
         return {name: str(path) for name, path in found.items() if path}
 
     def node(self, **options):
@@ -109,7 +109,7 @@ class Node:
             links = self.folder / "driver"
             links.mkdir()
             for name in LIBRARIES:
-                (links / name).symlink_to(self.machine.library("libfake_cuda.so"))
+                (links / name).symlink_to(self.machine.built("libfake_cuda.so"))
             profile = simulator.profile
             if self.kernel_us is not None:
                 profile = str(self.folder / "profile.toml")

@@ -34,7 +34,7 @@ class Driver:
     """The CUDA driver, its first device and that device's primary context."""
 
     def __init__(self, context=True):
-        self.library = ctypes.CDLL("libcuda.so.1")
+        self.driver = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -46,7 +46,7 @@ class Driver:
 
     def code(self, name, *arguments):
         """Calls a function of the driver and gives its code."""
-        return getattr(self.library, name)(*arguments)
+        return getattr(self.driver, name)(*arguments)
 
     def call(self, name, *arguments):
         code = self.code(name, *arguments)
@@ -112,14 +112,14 @@ class Nvml:
     """NVIDIA's monitoring library and its first device."""
 
     def __init__(self):
-        self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        self.driver = ctypes.CDLL("libnvidia-ml.so.1")
         self.call("nvmlInit_v2")
         self.handle = ctypes.c_void_p()
         self.call("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self.handle))
 
     def code(self, name, *arguments):
         """Calls a function of NVML and gives its code."""
-        return getattr(self.library, name)(*arguments)
+        return getattr(self.driver, name)(*arguments)
 
     def call(self, name, *arguments):
         code = self.code(name, *arguments)

@@ -163,13 +163,16 @@ impl Drop for Cgroup {
 /// # Errors
 /// When the folder cannot be read.
 pub fn sweep(below: &Path) -> io::Result<usize> {
-    let mut swept = 0;
+    let (namespace, mut swept) = (namespace()?, 0);
     for entry in std::fs::read_dir(below)?.flatten() {
         let name = entry.file_name();
         let Some((_, by)) = name.to_str().and_then(|name| name.rsplit_once(OWNED_BY)) else { continue };
-        let pid = by.split('.').next().and_then(|pid| pid.parse().ok());
+        let mut parts = by.split('.');
+        let (space, pid) = (parts.next(), parts.next().and_then(|pid| pid.parse().ok()));
+        // A process of another container may be alive and cannot be seen from here.
+        let seen = space == Some(namespace.as_str());
         // Another process may have the number by now; it has another start.
-        if pid.is_some_and(|pid| owner(pid).map_or(true, |now| now != by)) {
+        if seen && pid.is_some_and(|pid| owner(pid).map_or(true, |now| now != by)) {
             remove(&entry.path());
             swept += 1;
         }
@@ -180,14 +183,20 @@ pub fn sweep(below: &Path) -> io::Result<usize> {
 /// Between a cgroup's name and the process that made it.
 const OWNED_BY: char = '@';
 
-/// A process by its number and its start, in ticks since the machine began.
+/// The number of this process's namespace of process numbers, such as 4026531836.
+fn namespace() -> io::Result<String> {
+    let link = std::fs::read_link("/proc/self/ns/pid")?;
+    Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
+}
+
+/// A process by its namespace, its number there, and its start in ticks since the machine began.
 fn owner(pid: u32) -> io::Result<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The program's name may hold anything, so fields are counted from its end: the start is the 22nd of all.
     let start = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
     let start =
         start.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat")))?;
-    Ok(format!("{pid}.{start}"))
+    Ok(format!("{}.{pid}.{start}", namespace()?))
 }
 
 fn remove(folder: &Path) {
@@ -256,15 +265,17 @@ mod tests {
         let below = tempfile::tempdir().unwrap();
         let make = |name: &str| std::fs::create_dir(below.path().join(name)).unwrap();
         let mine = format!("mine@{}", owner(std::process::id()).unwrap());
-        let before = format!("before@{}.1", std::process::id());
-        for name in [mine.as_str(), &before, "gone@4294967295.7", "of somebody else", "not@a.number"] {
+        let here = namespace().unwrap();
+        let before = format!("before@{here}.{}.1", std::process::id());
+        let gone = format!("gone@{here}.4294967295.7");
+        for name in [&mine, &before, &gone, "elsewhere@1.4294967295.7", "of somebody else", "not@a.number"] {
             make(name);
         }
         assert_eq!(sweep(below.path()).unwrap(), 2);
         let mut left: Vec<_> =
             std::fs::read_dir(below.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
         left.sort();
-        assert_eq!(left, [mine.as_str(), "not@a.number", "of somebody else"]);
+        assert_eq!(left, ["elsewhere@1.4294967295.7", &mine, "not@a.number", "of somebody else"]);
         assert!(sweep(&below.path().join("absent")).is_err());
     }
 

@@ -167,7 +167,7 @@ impl Plan {
         })
     }
 
-    /// What is started, for people.
+    /// The program or the image that is started, as people are told.
     pub fn program(&self) -> String {
         let program = self.command.first().cloned();
         self.image.as_ref().map(Image::to_string).or(program).unwrap_or_default()

@@ -1,13 +1,13 @@
 //! Functions in container images: what a container sees of this host.
 //!
 //! # Which deployments are images
-//! Those whose `image` names a registry: its first part, before the first `/`, has a dot or a colon in it or is `localhost`, as in
-//! `localhost/my-fn:1` or `registry.example/team/fn`. Then `envProcess` is the command in the image, in place of the image's own; without
+//! A deployment is run from an image when its `image` names a registry: the part before the first `/` has a dot or a colon in it, or is
+//! `localhost`, as in `localhost/my-fn:1` or `registry.example/team/fn`. Then `envProcess` is the command in the image, in place of the image's own; without
 //! `envProcess` the image's own runs. Every other `image` is a name, and the program is `envProcess`; without `envProcess` it is the program
 //! itself. The path of a program whose first folder has a dot in its name begins with `./`.
 //!
 //! # What a container gets
-//! What a process of this host gets, at the same paths and read-only: hook, daemon's socket, model and model store; its secrets at
+//! A container gets what a process of this host gets, at the same paths and read-only: hook, daemon's socket, model and model store; its secrets at
 //! `/var/openfaas/secrets`, where functions of OpenFaaS look for them; the device, simulated or real. It is on the host's network, and listens at
 //! `127.0.0.1:$PORT`; `$port` is the same for OpenFaaS's watchdog. Its user is that of `--function-user`, or else the host's own, and never
 //! the one that the image names: the daemon and the files know no other.
@@ -25,7 +25,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// Where a function finds its secrets in a container.
+/// The folder of a container in which its function finds its secrets.
 const SECRETS: &str = "/var/openfaas/secrets";
 
 /// Starts a process of an instance in a container, under this name and run.

@@ -141,7 +141,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     assert!(!text(first, "environ").contains("LD_PRELOAD"), "the hook is named in a file");
     assert!(text(first, "mountinfo").lines().any(|line| line.contains(" / / ro")), "read-only");
 
-    // Its own secret, where functions of OpenFaaS look for it, and no other.
+    // The function sees its own secret where functions of OpenFaaS look for it, and no other.
     assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
     assert_eq!(provider.call("GET", "/function/f/secret/others", "").0, 404);
 

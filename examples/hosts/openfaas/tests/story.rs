@@ -191,7 +191,7 @@ fn a_pipeline_and_a_gang_go_elsewhere_when_a_gpu_under_them_is_lost() {
     let boards = ["--sim=a100,devices=2,mig=1g.10gb+1g.10gb+2g.20gb", "--sim=v100,devices=3"];
     let story = Story::on(&boards, tempfile::tempdir().unwrap());
     let state = story.dir.path().join("state");
-    // The GPUs under a function's instances, whatever the state of their life.
+    // GPUs under a function's instances, in every state of their life.
     let gpus = |name: &str| {
         let status = story.status(name);
         let instances = status["instances"].as_array().unwrap().iter();

@@ -1,7 +1,7 @@
 //! One device of the process: where its credit comes from, and the lease that it holds.
 
 mod attachment;
-mod token;
+mod token_request;
 
 use gshare_core::gate::{LaunchGate, LeaseLedger};
 use gshare_core::trace::Why;
@@ -18,7 +18,7 @@ use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
 
 pub(crate) use attachment::{Attachment, CLOSED_WAIT};
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
-pub(crate) use token::{REMAINDER, Tenure};
+pub(crate) use token_request::{REMAINDER, Tenure};
 
 /// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. As long as a window: a
 /// program that uses this to queue more than it should gains one launch per window.
@@ -42,27 +42,16 @@ pub trait Ground {
     fn memory(&self) -> &MemoryAccount;
 }
 
-impl<T: Ground + ?Sized> Ground for &T {
+/// A pointer to it serves: `&T`, `Arc<T>`.
+impl<P: core::ops::Deref<Target: Ground>> Ground for P {
     fn gate(&self) -> &LaunchGate {
-        T::gate(self)
+        self.deref().gate()
     }
     fn costs(&self) -> &CostTable {
-        T::costs(self)
+        self.deref().costs()
     }
     fn memory(&self) -> &MemoryAccount {
-        T::memory(self)
-    }
-}
-
-impl<T: Ground + ?Sized> Ground for std::sync::Arc<T> {
-    fn gate(&self) -> &LaunchGate {
-        T::gate(self)
-    }
-    fn costs(&self) -> &CostTable {
-        T::costs(self)
-    }
-    fn memory(&self) -> &MemoryAccount {
-        T::memory(self)
+        self.deref().memory()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What every configuration has: an error, and a method for each field.
+//! The error of every configuration, and a macro for methods that set its fields.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ use std::borrow::Cow;
 pub struct ConfigError {
     /// The field; for an entry of a list with the name of the entry.
     pub field: Cow<'static, str>,
-    /// Its value.
+    /// The value that the field has, as text.
     pub value: String,
     /// The values that are allowed, in words.
     pub bound: Cow<'static, str>,
