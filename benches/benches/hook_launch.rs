@@ -163,7 +163,7 @@ fn table_of_what_is_added(setup: &Setup, hook: &str, quick: bool) {
 }
 
 fn main() {
-    let quick = std::env::args().any(|argument| argument == "--test");
+    let quick = gshare_bench::runs_as_test();
     match std::env::var("GSHARE_BENCH_ROLE").as_deref() {
         Ok("first_launch") => {
             let setup = Setup::new("zero", 1);

@@ -136,7 +136,7 @@ fn main() {
     if let Ok(name) = std::env::var("GSHARE_BENCH_ROLE") {
         return play(&name);
     }
-    let quick = std::env::args().any(|argument| argument == "--test");
+    let quick = gshare_bench::runs_as_test();
     let json = std::env::args().any(|argument| argument == "--json");
     macro_rules! say {
         ($($text:tt)*) => { if json { eprintln!($($text)*) } else { println!($($text)*) } };

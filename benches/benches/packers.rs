@@ -18,6 +18,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group};
 use gshare_bench::churn::{Churn, Nothing, Sums, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
 use gshare_bench::peers::{Etagere, Guillotiere, Ours, Pool, Scan};
+use gshare_bench::runs_as_test;
 use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
@@ -349,7 +350,8 @@ fn ratio(count: u64, done: u64) -> f64 {
 }
 
 fn packers(criterion: &mut Criterion) {
-    for gpus in [1_000u32, 10_000] {
+    let sizes: &[u32] = if runs_as_test() { &[100] } else { &[1_000, 10_000] };
+    for &gpus in sizes {
         let count = gpus as usize;
         let mix = Mix::Profile;
         churned(criterion, "max_rects", count, || {
@@ -391,12 +393,14 @@ fn dilu(criterion: &mut Criterion) {
     println!("dilu under churn, ns/bar (! = missed): least of 5 samples");
     let mut group = criterion.benchmark_group("dilu_place");
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
-    for gpus in [300u32, 3_000, 30_000, 300_000] {
+    let (sizes, churn): (&[u32], _) =
+        if runs_as_test() { (&[300], 100) } else { (&[300, 3_000, 30_000, 300_000], 10_000) };
+    for &gpus in sizes {
         let (mut pool, mut live, mut rng) = dilu_pool(gpus);
         let mut samples: Vec<[u32; 3]> = (0..5)
             .map(|_| {
                 let mut times = Times::default();
-                for _ in 0..10_000 {
+                for _ in 0..churn {
                     exchange(&mut pool, &mut live, &mut rng, &mut times);
                 }
                 let p99 = percentile(&mut times.place_ns, 0.99);
@@ -447,7 +451,7 @@ criterion_group!(benches, packers, dilu);
 fn main() {
     let start = Instant::now();
     // `cargo test --benches` and `cargo bench -- --test` only want to know that it runs.
-    if !std::env::args().any(|arg| arg == "--test") {
+    if !runs_as_test() {
         table();
         println!("table took {:.0} s\n", start.elapsed().as_secs_f64());
     }

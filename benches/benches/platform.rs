@@ -30,7 +30,7 @@ struct Sizes {
 }
 
 fn sizes() -> Sizes {
-    if std::env::args().any(|argument| argument == "--test") {
+    if gshare_bench::runs_as_test() {
         Sizes { devices: 100, functions: 10, instances: 1_000, waiting: 10_000 }
     } else {
         Sizes { devices: 10_000, functions: 1_000, instances: 100_000, waiting: 1_000_000 }

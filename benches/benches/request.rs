@@ -210,7 +210,7 @@ fn main() {
     if !cfg!(debug_assertions) {
         memory();
     }
-    if !std::env::args().any(|argument| argument == "--test") {
+    if !gshare_bench::runs_as_test() {
         short_runs();
     }
     let mut criterion = Criterion::default().configure_from_args();

@@ -191,7 +191,7 @@ fn rate(times: &[u64], seconds: f64) -> f64 {
 }
 
 fn main() {
-    let test = std::env::args().any(|argument| argument == "--test");
+    let test = gshare_bench::runs_as_test();
     let (rounds, per_round) = if test { (2, 10) } else { (100, 200) };
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store.sock");

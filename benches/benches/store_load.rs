@@ -138,7 +138,7 @@ fn median(all: &[f64]) -> f64 {
 }
 
 fn main() {
-    let test = std::env::args().any(|argument| argument == "--test");
+    let test = gshare_bench::runs_as_test();
     let bytes = if test { 16 * MIB } else { argument("--gib").unwrap_or(4) << 30 };
     let runs = if test { 1 } else { argument("--runs").unwrap_or(5) };
     let dir =

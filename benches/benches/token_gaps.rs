@@ -60,7 +60,7 @@ struct Row {
 
 fn main() {
     // `cargo bench -- --test` only asks whether it runs.
-    let quick = std::env::args().any(|argument| argument == "--test");
+    let quick = gshare_bench::runs_as_test();
     let lengths = if quick { 1 } else { 10 };
     println!("virtual time; {} cases a row", lengths * HOSTS.len());
     println!(

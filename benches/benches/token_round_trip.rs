@@ -121,7 +121,7 @@ fn percentile(sorted: &[u64], per_mille: usize) -> f64 {
 }
 
 fn main() {
-    let test = std::env::args().any(|argument| argument == "--test");
+    let test = gshare_bench::runs_as_test();
     let (rounds, per_round) = if test { (2, 10) } else { (ROUNDS, PER_ROUND) };
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("gshare.sock");

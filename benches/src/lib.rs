@@ -8,6 +8,11 @@ pub mod replay;
 pub mod seeds;
 pub mod world;
 
+/// Whether a bench runs as a test: `cargo test --bench NAME -- --test` asks only that it works, so little is enough.
+pub fn runs_as_test() -> bool {
+    std::env::args().any(|argument| argument == "--test")
+}
+
 /// The example of the README is run as a test: here, since the packages of other crates do not contain that file.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

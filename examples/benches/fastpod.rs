@@ -83,7 +83,14 @@ fn node(name: &str) -> Value {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers: Vec<usize> = std::env::args().filter_map(|word| word.parse().ok()).collect();
-    let [nodes, fastpods, replicas] = numbers[..].try_into().unwrap_or([500, 100, 100]);
+    // `cargo test --bench fastpod -- --test` asks only that it works.
+    let runs_as_test = std::env::args().any(|argument| argument == "--test");
+    let (size, quiet, idle) = if runs_as_test {
+        ([20, 5, 10], Duration::from_secs(2), Duration::from_secs(1))
+    } else {
+        ([500, 100, 100], QUIET, IDLE)
+    };
+    let [nodes, fastpods, replicas] = numbers[..].try_into().unwrap_or(size);
     let pods = fastpods * replicas;
     let (api, _) = Api::start(ROLES[0], "");
     api.allow(ROLES[1]);
@@ -143,11 +150,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         if begin.elapsed() > PATIENCE {
             return Err(format!("not quiet after {PATIENCE:?}").into());
         }
-        tokio::time::sleep(QUIET).await;
+        tokio::time::sleep(quiet).await;
     }
-    let quiet = begin.elapsed();
-    tokio::time::sleep(IDLE).await;
-    let idle = api.lock().take();
+    let quiet_after = begin.elapsed().as_secs_f64();
+    tokio::time::sleep(idle).await;
+    let while_idle = api.lock().take();
     let rate = |count: usize, time: Duration| count as f64 / time.as_secs_f64();
     println!("{nodes} nodes of 8 GPUs, {fastpods} FaSTPods of {replicas} replicas");
     println!(
@@ -157,11 +164,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     println!("all told as ready after {:.1} s, {requests} requests", ready.as_secs_f64());
     println!("memory: {empty} MiB with the nodes alone, {} MiB at its highest", program.mib("VmHWM:"));
-    let others = idle.iter().filter(|seen| !seen.path.contains("/leases")).count();
-    let quiet = quiet.as_secs_f64();
+    let others = while_idle.iter().filter(|seen| !seen.path.contains("/leases")).count();
     println!(
-        "idle from {quiet:.1} s on: {:.2} requests/s, {others} of them not of the lease",
-        rate(idle.len(), IDLE)
+        "idle from {quiet_after:.1} s on: {:.2} requests/s, {others} of them not of the lease",
+        rate(while_idle.len(), idle)
     );
     Ok(())
 }

@@ -14,16 +14,16 @@ fn what_is_driven_is_what_ships() {
 fn the_device_sees_the_shares_that_were_promised_to_one_point_over_ten_windows() {
     let (mut shares, setup) = (node::ShareReport::EMPTY, Setup::daemon());
     let mut figures = node::Figures::default();
-    for seed in 0..40 {
+    for seed in 0..16 {
         let report = node::run(seed, &setup).unwrap();
         shares.add(&report.shares);
         figures.add(&report.figures);
     }
     println!("{shares:#?}\n{figures:#?}");
     for errors in [shares.capped, shares.side_by_side, shares.elastic] {
-        assert!(errors.spans > 100, "the promise was put to the test");
+        assert!(errors.spans > 25, "the promise was put to the test");
     }
-    assert!(figures.worst_memory_percent > 90 && figures.allocations > 1_000 && figures.waits > 1_000);
+    assert!(figures.worst_memory_percent > 90 && figures.allocations > 400 && figures.waits > 400);
 }
 
 #[test]
