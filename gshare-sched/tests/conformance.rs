@@ -19,7 +19,8 @@ use gshare_core::scale::{
 use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, PlacementId, RequestId, Timestamp};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::{
-    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+    Choice, FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig,
+    Partitioner, RouterConfig, SlackRouter,
 };
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
@@ -339,6 +340,7 @@ fn routers_and_keepers_conform() {
     router_and_keeper(|| router(RouterConfig::default()), all, 0..10).unwrap();
     let paper = |node: &Node| keeper(KeeperConfig::paper(), node);
     router_and_keeper(|| router(RouterConfig::paper()), paper, 0..10).unwrap();
+    router_and_keeper(|| FirstCome::new(FirstComeConfig::default()).unwrap(), ours, 0..10).unwrap();
 }
 
 #[test]

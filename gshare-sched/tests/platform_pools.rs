@@ -9,9 +9,9 @@ use gshare_core::platform::{
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, NodeId, Quota, SmShare, Timestamp};
-use gshare_sched::pipeline::KeeperConfig;
+use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, SlicedConfig, SlicedPool, WholePool,
+    FractionalConfig, FractionalPolicies, FractionalPool, RouterSettings, SlicedConfig, SlicedPool, WholePool,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
@@ -63,7 +63,11 @@ fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
 
 fn sliced(seed: u64) -> SlicedPool {
     let keeper = if seed.is_multiple_of(3) { KeeperConfig::paper() } else { KeeperConfig::default() };
-    SlicedPool::with_config(SlicedConfig::default().with_keeper(keeper)).unwrap()
+    let mut config = SlicedConfig::default().with_keeper(keeper);
+    if seed % 4 == 1 {
+        config = config.with_router(RouterSettings::FirstCome(FirstComeConfig::default()));
+    }
+    SlicedPool::with_config(config).unwrap()
 }
 
 fn inference(gib: u64, ms: u64) -> FunctionSpec {
@@ -134,7 +138,7 @@ fn fractional() -> FractionalPool {
 }
 
 /// Seeds of a test.
-const SEEDS: core::ops::Range<u64> = 0..40;
+const SEEDS: core::ops::Range<u64> = 0..16;
 
 fn total(reports: &[PoolReport], name: &str) -> u64 {
     reports.iter().filter_map(|report| report.orders.get(name)).sum()

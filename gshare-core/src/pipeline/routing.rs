@@ -12,6 +12,7 @@
 //! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
 //! - **late**: now is past the slack on the function's fastest instance.
 
+use crate::engine::Engine;
 use crate::ids::{FunctionId, InstanceId, RequestId, SharedSlice};
 use crate::units::{Duration, Timestamp};
 
@@ -174,6 +175,27 @@ pub enum RouteReject {
     AttemptsExhausted,
     /// Its function was removed.
     Removed,
+}
+
+/// A policy that gives requests to instances. See the [module](self).
+///
+/// # Contract
+/// - each request is dispatched until it is completed or rejected; it is rejected once;
+/// - an exclusive instance never has more requests than its capacity, a shared slice runs one;
+/// - none is dispatched to an instance that drains; `Drained` follows once when it has none left;
+/// - the same events give the same actions.
+pub trait Router: Engine<Event = RouteEvent, Action = RouteAction, Error = RouteError> + Send {
+    /// Requests of a function that wait.
+    fn waiting(&self, function: FunctionId) -> usize;
+
+    /// Requests that were dispatched to an instance and are not answered.
+    fn outstanding(&self, instance: InstanceId) -> usize;
+
+    /// Checks what holds between events, for tests.
+    ///
+    /// # Panics
+    /// When something does not hold: a mistake of the router.
+    fn invariants(&self) {}
 }
 
 /// Why an event was refused. Nothing changed.

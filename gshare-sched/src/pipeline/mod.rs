@@ -73,17 +73,22 @@ mod assign;
 mod balanced;
 mod bottleneck;
 mod costs;
+mod first_come;
 mod instances;
 mod lattice;
 mod partitioner;
 mod plan;
+mod router_config;
 mod routing;
+mod service;
 
 pub use assign::LeastFragmentation;
+pub use first_come::{FirstCome, FirstComeConfig};
 pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};
 pub use plan::{NoPlan, PassedOver, Plan, plan};
-pub use routing::{Late, RouterConfig, SlackRouter};
+pub use router_config::{Late, RouterConfig};
+pub use routing::SlackRouter;
 
 #[cfg(doc)]
 use gshare_core::pipeline::{Mode, RankMode};

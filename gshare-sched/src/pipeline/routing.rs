@@ -59,113 +59,12 @@
 //! - Its slack has one load; ours is re-computed when residency changes, for then it is another. And a load has to pay.
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
+use super::router_config::{Late, RouterConfig};
+use super::service::{check_service, check_time, latency, rate, slice};
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Service};
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The treatment of requests that cannot be answered in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Late {
-    /// They keep their place (the paper).
-    InOrder,
-    /// They are served after those that can be in time, for as long as [`RouterConfig::late_wait`] says. The default:
-    /// nobody is refused, and few are late for others' sake.
-    #[default]
-    Last,
-    /// They are refused, on arrival when what waits already would make them late.
-    Reject,
-}
-
-/// Settings of a [`SlackRouter`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct RouterConfig {
-    /// The treatment of requests that cannot be in time.
-    pub late: Late,
-    /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
-    /// 20 s: about a burst, so that few are served that early, and short enough for somebody who waits. None: never.
-    #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
-    pub late_wait: Option<Duration>,
-    /// The same in percent of the time that its function needs, by then, for all that waits; the longer holds.
-    /// 200: under a backlog of more than half of `late_wait` it waits twice as long as it would first come, first
-    /// served, so that about half of the others can be in time.
-    pub late_stretch_percent: u32,
-    /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
-    /// With it an event of a function with `k` instances costs O(k log n): each of them is put in its place again.
-    #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
-    pub fair_quantum: Option<Duration>,
-    /// How many times the time of a load a shared slice works for those in its memory, while they have requests, before it
-    /// loads another that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
-    /// decides, as in the paper.
-    pub stay_loads: u32,
-    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
-    #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
-    pub short_every: Duration,
-    /// Most requests of a function that wait. 100,000: some 10 MB.
-    pub max_waiting: u32,
-    /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
-    pub max_attempts: u8,
-}
-
-gshare_core::with_fields!(RouterConfig {
-    with_late_wait(late_wait: Option<Duration>),
-    with_late_stretch_percent(late_stretch_percent: u32),
-    with_stay_loads(stay_loads: u32),
-    with_short_every(short_every: Duration),
-    with_max_waiting(max_waiting: u32),
-    with_max_attempts(max_attempts: u8),
-});
-
-impl Default for RouterConfig {
-    fn default() -> Self {
-        Self {
-            late: Late::Last,
-            late_wait: Some(Duration::from_secs(20)),
-            late_stretch_percent: 200,
-            fair_quantum: None,
-            stay_loads: 8,
-            short_every: Duration::from_millis(100),
-            max_waiting: 100_000,
-            max_attempts: 3,
-        }
-    }
-}
-
-impl RouterConfig {
-    /// As the paper describes it.
-    #[must_use]
-    pub fn paper() -> Self {
-        Self { late: Late::InOrder, stay_loads: 0, ..Self::default() }
-    }
-
-    /// When a late request is overdue while its function is `behind`.
-    fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
-        let Some(wait) = self.late_wait else { return Timestamp::MAX };
-        let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
-        let stretched = Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX));
-        deadline.saturating_add(wait.max(stretched))
-    }
-
-    /// The same with another treatment of late requests.
-    #[must_use]
-    pub fn with_late(self, late: Late) -> Self {
-        Self { late, ..self }
-    }
-
-    /// The same with fairness between shared instances.
-    #[must_use]
-    pub fn with_fair_quantum(self, quantum: Duration) -> Self {
-        Self { fair_quantum: Some(quantum), ..self }
-    }
-}
 
 /// A function's first request by its deadline: what entries of its shared instances depend on, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -221,17 +120,11 @@ struct Instance {
 
 impl Instance {
     const fn latency(&self) -> Duration {
-        match self.service {
-            Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
-            _ => Duration::ZERO,
-        }
+        latency(&self.service)
     }
 
     const fn slice(&self) -> Option<SharedSlice> {
-        match self.service {
-            Service::Shared { slice, .. } => Some(slice),
-            _ => None,
-        }
+        slice(&self.service)
     }
 
     fn has_room(&self) -> bool {
@@ -354,10 +247,7 @@ impl SlackRouter {
     /// # Errors
     /// A field that is out of its bounds.
     pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
-        ConfigError::unless(config.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
-        ConfigError::unless(config.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
-        let within = config.fair_quantum != Some(Duration::ZERO);
-        ConfigError::unless(within, "fair_quantum", 0, "need more than 0, or none")?;
+        config.check()?;
         Ok(Self {
             config,
             last: Timestamp::ZERO,
@@ -370,16 +260,6 @@ impl SlackRouter {
             again: BTreeSet::new(),
             to_be_overdue: BTreeSet::new(),
         })
-    }
-
-    /// Requests of a function that wait.
-    pub fn waiting(&self, function: FunctionId) -> usize {
-        self.functions.get(&function).map_or(0, Function::waiting)
-    }
-
-    /// Requests that an instance has.
-    pub fn outstanding(&self, instance: InstanceId) -> usize {
-        self.instances.get(&instance).map_or(0, |instance| instance.has.len())
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
@@ -970,122 +850,6 @@ impl SlackRouter {
         self.reorder(function);
         self.tidy(function);
     }
-
-    /// Checks the properties that hold between events; a violation is a mistake of this module.
-    ///
-    /// # Panics
-    /// When it does not hold.
-    pub fn invariants(&self) {
-        for (id, instance) in &self.instances {
-            let of = self.functions.get(&instance.function);
-            let key = (instance.latency(), *id);
-            assert_eq!(of.is_some_and(|of| of.free.contains(&key)), instance.has_room(), "{id}: free");
-            for (arrival, request) in &instance.has {
-                let found = &self.requests[request];
-                assert!(found.at == At::Instance(*id) && found.turn.1 == *arrival, "{request} on {id}");
-            }
-        }
-        for (id, of) in &self.functions {
-            if of.waiting() > 0 {
-                assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
-            }
-            assert_eq!(of.stands, of.head(), "{id}: entries were not looked at");
-            let first = of.late.first_key_value().map(|(turn, _)| turn.0);
-            let at = first.map(|deadline| self.config.overdue_at(deadline, of.behind()));
-            assert_eq!(
-                (at, at.is_some_and(|at| at <= self.last)),
-                (of.overdue_at, of.overdue),
-                "{id}: overdue"
-            );
-            for &(latency, one) in &of.latencies {
-                let instance = &self.instances[&one];
-                let Service::Shared { slice, load, .. } = instance.service else { continue };
-                let slice = &self.slices[&slice];
-                let nanos = |time: Duration| i128::from(time.as_nanos());
-                let exact = of.head().request().map(|(late, deadline)| {
-                    (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load))
-                });
-                let entry = instance.entry.map(|(_, late, slack, _)| (late, slack));
-                if self.config.fair_quantum.is_some() {
-                    assert_eq!(entry, exact, "{one}: order");
-                } else {
-                    assert!(
-                        exact.is_none_or(|exact| entry.is_some_and(|entry| entry <= exact)),
-                        "{one}: order"
-                    );
-                    assert_eq!(
-                        of.placed.contains(&one),
-                        instance.entry != Some(unknown(one)),
-                        "{one}: placed"
-                    );
-                }
-                let on = if load.is_zero() { &slice.ready } else { &slice.cold };
-                assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{one}: entry");
-                assert!(of.waiting() == 0 || slice.running > 0, "{one} waits beside an idle slice");
-                let (open, parked) = (of.open.contains(&(latency, one)), slice.parked.contains(&one));
-                assert!(open != parked && (open || slice.running > 0), "{one}: open");
-            }
-        }
-        for (id, slice) in &self.slices {
-            let on = self
-                .instances
-                .values()
-                .filter(|one| matches!(one.service, Service::Shared { slice, .. } if slice == *id));
-            let (mut count, mut running) = (0, 0);
-            for instance in on {
-                count += 1;
-                running += instance.has.len();
-            }
-            assert!(slice.instances == count && running == slice.running, "{id}");
-        }
-        let to_be = |(id, of): (&FunctionId, &Function)| Some((of.overdue_at.filter(|_| !of.overdue)?, *id));
-        let to_be: BTreeSet<_> = self.functions.iter().filter_map(to_be).collect();
-        assert_eq!(to_be, self.to_be_overdue, "times of functions whose late requests are not overdue");
-        let waiting = self.functions.values().map(Function::waiting).sum::<usize>();
-        let running = self.instances.values().map(|instance| instance.has.len()).sum::<usize>();
-        assert_eq!(self.requests.len(), waiting + running, "a request is nowhere");
-    }
-}
-
-fn rate(service: &Service) -> u64 {
-    let interval = match service {
-        Service::Exclusive { interval, .. } => interval.as_nanos(),
-        Service::Shared { latency, .. } => latency.as_nanos(),
-        _ => 0,
-    };
-    1_000_000_000_000_000 / interval.max(1)
-}
-
-fn check_time(
-    instance: InstanceId,
-    field: &'static str,
-    time: Duration,
-    zero: bool,
-) -> Result<(), RouteError> {
-    let bound = if zero { "need at most an hour" } else { "need more than 0 and at most an hour" };
-    if (time.is_zero() && !zero) || time > MAX_TIME {
-        return Err(RouteError::BadInstance { instance, field, value: time.as_nanos(), bound });
-    }
-    Ok(())
-}
-
-fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteError> {
-    match *service {
-        Service::Exclusive { latency, interval, capacity } => {
-            check_time(instance, "latency", latency, false)?;
-            check_time(instance, "interval", interval, false)?;
-            if capacity == 0 {
-                let bound = "need more than 0";
-                return Err(RouteError::BadInstance { instance, field: "capacity", value: 0, bound });
-            }
-            Ok(())
-        }
-        Service::Shared { latency, load, .. } => {
-            check_time(instance, "latency", latency, false)?;
-            check_time(instance, "load", load, true)
-        }
-        _ => Ok(()),
-    }
 }
 
 impl Engine for SlackRouter {
@@ -1160,5 +924,86 @@ impl Engine for SlackRouter {
     fn next_deadline(&self) -> Option<Timestamp> {
         let expiring = self.expiring.first().map(|&(deadline, ..)| deadline);
         [expiring, self.again.first().map(|&(at, _)| at)].into_iter().flatten().min()
+    }
+}
+
+impl Router for SlackRouter {
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.functions.get(&function).map_or(0, Function::waiting)
+    }
+
+    fn outstanding(&self, instance: InstanceId) -> usize {
+        self.instances.get(&instance).map_or(0, |instance| instance.has.len())
+    }
+
+    fn invariants(&self) {
+        for (id, instance) in &self.instances {
+            let of = self.functions.get(&instance.function);
+            let key = (instance.latency(), *id);
+            assert_eq!(of.is_some_and(|of| of.free.contains(&key)), instance.has_room(), "{id}: free");
+            for (arrival, request) in &instance.has {
+                let found = &self.requests[request];
+                assert!(found.at == At::Instance(*id) && found.turn.1 == *arrival, "{request} on {id}");
+            }
+        }
+        for (id, of) in &self.functions {
+            if of.waiting() > 0 {
+                assert!(of.free.is_empty(), "{id} has requests waiting and an instance with room");
+            }
+            assert_eq!(of.stands, of.head(), "{id}: entries were not looked at");
+            let first = of.late.first_key_value().map(|(turn, _)| turn.0);
+            let at = first.map(|deadline| self.config.overdue_at(deadline, of.behind()));
+            assert_eq!(
+                (at, at.is_some_and(|at| at <= self.last)),
+                (of.overdue_at, of.overdue),
+                "{id}: overdue"
+            );
+            for &(latency, one) in &of.latencies {
+                let instance = &self.instances[&one];
+                let Service::Shared { slice, load, .. } = instance.service else { continue };
+                let slice = &self.slices[&slice];
+                let nanos = |time: Duration| i128::from(time.as_nanos());
+                let exact = of.head().request().map(|(late, deadline)| {
+                    (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load))
+                });
+                let entry = instance.entry.map(|(_, late, slack, _)| (late, slack));
+                if self.config.fair_quantum.is_some() {
+                    assert_eq!(entry, exact, "{one}: order");
+                } else {
+                    assert!(
+                        exact.is_none_or(|exact| entry.is_some_and(|entry| entry <= exact)),
+                        "{one}: order"
+                    );
+                    assert_eq!(
+                        of.placed.contains(&one),
+                        instance.entry != Some(unknown(one)),
+                        "{one}: placed"
+                    );
+                }
+                let on = if load.is_zero() { &slice.ready } else { &slice.cold };
+                assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{one}: entry");
+                assert!(of.waiting() == 0 || slice.running > 0, "{one} waits beside an idle slice");
+                let (open, parked) = (of.open.contains(&(latency, one)), slice.parked.contains(&one));
+                assert!(open != parked && (open || slice.running > 0), "{one}: open");
+            }
+        }
+        for (id, slice) in &self.slices {
+            let on = self
+                .instances
+                .values()
+                .filter(|one| matches!(one.service, Service::Shared { slice, .. } if slice == *id));
+            let (mut count, mut running) = (0, 0);
+            for instance in on {
+                count += 1;
+                running += instance.has.len();
+            }
+            assert!(slice.instances == count && running == slice.running, "{id}");
+        }
+        let to_be = |(id, of): (&FunctionId, &Function)| Some((of.overdue_at.filter(|_| !of.overdue)?, *id));
+        let to_be: BTreeSet<_> = self.functions.iter().filter_map(to_be).collect();
+        assert_eq!(to_be, self.to_be_overdue, "times of functions whose late requests are not overdue");
+        let waiting = self.functions.values().map(Function::waiting).sum::<usize>();
+        let running = self.instances.values().map(|instance| instance.has.len()).sum::<usize>();
+        assert_eq!(self.requests.len(), waiting + running, "a request is nowhere");
     }
 }

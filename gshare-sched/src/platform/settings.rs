@@ -12,6 +12,7 @@ use crate::scale::{
     PeakHorizontalConfig,
 };
 use gshare_core::pack::Packer;
+use gshare_core::pipeline::routing::Router;
 use gshare_core::platform::Pool;
 use gshare_core::scale::HorizontalScaler;
 
@@ -74,6 +75,8 @@ pub struct OwnPolicies {
     pub scaler: Option<Box<dyn HorizontalScaler>>,
     /// Places them there, instead of [`FractionalSettings::packer`].
     pub packer: Option<Box<dyn Packer>>,
+    /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
+    pub router: Option<Box<dyn Router>>,
 }
 
 impl core::fmt::Debug for OwnPolicies {
@@ -81,6 +84,7 @@ impl core::fmt::Debug for OwnPolicies {
         f.debug_struct("OwnPolicies")
             .field("scaler", &self.scaler.is_some())
             .field("packer", &self.packer.is_some())
+            .field("router", &self.router.is_some())
             .finish()
     }
 }
@@ -144,9 +148,12 @@ impl PlatformSettings {
     ///
     /// # Errors
     /// As for [`build`](Self::build).
-    pub fn build_with(&self, own: OwnPolicies) -> Result<Platform, PlatformError> {
-        let sliced = SlicedPool::with_config(self.sliced.clone())
+    pub fn build_with(&self, mut own: OwnPolicies) -> Result<Platform, PlatformError> {
+        let mut sliced = SlicedPool::with_config(self.sliced.clone())
             .map_err(|error| PlatformError::Policy { why: error.to_string() })?;
+        if let Some(router) = own.router.take() {
+            sliced = sliced.with_router(router);
+        }
         let pools: Vec<Box<dyn Pool>> = vec![
             Box::new(self.fractional.build(own)?),
             Box::new(sliced),

@@ -145,7 +145,7 @@ pub struct Policies {
     /// Which request whole devices serve next, and where.
     pub request: RequestName,
     /// Which pipeline serves a request.
-    pub router: PipelineName,
+    pub router: RouterName,
     /// Which pipelines there are.
     pub keeper: PipelineName,
     /// Host memory of each node that is set aside for weights; by default what the platform sets.
@@ -163,7 +163,7 @@ impl Default for Policies {
             scaler: ScalerName::default(),
             packer: PackerName::default(),
             request: RequestName::default(),
-            router: PipelineName::default(),
+            router: RouterName::default(),
             keeper: PipelineName::default(),
             host_memory: None,
             vertical: true,
@@ -218,7 +218,24 @@ pub enum RequestName {
     Ours,
 }
 
-/// A router or keeper of pipelines.
+/// A router of requests to instances on MIG slices.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RouterName {
+    /// By slack, as printed (FluidFaaS, section 5.3).
+    Paper,
+    /// By slack, with our changes. The default.
+    #[default]
+    Ours,
+    /// In the order of arrival.
+    FirstCome,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
+}
+
+/// A keeper of instances on MIG slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -1,8 +1,9 @@
 //! Policies of a program's own, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, Policies, ScalerName};
+use super::{PackerName, Policies, RouterName, ScalerName};
 use gshare_core::pack::Packer;
+use gshare_core::pipeline::routing::Router;
 use gshare_core::scale::HorizontalScaler;
 use gshare_sched::platform::OwnPolicies;
 use std::collections::BTreeMap;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 
 type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer` and `policies.scaler` may have besides ours. Each seed gets a new
-/// one.
+/// Policies of a program's own by the names that `policies.packer`, `policies.scaler` and `policies.router` may have besides ours.
+/// Each seed gets a new one.
 ///
 /// # Example
 /// ```
@@ -33,6 +34,7 @@ type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
+    routers: BTreeMap<String, Make<dyn Router>>,
 }
 
 impl core::fmt::Debug for Own {
@@ -41,6 +43,7 @@ impl core::fmt::Debug for Own {
         f.debug_struct("Own")
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
+            .field("routers", &names(self.routers.keys().collect()))
             .finish()
     }
 }
@@ -68,6 +71,17 @@ impl Own {
         self
     }
 
+    /// Adds a router; one of this name before is replaced.
+    #[must_use]
+    pub fn with_router(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn Router> + Send + Sync + 'static,
+    ) -> Self {
+        self.routers.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
     /// New ones of those that these policies name.
     ///
     /// # Errors
@@ -80,6 +94,10 @@ impl Own {
         if let ScalerName::Own(name) = &policies.scaler {
             let ours = ["heuristic", "lazy", "peaks"];
             own.scaler = Some(named("policies.scaler", name, &ours, &self.scalers)?());
+        }
+        if let RouterName::Own(name) = &policies.router {
+            let ours = ["paper", "ours", "first_come"];
+            own.router = Some(named("policies.router", name, &ours, &self.routers)?());
         }
         Ok(own)
     }
@@ -95,4 +113,81 @@ fn named<'a, P: ?Sized>(
         let names: Vec<&str> = ours.iter().copied().chain(own.keys().map(String::as_str)).collect();
         ScenarioError::field(field, name, &format!("one of {}", names.join(", ")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::Scenario;
+    use crate::world;
+    use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
+    use gshare_core::{Engine, FunctionId, InstanceId, Timestamp};
+    use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const TEXT: &str = r#"
+        length = "5s"
+        policies = { router = "mine" }
+        node = [{ device = [{ memory = "80GiB", mig = { model = "A100-80", slices = ["2g.20gb"] } }] }]
+        [[function]]
+        name = "chain"
+        work = "pipeline"
+        memory = "2GiB"
+        slo = "1s"
+        dag.component = [{ name = "one", memory = "2GiB", on = [["2g.20gb", "20ms"]] }]
+        load = { shape = "poisson", rate = 5 }
+    "#;
+
+    /// Counts the requests that are routed.
+    struct Counts(FirstCome, Arc<AtomicUsize>);
+
+    impl Engine for Counts {
+        type Event = RouteEvent;
+        type Action = RouteAction;
+        type Error = RouteError;
+
+        fn handle(
+            &mut self,
+            now: Timestamp,
+            event: RouteEvent,
+            to: &mut Vec<RouteAction>,
+        ) -> Result<(), RouteError> {
+            if matches!(event, RouteEvent::Arrived { .. }) {
+                self.1.fetch_add(1, Ordering::Relaxed);
+            }
+            self.0.handle(now, event, to)
+        }
+
+        fn next_deadline(&self) -> Option<Timestamp> {
+            self.0.next_deadline()
+        }
+    }
+
+    impl Router for Counts {
+        fn waiting(&self, function: FunctionId) -> usize {
+            self.0.waiting(function)
+        }
+
+        fn outstanding(&self, instance: InstanceId) -> usize {
+            self.0.outstanding(instance)
+        }
+    }
+
+    #[test]
+    fn a_router_of_a_programs_own_routes_the_requests_of_a_scenario() {
+        let mut scenario = Scenario::parse(TEXT).unwrap();
+        let refused = scenario.plan().unwrap_err().to_string();
+        assert!(
+            refused.contains("policies.router") && refused.contains("paper, ours, first_come"),
+            "{refused}"
+        );
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        scenario.own = Own::default().with_router("mine", move || {
+            Box::new(Counts(FirstCome::new(FirstComeConfig::default()).unwrap(), Arc::clone(&counted)))
+        });
+        let plan = scenario.plan().unwrap();
+        world::run(&plan, 0, || scenario.platform()).unwrap();
+        assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+    }
 }

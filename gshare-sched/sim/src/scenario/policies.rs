@@ -1,13 +1,13 @@
 //! The platform that a scenario's policies make.
 
 use super::error::ScenarioError;
-use super::{PackerName, PipelineName, RequestName, ScalerName, Scenario};
+use super::{PackerName, PipelineName, RequestName, RouterName, ScalerName, Scenario};
 use crate::world::Function;
 use gshare_core::platform::Work;
 use gshare_core::{GpuShare, Quota, QuotaRange};
-use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
+use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
-use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings};
+use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, RouterSettings, ScalerSettings};
 use gshare_sched::request::{Policy, SchedulerConfig};
 use gshare_sched::scale::{LazyHorizontalConfig, PeakHorizontalConfig};
 
@@ -41,8 +41,12 @@ impl Scenario {
                 settings.fractional.pool = settings.fractional.pool.with_sm_limit_factor(2);
             }
         }
-        if self.policies.router == PipelineName::Paper {
-            settings.sliced.router = RouterConfig::paper();
+        match self.policies.router {
+            RouterName::Ours | RouterName::Own(_) => {}
+            RouterName::Paper => settings.sliced.router = RouterSettings::Slack(RouterConfig::paper()),
+            RouterName::FirstCome => {
+                settings.sliced.router = RouterSettings::FirstCome(FirstComeConfig::default());
+            }
         }
         if self.policies.keeper == PipelineName::Paper {
             settings.sliced.keeper = KeeperConfig::paper();

@@ -50,12 +50,13 @@ mod tests;
 
 use super::tickets::Tickets;
 use crate::pipeline::{
-    Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+    FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
+    RouterConfig, SlackRouter,
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
-use gshare_core::pipeline::routing::RouteEvent;
+use gshare_core::pipeline::routing::{RouteEvent, Router};
 use gshare_core::pipeline::{
     AssignedSlice, Goal, Node as Slices, NodeGpu, PipelinePartitioner, SliceAssigner,
 };
@@ -74,6 +75,37 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
 const SHORT_LASTS: Duration = Duration::from_secs(1);
 
+/// The policy that gives requests to instances on slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum RouterSettings {
+    /// By slack (FluidFaaS, section 5.3).
+    Slack(RouterConfig),
+    /// In the order of arrival.
+    FirstCome(FirstComeConfig),
+}
+
+impl Default for RouterSettings {
+    fn default() -> Self {
+        Self::Slack(RouterConfig::default())
+    }
+}
+
+impl RouterSettings {
+    /// The router that these settings describe, without instances.
+    ///
+    /// # Errors
+    /// A field that is out of its bounds.
+    pub fn build(&self) -> Result<Box<dyn Router>, ConfigError> {
+        Ok(match self {
+            Self::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
+            Self::FirstCome(config) => Box::new(FirstCome::new(config.clone())?),
+        })
+    }
+}
+
 /// Settings of a [`SlicedPool`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -81,8 +113,8 @@ const SHORT_LASTS: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct SlicedConfig {
-    /// Settings of the router.
-    pub router: RouterConfig,
+    /// The policy that gives requests to instances.
+    pub router: RouterSettings,
     /// Settings of the keeper of each node.
     pub keeper: KeeperConfig,
 }
@@ -90,7 +122,7 @@ pub struct SlicedConfig {
 impl SlicedConfig {
     /// The same with another router.
     #[must_use]
-    pub fn with_router(self, router: RouterConfig) -> Self {
+    pub fn with_router(self, router: RouterSettings) -> Self {
         Self { router, ..self }
     }
 
@@ -204,12 +236,12 @@ enum Task {
 /// Makes a policy for each node.
 pub type Make<T> = Box<dyn Fn() -> Box<T> + Send>;
 
-/// Devices with MIG slices, under a [`SlackRouter`] and a [`Keeper`] for each node.
+/// Devices with MIG slices, under a [`Router`] and a [`Keeper`] for each node.
 pub struct SlicedPool {
     config: SlicedConfig,
     make_partitioner: Make<dyn PipelinePartitioner>,
     make_assigner: Make<dyn SliceAssigner>,
-    router: SlackRouter,
+    router: Box<dyn Router>,
     nodes: BTreeMap<NodeId, Node>,
     gpus: BTreeMap<GpuId, NodeId>,
     functions: BTreeMap<FunctionId, Function>,
@@ -246,7 +278,7 @@ impl SlicedPool {
         make_partitioner: Make<dyn PipelinePartitioner>,
         make_assigner: Make<dyn SliceAssigner>,
     ) -> Result<Self, SlicedError> {
-        let router = SlackRouter::new(config.router.clone()).map_err(SlicedError::Router)?;
+        let router = config.router.build().map_err(SlicedError::Router)?;
         config.keeper.check().map_err(SlicedError::Keeper)?;
         Ok(Self {
             config,
@@ -275,6 +307,12 @@ impl SlicedPool {
         let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make = move || Box::new(partitioner.clone()) as Box<dyn PipelinePartitioner>;
         Self::new(config, Box::new(make), Box::new(|| Box::new(LeastFragmentation)))
+    }
+
+    /// The same with a router of the host's own. Before the first event: what the other one knew is lost.
+    #[must_use]
+    pub fn with_router(self, router: Box<dyn Router>) -> Self {
+        Self { router, ..self }
     }
 
     const REGIME: Regime = Regime::Sliced;

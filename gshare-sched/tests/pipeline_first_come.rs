@@ -1,0 +1,220 @@
+//! The plain queue of each function, against a book of the rules that it states.
+
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, Router, Service};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+use gshare_sim::Rng;
+use std::collections::BTreeMap;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[derive(Debug, Clone)]
+struct Up {
+    function: FunctionId,
+    service: Service,
+    has: Vec<RequestId>,
+    draining: bool,
+}
+
+/// Requests in the order of their names, which is that of their arrival, and instances.
+#[derive(Debug, Default)]
+struct Book {
+    waiting: BTreeMap<RequestId, (FunctionId, u8)>,
+    running: BTreeMap<RequestId, (FunctionId, u8)>,
+    ups: BTreeMap<InstanceId, Up>,
+}
+
+impl Book {
+    fn on_slice(&self, at: SharedSlice) -> impl Iterator<Item = &Up> {
+        let shares = move |up: &&Up| matches!(up.service, Service::Shared { slice, .. } if slice == at);
+        self.ups.values().filter(shares)
+    }
+
+    fn has_room(&self, up: &Up) -> bool {
+        match up.service {
+            Service::Exclusive { capacity, .. } => !up.draining && up.has.len() < capacity as usize,
+            Service::Shared { slice, .. } => {
+                !up.draining && self.on_slice(slice).all(|other| other.has.is_empty())
+            }
+            _ => false,
+        }
+    }
+
+    fn first(&self, functions: &[FunctionId]) -> Option<RequestId> {
+        self.waiting.iter().find(|(_, (function, _))| functions.contains(function)).map(|(id, _)| *id)
+    }
+
+    fn dispatched(&mut self, request: RequestId, instance: InstanceId) {
+        let up = &self.ups[&instance];
+        assert!(self.has_room(up), "{request} to {instance}, which has no room");
+        let functions: Vec<FunctionId> = match up.service {
+            Service::Shared { slice, .. } => {
+                self.on_slice(slice).filter(|up| !up.draining).map(|up| up.function).collect()
+            }
+            _ => vec![up.function],
+        };
+        assert_eq!(self.first(&functions), Some(request), "another came first");
+        if let Service::Exclusive { latency, .. } = up.service {
+            let better = self.ups.iter().find(|(_, other)| match other.service {
+                Service::Exclusive { latency: its, .. } if other.function == up.function => {
+                    self.has_room(other) && (other.has.len(), its) < (up.has.len(), latency)
+                }
+                _ => false,
+            });
+            assert!(better.is_none(), "{request} to {instance}: {better:?} has fewer");
+        }
+        let (function, attempts) = self.waiting.remove(&request).unwrap();
+        self.running.insert(request, (function, attempts + 1));
+        self.ups.get_mut(&instance).unwrap().has.push(request);
+    }
+
+    fn event(&mut self, event: RouteEvent) {
+        match event {
+            RouteEvent::InstanceUp { instance, function, service } => {
+                self.ups.insert(instance, Up { function, service, has: Vec::new(), draining: false });
+            }
+            RouteEvent::ServiceChanged { instance, service } => {
+                self.ups.get_mut(&instance).unwrap().service = service;
+            }
+            RouteEvent::InstanceDraining { instance } => self.ups.get_mut(&instance).unwrap().draining = true,
+            RouteEvent::InstanceDown { instance } => {
+                for request in self.ups.remove(&instance).unwrap().has {
+                    let state = self.running.remove(&request).unwrap();
+                    self.waiting.insert(request, state);
+                }
+            }
+            RouteEvent::Arrived { request, function, .. } => {
+                self.waiting.insert(request, (function, 0));
+            }
+            RouteEvent::Completed { request, instance } => {
+                self.running.remove(&request);
+                self.ups.get_mut(&instance).unwrap().has.retain(|one| *one != request);
+            }
+            RouteEvent::Cancelled { request } => {
+                self.waiting.remove(&request);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn service(rng: &mut Rng) -> Service {
+    let latency = ms(rng.between(1, 50));
+    if rng.percent(50) {
+        let capacity = u32::try_from(rng.between(1, 3)).unwrap();
+        return Service::Exclusive { latency, interval: latency, capacity };
+    }
+    Service::Shared {
+        slice: SharedSlice::new(u32::try_from(rng.below(3)).unwrap()),
+        latency,
+        load: ms(rng.below(20)),
+    }
+}
+
+fn event(rng: &mut Rng, book: &Book, now: Timestamp, next: u64) -> Option<RouteEvent> {
+    let ups: Vec<InstanceId> = book.ups.iter().filter(|(_, up)| !up.draining).map(|(id, _)| *id).collect();
+    let function = FunctionId::new(u32::try_from(rng.below(3)).unwrap());
+    Some(match rng.below(20) {
+        0 | 1 => RouteEvent::InstanceUp { instance: InstanceId::new(next), function, service: service(rng) },
+        2 => RouteEvent::InstanceDown { instance: *rng.pick(&book.ups.keys().copied().collect::<Vec<_>>())? },
+        3 => RouteEvent::InstanceDraining { instance: *rng.pick(&ups)? },
+        4 => RouteEvent::ServiceChanged { instance: *rng.pick(&ups)?, service: service(rng) },
+        5 => RouteEvent::Cancelled { request: *rng.pick(&book.waiting.keys().copied().collect::<Vec<_>>())? },
+        6 => RouteEvent::DeadlineReached,
+        7..13 => {
+            let deadline = rng.percent(70).then(|| now + ms(rng.below(200)));
+            RouteEvent::Arrived { request: RequestId::new(next), function, deadline }
+        }
+        _ => {
+            let pairs: Vec<_> = book
+                .ups
+                .iter()
+                .flat_map(|(&instance, up)| up.has.iter().map(move |&request| (request, instance)))
+                .collect();
+            let &(request, instance) = rng.pick(&pairs)?;
+            RouteEvent::Completed { request, instance }
+        }
+    })
+}
+
+#[test]
+fn the_request_that_came_first_goes_first_and_none_waits_beside_room() {
+    let (mut dispatched, mut short, mut given_up) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        let mut router = FirstCome::new(FirstComeConfig::default()).unwrap();
+        let (mut book, mut now, mut actions) = (Book::default(), Timestamp::ZERO, Vec::new());
+        for next in 0..300 {
+            now = now + ms(rng.below(15));
+            let Some(event) = event(&mut rng, &book, now, next) else { continue };
+            let was_empty = |id| book.ups[&id].has.is_empty();
+            let drained = match event {
+                RouteEvent::InstanceDraining { instance } => was_empty(instance).then_some(instance),
+                RouteEvent::Completed { instance, .. } => {
+                    let up = &book.ups[&instance];
+                    (up.draining && up.has.len() == 1).then_some(instance)
+                }
+                _ => None,
+            };
+            actions.clear();
+            router.handle(now, event, &mut actions).unwrap_or_else(|error| panic!("{event:?}: {error}"));
+            router.invariants();
+            book.event(event);
+            let mut told_drained = None;
+            for &action in &actions {
+                match action {
+                    RouteAction::Dispatch { request, instance } => {
+                        book.dispatched(request, instance);
+                        dispatched += 1;
+                    }
+                    RouteAction::Reject { request, .. } => {
+                        let (_, attempts) = book.waiting.remove(&request).unwrap();
+                        assert_eq!(attempts, 3, "{request} was given up too early");
+                        given_up += 1;
+                    }
+                    RouteAction::Short { function, waiting, .. } => {
+                        assert!(waiting > 0, "{function} is short of nothing");
+                        short += 1;
+                    }
+                    RouteAction::Drained { instance } => told_drained = Some(instance),
+                }
+            }
+            assert_eq!(told_drained, drained, "seed {seed}, {event:?}");
+            for up in book.ups.values().filter(|up| book.has_room(up)) {
+                assert_eq!(book.first(&[up.function]), None, "seed {seed}, {event:?}: waits beside {up:?}");
+            }
+            for (id, up) in &book.ups {
+                assert_eq!(router.outstanding(*id), up.has.len());
+            }
+        }
+    }
+    assert!(dispatched > 5_000 && short > 100 && given_up > 0, "{dispatched}, {short}, {given_up}");
+}
+
+#[test]
+fn bad_events_are_refused_and_change_nothing() {
+    let mut router = FirstCome::new(FirstComeConfig::default()).unwrap();
+    let (instance, request) = (InstanceId::new(1), RequestId::new(1));
+    let mut said = |at, event| router.handle(Timestamp::ZERO + ms(at), event, &mut Vec::new());
+    let up = |capacity| RouteEvent::InstanceUp {
+        instance,
+        function: FunctionId::new(0),
+        service: Service::Exclusive { latency: ms(1), interval: ms(1), capacity },
+    };
+    assert!(matches!(said(5, up(0)), Err(RouteError::BadInstance { field: "capacity", .. })));
+    said(5, up(1)).unwrap();
+    assert_eq!(said(5, up(1)), Err(RouteError::DuplicateInstance { instance }));
+    assert!(matches!(said(4, RouteEvent::DeadlineReached), Err(RouteError::TimeWentBack { .. })));
+    assert_eq!(said(5, RouteEvent::Cancelled { request }), Err(RouteError::UnknownRequest { request }));
+    let load = RouteEvent::LoadChanged { instance, load: ms(1) };
+    assert_eq!(said(5, load), Err(RouteError::NotShared { instance }));
+    assert_eq!((router.waiting(FunctionId::new(0)), router.outstanding(instance)), (0, 0));
+}
+
+#[test]
+fn a_bound_of_zero_is_refused_by_name() {
+    let refused = FirstCome::new(FirstComeConfig::default().with_max_waiting(0)).unwrap_err();
+    assert_eq!(refused.to_string(), "max_waiting is 0: need more than 0");
+}
