@@ -1,5 +1,7 @@
 //! Settings of a [`SlackRouter`](super::SlackRouter).
 
+#[cfg(doc)]
+use gshare_core::pipeline::routing::RouteAction;
 use gshare_core::{ConfigError, Duration, Timestamp};
 
 /// The treatment of requests that cannot be answered in time.
@@ -44,7 +46,7 @@ pub struct RouterConfig {
     /// loads another that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
     /// decides, as in the paper.
     pub stay_loads: u32,
-    /// Least time between two [`RouteAction::Short`](gshare_core::pipeline::routing::RouteAction::Short) of a function. 100 ms: an instance takes longer than that to start.
+    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
     #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
     pub short_every: Duration,
     /// Most requests of a function that wait. 100,000: some 10 MB.
