@@ -18,7 +18,7 @@ use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
-use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, gpus};
+use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, node_gpus};
 use gshare_examples::kubernetes::plugin::{ServeError, Sockets};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -60,7 +60,7 @@ fn node() -> Arc<Node> {
 fn node_of(hook: &Path) -> Arc<Node> {
     Arc::new(Node {
         name: "n1".into(),
-        gpus: gpus::simulated(2, Bytes::from_gib(16)),
+        gpus: node_gpus::simulated(2, Bytes::from_gib(16)),
         hook: hook.to_owned(),
         injection: Injection::File,
         preload_file: "/opt/gshare/ld.so.preload".into(),

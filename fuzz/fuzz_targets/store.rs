@@ -4,7 +4,7 @@
 #![no_main]
 
 use core::fmt;
-use gshare_sim::store::StoreOp;
+use gshare_sim::store_history::StoreOp;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../gshare-modelstore/tests/support/ops.rs"]

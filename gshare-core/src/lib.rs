@@ -27,8 +27,8 @@ pub mod share;
 pub mod slots;
 pub mod store;
 pub mod token;
-pub mod trace;
 pub mod units;
+pub mod wait_ring;
 pub mod wire;
 
 mod config_error;

@@ -132,12 +132,14 @@ fn main() {
         };
         let params = params.join(", ");
         let shown: Vec<_> = args.iter().map(|(arg, ty)| format!("(\"{arg}\", {})", shown(arg, ty))).collect();
-        let trace = format!("crate::trace::call(\"{name}\", returned.0, &[{}])", shown.join(", "));
+        let trace = format!("crate::call_trace::call(\"{name}\", returned.0, &[{}])", shown.join(", "));
         let body = if UNGUARDED.contains(&stem) {
             // Two copies: after a call, its arguments would have to be kept.
-            format!("if crate::trace::calls() {{ let returned = {body}; {trace}; return returned; }} {body}")
+            format!(
+                "if crate::call_trace::calls() {{ let returned = {body}; {trace}; return returned; }} {body}"
+            )
         } else {
-            format!("let returned = {body}; if crate::trace::calls() {{ {trace}; }} returned")
+            format!("let returned = {body}; if crate::call_trace::calls() {{ {trace}; }} returned")
         };
         writeln!(
             out,

@@ -10,12 +10,12 @@ use gshare_meter::cost::CostTable;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
 use crate::clock;
-use crate::context::{Context, Pair};
 use crate::control::{CONTROL, State};
+use crate::event_pool::{Context, Pair};
 use crate::lifecycle::{self, Runtime};
 use crate::runs::ThreadRecord;
 use crate::segments::{Ending, end_segments};
-use crate::trace::{Cause, Waiting};
+use crate::wait_ring::{Cause, Waiting};
 
 /// How long a thread waits in line without the line moving before it stops waiting for those ahead.
 pub(crate) const LINE_STUCK: StdDuration = StdDuration::from_secs(2);

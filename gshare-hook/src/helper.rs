@@ -14,8 +14,8 @@ use gshare_meter::{Facts, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Se
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::clock;
-use crate::context::Progress;
 use crate::control::{CONTROL, State};
+use crate::event_pool::Progress;
 use crate::gpu::{Device, Pending};
 use crate::lifecycle::{self, Answer, Request, Runtime};
 use crate::runs::{RUNS, ThreadRecord};

@@ -90,23 +90,23 @@
 compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");
 
 mod clock;
-mod config;
-mod context;
 mod control;
 mod driver;
+mod environment;
+mod event_pool;
 mod exports;
 mod gate;
 mod gpu;
 mod helper;
 mod hold;
 mod lifecycle;
-mod memory;
-mod nvml;
+mod memory_held;
+mod nvml_view;
 mod probe;
 mod resolve;
 mod runs;
 mod segments;
 mod streams;
 mod tls;
-mod trace;
 mod transport;
+mod wait_ring;

@@ -18,20 +18,20 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
-use gshare_core::trace::Event;
+use gshare_core::wait_ring::Event;
 use gshare_core::{Bytes, DeviceUuid, RunId};
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 use gshare_meter::MemoryAccount;
 
-use crate::config::Config;
-use crate::context::Contexts;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
+use crate::environment::Config;
+use crate::event_pool::Contexts;
 use crate::gpu::Device;
-use crate::memory::Book;
+use crate::memory_held::Book;
 use crate::runs::ThreadRecord;
-use crate::trace::Trace;
 use crate::transport::Bell;
+use crate::wait_ring::Trace;
 use crate::{clock, helper, resolve, runs, tls};
 
 const DEVICES: usize = 64;
@@ -360,10 +360,10 @@ fn variable(key: &str) -> Option<OsString> {
     static FILE: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let file = FILE.get_or_init(|| {
         let own = crate::driver::library_of(variable as *const c_void).unwrap_or_default();
-        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(crate::config::FILE);
+        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(crate::environment::FILE);
         std::fs::read_to_string(file).unwrap_or_default()
     });
-    crate::config::line(file, key).map(OsString::from).or_else(|| std::env::var_os(key))
+    crate::environment::line(file, key).map(OsString::from).or_else(|| std::env::var_os(key))
 }
 
 /// `GSHARE_MEM`, for questions that come before any device is in use. Read once.

@@ -16,8 +16,8 @@ use gshare_meter::cost::Row;
 use gshare_meter::{Measured, SHORT_NS, Segment};
 
 use crate::clock;
-use crate::context::{Context, Event, Pair};
 use crate::control::CONTROL;
+use crate::event_pool::{Context, Event, Pair};
 use crate::gate::{CALL_NS, Ticket, Verdict};
 use crate::gpu::{Device, Pending};
 use crate::hold::Begun;

@@ -13,8 +13,8 @@ use gshare_meter::OpenRun;
 use gshare_meter::cost::Row;
 use gshare_meter::segment::UNMEASURED_IN_DOUBT;
 
-use crate::context::{Context, Event};
 use crate::control::{CONTROL, State};
+use crate::event_pool::{Context, Event};
 use crate::gpu::Device;
 use crate::probe::Alone;
 use crate::segments::{Ending, end};

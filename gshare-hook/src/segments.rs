@@ -14,8 +14,8 @@ use gshare_meter::segment::{MEASURED_EVERY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, 
 use gshare_meter::{Measured, Segment};
 
 use crate::clock;
-use crate::context::{Context, Pair};
 use crate::control::CONTROL;
+use crate::event_pool::{Context, Pair};
 use crate::gpu::Pending;
 use crate::lifecycle::Runtime;
 use crate::runs::{MIXED, Mine, Taken, ThreadRecord, metered};

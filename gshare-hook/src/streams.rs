@@ -3,8 +3,8 @@
 
 use core::ffi::c_uint;
 
-use crate::context;
 use crate::driver::real;
+use crate::event_pool;
 
 /// `CU_STREAM_LEGACY`; below it, the default stream.
 pub(crate) const LEGACY_STREAM: usize = 1;
@@ -23,7 +23,7 @@ pub(crate) fn stream_of<T>(stream: *mut T, per_thread: bool) -> usize {
 pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
     let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
     // Until the end of this function.
-    let _pushed = foreign.and_then(context::Pushed::new);
+    let _pushed = foreign.and_then(event_pool::Pushed::new);
     work()
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn foreign_context(stream: usize) -> Option<usize> {
     };
     let known = found.is_ok() && !context.is_null();
     let handle = context.expose_provenance();
-    (known && context::current_handle() != Some(handle)).then_some(handle)
+    (known && event_pool::current_handle() != Some(handle)).then_some(handle)
 }
 
 /// Whether a launch on this stream becomes part of a graph.

@@ -6,7 +6,7 @@ use std::time::Duration as StdDuration;
 
 use common::daemon::{Daemon, Manners};
 use common::{Run, program};
-use gshare_core::trace::{Denial, Event, FromDaemon, Snapshot, Why};
+use gshare_core::wait_ring::{Denial, Event, FromDaemon, Snapshot, Why};
 use gshare_core::{Bytes, ResourceSpec};
 
 /// Runs a program with a ring that stays; gives its standard error and the ring, if there is one.

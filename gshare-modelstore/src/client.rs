@@ -18,8 +18,8 @@
 //! manifest or at a tensor, after a check that nobody can write to it or cut it; a process that only hands the descriptor
 //! on, or imports it into a GPU, maps no more than it needs.
 
+use crate::arena_fill::{LoadError, layout_of_header};
 use crate::frame::{Answer, Code, FrameError, Handle, MAX_FRAME, Request, Wanted};
-use crate::load::{LoadError, layout_of_header};
 use crate::manifest::{Layout, Manifest, ManifestError};
 use crate::map::SealedMap;
 use crate::packet::{self, Descriptors};

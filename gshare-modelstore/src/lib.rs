@@ -16,7 +16,7 @@
 //! | [`backend`] | memory that models live in |
 //! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
 //! | [`python`] | the text of the Python package, for programs that bring it along |
-//! | [`safetensors`], [`load`], [`content`] | files: checked, read in parallel, hashed on the way |
+//! | [`safetensors`], [`arena_fill`], [`content`] | files: checked, read in parallel, hashed on the way |
 //!
 //! # Guarantees
 //! - A model that is not complete is never handed out; one that is handed out is never written again.
@@ -45,13 +45,13 @@
 //! ```
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
+pub mod arena_fill;
 pub mod backend;
 pub mod bounds;
 pub mod client;
 pub mod content;
 pub mod engine;
 pub mod frame;
-pub mod load;
 pub mod manifest;
 pub mod python;
 pub mod safetensors;

@@ -9,7 +9,7 @@ use gshare_core::store::{
 };
 use gshare_core::{Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use gshare_modelstore::engine::{Store, StoreConfig};
-use gshare_sim::store::StoreOp;
+use gshare_sim::store_history::StoreOp;
 use proptest::prelude::*;
 
 fn op() -> impl Strategy<Value = StoreOp> {

@@ -3,11 +3,11 @@
 #![cfg(all(feature = "process", feature = "store"))]
 
 use gshare_core::{BasisPoints, Duration, Quota, SmShare};
+use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::planner::Grid;
-use gshare_profile::process::{Process, Protocol};
 use gshare_profile::run::run;
-use gshare_profile::store::Store;
 use gshare_profile::trial::TrialConfig;
+use gshare_profile::trial_file::Store;
 use std::path::Path;
 use std::process::Command;
 

@@ -4,7 +4,7 @@
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Quota, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
-use gshare_profile::process::{Process, Protocol};
+use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::trial::{TrialConfig, TrialError, measure};
 use std::process::Command;
 

@@ -7,8 +7,8 @@ use gshare_profile::executor::simulated_gpu;
 use gshare_profile::meter::Utilisation;
 use gshare_profile::planner::{Grid, Trial};
 use gshare_profile::run::{Record, Sink, run};
-use gshare_profile::store::{Store, StoreError};
 use gshare_profile::trial::TrialConfig;
+use gshare_profile::trial_file::{Store, StoreError};
 
 fn percent(percent: u16) -> (SmShare, Quota) {
     (SmShare::from_percent(percent).unwrap(), Quota::from_percent(percent).unwrap())

@@ -3,7 +3,7 @@
 #[path = "../tests/support/request_chaos.rs"]
 mod chaos;
 
-use gshare_sim::request::Fate;
+use gshare_sim::request_cluster::Fate;
 use std::collections::BTreeMap;
 
 fn main() {

@@ -7,7 +7,7 @@ mod chaos;
 use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, Tier};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
-use gshare_sim::request::Fate;
+use gshare_sim::request_cluster::Fate;
 
 /// Every request is served once or rejected once, whatever happens; `simulate` checks the rest at each step.
 #[test]

@@ -9,7 +9,7 @@ use gshare_core::request::{
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp,
 };
-use gshare_sched::request::state::{Seen, reconcile};
+use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
 
 const A: u32 = 0;

@@ -52,7 +52,7 @@ use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::scale::{LaneEnd, LaneKernel, SharedGpu};
+use gshare_sim::contended_gpu::{LaneEnd, LaneKernel, SharedGpu};
 use std::collections::VecDeque;
 use std::num::NonZero;
 

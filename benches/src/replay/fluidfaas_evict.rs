@@ -19,7 +19,7 @@ use gshare_core::{Bytes, Duration, Timestamp};
 use gshare_sched::pipeline::{EvictionOrder, EvictionPolicy, Gaps, KeepAlive, Stay};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::trace::read_azure_counts;
+use gshare_sim::load_trace::read_azure_counts;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -18,7 +18,7 @@ use gshare_core::request::{ModelProfile, RequestScheduler};
 use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
-use gshare_sim::request::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
+use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -398,7 +398,7 @@ fn once(
 #[expect(clippy::cast_precision_loss, reason = "reports")]
 fn figures(
     latencies: &[f64],
-    outcome: &gshare_sim::request::Outcome,
+    outcome: &gshare_sim::request_cluster::Outcome,
     scheduler: &LocalityScheduler,
 ) -> Figures {
     let stats = scheduler.stats();

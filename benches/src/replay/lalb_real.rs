@@ -23,7 +23,7 @@ use gshare_runner::manager::{
 };
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
-use gshare_sim::request::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
+use gshare_sim::request_cluster::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
 use parking_lot::Mutex;
 use serde_json::Value;

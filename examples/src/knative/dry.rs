@@ -1,4 +1,4 @@
-//! A load played through [`Decider`] and [`core`](super::core) on virtual time. No cluster: what Kubernetes and Knative's own
+//! A load played through [`Decider`] and [`target_writes`](super::target_writes) on virtual time. No cluster: what Kubernetes and Knative's own
 //! controllers would do is [`Cluster`], in which a pod is ready some seconds after it was asked for.
 
 use super::Options;
@@ -6,9 +6,9 @@ use super::api::{
     ACTIVE, Condition, Mode, PodAutoscaler, PodAutoscalerSpec, READY, ServerlessService,
     ServerlessServiceStatus,
 };
-use super::core::{Observed, Pass, Write, reconcile};
 use super::decider::Decider;
 use super::settings::{Defaults, Settings};
+use super::target_writes::{Observed, Pass, Write, reconcile};
 use anyhow::{Context as _, ensure};
 use gshare_core::profile::RequestRate;
 use k8s_openapi::api::core::v1::ObjectReference;

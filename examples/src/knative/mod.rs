@@ -16,7 +16,7 @@
 //! pods :9090, activators :9090 ── load, once a second ──▶ Decider ── pods desired ──▶ core ── scale, service, status ──▶ API server
 //!                                                        the engine                    ▲ watches, wake-ups
 //! ```
-//! [`decider`] and [`core`] are pure and told the time; [`shell`] watches and writes; [`outside`] asks pods and activators;
+//! [`decider`] and [`target_writes`] are pure and told the time; [`shell`] watches and writes; [`outside`] asks pods and activators;
 //! [`dry`] plays a load through the two pure parts on virtual time, without a cluster.
 //!
 //! # What it reads of a revision
@@ -33,12 +33,12 @@
 //! resources are internal to Knative and may change.
 
 pub mod api;
-pub mod core;
 pub mod decider;
 pub mod dry;
 pub mod outside;
 pub mod settings;
 pub mod shell;
+pub mod target_writes;
 
 use crate::kubernetes::lease;
 use crate::kubernetes::metrics::Metrics;

@@ -1,4 +1,4 @@
-//! The controller: watches, asks, lets [`core`] and [`Decider`] decide, and writes.
+//! The controller: watches, asks, lets [`target_writes`] and [`Decider`] decide, and writes.
 //!
 //! Reads come from watches, except for the number of pods of a target. A pass is made when something it reads has changed,
 //! when its own wake-up has come, and when a look at the load, once a second, makes another number of pods desired; load is asked
@@ -11,10 +11,10 @@
 //! - **Start**: no pass is made before all that it reads was listed once; what is not known yet is not taken for not there.
 
 use super::api::{CLASS, PodAutoscaler, SERVICE_NAME, SERVICE_TYPE, SKS_NAME, ServerlessService};
-use super::core::{self, Observed, Pass, Write};
 use super::decider::{Decider, Policy, TICK, load};
 use super::outside::{Outside, Waiting};
 use super::settings::{Defaults, Settings};
+use super::target_writes::{self, Observed, Pass, Write};
 use crate::kubernetes::metrics::{KNATIVE_DESIRED, KNATIVE_PASSES, KNATIVE_TARGETS, Metrics};
 use crate::kubernetes::said;
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
@@ -174,7 +174,7 @@ impl Shell {
             Ok(settings) => settings,
             Err(why) => {
                 self.deciders().remove(&key);
-                return self.write(pa, None, core::refuse_annotation(pa, &why, now.wall)).await;
+                return self.write(pa, None, target_writes::refuse_annotation(pa, &why, now.wall)).await;
             }
         };
         let sks = self.services.get(&ObjectRef::new(&key.1).within(&key.0));
@@ -205,13 +205,13 @@ impl Shell {
             desired,
             backed: false,
         };
-        let mut pass = core::reconcile(&observed, &settings, defaults, now.wall);
+        let mut pass = target_writes::reconcile(&observed, &settings, defaults, now.wall);
         if pass.probe {
             let service =
                 observed.sks.and_then(|sks| sks.status.as_ref()).map(|status| &*status.service_name);
             let h2c = pa.spec.protocol_type == "h2c";
             observed.backed = self.outside.is_backed(&key.0, service.unwrap_or_default(), h2c).await;
-            pass = core::reconcile(&observed, &settings, defaults, now.wall);
+            pass = target_writes::reconcile(&observed, &settings, defaults, now.wall);
         }
         self.write(pa, sks.as_deref(), pass).await
     }

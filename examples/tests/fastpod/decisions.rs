@@ -4,9 +4,11 @@ use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Duration, Quota, SmShare};
 use gshare_examples::kubernetes::dra::Injection;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
-use gshare_examples::kubernetes::fastpod::core::{Observed, PodName, Settings, Wanted, Write, reconcile};
+use gshare_examples::kubernetes::fastpod::fastpod_writes::{
+    Observed, PodName, Settings, Wanted, Write, reconcile,
+};
+use gshare_examples::kubernetes::fastpod::pod_share::demand;
 use gshare_examples::kubernetes::fastpod::pods::{Given, LABEL, Place, is_owned};
-use gshare_examples::kubernetes::fastpod::shares::demand;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;

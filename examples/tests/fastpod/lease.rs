@@ -4,7 +4,7 @@ use super::api_server::{Api, documents, rights};
 use super::decisions::{fastpod, node};
 use gshare_core::Timestamp;
 use gshare_examples::kubernetes::fastpod::controller::Controller;
-use gshare_examples::kubernetes::fastpod::core::Settings;
+use gshare_examples::kubernetes::fastpod::fastpod_writes::Settings;
 use gshare_examples::kubernetes::lease::{Elector, Leadership, Lost, Terms};
 use k8s_openapi::jiff;
 use kube::Client;

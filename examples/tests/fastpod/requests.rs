@@ -6,7 +6,7 @@ use super::policy::{Request, admit, policy};
 use futures::StreamExt as _;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
 use gshare_examples::kubernetes::fastpod::controller::{Controller, Outcome};
-use gshare_examples::kubernetes::fastpod::core::Settings;
+use gshare_examples::kubernetes::fastpod::fastpod_writes::Settings;
 use gshare_examples::kubernetes::fastpod::pods::{Injected, Mounts, name};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

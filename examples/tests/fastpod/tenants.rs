@@ -2,7 +2,7 @@
 
 use super::decisions::{at, fastpod, node};
 use super::policy::{Request, admit, policy};
-use gshare_examples::kubernetes::fastpod::core::{Observed, Settings, Write, reconcile};
+use gshare_examples::kubernetes::fastpod::fastpod_writes::{Observed, Settings, Write, reconcile};
 use serde_json::{Value, json};
 
 const POLICY: &str = include_str!("../../kubernetes/fastpod/policy.yaml");

@@ -116,7 +116,7 @@ pub enum RouteEvent {
         /// The request whose client gave up.
         request: RequestId,
     },
-    /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
+    /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
 

@@ -19,15 +19,15 @@ pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
 mod array;
+pub(crate) mod base;
 mod calls;
 pub(crate) mod context;
-pub(crate) mod core;
 pub(crate) mod device;
 mod graph;
 mod memory;
 mod module;
-mod pool;
 mod stream;
+mod stream_ordered;
 mod symbols;
 mod vmm;
 mod xfer;
@@ -40,8 +40,8 @@ mod imp {
     pub(super) use super::graph::*;
     pub(super) use super::memory::*;
     pub(super) use super::module::*;
-    pub(super) use super::pool::*;
     pub(super) use super::stream::*;
+    pub(super) use super::stream_ordered::*;
     pub(super) use super::symbols::*;
     pub(super) use super::vmm::*;
     pub(super) use super::xfer::*;
@@ -77,7 +77,7 @@ pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
 )]
 pub(crate) mod exports {
     use super::*;
-    use crate::trace::Value;
+    use crate::call_trace::Value;
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
 pub use exports::IMPLEMENTED;

@@ -13,7 +13,7 @@
 //!
 //! # Layers
 //!
-//! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device`] the
+//! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device_file`] the
 //!    file, its lock and the sweep of dead processes.
 //! 2. [`driver`]: the driver API over it, exported by one table of names.
 //! 3. [`nvml`]: the monitoring library over the same device.
@@ -75,6 +75,7 @@
 //! - A child of an initialised process can never initialise, as with the real driver.
 #![allow(clippy::cast_possible_truncation)] // indices into tables whose sizes are constants below 2^32
 
+mod call_trace;
 pub mod driver;
 #[allow(unsafe_code)] // images at addresses that C programs pass
 mod image;
@@ -84,7 +85,6 @@ pub mod nvml;
 #[allow(unsafe_code)] // functions that C calls
 mod private_tables;
 pub mod sim;
-mod trace;
 mod truth;
 
 pub use gshare_fake_cuda_spec::Spec;

@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::driver::core::{driver, driver_version, release};
+use crate::driver::base::{driver, driver_version, release};
 use crate::driver::device::{gpu_uuid, pci_text, uuid_text};
-use crate::sim::device::{device_name, device_uuid};
+use crate::sim::device_file::{device_name, device_uuid};
 use crate::sim::{SimDevice, Truth};
 
 type Return = c_uint;
@@ -169,8 +169,8 @@ macro_rules! nvml {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> Return {
             let result = guard(|| $body);
-            if crate::trace::calls() {
-                crate::trace::nvml_call(stringify!($name), result);
+            if crate::call_trace::calls() {
+                crate::call_trace::nvml_call(stringify!($name), result);
             }
             result
         }

@@ -1,6 +1,6 @@
 //! Frames as the trace shows them.
 
-use gshare_core::trace::Event;
+use gshare_core::wait_ring::Event;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, Quota, ResourceSpec};
 

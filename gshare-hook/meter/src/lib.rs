@@ -72,7 +72,7 @@ mod device;
 mod explain;
 mod learning;
 mod link;
-mod memory;
+mod memory_questions;
 mod meter;
 mod moving;
 pub mod segment;
@@ -85,7 +85,7 @@ pub use meter::Meter;
 pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 
 use gshare_core::scale::ServiceClass;
-use gshare_core::trace::{Event, Why};
+use gshare_core::wait_ring::{Event, Why};
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, Timestamp};
 

@@ -1,13 +1,13 @@
 //! The meter: one process and its daemon.
 
 use gshare_core::scale::ServiceClass;
-use gshare_core::trace::Event;
+use gshare_core::wait_ring::Event;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, Timestamp};
 
 use crate::device::{Around, Attachment, CLOSED_WAIT, Device, Tenure};
 use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED, SILENCE, WELCOME};
-use crate::memory::{self, Deferred, Shortage};
+use crate::memory_questions::{self, Deferred, Shortage};
 use crate::moving::Moving;
 use crate::{
     Action, Actions, Ground, MeterAction, MeterError, MeterEvent, Ordinal, Settings, Ticket, explain,
@@ -647,7 +647,7 @@ impl<G: Ground> Meter<G> {
                         actions.push(Action::Answer { ticket, granted: false });
                         // Why the daemon refuses has been told.
                         if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
-                            actions.push(Action::Tell(memory::no_part(device.spec)));
+                            actions.push(Action::Tell(memory_questions::no_part(device.spec)));
                         }
                     }
                     Deferred::View { ticket } => actions.push(Action::Answer { ticket, granted: false }),
@@ -684,12 +684,12 @@ impl<G: Ground> Meter<G> {
         };
         match device.attachment {
             Attachment::Served(client) if up && device.spec.memory().is_some() => {
-                actions.push(Action::Say(memory::reserve(client, memory, missing)));
+                actions.push(Action::Say(memory_questions::reserve(client, memory, missing)));
                 device.questions.shortages.push_back(Shortage { bytes, missing, ticket });
             }
             _ if memory.awaits_part() => device.questions.deferred.push(Deferred::Reserve { bytes, ticket }),
             _ => {
-                let granted = memory::reserve_alone(memory, bytes);
+                let granted = memory_questions::reserve_alone(memory, bytes);
                 actions.push(Action::Answer { ticket, granted });
             }
         }

@@ -1,7 +1,7 @@
 //! Daemons that die, are stopped or refuse, in virtual time.
 
 use crate::common::{self, Behind, Bench, Kernel, MS, limited, with_memory};
-use gshare_core::trace::Why;
+use gshare_core::wait_ring::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ResourceSpec};
 use gshare_meter::MeterEvent;

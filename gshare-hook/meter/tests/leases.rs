@@ -1,7 +1,7 @@
 //! Leases of a daemon, in virtual time: asked for, used within their bounds, and returned with what they cost.
 
 use crate::common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
-use gshare_core::trace::Why;
+use gshare_core::wait_ring::Why;
 use gshare_core::wire::ToDaemon;
 use gshare_meter::{Facts, MeterEvent, Ticket};
 

@@ -9,7 +9,7 @@ use super::memory::{allocate, free, handle, metering};
 use super::wrappers;
 use crate::driver::real;
 use crate::lifecycle::Runtime;
-use crate::memory::{Key, Kind};
+use crate::memory_held::{Key, Kind};
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical
 /// memory into it, which is counted as such.

@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
 use super::wrappers;
-use crate::context;
 use crate::control::{ALL_STREAMS, CONTROL};
 use crate::driver::real;
+use crate::event_pool;
 use crate::segments::{self, synchronise};
 use crate::streams::{self, stream_of};
 
@@ -86,7 +86,7 @@ fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
             runtime.context_on(device);
         }
         // A new context is current at once.
-        segments::switching(context::current_handle().unwrap_or(0));
+        segments::switching(event_pool::current_handle().unwrap_or(0));
     }
     result
 }
@@ -150,7 +150,7 @@ fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
 /// The one that was current before becomes current again; which, is known only then.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    segments::switching(context::current_handle().unwrap_or(0));
+    segments::switching(event_pool::current_handle().unwrap_or(0));
     result
 }
 
@@ -277,7 +277,7 @@ wrappers! { CONTEXTS:
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
             CONTROL.handle_destroyed(ALL_STREAMS);
-            if let Some(handle) = context::forget_green(context.addr()) && let Some(runtime) = CONTROL.runtime() {
+            if let Some(handle) = event_pool::forget_green(context.addr()) && let Some(runtime) = CONTROL.runtime() {
                 runtime.contexts.destroying(handle);
             }
             // SAFETY: as above.
@@ -288,7 +288,7 @@ wrappers! { CONTEXTS:
         // SAFETY: as above.
         let result = unsafe { real(out, context) };
         if result.is_ok() {
-            context::name_green(context.addr(), written(out));
+            event_pool::name_green(context.addr(), written(out));
         }
         result
     }
@@ -297,7 +297,7 @@ wrappers! { CONTEXTS:
         // SAFETY: as above.
         let result = unsafe { real(out, description, device, flags) };
         if result.is_ok() && let Some(host) = primary(device) {
-            context::note_green(written(out), host);
+            event_pool::note_green(written(out), host);
         }
         result
     }

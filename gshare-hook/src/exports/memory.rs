@@ -21,7 +21,7 @@ use crate::control::{CONTROL, State};
 use crate::driver::real;
 use crate::gpu::Device;
 use crate::lifecycle::{self, Runtime};
-use crate::memory::{Key, Kind, Record};
+use crate::memory_held::{Key, Kind, Record};
 use crate::streams::{self, stream_of};
 
 const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;

@@ -15,9 +15,9 @@
 #![allow(unsafe_code, reason = "calls to the CUDA driver")]
 
 use super::{ArenaMemory, ModelBackend};
+use crate::arena_fill::{self, Origin};
 use crate::client::Model;
 use crate::frame::{Handle, MAX_FRAME};
-use crate::load::{self, Origin};
 use crate::manifest::{Layout, Place};
 use crate::packet;
 use crate::safetensors::Dtype;
@@ -392,7 +392,7 @@ fn fill_here(job: &Job, list: &File, file: &OwnedFd, arena: &OwnedFd) -> io::Res
         }
         Ok(0)
     };
-    let hashes = load::pieces(&layout, job.threads, &|_| {}, &read)?;
+    let hashes = arena_fill::pieces(&layout, job.threads, &|_| {}, &read)?;
     cuda!(cuCtxSynchronize())?;
     Ok(hashes)
 }
@@ -530,9 +530,9 @@ impl ModelBackend for IpcBackend {
         progress: &(dyn Fn(u64) + Sync),
     ) -> io::Result<Vec<[u8; 32]>> {
         let Origin::Arena { layout, memory: from } = origin else {
-            return load::fill(origin, memory, threads, progress);
+            return arena_fill::fill(origin, memory, threads, progress);
         };
-        let Some(pinned) = from.pinned() else { return load::fill(origin, memory, threads, progress) };
+        let Some(pinned) = from.pinned() else { return arena_fill::fill(origin, memory, threads, progress) };
         let read = |place: usize, offset: u64, bytes: usize, buffer: &mut [u8]| {
             let from = layout.places[place].offset + offset;
             let begin = size(from)?;
@@ -541,7 +541,7 @@ impl ModelBackend for IpcBackend {
             buffer[..bytes].copy_from_slice(part);
             Ok(0)
         };
-        load::pieces(layout, threads, progress, &read)
+        arena_fill::pieces(layout, threads, progress, &read)
     }
 
     fn copy_out(

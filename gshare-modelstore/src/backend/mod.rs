@@ -20,8 +20,8 @@ mod host;
 pub use host::HostBackend;
 pub(crate) use host::sealed;
 
+use crate::arena_fill::{self, Origin};
 use crate::frame::Handle;
-use crate::load::{self, Origin};
 use crate::manifest::Layout;
 use rustix::fd::OwnedFd;
 use std::fmt::Debug;
@@ -48,7 +48,7 @@ pub trait ModelBackend: Debug + Send + Sync {
         threads: usize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> io::Result<Vec<[u8; 32]>> {
-        load::fill(origin, memory, threads, progress)
+        arena_fill::fill(origin, memory, threads, progress)
     }
 
     /// Copies memory that it made to memory of the host, and hashes on the way as [`Self::fill`] does.
@@ -63,7 +63,7 @@ pub trait ModelBackend: Debug + Send + Sync {
         threads: usize,
     ) -> io::Result<Vec<[u8; 32]>> {
         let origin = Origin::Arena { layout: layout.clone(), memory: from.clone() };
-        load::fill(&origin, to, threads, &|_| {})
+        arena_fill::fill(&origin, to, threads, &|_| {})
     }
 }
 

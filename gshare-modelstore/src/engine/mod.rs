@@ -53,9 +53,10 @@
 
 #![forbid(unsafe_code)]
 
+mod books;
 mod room;
-mod state;
 
+use books::{Arena, Due, Model, Origin, State, Ticket, Wants};
 use gshare_core::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
     StoreError, StoreEvent, StoreLimits,
@@ -64,7 +65,6 @@ use gshare_core::{
     ArenaId, BasisPoints, Bytes, ClientId, ConfigError, Duration, Engine, ModelId, TenantId, TicketId,
     Timestamp,
 };
-use state::{Arena, Due, Model, Origin, State, Ticket, Wants};
 
 /// Bounds on the memory of a store, and when it makes room.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -1,7 +1,7 @@
 //! Room: whose memory goes, who gets it, and what always holds.
 
 use super::Store;
-use super::state::{Arena, Model, Origin, Wants};
+use super::books::{Arena, Model, Origin, Wants};
 use core::cmp::Ordering;
 use gshare_core::store::{ArenaState, MemoryTier, ModelStore as _, RefuseReason, StoreAction};
 use gshare_core::{ArenaId, Bytes, TenantId, Timestamp};

@@ -1,9 +1,9 @@
 //! Connections: who a client is, what it asks, and what it is answered.
 
-use super::core::{Kind, Open, Served, Shared, refusal, reload_time};
+use super::locked_state::{Kind, Open, Served, Shared, refusal, reload_time};
+use crate::arena_fill::{LoadError, Source, layout_of_header};
 use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
-use crate::load::{LoadError, Source, layout_of_header};
 use crate::manifest::Layout;
 use crate::packet;
 use gshare_core::store::{Access, MemoryTier, ModelStore as _, StoreEvent};

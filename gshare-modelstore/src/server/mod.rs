@@ -28,14 +28,14 @@
 //! sees it, the store does not.
 
 mod conn;
-mod core;
+mod locked_state;
 mod names;
 
-use self::core::{Core, Shared, reload_time};
+use self::locked_state::{Core, Shared, reload_time};
+use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
 use crate::engine::{Store, StoreConfig};
-use crate::load::{LoadError, Source};
 use gshare_core::store::{Access, StoreEvent, StoreLimits};
 use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;

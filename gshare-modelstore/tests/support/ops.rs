@@ -6,7 +6,7 @@ pub mod literal;
 
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_modelstore::engine::{Store, StoreConfig};
-use gshare_sim::store::{StoreDriver, StoreOp, StoreWorld};
+use gshare_sim::store_history::{StoreDriver, StoreOp, StoreWorld};
 use literal::{Literal, Lockstep};
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use crate::common::{Local, within};
 use crate::hooked;
-use gshare_core::trace::{MAGIC, WORDS};
+use gshare_core::wait_ring::{MAGIC, WORDS};
 use std::process::{Command, Output};
 
 fn trace(arguments: &[&str]) -> Output {

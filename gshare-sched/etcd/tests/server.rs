@@ -8,7 +8,7 @@ use gshare_core::request::{
 };
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, Timestamp};
 use gshare_etcd::EtcdStore;
-use gshare_sched::request::state::{Seen, reconcile};
+use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};

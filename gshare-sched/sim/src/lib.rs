@@ -10,18 +10,18 @@
 //! | module | for |
 //! |---|---|
 //! | [`EventQueue`], [`Rng`] | virtual time with a stable order; randomness from a seed |
-//! | [`gpu`] | a device that runs kernels side by side while its SMs suffice |
-//! | [`arrivals`], [`trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
+//! | [`virtual_gpu`] | a device that runs kernels side by side while its SMs suffice |
+//! | [`arrivals`], [`load_trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
 //! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
-//! | [`store`] | random histories of any store of models, kept book of and checked |
-//! | [`scale`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
+//! | [`store_history`] | random histories of any store of models, kept book of and checked |
+//! | [`contended_gpu`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
-//! | [`request`] | a cluster in virtual time around any scheduler of requests, with faults |
+//! | [`request_cluster`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. Policies are known by their traits, so that
@@ -31,16 +31,16 @@
 
 pub mod arrivals;
 pub mod conformance;
+pub mod contended_gpu;
 pub mod fluid;
-pub mod gpu;
+pub mod load_trace;
 pub mod node;
 pub mod packing;
-pub mod request;
-pub mod scale;
+pub mod request_cluster;
 pub mod scenario;
-pub mod store;
+pub mod store_history;
 pub mod token;
-pub mod trace;
+pub mod virtual_gpu;
 pub mod world;
 
 mod event_queue;

@@ -107,7 +107,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod admission;
 mod co_scaling;
 mod config;
 mod debts;
@@ -119,6 +118,7 @@ mod refusal;
 mod reservations;
 mod sessions;
 mod shares;
+mod time_admission;
 mod tokens;
 mod turns;
 mod views;

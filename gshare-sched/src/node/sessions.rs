@@ -1,8 +1,8 @@
 //! Sessions and clients: who is let in, attaches, detaches and leaves.
 
-use super::admission;
 use super::printable::{is_printable, printable};
 use super::shares::part;
+use super::time_admission;
 use super::{
     Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
     Session, Tenant, TenantId, Turns, note,
@@ -212,15 +212,15 @@ impl Node {
             return Ok(());
         }
         let mut shares: Vec<Share> = self.shares_on(gpu).map(|(_, share)| share).collect();
-        let taken = admission::sum(&shares);
+        let taken = time_admission::sum(&shares);
         let mut reserved = 0;
         if self.config.of(&instance.name).spec.is_none() {
             let absent = self.reserved_on(gpu, uuid);
-            reserved = admission::sum(&absent);
+            reserved = time_admission::sum(&absent);
             shares.extend(absent);
         }
         shares.push(share);
-        if admission::can_be_met(&shares) {
+        if time_admission::can_be_met(&shares) {
             return Ok(());
         }
         Err(Refusal::Overcommitted { request, taken: Percent(taken), reserved: Percent(reserved) })

@@ -1,7 +1,7 @@
 //! Shares: division of an instance's share among its processes, vertical scaling, reload.
 
 use super::co_scaling::Resize;
-use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, admission, note};
+use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, note, time_admission};
 use gshare_core::scale::{ServiceClass, VerticalError};
 use gshare_core::wire::ToClient;
 use gshare_core::{
@@ -166,7 +166,7 @@ impl Node {
         let there: Vec<&Instance> = self.shares_on(gpu).map(|(instance, _)| instance).collect();
         let mut shares: Vec<Share> =
             there.iter().map(|instance| share(Self::spec_under(new, instance))).collect();
-        let taken = admission::sum(&shares);
+        let taken = time_admission::sum(&shares);
         let unlisted = |instance: &&&Instance| {
             new.of(&instance.name).spec.is_none() && !instance.asked.quota().request().is_zero()
         };
@@ -177,10 +177,10 @@ impl Node {
             });
             shares.extend(absent.filter_map(|(_, entry)| entry.spec).map(share));
         }
-        if admission::can_be_met(&shares) {
+        if time_admission::can_be_met(&shares) {
             return Ok(());
         }
-        let sum = admission::sum(&shares);
+        let sum = time_admission::sum(&shares);
         let bound = format!(
             "{} taken, {} reserved for listed names: need at most 100%, or SMs that fit side by side",
             Percent(taken),

@@ -17,7 +17,7 @@
 //! 2. *Functions* go to one pool (`choice.rs`): the regime that they name; else pipelines to sliced devices, training to
 //!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
 //!    function without a profile is profiled first; its requests wait.
-//! 3. *Requests* pass their tenant's limits (`admission.rs`), then their pool decides where and when.
+//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then their pool decides where and when.
 //! 4. *Instances* are the pools' business; the platform names them, books their memory for their tenants, and passes orders
 //!    and reports on.
 //!
@@ -63,7 +63,6 @@
 //! They have one regime each. Tenants' limits are those of GPU-enabled FaaS (section VI), for all regimes; their weights
 //! and fairness stay with the request scheduler of whole devices.
 
-mod admission;
 mod choice;
 mod error;
 mod fractional;
@@ -73,6 +72,7 @@ mod naming;
 mod requests;
 mod settings;
 mod sliced;
+mod tenant_limits;
 mod tickets;
 mod timers;
 mod whole;
@@ -84,7 +84,6 @@ pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSett
 pub use sliced::{Make, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
-use admission::Tenants;
 use functions::Function;
 use gshare_core::platform::{
     DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
@@ -94,6 +93,7 @@ use gshare_core::{Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, Reque
 use naming::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tenant_limits::Tenants;
 use timers::Timers;
 
 /// Settings of a [`Platform`].

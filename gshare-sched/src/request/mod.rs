@@ -9,7 +9,7 @@
 //! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
 //! | tenants | lets a tenant's requests into the queue: [`TenantLimits`](gshare_core::request::TenantLimits) and fairness |
-//! | [`state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`state::reconcile`] |
+//! | [`shared_state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`shared_state::reconcile`] |
 //!
 //! # When it matters
 //! Only while loading is slow. With weights in pinned host memory (a tenth of the loading time) all policies, the
@@ -21,12 +21,12 @@ mod names;
 pub mod placement;
 mod queue;
 pub mod scheduler;
-pub mod state;
+pub mod shared_state;
 mod tenants;
 
 pub use placement::PlacementRule;
 pub use scheduler::LocalityScheduler;
-pub use state::MemoryStore;
+pub use shared_state::MemoryStore;
 
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 

@@ -75,8 +75,8 @@
 mod admitting;
 mod check;
 mod copies;
-mod gpus;
 mod loading;
+mod membership;
 mod placing;
 mod queueing;
 mod running;

@@ -2,10 +2,10 @@
 
 use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateStore, TenantLimits};
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
-use gshare_sched::request::state::{Seen, reconcile};
+use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
 use gshare_sim::Rng;
-use gshare_sim::request::{Fate, Outcome, chaos, simulate};
+use gshare_sim::request_cluster::{Fate, Outcome, chaos, simulate};
 
 /// The longest wait that any configuration below allows.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);

@@ -57,7 +57,7 @@ use gshare_sched::pipeline::{
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
-use gshare_sim::trace::{FunctionCounts, read_azure_counts};
+use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
 use serde_json::{Map, Value};
 use static_split::StaticSplit;
 use std::path::{Path, PathBuf};

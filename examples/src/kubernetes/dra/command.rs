@@ -1,7 +1,7 @@
 //! The command line of the driver.
 
 use super::driver::{Driver, serve};
-use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, gpus, publish, slice};
+use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
 use crate::kubernetes::metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
 use crate::kubernetes::plugin::Sockets;
 use anyhow::{Context as _, ensure};
@@ -77,8 +77,8 @@ impl Options {
     fn describe(&self) -> anyhow::Result<Node> {
         let node = self.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
         let gpus = match self.sim {
-            Some(count) => gpus::simulated(count, self.sim_memory),
-            None => gpus::of_this_node()?,
+            Some(count) => node_gpus::simulated(count, self.sim_memory),
+            None => node_gpus::of_this_node()?,
         };
         let hook = PathBuf::from(&self.hook);
         let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());

@@ -7,7 +7,7 @@ use super::kubelet::health_server::DRAResourceHealth;
 use super::kubelet::{
     DeviceHealth, DeviceIdentifier, HEALTHY, NodeWatchResourcesRequest, NodeWatchResourcesResponse, UNHEALTHY,
 };
-use super::{Gpu, Node, gpus};
+use super::{Gpu, Node, node_gpus};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchReso
 async fn look(node: &Node) -> NodeWatchResourcesResponse {
     let listed = match node.gpu_kind {
         None => Some(node.gpus.clone()),
-        Some(_) => tokio::task::spawn_blocking(gpus::of_this_node).await.ok().and_then(Result::ok),
+        Some(_) => tokio::task::spawn_blocking(node_gpus::of_this_node).await.ok().and_then(Result::ok),
     };
     health(node, listed.as_deref(), SystemTime::now())
 }

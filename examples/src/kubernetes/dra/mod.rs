@@ -52,9 +52,9 @@ pub mod cdi;
 pub mod claim;
 pub mod command;
 pub mod driver;
-pub mod gpus;
 pub mod health;
 pub mod kubelet;
+pub mod node_gpus;
 pub mod publish;
 pub mod slice;
 

@@ -7,7 +7,7 @@
 //!   namespace is refused more than [`LIMIT`] times within a second, so that no tenant can keep the API server busy.
 
 use super::FaSTPod;
-use super::core::Refused;
+use super::fastpod_writes::Refused;
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -2,10 +2,10 @@
 
 use super::FaSTPod;
 use super::controller::{Controller, MANAGER};
-use super::core::{Observed, PLACED, Settings, Write, reconcile};
+use super::fastpod_writes::{Observed, PLACED, Settings, Write, reconcile};
 use super::node::{Hooks, NAME};
+use super::pod_share::Profiles;
 use super::pods::{Injected, Mounts, Place};
-use super::shares::Profiles;
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::lease;
 use crate::kubernetes::metrics::Metrics;

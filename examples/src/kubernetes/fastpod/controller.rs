@@ -10,7 +10,7 @@
 //!   looks, so that what came meanwhile makes one look more.
 
 use super::backoff::{Backoff, WINDOW};
-use super::core::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
+use super::fastpod_writes::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
 use super::pods::{self, LABEL, NODE_LABEL, owner};
 use super::{FaSTPod, nodes};
 use crate::kubernetes::metrics::{

@@ -14,7 +14,7 @@
 //! - **profile**: what `gshare profile --output` writes, one file for each program.
 //!
 //! # Algorithm
-//! [`self::core::reconcile`] is a pure function from what the API server has to what is to be written;
+//! [`self::fastpod_writes::reconcile`] is a pure function from what the API server has to what is to be written;
 //! [`self::controller`] asks and writes, whenever a FaSTPod, a pod of one, or a node changes. Each time:
 //! 1. The packer is built anew from the nodes' labels and the pods' annotations (`place_at`), so there is no state to lose,
 //!    and a restart is like any other time.
@@ -59,7 +59,7 @@
 //! - The API group is our own. The annotations are read with the prefixes of the paper (`faasshare/`) and of its code
 //!   (`fastgshare/`).
 //! - The controller starts no trials of its own: `gshare profile` measures on a machine that is free for it, and
-//!   [`shares`] takes the most effective share that keeps the time asked for (section 3.4.1, `p_eff`).
+//!   [`pod_share`] takes the most effective share that keeps the time asked for (section 3.4.1, `p_eff`).
 //! - Nothing holds back other schedulers' pods from these GPUs: the nodes must be given to FaSTPods alone. The paper's code
 //!   starts pods that hold `nvidia.com/gpu`.
 //! - Of what a pod asks of its node, selector, required node affinity and taints are looked at ([`nodes`]); pod affinity,
@@ -69,15 +69,15 @@
 #![allow(clippy::duplicated_attributes, reason = "two columns of the same type")]
 
 pub mod backoff;
+mod cluster_gpus;
 pub mod command;
 pub mod controller;
-pub mod core;
-mod gpus;
+pub mod fastpod_writes;
 pub mod kubelet;
 pub mod node;
 pub mod nodes;
+pub mod pod_share;
 pub mod pods;
-pub mod shares;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;

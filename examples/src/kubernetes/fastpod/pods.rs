@@ -2,7 +2,7 @@
 
 use super::FaSTPod;
 use super::node::RESOURCE;
-use super::shares::{self, Profiles};
+use super::pod_share::{self, Profiles};
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
 use gshare_core::pack::Rectangle;
@@ -187,7 +187,7 @@ impl Given {
         };
         let Some(told) = environments.find(|environment| value(environment, PLACE).is_some()) else {
             let Place { node, gpu, .. } = Place::of(pod)?;
-            let share = shares::share(pod.annotations(), &Profiles::new()).ok()?;
+            let share = pod_share::share(pod.annotations(), &Profiles::new()).ok()?;
             return Some(Self { node, gpu, share });
         };
         let place = value(told, PLACE)?;
@@ -309,7 +309,8 @@ pub fn is_ready(pod: &Pod) -> bool {
 
 /// Changes whenever pods must be made anew: with what they run, their share, and their labels.
 pub fn template(fastpod: &FaSTPod, share: &ResourceSpec) -> String {
-    let text = serde_json::json!([fastpod.spec.pod_spec, fastpod.spec.selector, shares::annotations(share)]);
+    let text =
+        serde_json::json!([fastpod.spec.pod_spec, fastpod.spec.selector, pod_share::annotations(share)]);
     format!("{:016x}", hash(&text.to_string()))
 }
 
@@ -337,7 +338,7 @@ pub fn pod(
     let namespace = fastpod.namespace().unwrap_or_default();
     let mut annotations = place.annotations();
     annotations.insert(key("template"), template(fastpod, share));
-    annotations.extend(shares::annotations(share));
+    annotations.extend(pod_share::annotations(share));
     let mut labels = fastpod.spec.selector.clone().unwrap_or_default().match_labels;
     labels.insert(LABEL.into(), fastpod.uid().unwrap_or_default());
     spec.scheduler_name = Some(SCHEDULER.into());

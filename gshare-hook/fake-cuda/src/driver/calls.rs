@@ -11,7 +11,7 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sim::device::now_ns;
+use crate::sim::device_file::now_ns;
 use gshare_fake_cuda_spec::Calls;
 
 /// The longest time of a launch call that can be asked for, in ns.

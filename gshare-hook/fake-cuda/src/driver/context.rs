@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::core::*;
+use super::base::*;
 use super::stream::create_stream;
 use super::*;
 use crate::sim::MemKind;

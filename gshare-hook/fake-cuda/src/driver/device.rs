@@ -2,10 +2,10 @@
 
 use std::ffi::CStr;
 
-use super::core::*;
+use super::base::*;
 use super::*;
 use crate::sim::SimDevice;
-use crate::sim::device::{device_name, device_uuid};
+use crate::sim::device_file::{device_name, device_uuid};
 
 /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
 pub(crate) fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-use super::core::*;
+use super::base::*;
 use super::memory::Fill;
 use super::module::{Function, Launch};
 use super::stream::{Event, MemOp};
@@ -174,8 +174,8 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
         Node::Record(event) => event.record(stream),
         Node::Wait(event) => event.wait_on(stream),
         Node::MemOps(ops) => stream::run_mem_ops(stream, ops.clone()),
-        Node::Alloc { ordinal, bytes, address } => pool::graph_alloc(*ordinal, *bytes, *address),
-        Node::Free { address } => pool::graph_free(*address),
+        Node::Alloc { ordinal, bytes, address } => stream_ordered::graph_alloc(*ordinal, *bytes, *address),
+        Node::Free { address } => stream_ordered::graph_free(*address),
     }
 }
 
@@ -826,7 +826,7 @@ unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
         return Err(INVALID_VALUE);
     }
     let ordinal = ordinal as i32;
-    let address = pool::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
+    let address = stream_ordered::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
     params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
     Ok(Node::Alloc { ordinal, bytes, address })
 }
@@ -1454,7 +1454,7 @@ pub(super) unsafe fn cuGraphLaunch(
         // Auto free on launch: what the launch before left allocated goes first.
         for step in steps.iter() {
             if let Node::Alloc { address, .. } = step.node {
-                let _ = pool::graph_free(address);
+                let _ = stream_ordered::graph_free(address);
             }
         }
     }

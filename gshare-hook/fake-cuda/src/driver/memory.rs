@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Acquire;
 
-use super::core::*;
+use super::base::*;
 use super::graph::{Node, legacy_not_implied, not_while_capturing};
 use super::vmm::Backing;
 use super::*;
@@ -342,7 +342,7 @@ pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
             engine.charge(driver.process, gpu, kind, bytes)
         });
     }
-    if charged.is_err() && pool::trim_all(gpu)? > 0 {
+    if charged.is_err() && stream_ordered::trim_all(gpu)? > 0 {
         driver.device.with(|engine, _| engine.charge(driver.process, gpu, kind, bytes))?;
         return Ok(());
     }
@@ -356,7 +356,7 @@ pub(crate) fn free(address: u64) -> Answer {
     let alloc =
         driver.memory.find(address).filter(|a| a.address == address && ours(a)).ok_or(INVALID_VALUE)?;
     match alloc.what {
-        What::Pooled(_) => pool::free_now(address),
+        What::Pooled(_) => stream_ordered::free_now(address),
         What::Charged(kind) => {
             let alloc = driver.memory.remove(address, ours).ok_or(INVALID_VALUE)?;
             driver.device.with_lock(|engine| match &alloc.backing {

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
-use super::core::*;
+use super::base::*;
 use super::graph::{Node, legacy_not_implied};
 use super::*;
 use crate::image::raw::{self, Lifetime};

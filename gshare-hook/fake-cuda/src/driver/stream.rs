@@ -4,14 +4,14 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use super::core::*;
+use super::base::*;
 use super::graph::{
     GraphNode, Node, Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing,
     not_while_capturing,
 };
 use super::*;
 use crate::sim::Work;
-use crate::sim::device::{now_ns, sleep_until};
+use crate::sim::device_file::{now_ns, sleep_until};
 
 // --- Streams ---------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ pub(super) unsafe fn cuStreamSynchronize(flavor: Flavor, hStream: sys::CUstream)
 /// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
 fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
     drain(stream)?;
-    pool::after_synchronising(stream.context.ordinal)?;
+    stream_ordered::after_synchronising(stream.context.ordinal)?;
     if stream.kind == StreamKind::Legacy {
         let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
         for other in others {
@@ -108,7 +108,7 @@ pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     for stream in busy {
         drain(stream)?;
     }
-    pool::after_synchronising(context.ordinal)
+    stream_ordered::after_synchronising(context.ordinal)
 }
 
 pub(super) unsafe fn cuStreamGetCtx(

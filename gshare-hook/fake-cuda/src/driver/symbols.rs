@@ -4,9 +4,9 @@ use std::ffi::CStr;
 
 use gshare_cuda_abi::{Resolution, resolve};
 
-use super::core::*;
+use super::base::*;
 use super::*;
-use crate::trace::{self, Found};
+use crate::call_trace::{self, Found};
 
 pub(super) unsafe fn cuInit(Flags: c_uint) -> Answer {
     if Flags != 0 {
@@ -29,7 +29,7 @@ pub(super) unsafe fn cuGetExportTable(
     }
     let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
     let (table, name) = private_table(&id);
-    trace::table(id, name);
+    call_trace::table(id, name);
     put(ppExportTable, table.unwrap_or(std::ptr::null()))?;
     table.map(drop).ok_or(INVALID_VALUE)
 }
@@ -78,7 +78,7 @@ pub(super) unsafe fn cuGetProcAddress_v2(
             _ => (std::ptr::null_mut(), 1, Found::TooNewForDriver),
         },
     };
-    trace::lookup(name, asked, flags, found);
+    call_trace::lookup(name, asked, flags, found);
     put(pfn, pointer)?;
     put_opt(symbolStatus, status);
     Ok(())

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use super::core::*;
+use super::base::*;
 use super::graph::not_while_capturing;
 use super::memory::{Alloc, What};
 use super::stream::Event;

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::array::Array;
-use super::core::*;
+use super::base::*;
 use super::graph::{Node, legacy_not_implied, not_while_capturing};
 use super::memory::{check_range, on_device};
 use super::*;

@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use crate::trace;
+use crate::call_trace;
 
 pub(crate) mod container;
 mod cubin;
@@ -167,7 +167,7 @@ struct Part {
 impl Part {
     /// Its names, or `None` where it cannot be read; why is traced once.
     fn names(&self) -> Option<&Names> {
-        let read = || self.entry.names().inspect_err(trace::image).ok();
+        let read = || self.entry.names().inspect_err(call_trace::image).ok();
         self.names.get_or_init(read).as_ref()
     }
 }

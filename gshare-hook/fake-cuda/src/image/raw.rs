@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_void};
 
 use super::container::{self, HEADER, MAGIC};
 use super::{Entry, Image, ImageError, Kind, Stored, chosen, cubin};
-use crate::trace;
+use crate::call_trace;
 
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 /// A wrapper with one container.
@@ -132,7 +132,7 @@ pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Li
         Ok(entries) if lifetime == Lifetime::Kept => Some(Image::new(entries, false)),
         Ok(entries) => Some(Image::new(entries.into_iter().map(Entry::into_owned).collect(), false)),
         Err(error) => {
-            trace::image(&error);
+            call_trace::image(&error);
             let begins = !matches!(error, ImageError::Unknown { field: START, .. });
             begins.then(|| Image::new(Vec::new(), true))
         }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 
 use super::{Table, sized};
-use crate::driver::{Pointer, core};
+use crate::driver::{Pointer, base};
 
 pub(super) const TABLE: Table = Table {
     id: [0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66],
@@ -25,15 +25,15 @@ const SMALL_BYTES: usize = 14;
 unsafe extern "C" fn large_buffer(at: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: out-pointers of the caller, checked for null.
     unsafe {
-        core::put_opt(at, LARGE.as_ptr().cast_mut().cast());
-        core::put_opt(bytes, size_of_val(&LARGE));
+        base::put_opt(at, LARGE.as_ptr().cast_mut().cast());
+        base::put_opt(bytes, size_of_val(&LARGE));
     }
 }
 
 unsafe extern "C" fn small_buffer(at: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: out-pointers of the caller, checked for null.
     unsafe {
-        core::put_opt(at, SMALL.as_ptr().cast_mut().cast());
-        core::put_opt(bytes, SMALL_BYTES);
+        base::put_opt(at, SMALL.as_ptr().cast_mut().cast());
+        base::put_opt(bytes, SMALL_BYTES);
     }
 }

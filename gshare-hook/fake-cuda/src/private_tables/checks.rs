@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 
 use super::{Table, sized};
-use crate::driver::{CUresult, Pointer, core, guard, sys};
+use crate::driver::{CUresult, Pointer, base, guard, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e],
@@ -23,7 +23,7 @@ unsafe extern "C" fn check(
 ) -> CUresult {
     guard(|| {
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(found, 0) }
+        unsafe { base::put(found, 0) }
     })
 }
 

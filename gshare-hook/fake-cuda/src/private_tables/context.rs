@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_ulonglong};
 
 use super::{Table, context_of, sized};
-use crate::driver::{CUresult, Flavor, Pointer, core, guard, sys};
+use crate::driver::{CUresult, Flavor, Pointer, base, guard, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2],
@@ -28,7 +28,7 @@ unsafe extern "C" fn device(context: sys::CUcontext, device: *mut c_int) -> CUre
     guard(|| {
         let context = context_of(context)?;
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(device, context.ordinal) }
+        unsafe { base::put(device, context.ordinal) }
     })
 }
 
@@ -36,7 +36,7 @@ unsafe extern "C" fn number(context: sys::CUcontext, number: *mut c_ulonglong) -
     guard(|| {
         let context = context_of(context)?;
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(number, context.id) }
+        unsafe { base::put(number, context.id) }
     })
 }
 
@@ -49,7 +49,7 @@ unsafe extern "C" fn stream_object(
     guard(|| {
         context_of(context)?;
         // SAFETY: handles are checked by their magic number, the out-pointer for null.
-        unsafe { core::put(object, core::stream(Flavor::Legacy, stream)?.handle()) }
+        unsafe { base::put(object, base::stream(Flavor::Legacy, stream)?.handle()) }
     })
 }
 
@@ -62,8 +62,8 @@ unsafe extern "C" fn stream_property(
         context_of(context)?;
         // SAFETY: as above.
         unsafe {
-            core::Object::<core::Stream>::get(object)?;
-            core::put(property, 0)
+            base::Object::<base::Stream>::get(object)?;
+            base::put(property, 0)
         }
     })
 }

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{Table, sized};
-use crate::driver::{CUresult, Pointer, context, core, exports, guard, sys};
+use crate::driver::{CUresult, Pointer, base, context, exports, guard, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9],
@@ -55,12 +55,12 @@ unsafe extern "C" fn primary_context(context: *mut sys::CUcontext, device: c_int
     guard(|| {
         let primary = context::primary(device)?;
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(context, primary.handle()) }
+        unsafe { base::put(context, primary.handle()) }
     })
 }
 
 extern "C" fn nothing(_unknown: usize) {}
 
 extern "C" fn load_compilers() -> CUresult {
-    core::SUCCESS
+    base::SUCCESS
 }

@@ -20,7 +20,7 @@ use hmac::{KeyInit, Mac, SimpleHmac};
 use md2::Md2;
 
 use super::{Table, cudart, sized};
-use crate::driver::{CUresult, Pointer, core, exports, guard};
+use crate::driver::{CUresult, Pointer, base, exports, guard};
 
 pub(super) const TABLE: Table = Table {
     id: [0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2],
@@ -84,7 +84,7 @@ fn answer(facts: &Facts<'_>) -> [u64; 2] {
 fn device(ordinal: c_int) -> Result<Device, CUresult> {
     const PCI: [c_uint; 3] = [50, 33, 34];
     let mut found = Device { uuid: [0; 16], pci: [0; 3] };
-    let ok = |code: CUresult| if code == core::SUCCESS { Ok(()) } else { Err(code) };
+    let ok = |code: CUresult| if code == base::SUCCESS { Ok(()) } else { Err(code) };
     // SAFETY: out-pointers to fields of the sizes that the functions write.
     unsafe {
         ok(exports::cuDeviceGetUuid_v2(found.uuid.as_mut_ptr().cast(), ordinal))?;
@@ -97,12 +97,12 @@ fn device(ordinal: c_int) -> Result<Device, CUresult> {
 
 unsafe extern "C" fn check(version: c_uint, unix_seconds: c_ulonglong, to: *mut [u64; 2]) -> CUresult {
     guard(|| {
-        let count = core::driver()?.visible.len() as c_int;
+        let count = base::driver()?.visible.len() as c_int;
         let devices = (0..count).map(device).collect::<Result<Vec<_>, _>>()?;
         // SAFETY: takes no argument.
         let thread = unsafe { libc::pthread_self() } as u32;
         let facts = Facts {
-            driver_version: core::driver_version(),
+            driver_version: base::driver_version(),
             check_version: version,
             process: std::process::id(),
             thread,
@@ -113,7 +113,7 @@ unsafe extern "C" fn check(version: c_uint, unix_seconds: c_ulonglong, to: *mut 
             devices: &devices,
         };
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(to, answer(&facts)) }
+        unsafe { base::put(to, answer(&facts)) }
     })
 }
 

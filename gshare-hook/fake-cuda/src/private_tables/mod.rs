@@ -31,8 +31,8 @@
 
 use std::ffi::c_void;
 
-use crate::driver::{CUresult, Pointer, core, sys};
-use crate::trace;
+use crate::call_trace;
+use crate::driver::{CUresult, Pointer, base, sys};
 
 mod callbacks;
 mod checks;
@@ -68,20 +68,20 @@ static TABLES: [Table; 9] = [
 ];
 
 /// The context behind a handle; null is the calling thread's current one.
-fn context_of(handle: sys::CUcontext) -> Result<&'static core::Object<core::Context>, CUresult> {
-    core::driver()?;
+fn context_of(handle: sys::CUcontext) -> Result<&'static base::Object<base::Context>, CUresult> {
+    base::driver()?;
     if handle.is_null() {
-        return core::current();
+        return base::current();
     }
     // SAFETY: handles are checked by their magic number; a foreign pointer is the caller's fault, as in the driver API.
-    unsafe { core::Object::<core::Context>::get(handle) }
+    unsafe { base::Object::<base::Context>::get(handle) }
 }
 
 /// The function in a slot whose purpose is not known. The caller's arguments stay unread: the C convention
 /// leaves them to it.
 extern "C" fn unserved<const TABLE: usize, const SLOT: usize>() -> CUresult {
     let name = TABLES.get(TABLE).map_or("?", |table| table.name);
-    trace::slot(name, SLOT);
+    call_trace::slot(name, SLOT);
     CUresult::CUDA_ERROR_NOT_SUPPORTED
 }
 

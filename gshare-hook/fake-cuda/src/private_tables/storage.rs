@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 
 use super::{Table, context_of};
-use crate::driver::{CUresult, Pointer, core, guard, sys};
+use crate::driver::{CUresult, Pointer, base, guard, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93],
@@ -44,7 +44,7 @@ unsafe extern "C" fn put(
     guard(|| {
         let context = context_of(context)?;
         let value = Value { value: value as usize, at_end };
-        core::lock(&VALUES).insert((context.id, key as usize), value);
+        base::lock(&VALUES).insert((context.id, key as usize), value);
         Ok(())
     })
 }
@@ -52,7 +52,7 @@ unsafe extern "C" fn put(
 unsafe extern "C" fn delete(context: sys::CUcontext, key: *mut c_void) -> CUresult {
     guard(|| {
         let context = context_of(context)?;
-        core::lock(&VALUES).remove(&(context.id, key as usize));
+        base::lock(&VALUES).remove(&(context.id, key as usize));
         Ok(())
     })
 }
@@ -60,17 +60,17 @@ unsafe extern "C" fn delete(context: sys::CUcontext, key: *mut c_void) -> CUresu
 unsafe extern "C" fn get(value: *mut *mut c_void, context: sys::CUcontext, key: *mut c_void) -> CUresult {
     guard(|| {
         let context = context_of(context)?;
-        let found = core::lock(&VALUES).get(&(context.id, key as usize)).map(|found| found.value);
-        let found = found.ok_or(core::INVALID_HANDLE)?;
+        let found = base::lock(&VALUES).get(&(context.id, key as usize)).map(|found| found.value);
+        let found = found.ok_or(base::INVALID_HANDLE)?;
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { core::put(value, found as *mut c_void) }
+        unsafe { base::put(value, found as *mut c_void) }
     })
 }
 
 /// A context ends: its values go, and their owners are told. The lock is not held meanwhile: an owner may call back.
-pub(crate) fn context_ends(context: &'static core::Object<core::Context>) {
+pub(crate) fn context_ends(context: &'static base::Object<base::Context>) {
     let of_context = {
-        let mut values = core::lock(&VALUES);
+        let mut values = base::lock(&VALUES);
         let mut from = values.split_off(&(context.id, 0));
         let mut others = from.split_off(&(context.id + 1, 0));
         values.append(&mut others);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
-use super::device::SimDevice;
+use super::device_file::SimDevice;
 use super::engine::{Engine, utilisation};
 use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE, Proc};
 

@@ -4,14 +4,14 @@ mod attachment;
 mod token_request;
 
 use gshare_core::gate::{LaunchGate, LeaseLedger};
-use gshare_core::trace::Why;
+use gshare_core::wait_ring::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode};
 use gshare_core::{ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
 use crate::cost::CostTable;
 use crate::cycle::Cycles;
-use crate::memory::Questions;
+use crate::memory_questions::Questions;
 use crate::segment::{Segment, SegmentId};
 use crate::timeline::{Timeline, UNKNOWN};
 use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use gshare_core::gate::LaunchGate;
-use gshare_core::trace::Why;
+use gshare_core::wait_ring::Why;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp,

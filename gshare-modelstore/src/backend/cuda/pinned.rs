@@ -18,9 +18,9 @@
 #![allow(unsafe_code, reason = "calls to the CUDA driver, and memory that it copies to")]
 
 use super::{Context, size};
+use crate::arena_fill;
 use crate::backend::{ArenaMemory, HostBackend, ModelBackend};
 use crate::frame::Handle;
-use crate::load;
 use crate::manifest::Layout;
 use crate::map::SealedMap;
 use gshare_cuda_abi::types::sys;
@@ -212,7 +212,7 @@ impl Copied {
                 buffer[..bytes].copy_from_slice(part);
                 Ok(0)
             };
-            load::pieces(layout, threads, &|_| {}, &read)
+            arena_fill::pieces(layout, threads, &|_| {}, &read)
         }?;
         self.context.enter()?;
         cuda!(cuCtxSynchronize())?;
@@ -240,6 +240,6 @@ impl Copied {
             buffer[..bytes].copy_from_slice(part);
             Ok(0)
         };
-        load::pieces(layout, threads, &|_| {}, &read)
+        arena_fill::pieces(layout, threads, &|_| {}, &read)
     }
 }

@@ -9,7 +9,7 @@ use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
 use gshare_profile::dag::{Hole, Point, Shape, Weighs, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
-use gshare_profile::process::{Process, Protocol};
+use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::trial::TrialConfig;
 use gshare_runner::libraries::{SIMULATOR, SimulatorDir, prepend};
 use gshare_runner::pipeline::{ENV_BUILD, ENV_COMPONENT};

@@ -10,16 +10,16 @@ use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
 use gshare_fake_cuda_spec::Spec;
 use gshare_profile::executor::{Executor, simulated_gpu};
+use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
 use gshare_profile::planner::{
     BatchLine, EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch,
 };
-use gshare_profile::process::{Process, Protocol};
 use gshare_profile::report::{self, Head};
 use gshare_profile::run::{Record, Sink, run as run_strategy};
-use gshare_profile::store::Store;
 use gshare_profile::trial::TrialConfig;
+use gshare_profile::trial_file::Store;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;

@@ -6,7 +6,7 @@
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Duration;
-use gshare_core::trace::{Category, MAGIC, Record, RingError, Snapshot, WORDS};
+use gshare_core::wait_ring::{Category, MAGIC, Record, RingError, Snapshot, WORDS};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};

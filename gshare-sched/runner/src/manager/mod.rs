@@ -58,11 +58,11 @@
 
 pub mod frame;
 
-mod gpu;
+mod gpu_manager;
 mod process;
 mod serving;
 
-pub use gpu::{GpuManager, Report};
+pub use gpu_manager::{GpuManager, Report};
 pub use process::HookedProcess;
 pub use serving::{Answer, Ending, Refused, Serving, ServingHandle, ServingSnapshot, Submission, Ticket};
 

@@ -1,8 +1,8 @@
-//! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request::chaos), in which GPUs
+//! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request_cluster::chaos), in which GPUs
 //! disappear, loads fail and processes die behind its back, and the checks of [`simulate`].
 
 use super::story::{Log, Story, Watched, claim};
-use crate::request::{chaos, simulate};
+use crate::request_cluster::{chaos, simulate};
 use core::ops::Range;
 use gshare_core::Duration;
 use gshare_core::request::RequestScheduler;

@@ -3,7 +3,7 @@
 //! # What is checked
 //! | rule | claim |
 //! |---|---|
-//! | shares | GPU time that the device saw, of each instance that keeps it busy: see [`shares`](super::shares) |
+//! | shares | GPU time that the device saw, of each instance that keeps it busy: see [`share_report`](super::share_report) |
 //! | rate | while a daemon serves, whoever comes and goes under its name, an instance has at most its limit of the time and what is said below |
 //! | memory | an instance's processes never hold more device memory than its limit, whether a daemon is there or not |
 //! | wait | no thread waits for credit longer than [`Book::bound`] says |
@@ -27,8 +27,8 @@
 //! that is gone until processes are connected again and have paid back what they were charged meanwhile, when their kernels waited
 //! for each other on the device, and of one that is stopped until it is given up (4.4 s).
 
-use super::plan::{Program, Shape};
-use super::shares::{ShareReport, Shares};
+use super::node_plan::{Program, Shape};
+use super::share_report::{ShareReport, Shares};
 use crate::token::account::Windows;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, ConnId, Duration, LeaseId, ResourceSpec, Share, Timestamp};

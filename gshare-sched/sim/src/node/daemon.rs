@@ -2,7 +2,7 @@
 
 use super::audited::Audited;
 use super::outside::Outside;
-use super::{Setup, plan};
+use super::{Setup, node_plan};
 use crate::token::Violation;
 use gshare_core::wire::ToDaemon;
 use gshare_core::{Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp};
@@ -45,7 +45,7 @@ pub(super) fn uuid(gpu: usize) -> DeviceUuid {
 }
 
 impl Daemon {
-    pub(super) fn new(plan: &plan::NodePlan, names: &[(String, ResourceSpec)], setup: &Setup) -> Self {
+    pub(super) fn new(plan: &node_plan::NodePlan, names: &[(String, ResourceSpec)], setup: &Setup) -> Self {
         let mut config = NodeConfig::default();
         config.in_flight = plan.in_flight;
         config.max_clients = 1_024;
@@ -338,7 +338,7 @@ pub(super) fn hello(name: &str, run: u64) -> ToDaemon {
         run,
         name: name.into(),
         program: "garbage".into(),
-        spec: plan::spec(0, 10_000, 10_000, None),
+        spec: node_plan::spec(0, 10_000, 10_000, None),
         on_loss: gshare_core::wire::OnDaemonLoss::Open,
     }
 }

@@ -10,7 +10,7 @@
 //! ```text
 //! program ─launch─▶ gate, cost table ─kernel─▶ VirtualGpu ─▶ segments   (stream.rs, as in the hook's launch path)
 //!                        ▲ credit                              │ Recorded, Completed
-//! helper thread ───── Meter ◀──────────────────────────────────┘        (process.rs)
+//! helper thread ───── Meter ◀──────────────────────────────────┘        (hooked_process.rs)
 //!                        │ frames, each way in order, each with its delay (outside.rs)
 //! daemon ────────────  Node around an audited token scheduler             (daemon.rs)
 //! ```
@@ -49,18 +49,18 @@ mod audited;
 mod book;
 mod daemon;
 mod faults;
+mod hooked_process;
+mod node_plan;
 mod outside;
-mod plan;
-mod process;
-mod shares;
+mod share_report;
 mod stream;
 mod worker;
 mod world;
 
 pub use book::Figures;
 pub use faults::{Fault, Kinds};
-pub use plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};
-pub use shares::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
+pub use node_plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};
+pub use share_report::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
 pub use worker::Done;
 pub use world::{Got, World};
 
@@ -149,7 +149,7 @@ impl core::error::Error for NodeFailure {}
 
 /// Names of the types that are driven.
 pub fn driven() -> [&'static str; 2] {
-    [core::any::type_name::<Node>(), core::any::type_name::<Meter<std::sync::Arc<process::Shared>>>()]
+    [core::any::type_name::<Node>(), core::any::type_name::<Meter<std::sync::Arc<hooked_process::Shared>>>()]
 }
 
 /// Runs the node of a seed. A seed that fails is run once more, to tell its story.

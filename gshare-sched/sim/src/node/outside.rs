@@ -1,7 +1,7 @@
 //! The outside between the processes and the daemon: the queue of events, connections, and the log.
 
 use super::book::Book;
-use super::plan::Delays;
+use super::node_plan::Delays;
 use super::worker::Done;
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;

@@ -5,7 +5,7 @@
 
 use super::Got;
 use super::daemon::name_of;
-use super::plan::{Program, Shape};
+use super::node_plan::{Program, Shape};
 use super::world::{Instance, Planned, World};
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;

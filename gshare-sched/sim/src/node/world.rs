@@ -3,12 +3,12 @@
 use super::book::{Book, LONG};
 use super::daemon::{Daemon, garbage, hello, name_of, uuid};
 use super::faults::Fault;
+use super::hooked_process::{Identity, Life, Process};
+use super::node_plan::{NodePlan, Program, Shape, smaller};
 use super::outside::{Event, Outside};
-use super::plan::{NodePlan, Program, Shape, smaller};
-use super::process::{Identity, Life, Process};
 use super::{NodeFailure, NodeReport, Setup};
-use crate::gpu::{Completion, VirtualGpu};
 use crate::rng::Rng;
+use crate::virtual_gpu::{Completion, VirtualGpu};
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};

@@ -1,7 +1,7 @@
 //! Why a scenario was refused.
 
 use crate::arrivals::ArrivalError;
-use crate::trace::TraceError;
+use crate::load_trace::TraceError;
 use gshare_core::dag::DagError;
 use gshare_core::profile::ProfileError;
 use std::path::PathBuf;

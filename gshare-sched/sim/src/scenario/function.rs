@@ -1,7 +1,7 @@
 //! Functions as a scenario says them.
 
 use super::error::ScenarioError;
-use super::load::LoadText;
+use super::load_text::LoadText;
 use super::one;
 use super::units::{Span, Text};
 use crate::world::{Function, Load};

@@ -61,7 +61,7 @@
 mod cases;
 mod error;
 mod function;
-mod load;
+mod load_text;
 mod own;
 mod policies;
 mod units;
@@ -69,7 +69,7 @@ mod units;
 pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure};
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
-pub use load::LoadText;
+pub use load_text::LoadText;
 pub use own::Own;
 pub use units::{Span, Text};
 

@@ -1,6 +1,6 @@
 //! How fast a program is with a part of what it may take at most.
 
-use super::device::FULL;
+use super::slow_down::FULL;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 
 /// The pace of a program by the part of its limit that it has, both in millionths. Pieces of straight lines through measured

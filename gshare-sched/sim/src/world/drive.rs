@@ -4,7 +4,7 @@ use super::book::Book;
 use super::faults::Fault;
 use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, Sample, device_time, name_of};
-use super::plan::{Depth, Load, Plan};
+use super::run_plan::{Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;

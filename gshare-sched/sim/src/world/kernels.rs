@@ -1,7 +1,7 @@
 //! Depth: kernels. On fractional devices the daemon's [`Node`](gshare_sched::node::Node) of each node and a
 //! [`Meter`](gshare_meter::Meter) in each process decide, kernel by kernel, how long work takes.
 
-use super::plan::Plan;
+use super::run_plan::Plan;
 use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};
 use crate::rng::Rng;
 use gshare_core::platform::Regime;

@@ -77,13 +77,13 @@
 
 mod book;
 mod curve;
-mod device;
 mod drive;
 mod faults;
 mod kernels;
 mod outcome;
-mod plan;
+mod run_plan;
 mod simulated;
+mod slow_down;
 pub(crate) mod stages;
 #[cfg(test)]
 mod tests;
@@ -92,7 +92,7 @@ pub use book::{Book, room};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, FunctionOutcome, Outcome, Sample, name_of};
-pub use plan::{Depth, Function, Load, Plan};
+pub use run_plan::{Depth, Function, Load, Plan};
 
 #[cfg(doc)]
 use gshare_core::platform::{PlatformAction, PlatformEvent};

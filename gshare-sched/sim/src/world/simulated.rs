@@ -1,9 +1,9 @@
 //! The simulated part of a run: devices with the programs that run on them, and the bodies of instances.
 
 use super::curve::Curve;
-use super::device::{FULL, InUse, Use};
 use super::kernels::{Nodes, Running, Worker};
-use super::plan::Function;
+use super::run_plan::Function;
+use super::slow_down::{FULL, InUse, Use};
 use super::stages::Staged;
 use crate::rng::Rng;
 use gshare_core::platform::{DeviceSpec, Part, Regime, Work};

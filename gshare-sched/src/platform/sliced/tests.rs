@@ -305,8 +305,8 @@ fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let mut config = SlicedConfig::default();
-    config.router = RouterSettings::Slack(RouterConfig::default().with_max_attempts(0));
+    let router = RouterSettings::Slack(RouterConfig::default().with_max_attempts(0));
+    let config = SlicedConfig::default().with_router(router);
     let error = SlicedPool::with_config(config).unwrap_err().to_string();
     assert_eq!(error, "router: max_attempts is 0: need more than 0");
     let mut config = SlicedConfig::default();

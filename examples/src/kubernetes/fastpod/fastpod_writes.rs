@@ -1,8 +1,8 @@
 //! The writes that bring a cluster to what its FaSTPods ask for. Pure: equal inputs give equal writes.
 
-use super::gpus::Gpus;
+use super::cluster_gpus::Gpus;
+use super::pod_share::{self, Profiles};
 use super::pods::{self, Given, Injected, LABEL, Place, is_going, is_over, is_ready, node_name};
-use super::shares::{self, Profiles};
 use super::{FaSTPod, FaSTPodStatus};
 use gshare_core::{PlacementId, ResourceSpec};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
@@ -281,7 +281,7 @@ impl<'a> Turn<'a, '_, '_> {
         if let Some(policy) = spec.restart_policy.as_deref().filter(|policy| *policy != "Always") {
             return Err(bad(format!("restartPolicy: `{policy}`: need Always: replicas are there to stay")));
         }
-        let share = shares::share(self.fastpod.annotations(), &settings.profiles)
+        let share = pod_share::share(self.fastpod.annotations(), &settings.profiles)
             .map_err(|error| ("BadShare", format!("annotations: {error}")))?;
         settings.injected.ask(&mut spec);
         Ok((spec, share))
@@ -402,7 +402,7 @@ impl<'a> Turn<'a, '_, '_> {
             replicas: count(live.len()),
             ready_replicas: count(rollout.ready),
             selector: format!("{LABEL}={}", self.fastpod.uid().unwrap_or_default()),
-            share: share.map(|share| shares::describe(&share)).unwrap_or_default(),
+            share: share.map(|share| pod_share::describe(&share)).unwrap_or_default(),
             bound_device_ids: bound.collect(),
             conditions: rollout.conditions(before.as_ref(), self.now, generation, placed),
         };

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! What a vertical scaler is for is contention: with a neighbour on its SMs a kernel takes longer, long before it has to
-//! wait. [`VirtualGpu`](crate::gpu::VirtualGpu) knows only waiting, so it cannot show whether a scaler works.
+//! wait. [`VirtualGpu`](crate::virtual_gpu::VirtualGpu) knows only waiting, so it cannot show whether a scaler works.
 //!
 //! # Terms
 //! - **lane**: one client's stream; its kernels run one after the other;

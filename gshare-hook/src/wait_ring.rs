@@ -1,4 +1,4 @@
-//! The ring in which this process says what it waits for; see [`gshare_core::trace`].
+//! The ring in which this process says what it waits for; see [`gshare_core::wait_ring`].
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -18,14 +18,14 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
-use gshare_core::trace::{Denial, End, Event, FromDaemon, Lane, Recorder, WORDS, Why};
+use gshare_core::wait_ring::{Denial, End, Event, FromDaemon, Lane, Recorder, WORDS, Why};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::clock;
-use crate::config::Wanted;
 use crate::control::{CONTROL, State};
+use crate::environment::Wanted;
 use crate::gpu::Device;
 use crate::lifecycle::Runtime;
 use crate::transport::Descriptor;

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
-use super::core::*;
+use super::base::*;
 use super::graph::{Node, legacy_not_implied};
 use super::memory::{Alloc, What};
 use super::*;

@@ -3,11 +3,11 @@
 use super::ServerConfig;
 use super::conn::Conn;
 use super::names::Names;
+use crate::arena_fill::{self, Origin, Source};
 use crate::backend::{ArenaMemory, ModelBackend};
 use crate::bounds::{Booked, Bound, Bounds, Exceeded, Ledger, Resource, Whose};
 use crate::engine::Store;
 use crate::frame::{Answer, Code};
-use crate::load::{self, Origin, Source};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use gshare_core::slots::Slots;
@@ -804,7 +804,7 @@ impl Shared {
             };
             return self.failed(arena, code, text);
         }
-        let hashes = load::hash(&layout, &*memory, self.threads, &|_| {});
+        let hashes = arena_fill::hash(&layout, &*memory, self.threads, &|_| {});
         self.filled(arena, memory, &layout, hashes);
     }
 
@@ -818,7 +818,7 @@ impl Shared {
             arena.filter(|_| readable).and_then(|arena| core.arenas.get(&arena).cloned())?
         };
         let content = held.complete?.content;
-        let hashes = load::hash(&held.layout, &*held.memory, self.threads, &|_| {});
+        let hashes = arena_fill::hash(&held.layout, &*held.memory, self.threads, &|_| {});
         Some(hashes.map(|hashes| held.layout.manifest(&hashes).1 == content))
     }
 

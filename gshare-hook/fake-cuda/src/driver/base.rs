@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{Capture, Node};
 use super::*;
-use crate::sim::device::now_ns;
+use crate::sim::device_file::now_ns;
 use crate::sim::{SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
 
@@ -76,7 +76,7 @@ pub(crate) struct Driver {
     pub(crate) primaries: Vec<Primary>,
     pub(crate) percent: f64,
     pub(crate) memory: memory::Registry,
-    pub(crate) pools: Vec<pool::DevicePools>,
+    pub(crate) pools: Vec<stream_ordered::DevicePools>,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
@@ -172,7 +172,7 @@ fn open_device() -> Result<Driver, CUresult> {
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
     let primaries = visible.iter().map(|_| Primary::default()).collect();
-    let pools = visible.iter().map(|_| pool::DevicePools::default()).collect();
+    let pools = visible.iter().map(|_| stream_ordered::DevicePools::default()).collect();
     let memory = memory::Registry::default();
     Ok(Driver {
         device,
@@ -293,7 +293,7 @@ impl Driver {
                 let now = now_ns();
                 // A stream that waits for a word of memory is asked again soon: a device sees it at once.
                 let soonest = if waits { now + pause } else { soonest };
-                crate::sim::device::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
+                crate::sim::device_file::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
             }
         }

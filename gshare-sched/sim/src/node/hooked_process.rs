@@ -4,12 +4,12 @@
 //! what the daemon said, then what it sees of the device, and sleeps until the meter's next deadline, a frame, or a thread that
 //! waits.
 
+use super::node_plan::Program;
 use super::outside::{Event, Outside};
-use super::plan::Program;
 use super::stream::{Ending, Stream};
 use super::worker::{Done, Tasks};
-use crate::gpu::{Kernel, VirtualGpu};
 use crate::rng::Rng;
+use crate::virtual_gpu::{Kernel, VirtualGpu};
 use gshare_core::gate::LaunchGate;
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};

@@ -14,7 +14,7 @@
 //! The error of a client is the difference between its measured and its entitled share. What hand-overs cost is not an
 //! error of shares; it is bounded apart: an elastic GPU delivers at least [`DELIVERED_PERCENT`] of what its clients may take.
 
-use super::plan::Shape;
+use super::node_plan::Shape;
 use crate::token::account::Windows;
 use gshare_core::{Duration, Share, Timestamp};
 use std::collections::BTreeMap;

@@ -10,7 +10,7 @@
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so that none has any before a daemon has divided it | no limit |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
-//! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::trace`] | waits, denials and the link |
+//! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::wait_ring`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //!
 //! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
@@ -22,7 +22,7 @@
 use std::ffi::OsString;
 
 use gshare_core::scale::ServiceClass;
-use gshare_core::trace::Category;
+use gshare_core::wait_ring::Category;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, SmShare};
 

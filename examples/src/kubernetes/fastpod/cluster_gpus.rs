@@ -1,8 +1,8 @@
 //! The GPUs of the cluster, and the packer that knows them by number. Pure.
 
 use super::nodes::{closed, excluded};
+use super::pod_share;
 use super::pods::{self, Given, Place, is_over, node_name};
-use super::shares;
 use gshare_core::pack::{GpuSpec, PackError, Packer as _, PackerExt as _};
 use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
@@ -94,7 +94,7 @@ impl<'a> Gpus<'a> {
         let nodes = &self.nodes;
         let allowed =
             |gpu: GpuId| node_of(nodes, gpu).is_some_and(|(node, _)| excluded(node, spec, failed).is_none());
-        let error = match self.packer.place_where(&shares::demand(share), &allowed) {
+        let error = match self.packer.place_where(&pod_share::demand(share), &allowed) {
             Ok(placed) => return Ok(placed.placement.id),
             Err(error) => error,
         };
@@ -142,7 +142,7 @@ impl<'a> Gpus<'a> {
             };
             let node = node_name(pod).unwrap_or(&given.node);
             let Some(gpu) = self.id(node, given.gpu) else { continue };
-            let demand = shares::demand(&given.share);
+            let demand = pod_share::demand(&given.share);
             let rectangle = Place::of(pod).map(|place| place.rectangle);
             let own = rectangle.filter(|own| (own.quota, own.sm) == (demand.quota, demand.sm));
             match own.map(|own| self.packer.place_at(gpu, own, &demand)) {
@@ -154,7 +154,7 @@ impl<'a> Gpus<'a> {
         for (pod, gpu, share) in later {
             let cordoned = self.packer.gpu(gpu).is_some_and(|gpu| gpu.cordoned);
             self.cordon(gpu, false);
-            let placed = self.packer.place_where(&shares::demand(&share), &|other| other == gpu);
+            let placed = self.packer.place_where(&pod_share::demand(&share), &|other| other == gpu);
             if let Err(error) = &placed {
                 // It runs there all the same, so nothing more goes there.
                 complaints.push(format!("pod {}: {error}", pod.name_any()));

@@ -3,7 +3,7 @@
 use super::error::ScenarioError;
 use super::units::Span;
 use crate::arrivals::{ArrivalError, Arrivals};
-use crate::trace;
+use crate::load_trace;
 use crate::world::Load;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -102,11 +102,11 @@ impl LoadText {
                 Ok(Arrivals::closed_loop(think.positive(&format!("function `{function}`: load.think"))?))
             }
             Self::Rates { file, every, scale } => {
-                let rates = trace::read_rates(&read(file)?[..]).map_err(in_trace(file))?;
+                let rates = load_trace::read_rates(&read(file)?[..]).map_err(in_trace(file))?;
                 Arrivals::rates(every.0, rates.into_iter().map(|rate| rate * scale).collect())
             }
             Self::Trace { file, row, from, column } => {
-                let rows = trace::read_azure_counts(&read(file)?[..]).map_err(in_trace(file))?;
+                let rows = load_trace::read_azure_counts(&read(file)?[..]).map_err(in_trace(file))?;
                 let named = rows.iter().find(|one| one.function == *row);
                 let found = named.or_else(|| rows.get(row.parse::<usize>().ok()?)).ok_or_else(|| {
                     let bound = format!("need a function of the trace, or a number below {}", rows.len());
