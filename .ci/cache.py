@@ -7,6 +7,7 @@ no archive has both, the newest one of the same machine is taken: cargo itself k
 - Only crates of the registry are kept. Their units do not depend on where the checkout lies; ours do.
 - An archive is unpacked only where the checkout has no build of that profile, and only when its SHA-256 is right; a
   damaged one is deleted. Without the cache the same commands run, only longer.
+- A checkout that was built before the run gives no units: it has those of past lock files too, and needs none from here.
 - Archives are written under another name and renamed. Readers and writers hold a lock on the folder.
 - The newest two archives of a part stay, as long as all of them together fit into GSHARE_CI_CACHE_GB (8). One that has
   gathered more than half of that, from lock files of the past, is dropped.
@@ -31,6 +32,8 @@ TARGETS = ("target", "target/loom", "target/msrv", "target/package", "fuzz/targe
 TOOLS = ("target/tools", "target/package/tools")
 # Inputs that reached new code: each run of the fuzz targets goes on from them.
 CORPUS = "fuzz/corpus"
+# Whether the checkout had builds when this run began.
+built_before = False
 LIMIT = int(os.environ.get("GSHARE_CI_CACHE_GB", "8")) << 30
 
 
@@ -147,9 +150,11 @@ def unpack(archive, wanted):
 
 def restore(tools):
     """Fills the checkout from the cache; gives the units of each part that were found."""
+    global built_before
     place = folder()
     if place is None:
         return
+    built_before = bool(profiles())
     (ROOT / "target").mkdir(exist_ok=True)
     with locked(place, fcntl.LOCK_EX):
         for part, (machine, inputs) in keys(tools).items():
@@ -205,7 +210,7 @@ def save(tools):
     if place is None:
         return
     kept = {
-        "units": units(),
+        "units": {} if built_before else units(),
         "tools": {f"{path}/{tool}": [f"{path}/{tool}"] for path in TOOLS if (ROOT / path).is_dir() for tool in os.listdir(ROOT / path)},
         "corpus": {str(file): [str(file)] for file in (path.relative_to(ROOT) for path in (ROOT / CORPUS).glob("*/*"))},
     }
