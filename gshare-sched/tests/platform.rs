@@ -52,6 +52,28 @@ fn load_beyond_one_instance_starts_more_and_each_request_is_answered_once() {
     assert!(stats.within_slo > 1_000, "{stats:?}");
 }
 
+/// A burst that one instance cannot answer in time. In the order of arrival those that come after it are late too.
+#[test]
+fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
+    let in_time = |late_wait| {
+        let config = FractionalConfig::default().with_late_wait(late_wait);
+        let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
+        host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+        host.deploy(0, inference(2).with_instances(1, 1));
+        host.takes = MS(18);
+        host.load(0, MS(1), 500);
+        host.load(0, MS(25), 800);
+        host.run(MS(40_000));
+        assert_eq!(host.answered(0).len(), 1_300, "{:?}", host.rejected());
+        let slowest = host.answered(0).into_iter().max().unwrap();
+        assert!(slowest < MS(25_000), "none waits for ever: {slowest}");
+        host.platform.function(FunctionId::new(0)).unwrap().stats.within_slo
+    };
+    let (by_arrival, late_last) = (in_time(None), in_time(Some(MS(20_000))));
+    assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
+}
+
 /// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while nobody calls it.
 #[test]
 fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {

@@ -1,13 +1,15 @@
-//! `--demo`: functions with an SLO, a pipeline and a training job on simulated devices, under load, and what became of them.
+//! `--demo`: functions with an SLO, a pipeline and a training job, under load, and what became of them.
 //!
-//! The program of all of them is `gpu_function`, which lies beside this one. Every step is a request that `curl` could send.
+//! The program of all of them is `gpu_function`, which lies beside this one. Every step is a request that `curl` could send. The story
+//! takes the GPUs of this machine, and simulated ones where there are none; without MIG devices it has no pipeline, and the training
+//! job has as many workers as there are other devices, at most two.
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The devices, unless others are asked for.
+/// The simulated devices where there are none and no others are asked for.
 pub const BOARDS: [&str; 2] = ["v100,devices=2", "a100,mig=1g.10gb+1g.10gb+2g.20gb"];
 /// How long functions are under load.
 const LOAD: Duration = Duration::from_secs(30);
@@ -31,7 +33,10 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
     let program = program()?;
     let dag = dir.join("dag.json");
     std::fs::write(&dag, pipeline().to_string()).with_context(|| dag.display().to_string())?;
-    let parts = parts(&program, &dag);
+    let devices = state(url)?["devices"].take();
+    let names = names(&devices);
+    say(format!("devices: {names}"));
+    let parts = parts(&program, &dag, &devices);
     for part in &parts {
         let annotations = &part.deployment["annotations"];
         say(format!("deploy {:<9} {}", part.name, said(annotations)));
@@ -72,8 +77,21 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
             places(of)
         );
     }
-    println!("\n  devices: simulated; all of them are processes of this machine, under the hook");
+    println!("\n  on {names}; all of them are processes of this machine, under the hook");
     Ok(())
+}
+
+/// Names of the devices, each once with its number. Those of simulated ones say so.
+fn names(devices: &Value) -> String {
+    let mut counts: Vec<(&str, u32)> = Vec::new();
+    for name in devices.as_array().into_iter().flatten().filter_map(|device| device["name"].as_str()) {
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let words = counts.iter().map(|(name, count)| format!("{count} x {name}"));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Annotations in one line, without the paths of this run's own files.
@@ -117,14 +135,18 @@ fn pipeline() -> Value {
         "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]})
 }
 
-fn parts(program: &Path, dag: &Path) -> Vec<Part> {
+fn parts(program: &Path, dag: &Path, devices: &Value) -> Vec<Part> {
+    let is_cut = |device: &&Value| device["slices"].as_array().is_some_and(|slices| !slices.is_empty());
+    let (cut, whole): (Vec<_>, Vec<_>) = devices.as_array().into_iter().flatten().partition(is_cut);
+    // Workers of a gang are on different devices.
+    let workers = whole.len().min(2).to_string();
     let part = |name, rate, annotations: Value, variables: Value| Part {
         name,
         rate,
         deployment: json!({"service": name, "image": "gpu_function", "envProcess": program, "annotations": annotations,
             "envVars": variables}),
     };
-    vec![
+    let mut parts = vec![
         part("resnet", 40.0, json!({"gshare/slo": "150ms"}), json!({"KERNELS": "5"})),
         part("bert", 15.0, json!({"gshare/slo": "400ms"}), json!({"KERNELS": "10", "WEIGHTS_MIB": "1024"})),
         part("ocr", 4.0, json!({"gshare/slo": "1s"}), json!({"KERNELS": "20", "WEIGHTS_MIB": "2048"})),
@@ -137,10 +159,15 @@ fn parts(program: &Path, dag: &Path) -> Vec<Part> {
         part(
             "finetune",
             0.0,
-            json!({"gshare/workload": "training", "gshare/workers": "2", "fastgshare/gpu_mem": "1GiB"}),
+            json!({"gshare/workload": "training", "gshare/workers": workers, "fastgshare/gpu_mem": "1GiB"}),
             json!({"STEPS": "1000000"}),
         ),
-    ]
+    ];
+    parts.retain(|part| match part.name {
+        "video" => !cut.is_empty(),
+        _ => !whole.is_empty(),
+    });
+    parts
 }
 
 fn state(url: &str) -> anyhow::Result<Value> {

@@ -163,6 +163,11 @@ impl Devices {
         devices
     }
 
+    /// Whether this machine's driver has a device.
+    pub fn are_here() -> bool {
+        inventory(&[]).is_ok_and(|found| !found.is_empty())
+    }
+
     /// The devices of this machine's driver, or of simulated boards whose files are in `state`. GPUs with these numbers serve
     /// one request at a time.
     ///

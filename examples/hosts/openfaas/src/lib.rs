@@ -170,8 +170,8 @@ pub struct Options {
     /// programs take to start, which policies scale and place; what it leaves out keeps its default.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
-    /// Deploy functions, a pipeline and a training job on simulated devices, load them for 30 s, print what became of them, and
-    /// serve on until interrupted; with `--demo=end`, end.
+    /// Deploy functions, a pipeline and a training job, load them for 30 s, print what became of them, and serve on until
+    /// interrupted; with `--demo=end`, end. Without GPUs on simulated devices; a pipeline needs MIG devices.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
     pub demo: Option<String>,
     /// Print the devices that are found, and end.
@@ -204,7 +204,8 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     // Nothing of a demonstration is kept.
     let dir = tempfile::tempdir()?;
     let mut options = Options { state: dir.path().to_owned(), ..options.clone() };
-    if options.sim.is_empty() && !options.no_gpu {
+    if options.sim.is_empty() && !options.no_gpu && !Devices::are_here() {
+        println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
     serve_on(runtime, &options)

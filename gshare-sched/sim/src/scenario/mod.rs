@@ -150,6 +150,8 @@ pub struct Policies {
     pub keeper: PipelineName,
     /// Host memory of each node that is set aside for weights; by default what the platform sets.
     pub host_memory: Option<Text<Bytes>>,
+    /// The order in which the requests of a function on fractional devices are served.
+    pub queue: QueueName,
     /// An instance on a fractional device may take more than its request while others leave it. Default true; without, limits are
     /// the requests.
     pub vertical: bool,
@@ -166,6 +168,7 @@ impl Default for Policies {
             router: RouterName::default(),
             keeper: PipelineName::default(),
             host_memory: None,
+            queue: QueueName::default(),
             vertical: true,
             affinity: true,
         }
@@ -202,6 +205,18 @@ pub enum PackerName {
     /// One of a program's own, from [`Own`].
     #[serde(untagged)]
     Own(String),
+}
+
+/// An order of the requests of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum QueueName {
+    /// By arrival (FaST-GShare, Dilu).
+    Arrival,
+    /// By arrival, but late ones behind those that can be in time. The default.
+    #[default]
+    LateLast,
 }
 
 /// A scheduler of requests on whole devices.

@@ -1,7 +1,7 @@
 //! The platform that a scenario's policies make.
 
 use super::error::ScenarioError;
-use super::{PackerName, PipelineName, RequestName, RouterName, ScalerName, Scenario};
+use super::{PackerName, PipelineName, QueueName, RequestName, RouterName, ScalerName, Scenario};
 use crate::world::Function;
 use gshare_core::platform::Work;
 use gshare_core::{GpuShare, Quota, QuotaRange};
@@ -56,6 +56,9 @@ impl Scenario {
             RequestName::Lalbo3 => SchedulerConfig::default(),
             RequestName::Ours => SchedulerConfig::evict_cost_aware(),
         };
+        if self.policies.queue == QueueName::Arrival {
+            settings.fractional.pool.late_wait = None;
+        }
         if let Some(memory) = self.policies.host_memory {
             settings.fractional.pool.host_memory = memory.0;
             settings.whole.host_memory = memory.0;

@@ -20,6 +20,11 @@ pub struct FractionalConfig {
     pub max_wait: Duration,
     /// How often a request is dispatched before it is rejected, because its instances ended. 3.
     pub max_attempts: u8,
+    /// How long after its SLO a request that is late waits behind those of its function that can be in time, while more wait than are
+    /// served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and short enough for somebody
+    /// who waits. None: the order of arrival, as in FaST-GShare and Dilu; all that come behind a burst are late then.
+    #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
+    pub late_wait: Option<Duration>,
     /// The time for which a function that may have no instance keeps one after its last request. 60 s: the gaps between
     /// requests of functions that are in use at all are shorter.
     #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
@@ -48,6 +53,7 @@ pub struct FractionalConfig {
 }
 
 gshare_core::with_fields!(FractionalConfig {
+    with_late_wait(late_wait: Option<Duration>),
     with_park(park: bool),
     with_park_idle(park_idle: Duration),
     with_park_busy_after(park_busy_after: Duration),
@@ -61,6 +67,7 @@ impl Default for FractionalConfig {
             max_waiting: 10_000,
             max_wait: Duration::from_secs(60),
             max_attempts: 3,
+            late_wait: Some(Duration::from_secs(20)),
             keep_alive: Duration::from_secs(60),
             park: true,
             park_idle: Duration::from_millis(200),

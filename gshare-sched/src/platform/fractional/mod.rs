@@ -12,7 +12,9 @@
 //! 2. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
 //!    for [`keep_alive`](FractionalConfig::keep_alive).
 //! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
-//!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room.
+//!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room. One that
+//!    has missed its SLO waits behind those that can be in time, for [`late_wait`](FractionalConfig::late_wait): in the order of
+//!    arrival all that come behind a burst would be late.
 //! 4. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
 //!    instances on the device where the fewest must go are parked for it; after
 //!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
@@ -32,6 +34,8 @@
 //! O(log n) for a request; O(n) over the instances of the pool when room is made.
 //!
 //! # Differences from the papers
+//! Late requests go last; the papers' order is that of arrival.
+//!
 //! FaST-GShare and Dilu book memory for as long as an instance lives, so that functions with little to do shut others
 //! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 

@@ -1,9 +1,33 @@
 //! Which instance serves a request, and how many instances a load needs.
 
 use super::{
-    FractionalPool, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction, PoolAction, Rejection,
-    Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
+    Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
+    PoolAction, Rejection, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
+
+impl Instance {
+    /// How long it takes for as many requests as it serves at once.
+    fn takes(&self) -> Duration {
+        let nanos = u64::from(self.capacity).saturating_mul(1_000_000_000_000);
+        Duration::from_nanos(nanos.checked_div(self.throughput.as_milli()).unwrap_or(0))
+    }
+}
+
+impl Function {
+    /// The request that is served next, answered at `done`: the first, or while that is late and not overdue the first that can be in
+    /// time.
+    fn next(&self, done: Timestamp, late_wait: Option<Duration>) -> Option<(Timestamp, RequestId)> {
+        let first = *self.queue.first()?;
+        let Some((slo, late_wait)) = self.spec.slo.zip(late_wait) else { return Some(first) };
+        let due = first.0.saturating_add(slo);
+        if done <= due || done >= due.saturating_add(late_wait) {
+            return Some(first);
+        }
+        let in_time =
+            Timestamp::ZERO.saturating_add(done.saturating_since(Timestamp::ZERO.saturating_add(slo)));
+        self.queue.range((in_time, RequestId::new(0))..).next().copied().or(Some(first))
+    }
+}
 
 impl FractionalPool {
     /// The order in which ready instances are given requests.
@@ -53,7 +77,9 @@ impl FractionalPool {
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         while let Some(of) = self.functions.get_mut(&function) {
-            let (Some(&waiting), Some(&key)) = (of.queue.first(), of.open.first()) else { break };
+            let Some(&key) = of.open.first() else { break };
+            let takes = self.instances.get(&key.2).map_or(Duration::ZERO, Instance::takes);
+            let Some(waiting) = of.next(self.now.saturating_add(takes), self.config.late_wait) else { break };
             of.queue.remove(&waiting);
             of.open.remove(&key);
             let (request, instance) = (waiting.1, key.2);
