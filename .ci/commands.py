@@ -69,7 +69,7 @@ NOT_RUN = {
 # First lines of blocks of text, and what they are.
 TEXTS = {
     "unmodified CUDA programs (PyTorch, CuPy, Triton, plain C)": "a drawing",
-    "0.0 s  deploy resnet    gshare/slo=150ms": "figures of one run of `gshare up --demo`",
+    "0.0 s  devices: 2 x Tesla V100-SXM2-16GB (simulated)": "figures of one run of `gshare up --demo`",
     "openfaas: http://127.0.0.1:8080": "what a host says that serves until it is stopped",
     '{"gpu_ms":': "an answer of that host",
     "+195.147s client0.1 throttle: 30.917ms used": "a line of a journal of a node",
