@@ -154,7 +154,7 @@ def describe():
         "driver": f"{version.value // 1000}.{version.value % 1000 // 10}",
         "total_bytes": total.value,
         # Either sign is enough: the name is the driver's word, the symbol is only in the simulator.
-        "simulated": "(simulated)" in text or hasattr(driver.library, "gshare_sim_truth"),
+        "simulated": "(simulated)" in text or hasattr(driver.driver, "gshare_sim_truth"),
     }
 
 

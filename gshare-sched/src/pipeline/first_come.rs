@@ -5,7 +5,7 @@
 //! router does so: the one to compare [`SlackRouter`](super::SlackRouter) with, and enough for functions without an SLO.
 //!
 //! # Algorithm
-//! 1. Requests of a function wait in the order of their arrival, whatever their deadlines.
+//! 1. Requests of a function wait in the order of their arrival, regardless of their deadlines.
 //! 2. The first goes to the exclusive instance with room that has the fewest requests, the fastest of those.
 //! 3. An idle shared slice takes, of the functions with an instance on it, the request that came first.
 //! 4. A function is short while what waits takes its instances longer than the deadline of its last request allows.
@@ -21,7 +21,7 @@
 //! # Cost
 //! O(log n) per event for a function with exclusive instances; O(k log n) with k instances on its slices.
 
-use super::service::{check_service, check_time, latency, rate, slice};
+use super::service::{check_event, latency, rate, slice};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
@@ -73,7 +73,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Its place among the instances with room of its function, while it has some.
+    /// The instance's place among those of its function that have room, while it has some.
     fn place(&self, id: InstanceId) -> Option<(usize, Duration, InstanceId)> {
         match self.service {
             Service::Exclusive { latency, capacity, .. }
@@ -146,47 +146,9 @@ impl FirstCome {
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
-        if now < self.last {
-            return Err(RouteError::TimeWentBack { now, last: self.last });
-        }
-        let known = |instance: InstanceId| {
-            self.instances.get(&instance).ok_or(RouteError::UnknownInstance { instance })
-        };
-        let waits = |request: RequestId| {
-            self.requests.get(&request).ok_or(RouteError::UnknownRequest { request }).map(|found| found.on)
-        };
-        match *event {
-            RouteEvent::InstanceUp { instance, .. } if self.instances.contains_key(&instance) => {
-                Err(RouteError::DuplicateInstance { instance })
-            }
-            RouteEvent::InstanceUp { instance, service, .. } => check_service(instance, &service),
-            RouteEvent::ServiceChanged { instance, service } => match known(instance)?.draining {
-                true => Err(RouteError::Draining { instance }),
-                false => check_service(instance, &service),
-            },
-            RouteEvent::LoadChanged { instance, load } => match slice(&known(instance)?.service) {
-                Some(_) => check_time(instance, "load", load, true),
-                None => Err(RouteError::NotShared { instance }),
-            },
-            RouteEvent::InstanceDraining { instance } | RouteEvent::InstanceDown { instance } => {
-                known(instance).map(|_| ())
-            }
-            RouteEvent::Arrived { request, .. } if self.requests.contains_key(&request) => {
-                Err(RouteError::DuplicateRequest { request })
-            }
-            RouteEvent::Completed { request, instance } => {
-                known(instance)?;
-                match waits(request)? {
-                    Some(on) if on == instance => Ok(()),
-                    _ => Err(RouteError::NotThere { request, instance: Some(instance) }),
-                }
-            }
-            RouteEvent::Cancelled { request } => match waits(request)? {
-                Some(_) => Err(RouteError::NotThere { request, instance: None }),
-                None => Ok(()),
-            },
-            _ => Ok(()),
-        }
+        let instance = |id| self.instances.get(&id).map(|instance| (instance.service, instance.draining));
+        let request = |id| self.requests.get(&id).map(|request| request.on);
+        check_event((now, self.last), event, instance, request)
     }
 
     /// Offers an instance to its function's requests.

@@ -11,13 +11,13 @@ use gshare_core::{ConfigError, Duration, Timestamp};
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Late {
-    /// They keep their place (the paper).
+    /// Late requests keep their place (the paper).
     InOrder,
-    /// They are served after those that can be in time, for as long as [`RouterConfig::late_wait`] says. The default:
-    /// nobody is refused, and few are late for others' sake.
+    /// Late requests are served after those that can be in time, for as long as [`RouterConfig::late_wait`] says. The default: none
+    /// is refused, and few are late because others were.
     #[default]
     Last,
-    /// They are refused, on arrival when what waits already would make them late.
+    /// Late requests are refused, on arrival when what waits already would make them late.
     Reject,
 }
 
@@ -31,7 +31,7 @@ pub struct RouterConfig {
     /// The treatment of requests that cannot be in time.
     pub late: Late,
     /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
-    /// 20 s: about a burst, so that few are served that early, and short enough for somebody who waits. None: never.
+    /// 20 s: about a burst, so that few are served that early, and within a client's patience. None: never.
     #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
     pub late_wait: Option<Duration>,
     /// The same in percent of the time that its function needs, by then, for all that waits; the longer holds.

@@ -60,7 +60,7 @@
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
 use super::router_config::{Late, RouterConfig};
-use super::service::{check_service, check_time, latency, rate, slice};
+use super::service::{check_event, latency, rate, slice};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
@@ -263,50 +263,14 @@ impl SlackRouter {
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
-        if now < self.last {
-            return Err(RouteError::TimeWentBack { now, last: self.last });
-        }
-        let known = |instance: InstanceId| {
-            self.instances.get(&instance).ok_or(RouteError::UnknownInstance { instance })
+        let instance = |id| self.instances.get(&id).map(|instance| (instance.service, instance.draining));
+        let request = |id| {
+            self.requests.get(&id).map(|request| match request.at {
+                At::Instance(instance) => Some(instance),
+                At::OnTime | At::Late => None,
+            })
         };
-        match *event {
-            RouteEvent::InstanceUp { instance, service, .. } => {
-                if self.instances.contains_key(&instance) {
-                    return Err(RouteError::DuplicateInstance { instance });
-                }
-                check_service(instance, &service)
-            }
-            RouteEvent::ServiceChanged { instance, service } => {
-                if known(instance)?.draining {
-                    return Err(RouteError::Draining { instance });
-                }
-                check_service(instance, &service)
-            }
-            RouteEvent::LoadChanged { instance, load } => match known(instance)?.service {
-                Service::Shared { .. } => check_time(instance, "load", load, true),
-                _ => Err(RouteError::NotShared { instance }),
-            },
-            RouteEvent::InstanceDraining { instance } | RouteEvent::InstanceDown { instance } => {
-                known(instance).map(|_| ())
-            }
-            RouteEvent::Arrived { request, .. } if self.requests.contains_key(&request) => {
-                Err(RouteError::DuplicateRequest { request })
-            }
-            RouteEvent::Completed { request, instance } => {
-                known(instance)?;
-                match self.requests.get(&request) {
-                    None => Err(RouteError::UnknownRequest { request }),
-                    Some(found) if found.at == At::Instance(instance) => Ok(()),
-                    Some(_) => Err(RouteError::NotThere { request, instance: Some(instance) }),
-                }
-            }
-            RouteEvent::Cancelled { request } => match self.requests.get(&request).map(|found| found.at) {
-                None => Err(RouteError::UnknownRequest { request }),
-                Some(At::Instance(_)) => Err(RouteError::NotThere { request, instance: None }),
-                Some(_) => Ok(()),
-            },
-            _ => Ok(()),
-        }
+        check_event((now, self.last), event, instance, request)
     }
 
     fn up(&mut self, id: InstanceId, function: FunctionId, service: Service, has: BTreeMap<u64, RequestId>) {

@@ -1,8 +1,8 @@
-//! How an instance serves, as both routers read it.
+//! How an instance serves, and which events are refused, for both routers.
 
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{RouteError, Service};
-use gshare_core::{Duration, InstanceId, SharedSlice};
+use gshare_core::pipeline::routing::{RouteError, RouteEvent, Service};
+use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, Timestamp};
 
 /// Time of one request that finds the instance empty and in memory.
 pub(super) const fn latency(service: &Service) -> Duration {
@@ -30,7 +30,7 @@ pub(super) fn rate(service: &Service) -> u64 {
     1_000_000_000_000_000 / interval.max(1)
 }
 
-pub(super) fn check_time(
+fn check_time(
     instance: InstanceId,
     field: &'static str,
     time: Duration,
@@ -43,7 +43,7 @@ pub(super) fn check_time(
     Ok(())
 }
 
-pub(super) fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteError> {
+fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteError> {
     match *service {
         Service::Exclusive { latency, interval, capacity } => {
             check_time(instance, "latency", latency, false)?;
@@ -58,6 +58,53 @@ pub(super) fn check_service(instance: InstanceId, service: &Service) -> Result<(
             check_time(instance, "latency", latency, false)?;
             check_time(instance, "load", load, true)
         }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what cannot be: `last` is the time of the event before, `instance` gives how an instance serves and whether it drains,
+/// `request` the instance that a request was dispatched to, if it was.
+pub(super) fn check_event(
+    (now, last): (Timestamp, Timestamp),
+    event: &RouteEvent,
+    instance: impl Fn(InstanceId) -> Option<(Service, bool)>,
+    request: impl Fn(RequestId) -> Option<Option<InstanceId>>,
+) -> Result<(), RouteError> {
+    if now < last {
+        return Err(RouteError::TimeWentBack { now, last });
+    }
+    let known = |id| instance(id).ok_or(RouteError::UnknownInstance { instance: id });
+    let place = |id| request(id).ok_or(RouteError::UnknownRequest { request: id });
+    match *event {
+        RouteEvent::InstanceUp { instance: id, .. } if instance(id).is_some() => {
+            Err(RouteError::DuplicateInstance { instance: id })
+        }
+        RouteEvent::InstanceUp { instance, service, .. } => check_service(instance, &service),
+        RouteEvent::ServiceChanged { instance, service } => match known(instance)? {
+            (_, true) => Err(RouteError::Draining { instance }),
+            (_, false) => check_service(instance, &service),
+        },
+        RouteEvent::LoadChanged { instance, load } => match slice(&known(instance)?.0) {
+            Some(_) => check_time(instance, "load", load, true),
+            None => Err(RouteError::NotShared { instance }),
+        },
+        RouteEvent::InstanceDraining { instance } | RouteEvent::InstanceDown { instance } => {
+            known(instance).map(|_| ())
+        }
+        RouteEvent::Arrived { request: id, .. } if request(id).is_some() => {
+            Err(RouteError::DuplicateRequest { request: id })
+        }
+        RouteEvent::Completed { request, instance } => {
+            known(instance)?;
+            match place(request)? {
+                Some(on) if on == instance => Ok(()),
+                _ => Err(RouteError::NotThere { request, instance: Some(instance) }),
+            }
+        }
+        RouteEvent::Cancelled { request } => match place(request)? {
+            Some(_) => Err(RouteError::NotThere { request, instance: None }),
+            None => Ok(()),
+        },
         _ => Ok(()),
     }
 }

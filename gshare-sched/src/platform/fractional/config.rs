@@ -21,8 +21,8 @@ pub struct FractionalConfig {
     /// How often a request is dispatched before it is rejected, because its instances ended. 3.
     pub max_attempts: u8,
     /// How long after its SLO a request that is late waits behind those of its function that can be in time, while more wait than are
-    /// served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and short enough for somebody
-    /// who waits. None: the order of arrival, as in FaST-GShare and Dilu; all that come behind a burst are late then.
+    /// served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and within a client's
+    /// patience. None: the order of arrival, as in FaST-GShare and Dilu; all that come behind a burst are late then.
     #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
     pub late_wait: Option<Duration>,
     /// The time for which a function that may have no instance keeps one after its last request. 60 s: the gaps between
