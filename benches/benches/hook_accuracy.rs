@@ -53,7 +53,7 @@ use gshare_core::{
 mod hook_calls;
 mod hook_common;
 mod hook_paces;
-use hook_common::{Kind, Setup, Truth, build, launch_forever, role};
+use hook_common::{Kind, Setup, Then, Truth, build, launch_forever, role};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
@@ -559,7 +559,8 @@ fn main() {
         let program = std::env::var("BENCH_PROGRAM").expect("set");
         let setup = Setup::new(&format!("spin_{us}us_full"), 10);
         let kind = if program == "graph" { Kind::Graph } else { Kind::Kernel };
-        launch_forever(&setup, kind, null_mut(), program == "sync");
+        let then = if program == "sync" { Then::Synchronise } else { Then::Launch };
+        launch_forever(&setup, kind, null_mut(), then);
     }
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("calls") {
         hook_calls::behind_calls();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 
 use super::Stage;
-use super::hook_common::{Kind, Setup, Truth, launches, role};
+use super::hook_common::{Setup, Truth, launch_and_count, role};
 
 /// Part of its speed that a program below its limit must keep, and points by which a share may be off.
 const SPEED: f64 = 0.97;
@@ -74,10 +74,7 @@ pub(crate) fn behind_calls() -> ! {
             scope.spawn(move || {
                 let stream = setup.stream();
                 barrier.wait();
-                while !stop.load(Ordering::Relaxed) {
-                    launches(setup, setup.hooked, Kind::Kernel, stream, 20);
-                    count.fetch_add(20, Ordering::Relaxed);
-                }
+                launch_and_count(setup, stream, count, stop);
             });
         }
         barrier.wait();

@@ -7,6 +7,8 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 pub type Kernel = unsafe extern "C" fn(
@@ -335,22 +337,40 @@ pub fn large_profile(path: &Path) {
     std::fs::write(path, text).expect("a temporary directory is writable");
 }
 
-/// Launches for ever; `sync`: synchronises after each.
-pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, sync: bool) -> ! {
-    // Whoever started this may be killed.
+/// What a program does after each launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    Launch,
+    Synchronise,
+    /// Synchronises, and then sleeps for so long.
+    Pause(Duration),
+}
+
+/// Launches until the process that started this one is gone.
+pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, then: Then) -> ! {
     let parent = std::os::unix::process::parent_id();
     let launch = Launch::of(setup.hooked, kind);
     // SAFETY: the driver's function by its C signature.
     let wait: unsafe extern "C" fn() -> c_int = unsafe { setup.hooked.get(c"cuCtxSynchronize") };
-    loop {
+    while std::os::unix::process::parent_id() == parent {
         launch.repeat(setup, stream, 1);
-        if sync {
+        if then != Then::Launch {
             // SAFETY: as above.
             ok(unsafe { wait() });
         }
-        if std::os::unix::process::parent_id() != parent {
-            std::process::exit(0);
+        if let Then::Pause(pause) = then {
+            std::thread::sleep(pause);
         }
+    }
+    std::process::exit(0)
+}
+
+/// Launches kernels and counts them until it is told to stop.
+pub fn launch_and_count(setup: &Setup, stream: *mut c_void, count: &AtomicU64, stop: &AtomicBool) {
+    let launch = Launch::of(setup.hooked, Kind::Kernel);
+    while !stop.load(Relaxed) {
+        launch.repeat(setup, stream, 20);
+        count.fetch_add(20, Relaxed);
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 
-use super::hook_common::{Kind, Setup, Truth, launches, role, synchronise};
+use super::hook_common::{Kind, Setup, Then, Truth, launch_forever, role};
 use super::{LOOK_MS, Programs, Stage, WINDOW_MS, name};
 
 /// Points of its own speed that a program may be short of its request.
@@ -79,15 +79,8 @@ pub(crate) fn pace() -> ! {
     let number = |name: &str| std::env::var(name).expect("set").parse::<u64>().expect("a number");
     let (kernel, pause) = (number("BENCH_KERNEL_US"), Duration::from_micros(number("BENCH_PAUSE_US")));
     let setup = Setup::new(&format!("spin_{kernel}us_full"), 1);
-    let parent = std::os::unix::process::parent_id();
-    while std::os::unix::process::parent_id() == parent {
-        launches(&setup, setup.hooked, Kind::Kernel, std::ptr::null_mut(), 1);
-        synchronise(&setup);
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
-        }
-    }
-    std::process::exit(0)
+    let then = if pause.is_zero() { Then::Synchronise } else { Then::Pause(pause) };
+    launch_forever(&setup, Kind::Kernel, std::ptr::null_mut(), then)
 }
 
 fn start(program: Program, name: Option<String>, stage: &Stage) -> Child {
