@@ -4,11 +4,19 @@
 #[path = "support/api_server.rs"]
 mod api_server;
 
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/control_plane.rs"]
+mod control_plane;
 #[path = "support/policy.rs"]
 mod policy;
 
 use api_server::{Api, documents, rights};
-use policy::{Request, admit, policy};
+use cluster::Cluster;
+use control_plane::User;
+use policy::{INVALID, Judge, Request};
 
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::dra::claim::check;
@@ -49,7 +57,7 @@ fn server() -> (Api, kube::Client) {
 
 /// A slice of this node that the driver would not make.
 fn stray(driver: &str) -> Value {
-    json!({"metadata": {"name": "stray"}, "spec": {"driver": driver, "nodeName": "n1",
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "stray"}, "spec": {"driver": driver, "nodeName": "n1",
         "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}})
 }
 
@@ -440,6 +448,47 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(api.lock().used.len(), 5, "what it asks of slices and nodes");
 }
 
+/// By its own account, with the rights of its manifest and under the policy: on the mock, and on a real server where there is one.
+#[tokio::test]
+async fn a_driver_writes_again_only_what_has_changed() {
+    for cluster in Cluster::all(RBAC).await {
+        let client = match &cluster {
+            Cluster::Mock(_, client) => client.clone(),
+            Cluster::Real(real) => {
+                real.give(RBAC).await;
+                real.apply(&documents(POLICY)).await;
+                real.plane.client(User::Account("gshare-system:gshare-dra", Some("n1")))
+            }
+        };
+        for name in ["n1", "n2"] {
+            let known =
+                json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "uid": name } });
+            cluster.put(&format!("/api/v1/nodes/{name}"), known).await;
+        }
+        let written: Vec<usize> =
+            [publish(&client, &node()).await, publish(&client, &node()).await].map(Result::unwrap).into();
+        assert_eq!(written, [1, 0], "quantities are the same however the server spells them");
+        let mut fewer = (*node()).clone();
+        fewer.gpus.pop();
+        assert_eq!(publish(&client, &fewer).await.unwrap(), 1);
+        assert_eq!(publish(&client, &fewer).await.unwrap(), 0);
+        let slice = cluster.object(&format!("{SLICES}/n1-gpu.gshare.io")).await.unwrap();
+        assert_eq!(slice["spec"]["pool"]["generation"], 2);
+        if let Cluster::Real(_) = cluster {
+            // Once the policy is in force: some time after it was given.
+            let other = Node { name: "n2".into(), ..fewer };
+            let refused = async || loop {
+                match publish(&client, &other).await {
+                    Err(error) => return error.to_string(),
+                    Ok(_) => cluster.ask(&format!("DELETE {SLICES}/n2-{DRIVER}"), Value::Null).await,
+                };
+            };
+            let error = tokio::time::timeout(std::time::Duration::from_secs(30), refused()).await.unwrap();
+            assert!(error.contains("spec.nodeName: need the node of the driver"), "{error}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_hinders_publishing_is_told() {
     let (api, client) = server();
@@ -481,19 +530,21 @@ async fn the_role_allows_what_is_used_and_no_more() {
 }
 
 /// The policy of the manifests and [`check`] agree on each.
-#[test]
-fn parameters_are_validated_when_a_claim_is_made() {
-    let policy = policy(POLICY, "gshare-dra-claims");
+#[tokio::test]
+async fn parameters_are_validated_when_a_claim_is_made() {
     let template = documents(include_str!("../kubernetes/dra/example.yaml")).remove(0);
     let class = documents(include_str!("../kubernetes/dra/device-class.yaml")).remove(0);
-    let decide = |object: Value| {
+    let request = |object: Value| {
         let user = "system:serviceaccount:team:someone".to_owned();
-        admit(&policy, &Request { operation: "CREATE", user, node: None, object, old: Value::Null })
+        Request { operation: "CREATE", user, node: None, object, old: Value::Null }
     };
-    assert_eq!(decide(class.clone()), Ok(()));
-    let mut bad = class;
+    let mut bad = class.clone();
     bad["spec"]["config"][0]["opaque"]["parameters"]["onDaemonLoss"] = json!("panic");
-    assert!(decide(bad).unwrap_err().contains("onDaemonLoss"));
+    let judges = Judge::all(POLICY, "gshare-dra-claims", &request(bad.clone())).await;
+    for judge in &judges {
+        assert_eq!(judge.admit(&request(class.clone())).await, Ok(()));
+        assert!(judge.admit(&request(bad.clone())).await.unwrap_err().contains("onDaemonLoss"));
+    }
     let (options, exactly) = ("/devices/config/0/opaque/parameters", "/devices/requests/0/exactly");
     let requests = format!("{exactly}/capacity/requests");
     let twice = json!([template["spec"]["spec"]["devices"]["requests"][0], {"name": "other", "exactly": {
@@ -533,11 +584,16 @@ fn parameters_are_validated_when_a_claim_is_made() {
         let (parent, key) = path.rsplit_once('/').unwrap();
         object.pointer_mut(&format!("/spec/spec{parent}")).unwrap()[key] = value.clone();
         let spec = object["spec"]["spec"].clone();
-        let claim = json!({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec});
-        let said = check(&serde_json::from_value(spec).unwrap()).map_err(|error| error.to_string());
-        for said in [said, decide(object), decide(claim)] {
+        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec});
+        let mut all = vec![check(&serde_json::from_value(spec).unwrap()).map_err(|error| error.to_string())];
+        for judge in &judges {
+            all.push(judge.admit(&request(object.clone())).await);
+            all.push(judge.admit(&request(claim.clone())).await);
+        }
+        for said in all {
             match (&said, why) {
                 (Ok(()), None) => {}
+                (Err(said), _) if said.starts_with(INVALID) => {}
                 (Err(said), Some(why)) => assert!(said.contains(why), "{path} {value}: {said}"),
                 _ => panic!("{path} {value}: {said:?}"),
             }
@@ -545,24 +601,34 @@ fn parameters_are_validated_when_a_claim_is_made() {
     }
 }
 
-#[test]
-fn a_driver_writes_the_slice_of_its_own_node_only() {
-    let policy = policy(POLICY, "gshare-dra-slices");
-    let decide = |operation, node, slice: Value| {
+#[tokio::test]
+async fn a_driver_writes_the_slice_of_its_own_node_only() {
+    let request = |operation, node, slice: Value| {
         let user = "system:serviceaccount:gshare-system:gshare-dra".to_owned();
-        let (object, old) = if operation == "DELETE" { (Value::Null, slice) } else { (slice, Value::Null) };
-        admit(&policy, &Request { operation, user, node, object, old })
+        let (object, old) = match operation {
+            "DELETE" => (Value::Null, slice),
+            "UPDATE" => (slice.clone(), slice),
+            _ => (slice, Value::Null),
+        };
+        Request { operation, user, node, object, old }
     };
-    for operation in ["CREATE", "UPDATE", "DELETE"] {
-        assert_eq!(decide(operation, Some("n1"), stray(DRIVER)), Ok(()));
-        for node in [Some("n2"), None] {
-            assert!(decide(operation, node, stray(DRIVER)).unwrap_err().contains("spec.nodeName"));
+    let other = Request {
+        user: "system:serviceaccount:kube-system:other".to_owned(),
+        ..request("CREATE", None, stray("gpu.nvidia.com"))
+    };
+    let denied = request("CREATE", Some("n2"), stray(DRIVER));
+    for judge in Judge::all(POLICY, "gshare-dra-slices", &denied).await {
+        for operation in ["CREATE", "UPDATE", "DELETE"] {
+            let decide =
+                async |node, driver: &str| judge.admit(&request(operation, node, stray(driver))).await;
+            assert_eq!(decide(Some("n1"), DRIVER).await, Ok(()));
+            for node in [Some("n2"), None] {
+                assert!(decide(node, DRIVER).await.unwrap_err().contains("spec.nodeName"));
+            }
+            assert!(decide(Some("n1"), "gpu.nvidia.com").await.unwrap_err().contains("spec.driver"));
         }
-        assert!(decide(operation, Some("n1"), stray("gpu.nvidia.com")).unwrap_err().contains("spec.driver"));
+        assert_eq!(judge.admit(&other).await, Ok(()));
     }
-    let user = "system:serviceaccount:kube-system:other".to_owned();
-    let (object, old) = (stray("gpu.nvidia.com"), Value::Null);
-    assert_eq!(admit(&policy, &Request { operation: "CREATE", user, node: None, object, old }), Ok(()));
 }
 
 #[test]

@@ -7,12 +7,20 @@
 mod api_server;
 #[path = "fastpod/backoff.rs"]
 mod backoff;
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "each test uses a part of it")]
+#[path = "support/control_plane.rs"]
+mod control_plane;
 #[path = "fastpod/decisions.rs"]
 mod decisions;
 #[path = "support/kustomize.rs"]
 mod kustomize;
 #[path = "fastpod/lease.rs"]
 mod lease;
+#[path = "fastpod/life.rs"]
+mod life;
 #[path = "fastpod/manifests.rs"]
 mod manifests;
 #[path = "fastpod/manners.rs"]

@@ -56,6 +56,42 @@ fn settings() -> Settings {
     Settings { profiles, ..Settings::default() }
 }
 
+/// No GPU promises more than it has, once all that was moved to make room is noted. Literal: every two rectangles of a
+/// GPU, and the sum of its memory.
+pub(crate) fn check(nodes: &[Node], pods: &[Pod]) {
+    let mut memory: BTreeMap<(String, u32), u64> = BTreeMap::new();
+    let mut places = Vec::new();
+    for pod in pods {
+        if pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed") {
+            continue;
+        }
+        // Without either it is none of ours.
+        let Some(given) = Given::of(pod) else { continue };
+        let place = Place::of(pod).unwrap();
+        let demand = demand(&given.share);
+        *memory.entry((place.node.clone(), place.gpu)).or_default() += demand.memory.get();
+        places.push(place);
+    }
+    for ((name, _), used) in memory {
+        if let Some(node) = nodes.iter().find(|node| node.name_any() == name) {
+            let mib: u64 = node.labels()["nvidia.com/gpu.memory"].parse().unwrap();
+            assert!(used <= mib << 20, "{name}: {used} of {mib} MiB");
+        }
+    }
+    for (index, a) in places.iter().enumerate() {
+        for b in &places[..index] {
+            let (x, y) = (a.rectangle, b.rectangle);
+            let apart = |at: u16, size: u16, other: u16, its: u16| at + size <= other || other + its <= at;
+            assert!(
+                (&a.node, a.gpu) != (&b.node, b.gpu)
+                    || apart(x.time_offset.get(), x.quota.get(), y.time_offset.get(), y.quota.get())
+                    || apart(x.sm_offset.get(), x.sm.get(), y.sm_offset.get(), y.sm.get()),
+                "{a:?} and {b:?} overlap"
+            );
+        }
+    }
+}
+
 /// A cluster, and what a kubelet and Kubernetes' own controllers do to it.
 #[derive(Debug, Clone, Default)]
 struct Cluster {
@@ -132,41 +168,9 @@ impl Cluster {
         }
     }
 
-    /// No GPU promises more than it has, once all that was moved to make room is noted. Literal: every two rectangles of a
-    /// GPU, and the sum of its memory.
+    /// See [`check`].
     fn check(&self) {
-        let mut memory: BTreeMap<(String, u32), u64> = BTreeMap::new();
-        let mut places = Vec::new();
-        for pod in &self.observed.pods {
-            if pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed") {
-                continue;
-            }
-            // Without either it is none of ours.
-            let Some(given) = Given::of(pod) else { continue };
-            let place = Place::of(pod).unwrap();
-            let demand = demand(&given.share);
-            *memory.entry((place.node.clone(), place.gpu)).or_default() += demand.memory.get();
-            places.push(place);
-        }
-        for ((name, _), used) in memory {
-            if let Some(node) = self.observed.nodes.iter().find(|node| node.name_any() == name) {
-                let mib: u64 = node.labels()["nvidia.com/gpu.memory"].parse().unwrap();
-                assert!(used <= mib << 20, "{name}: {used} of {mib} MiB");
-            }
-        }
-        for (index, a) in places.iter().enumerate() {
-            for b in &places[..index] {
-                let (x, y) = (a.rectangle, b.rectangle);
-                let apart =
-                    |at: u16, size: u16, other: u16, its: u16| at + size <= other || other + its <= at;
-                assert!(
-                    (&a.node, a.gpu) != (&b.node, b.gpu)
-                        || apart(x.time_offset.get(), x.quota.get(), y.time_offset.get(), y.quota.get())
-                        || apart(x.sm_offset.get(), x.sm.get(), y.sm_offset.get(), y.sm.get()),
-                    "{a:?} and {b:?} overlap"
-                );
-            }
-        }
+        check(&self.observed.nodes, &self.observed.pods);
     }
 
     /// Kubelets start what is bound, and end what is deleted.

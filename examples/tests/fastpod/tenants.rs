@@ -1,7 +1,7 @@
 //! Changes that tenants may make to the pods of FaSTPods, by the admission policy of the manifests.
 
 use super::decisions::{at, fastpod, node};
-use super::policy::{Request, admit, policy};
+use super::policy::{Judge, Request};
 use gshare_examples::kubernetes::fastpod::fastpod_writes::{Observed, Settings, Write, reconcile};
 use serde_json::{Value, json};
 
@@ -18,45 +18,53 @@ fn made() -> Value {
     json!(pod)
 }
 
-fn ask(user: &str, operation: &'static str, old: Value, object: Value) -> Result<(), String> {
-    let request = Request { operation, user: user.into(), node: None, object, old };
-    admit(&policy(POLICY, "gshare-fastpod-pods"), &request)
+fn request(user: &str, operation: &'static str, old: Value, object: Value) -> Request {
+    Request { operation, user: user.into(), node: None, object, old }
 }
 
-#[test]
-fn pods_of_fastpods_are_made_by_the_controller_alone() {
-    let create = |user: &str, pod: Value| ask(user, "CREATE", Value::Null, pod);
-    assert_eq!(create(CONTROLLER, made()), Ok(()));
+/// Who decides by the policy of pods.
+async fn judges() -> Vec<Judge> {
+    Judge::all(POLICY, "gshare-fastpod-pods", &request("tenant", "CREATE", Value::Null, made())).await
+}
+
+#[tokio::test]
+async fn pods_of_fastpods_are_made_by_the_controller_alone() {
     let without = |keys: &[&str]| {
         let mut pod = made();
         keys.iter().for_each(|key| drop(pod["metadata"].as_object_mut().unwrap().remove(*key)));
         pod
     };
-    for pod in [made(), without(&["labels"]), without(&["ownerReferences"]), without(&["annotations"])] {
-        // A name alike in another namespace is another account.
-        for user in
-            ["tenant", "system:serviceaccount:tenant:fastpod", "system:serviceaccount:gshare-system:default"]
-        {
-            let told = create(user, pod.clone()).unwrap_err();
-            assert!(told.contains("made by the controller of FaSTPods alone"), "{told}");
+    // Pods of anybody else are no matter of it.
+    let another_group = json!([{"kind": "FaSTPod", "apiVersion": "example.com/v1", "name": "f", "uid": "u"}]);
+    let (mut labelled, mut owned) =
+        (without(&["labels", "ownerReferences"]), without(&["labels", "ownerReferences"]));
+    labelled["metadata"]["labels"] = json!({"app": "x"});
+    owned["metadata"]["ownerReferences"] = another_group;
+    for judge in judges().await {
+        let create =
+            async |user: &str, pod: Value| judge.admit(&request(user, "CREATE", Value::Null, pod)).await;
+        assert_eq!(create(CONTROLLER, made()).await, Ok(()));
+        for pod in [made(), without(&["labels"]), without(&["ownerReferences"]), without(&["annotations"])] {
+            // A name alike in another namespace is another account.
+            for user in [
+                "tenant",
+                "system:serviceaccount:tenant:fastpod",
+                "system:serviceaccount:gshare-system:default",
+            ] {
+                let told = create(user, pod.clone()).await.unwrap_err();
+                assert!(told.contains("made by the controller of FaSTPods alone"), "{told}");
+            }
+        }
+        for pod in [without(&["labels", "ownerReferences"]), labelled.clone(), owned.clone()] {
+            assert_eq!(create("tenant", pod).await, Ok(()));
         }
     }
-    // Pods of anybody else are no matter of it.
-    assert_eq!(create("tenant", without(&["labels", "ownerReferences"])), Ok(()));
-    assert_eq!(create("tenant", json!({"metadata": {"name": "p", "labels": {"app": "x"}}})), Ok(()));
-    let of_another_group =
-        json!([{"kind": "FaSTPod", "apiVersion": "example.com/v1", "name": "f", "uid": "u"}]);
-    assert_eq!(create("tenant", json!({"metadata": {"ownerReferences": of_another_group}})), Ok(()));
 }
 
-#[test]
-fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
-    let change = |user: &str, change: &dyn Fn(&mut Value)| {
-        let mut pod = made();
-        change(&mut pod);
-        ask(user, "UPDATE", made(), pod)
-    };
-    let fine: [&dyn Fn(&mut Value); 5] = [
+#[tokio::test]
+async fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
+    type Edit<'a> = &'a dyn Fn(&mut Value);
+    let fine: [Edit<'_>; 5] = [
         &|_| {},
         &|pod| pod["metadata"]["labels"]["app"] = json!("other"),
         &|pod| pod["metadata"]["annotations"]["example.com/note"] = json!("x"),
@@ -64,11 +72,7 @@ fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
         // Kubernetes' collector does so.
         &|pod| pod["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = json!(false),
     ];
-    for edit in fine {
-        assert_eq!(change("tenant", edit), Ok(()));
-    }
     let remove = |pod: &mut Value, key: &str| drop(pod["metadata"].as_object_mut().unwrap().remove(key));
-    type Edit<'a> = &'a dyn Fn(&mut Value);
     let bad: [(&str, Edit<'_>); 12] = [
         ("metadata.labels", &|pod| remove(pod, "labels")),
         ("metadata.labels", &|pod| pod["metadata"]["labels"]["gshare.io/fastpod-uid"] = json!("other")),
@@ -93,14 +97,25 @@ fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
             drop(pod["metadata"]["annotations"].as_object_mut().unwrap().remove("gshare.io/gpu"));
         }),
     ];
-    for (field, edit) in bad {
-        let told = change("tenant", edit).unwrap_err();
-        assert!(told.starts_with(field) && told.contains("may not be changed"), "{field}: {told}");
-        assert_eq!(change(CONTROLLER, edit), Ok(()));
-    }
     // A pod of their own does not become one of a FaSTPod.
     let mut own = made();
     remove(&mut own, "labels");
     remove(&mut own, "ownerReferences");
-    assert!(ask("tenant", "UPDATE", own, made()).unwrap_err().starts_with("metadata.labels"));
+    for judge in judges().await {
+        let change = async |user: &str, change: Edit<'_>| {
+            let mut pod = made();
+            change(&mut pod);
+            judge.admit(&request(user, "UPDATE", made(), pod)).await
+        };
+        for edit in fine {
+            assert_eq!(change("tenant", edit).await, Ok(()));
+        }
+        for (field, edit) in bad {
+            let told = change("tenant", edit).await.unwrap_err();
+            assert!(told.starts_with(field) && told.contains("may not be changed"), "{field}: {told}");
+            assert_eq!(change(CONTROLLER, edit).await, Ok(()));
+        }
+        let taken = judge.admit(&request("tenant", "UPDATE", own.clone(), made())).await;
+        assert!(taken.unwrap_err().starts_with("metadata.labels"));
+    }
 }

@@ -393,7 +393,11 @@ impl Server {
             return senseless(object);
         }
         let schema = self.schemas.get(&at.group)?;
-        schema.iter_errors(object).next().map(|error| format!("{}: {error}", error.instance_path()))
+        let field = |path: String| path.trim_start_matches('/').replace('/', ".");
+        schema
+            .iter_errors(object)
+            .next()
+            .map(|error| format!("{}: Invalid value: {error}", field(error.instance_path().to_string())))
     }
 
     /// The answer to a change that is not valid, or not admitted.
@@ -590,10 +594,11 @@ fn senseless(pod: &Value) -> Option<String> {
                 volume["name"]
             ));
         }
-        if volume.as_object().is_none_or(|fields| fields.len() != 2) {
-            return Some(format!(
-                "{field}: Forbidden: may not specify more than 1 volume type, and one is required"
-            ));
+        // One without a type is an `emptyDir`.
+        let mut types =
+            volume.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "name");
+        if let (Some(_), Some(second)) = (types.next(), types.next()) {
+            return Some(format!("{field}.{second}: Forbidden: may not specify more than 1 volume type"));
         }
     }
     let mut names = BTreeSet::new();
@@ -647,16 +652,23 @@ fn violations(pod: &Value, restricted: bool) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let (spec, mut found) = (&pod["spec"], Vec::new());
     let all: Vec<_> = ["containers", "initContainers"].iter().flat_map(|kind| list(&spec[*kind])).collect();
-    let volumes = list(&spec["volumes"]);
-    let named = |allowed: &dyn Fn(&str) -> bool| -> String {
-        let kind =
-            |volume: &&Value| volume.as_object().unwrap().keys().all(|key| key == "name" || allowed(key));
-        let names = volumes.iter().filter(|volume| !kind(volume)).map(|volume| volume["name"].to_string());
-        names.collect::<Vec<_>>().join(", ")
+    // Names of the volumes of these types, and those types.
+    let of = |meant: &dyn Fn(&str) -> bool| -> (Vec<String>, BTreeSet<String>) {
+        let (mut names, mut types) = (Vec::new(), BTreeSet::new());
+        for volume in list(&spec["volumes"]) {
+            for (key, _) in volume.as_object().unwrap().iter().filter(|(key, _)| *key != "name" && meant(key))
+            {
+                names.push(volume["name"].to_string());
+                types.insert(format!("{key:?}"));
+            }
+        }
+        (names, types)
     };
-    let host = named(&|kind| kind != "hostPath");
-    if !host.is_empty() {
-        found.push(format!("hostPath volumes (volumes {host})"));
+    let plural = |count: usize, word: &str| if count == 1 { word.to_owned() } else { format!("{word}s") };
+    let (host, _) = of(&|kind| kind == "hostPath");
+    // The check of all types takes the place of this one.
+    if !host.is_empty() && !restricted {
+        found.push(format!("hostPath volumes ({} {})", plural(host.len(), "volume"), host.join(", ")));
     }
     for key in ["hostNetwork", "hostPID", "hostIPC"] {
         if spec[key] == true {
@@ -669,10 +681,14 @@ fn violations(pod: &Value, restricted: bool) -> Vec<String> {
     for container in &all {
         let name = &container["name"];
         if secured(container, "privileged") == true {
-            found.push(format!("privileged (container {name})"));
+            found.push(format!("privileged (container {name} must not set securityContext.privileged=true)"));
         }
-        if list(&container["ports"]).iter().any(|port| port["hostPort"].as_u64().unwrap_or(0) != 0) {
-            found.push(format!("hostPort (container {name})"));
+        for port in list(&container["ports"])
+            .iter()
+            .filter_map(|port| port["hostPort"].as_u64())
+            .filter(|port| *port != 0)
+        {
+            found.push(format!("hostPort (container {name} uses hostPort {port})"));
         }
     }
     if !restricted {
@@ -688,9 +704,16 @@ fn violations(pod: &Value, restricted: bool) -> Vec<String> {
         "projected",
         "secret",
     ];
-    let other = named(&|kind| VOLUMES.contains(&kind));
+    let (other, types) = of(&|kind| !VOLUMES.contains(&kind));
     if !other.is_empty() {
-        found.push(format!("restricted volume types (volumes {other})"));
+        found.push(format!(
+            "restricted volume types ({} {} {} restricted {} {})",
+            plural(other.len(), "volume"),
+            other.join(", "),
+            if other.len() == 1 { "uses" } else { "use" },
+            plural(types.len(), "volume type"),
+            Vec::from_iter(types).join(", ")
+        ));
     }
     for container in &all {
         let name = &container["name"];
@@ -699,16 +722,24 @@ fn violations(pod: &Value, restricted: bool) -> Vec<String> {
             own => own,
         };
         if secured(container, "allowPrivilegeEscalation") != false {
-            found.push(format!("allowPrivilegeEscalation != false (container {name})"));
+            found.push(format!(
+                "allowPrivilegeEscalation != false (container {name} must set securityContext.allowPrivilegeEscalation=false)"
+            ));
         }
         if !list(&secured(container, "capabilities/drop")).contains(&json!("ALL")) {
-            found.push(format!("unrestricted capabilities (container {name})"));
+            found.push(format!(
+                "unrestricted capabilities (container {name} must set securityContext.capabilities.drop=[\"ALL\"])"
+            ));
         }
         if either("runAsNonRoot") != true {
-            found.push(format!("runAsNonRoot != true (container {name})"));
+            found.push(format!(
+                "runAsNonRoot != true (pod or container {name} must set securityContext.runAsNonRoot=true)"
+            ));
         }
         if !["RuntimeDefault", "Localhost"].map(Value::from).contains(&either("seccompProfile/type")) {
-            found.push(format!("seccompProfile (container {name})"));
+            found.push(format!(
+                "seccompProfile (pod or container {name} must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")"
+            ));
         }
     }
     found

@@ -1,11 +1,16 @@
-//! Admission policies of the manifests, evaluated as an API server does: conditions, variables, validations in CEL.
+//! Admission policies of the manifests, evaluated as an API server does (conditions, variables, validations in CEL), and by one where
+//! there is one.
 
 use super::api_server::documents;
+use super::cluster::{Real, collection_of};
+use super::control_plane::User;
 use cel::extractors::This;
 use cel::{Context, ExecutionError, Program, Value as Cel};
 use gshare_examples::kubernetes::dra::claim::whole;
+use http::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A request, as a policy sees it.
 #[derive(Clone)]
@@ -76,4 +81,98 @@ pub(crate) fn admit(policy: &Value, request: &Request) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The beginning of what a server says that would not have taken the object without the policy either.
+pub(crate) const INVALID: &str = "invalid: ";
+
+/// One who decides by a policy.
+pub(crate) enum Judge {
+    /// This file.
+    Read(Value),
+    /// A server with the manifest's policies, of which this one is asked about.
+    Server(Box<Real>, String),
+}
+
+impl Judge {
+    /// This file and, where there is one, a server. It judges by the policy some time after it was given that, and is asked until
+    /// this request is denied.
+    pub(crate) async fn all(manifest: &str, name: &str, denied: &Request) -> Vec<Self> {
+        let mut all = vec![Self::Read(policy(manifest, name))];
+        if let Some(real) = Real::here().await {
+            real.apply(&documents(manifest)).await;
+            let server = Self::Server(Box::new(real), name.to_owned());
+            let began = Instant::now();
+            while let Ok(()) = server.admit(denied).await {
+                assert!(began.elapsed() < Duration::from_secs(30), "{name}: not in force");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            all.push(server);
+        }
+        all
+    }
+
+    /// `Err` with why the policy denies the request, or the server without it.
+    pub(crate) async fn admit(&self, request: &Request) -> Result<(), String> {
+        let (real, name) = match self {
+            Self::Read(policy) => return admit(policy, request),
+            Self::Server(real, name) => (real, name),
+        };
+        let user = User::Entitled(&request.user, request.node);
+        let (object, old) = (fit(&request.object), fit(&request.old));
+        let collection = collection_of(if object.is_null() { &old } else { &object });
+        let path = format!(
+            "{collection}/{}",
+            if object.is_null() { &old } else { &object }["metadata"]["name"].as_str().unwrap()
+        );
+        if request.operation == "CREATE" {
+            return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), object).await);
+        }
+        // A node's driver and the controller make what others change.
+        let maker = match old["kind"].as_str().unwrap() {
+            "Pod" => User::Entitled("system:serviceaccount:gshare-system:fastpod", None),
+            _ => User::Admin,
+        };
+        let (status, made) = real.ask_as(maker, &format!("POST {collection}"), old).await;
+        assert_eq!(status, 201, "{made}");
+        let answer = if object.is_null() {
+            real.ask_as(user, &format!("DELETE {path}?dryRun=All"), Value::Null).await
+        } else {
+            let mut object = object;
+            for key in ["uid", "resourceVersion"] {
+                object["metadata"][key] = made["metadata"][key].clone();
+            }
+            real.ask_as(user, &format!("PUT {path}?dryRun=All"), object).await
+        };
+        let (status, gone) =
+            real.ask_as(maker, &format!("DELETE {path}?gracePeriodSeconds=0"), Value::Null).await;
+        assert!(status.is_success(), "{gone}");
+        told(name, answer)
+    }
+}
+
+/// The object as a server takes it: of its kind, with a name, and in the namespace of its kind.
+fn fit(object: &Value) -> Value {
+    let mut object = object.clone();
+    let Some(kind) = object["kind"].as_str().map(str::to_owned) else { return object };
+    if object["metadata"]["name"].is_null() {
+        object["metadata"]["name"] = json!("unnamed");
+    }
+    if ["Pod", "ResourceClaim", "ResourceClaimTemplate"].contains(&kind.as_str()) {
+        object["metadata"]["namespace"] = json!("team");
+    }
+    for key in ["uid", "resourceVersion"] {
+        object["metadata"].as_object_mut().unwrap().remove(key);
+    }
+    object
+}
+
+/// Why this policy denies, if it does. A refusal for another reason begins with [`INVALID`].
+fn told(policy: &str, (status, answer): (StatusCode, Value)) -> Result<(), String> {
+    let message = answer["message"].as_str().unwrap_or_default();
+    match message.split_once(" denied request: ") {
+        Some((who, why)) if who.contains(policy) => Err(why.to_owned()),
+        _ if status.is_success() => Ok(()),
+        _ => Err(format!("{INVALID}{message}")),
+    }
 }

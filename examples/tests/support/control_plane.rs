@@ -1,0 +1,173 @@
+//! A control plane, where there is one: `kube-apiserver` and `etcd` of the folder that `KUBEBUILDER_ASSETS` names, started as envtest
+//! does. Without that variable the scenarios run on the mock alone.
+//!
+//! All tests of a program share one, one after the other. A shell starts both processes and ends them when this program is gone.
+
+use base64::Engine as _;
+use http::{Request, StatusCode};
+use kube::config::AuthInfo;
+use kube::{Client, Config};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+const ADMIN: &str = "admin-of-the-tests";
+
+pub(crate) struct ControlPlane {
+    folder: PathBuf,
+    api: u16,
+    etcd: u16,
+    /// One test at a time has it.
+    pub(crate) turn: Mutex<()>,
+    /// The shell waits for its end.
+    _until: ChildStdin,
+}
+
+/// The name, groups and node by which a request is made.
+#[derive(Clone, Copy)]
+pub(crate) enum User<'a> {
+    Admin,
+    /// A name with all rights, on a node or not: admission alone stands in its way.
+    Entitled(&'a str, Option<&'a str>),
+    /// A service account, `NAMESPACE:NAME`, with the rights of the manifests.
+    Account(&'a str, Option<&'a str>),
+}
+
+static ONE: OnceLock<Option<ControlPlane>> = OnceLock::new();
+
+impl ControlPlane {
+    pub(crate) fn here() -> Option<&'static Self> {
+        let start = || {
+            let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty());
+            if assets.is_none() {
+                eprintln!("no control plane here (KUBEBUILDER_ASSETS is not set): on the mock alone");
+            }
+            assets.map(|assets| Self::start(assets.as_ref()))
+        };
+        ONE.get_or_init(start).as_ref()
+    }
+
+    fn start(assets: &Path) -> Self {
+        let folder = tempfile::tempdir().unwrap().keep();
+        let ports: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let [api, etcd, peers] = [0, 1, 2].map(|index: usize| ports[index].local_addr().unwrap().port());
+        drop(ports);
+        std::fs::write(folder.join("tokens.csv"), format!("{ADMIN},admin,admin,system:masters\n")).unwrap();
+        let [key, public] = account_keys();
+        std::fs::write(folder.join("accounts.key"), key).unwrap();
+        std::fs::write(folder.join("accounts.pub"), public).unwrap();
+        let script = format!(
+            "cd '{folder}'
+            '{assets}/etcd' --data-dir etcd --unsafe-no-fsync --listen-client-urls http://127.0.0.1:{etcd} \
+              --advertise-client-urls http://127.0.0.1:{etcd} --listen-peer-urls http://127.0.0.1:{peers} \
+              --initial-advertise-peer-urls http://127.0.0.1:{peers} \
+              --initial-cluster default=http://127.0.0.1:{peers} >etcd.log 2>&1 & etcd=$!
+            '{assets}/kube-apiserver' --etcd-servers=http://127.0.0.1:{etcd} --bind-address=127.0.0.1 --secure-port={api} \
+              --cert-dir=certificates --authorization-mode=RBAC --token-auth-file=tokens.csv --allow-privileged=true \
+              --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=accounts.pub \
+              --service-account-signing-key-file=accounts.key --service-cluster-ip-range=10.0.0.0/24 \
+              --endpoint-reconciler-type=none --disable-admission-plugins=ServiceAccount >api.log 2>&1 & api=$!
+            cat >/dev/null
+            kill $api $etcd; wait; cd /; rm -rf '{folder}'",
+            folder = folder.display(),
+            assets = assets.display(),
+        );
+        let mut shell = Command::new("sh");
+        let shell =
+            shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let until = shell.spawn().unwrap().stdin.take().unwrap();
+        Self { folder, api, etcd, turn: Mutex::new(()), _until: until }
+    }
+
+    /// Returns once the server is ready.
+    pub(crate) async fn ready(&self) {
+        let (client, began) = (self.client(User::Admin), Instant::now());
+        while !matches!(send(&client, "GET /readyz", &Value::Null).await, Ok((StatusCode::OK, _))) {
+            assert!(began.elapsed() < Duration::from_mins(1), "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("api.log")).unwrap_or_default()
+    }
+
+    pub(crate) fn client(&self, user: User<'_>) -> Client {
+        let mut config = Config::new(format!("https://127.0.0.1:{}", self.api).parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.auth_info.token = Some(ADMIN.to_owned().into());
+        match user {
+            User::Admin => {}
+            User::Entitled(name, node) => {
+                let groups = vec!["system:masters".to_owned(), "system:authenticated".to_owned()];
+                be(&mut config.auth_info, name.to_owned(), groups, node);
+            }
+            User::Account(name, node) => {
+                let namespace = name.split(':').next().unwrap();
+                let groups = ["system:authenticated", "system:serviceaccounts"].map(str::to_owned).into();
+                let groups: Vec<_> = [groups, vec![format!("system:serviceaccounts:{namespace}")]].concat();
+                be(&mut config.auth_info, format!("system:serviceaccount:{name}"), groups, node);
+            }
+        }
+        Client::try_from(config).unwrap()
+    }
+
+    /// Compacts etcd up to a version, as the server does every five minutes.
+    pub(crate) async fn compact(&self, version: &str) {
+        let etcd = Client::try_from(Config::new(format!("http://127.0.0.1:{}", self.etcd).parse().unwrap()));
+        let body = json!({ "revision": version, "physical": true });
+        let (status, said) = send(&etcd.unwrap(), "POST /v3/kv/compaction", &body).await.unwrap();
+        assert_eq!(status, 200, "{said}");
+    }
+}
+
+fn be(auth: &mut AuthInfo, name: String, groups: Vec<String>, node: Option<&str>) {
+    auth.impersonate = Some(name);
+    auth.impersonate_groups = Some(groups);
+    auth.impersonate_user_extra = node
+        .map(|node| [("authentication.kubernetes.io/node-name".to_owned(), vec![node.to_owned()])].into());
+}
+
+/// `METHOD PATH` with a body, which is a patch to apply where the method is `APPLY`.
+pub(crate) async fn send(
+    client: &Client,
+    line: &str,
+    body: &Value,
+) -> Result<(StatusCode, Value), kube::Error> {
+    let (method, path) = line.split_once(' ').unwrap();
+    let (method, content) = match method {
+        "APPLY" => ("PATCH", "application/apply-patch+yaml"),
+        "PATCH" => ("PATCH", "application/merge-patch+json"),
+        other => (other, "application/json"),
+    };
+    let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    let request = Request::builder().method(method).uri(path).header("content-type", content);
+    let answer = client.send(request.body(kube::client::Body::from(bytes)).unwrap()).await?;
+    let status = answer.status();
+    let bytes = answer.into_body().collect_bytes().await?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok((status, serde_json::from_str(&text).unwrap_or_else(|_| json!(text))))
+}
+
+/// The keys by which tokens of service accounts are signed and read, as PEM.
+fn account_keys() -> [String; 2] {
+    // A public key of P-256 in the form that certificates have (RFC 5480): what it is, and its point.
+    const KIND: [u8; 26] = [
+        0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
+        0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+    ];
+    let (random, kind) = (SystemRandom::new(), &ECDSA_P256_SHA256_FIXED_SIGNING);
+    let key = EcdsaKeyPair::generate_pkcs8(kind, &random).unwrap();
+    let pair = EcdsaKeyPair::from_pkcs8(kind, key.as_ref(), &random).unwrap();
+    let public = [&KIND[..], pair.public_key().as_ref()].concat();
+    [("PRIVATE KEY", key.as_ref()), ("PUBLIC KEY", &public)].map(|(name, bytes)| {
+        let text = base64::engine::general_purpose::STANDARD.encode(bytes);
+        format!("-----BEGIN {name}-----\n{text}\n-----END {name}-----\n")
+    })
+}
