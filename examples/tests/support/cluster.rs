@@ -58,7 +58,7 @@ impl Real {
         text.replace("\"namespace\":\"team\"", &format!("\"namespace\":\"{own}\""))
     }
 
-    async fn put(&self, path: &str, mut object: Value) {
+    pub(crate) async fn put(&self, path: &str, mut object: Value) {
         for key in ["uid", "resourceVersion", "generation", "creationTimestamp"] {
             object["metadata"].as_object_mut().unwrap().remove(key);
         }
