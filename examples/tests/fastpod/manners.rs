@@ -123,7 +123,7 @@ async fn pods_whose_parts_do_not_belong_together_are_refused_with_the_field() {
                 json!([{ "name": "v", "emptyDir": {} }, { "name": "v", "emptyDir": {} }]);
         }),
         ("spec.volumes[0].hostPath: Forbidden", &|pod| {
-            pod["spec"]["volumes"] = json!([{ "name": "v", "emptyDir": {}, "hostPath": { "path": "/" } }])
+            pod["spec"]["volumes"] = json!([{ "name": "v", "emptyDir": {}, "hostPath": { "path": "/" } }]);
         }),
         ("spec.initContainers[0].name: Duplicate", &|pod| {
             pod["spec"]["initContainers"] = json!([{ "name": "c", "image": "x" }]);
