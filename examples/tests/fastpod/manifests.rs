@@ -277,6 +277,14 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
     }
 }
 
+/// Most clusters demand containers that do not run as root.
+#[test]
+fn the_daemon_takes_containers_of_any_user() {
+    let objects = documents(&manifest("daemon/daemon.yaml"));
+    let config = one(&objects, "ConfigMap")["data"]["gshared.toml"].as_str().unwrap();
+    assert!(gshared::Config::parse(config).unwrap().allow_any_user);
+}
+
 /// The probes ask the admin socket of the daemon's configuration, by a command that the image has.
 #[test]
 fn the_daemon_is_asked_whether_it_answers() {

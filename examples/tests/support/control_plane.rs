@@ -74,7 +74,7 @@ impl ControlPlane {
               --service-account-signing-key-file=accounts.key --service-cluster-ip-range=10.0.0.0/24 \
               --endpoint-reconciler-type=none --disable-admission-plugins=ServiceAccount >api.log 2>&1 & api=$!
             cat >/dev/null
-            kill $api $etcd; wait; cd /; rm -rf '{folder}'",
+            kill -KILL $api $etcd; wait; cd /; rm -rf '{folder}'",
             folder = folder.display(),
             assets = assets.display(),
         );
