@@ -57,6 +57,7 @@ ENDLESS = ("gshare top", "gshare trace PID --follow", "gshare store serve")
 # Commands that begin so are not run: what they need.
 NOT_RUN = {
     "kubectl": "a cluster",
+    "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
     "podman": "builds images",
     "sudo": "root",

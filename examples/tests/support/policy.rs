@@ -120,11 +120,9 @@ impl Judge {
         };
         let user = User::Entitled(&request.user, request.node);
         let (object, old) = (fit(&request.object), fit(&request.old));
-        let collection = collection_of(if object.is_null() { &old } else { &object });
-        let path = format!(
-            "{collection}/{}",
-            if object.is_null() { &old } else { &object }["metadata"]["name"].as_str().unwrap()
-        );
+        let named = if object.is_null() { &old } else { &object };
+        let collection = collection_of(named);
+        let path = format!("{collection}/{}", named["metadata"]["name"].as_str().unwrap());
         if request.operation == "CREATE" {
             return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), object).await);
         }
