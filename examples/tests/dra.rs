@@ -20,7 +20,7 @@ use policy::{INVALID, Judge, Request};
 
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::dra::claim::check;
-use gshare_examples::kubernetes::dra::driver::{Driver, serve};
+use gshare_examples::kubernetes::dra::claim_service::{Driver, serve};
 use gshare_examples::kubernetes::dra::kubelet::health_client::DRAResourceHealthClient as HealthClient;
 use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;

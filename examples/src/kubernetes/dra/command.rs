@@ -1,6 +1,6 @@
 //! The command line of the driver.
 
-use super::driver::{Driver, serve};
+use super::claim_service::{Driver, serve};
 use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
 use crate::kubernetes::metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
 use crate::kubernetes::plugin::Sockets;

@@ -50,8 +50,8 @@
 pub mod authority;
 pub mod cdi;
 pub mod claim;
+pub mod claim_service;
 pub mod command;
-pub mod driver;
 pub mod health;
 pub mod kubelet;
 pub mod node_gpus;

@@ -9,12 +9,12 @@
 //! variables. Nothing here opens a device: a specification can be refused before a program starts.
 #![forbid(unsafe_code)]
 
-mod driver;
-mod profile;
+mod cuda_release;
+mod device_profile;
 mod text;
 
-pub use driver::{CudaRelease, CudaReleaseError};
-pub use profile::{
+pub use cuda_release::{CudaRelease, CudaReleaseError};
+pub use device_profile::{
     Board, Calls, Cost, Duration, KernelCost, MigSlice, Named, Profile, ProfileError, built_in, load_text,
 };
 pub use text::{DEFAULT_PROFILE, MAX_DEVICES, Spec, SpecError};

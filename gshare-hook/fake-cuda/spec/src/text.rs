@@ -4,8 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::driver::{CudaRelease, CudaReleaseError};
-use crate::profile::{Profile, ProfileError, load_text};
+use crate::cuda_release::{CudaRelease, CudaReleaseError};
+use crate::device_profile::{Profile, ProfileError, load_text};
 
 /// The profile of a device that nothing else is said about.
 pub const DEFAULT_PROFILE: &str = "a100";

@@ -51,14 +51,14 @@
 #[cfg(doc)]
 use gshare_core::pipeline::instances::InstanceEvent;
 
-mod config;
 mod eviction;
 mod keep_alive;
 mod keeper;
+mod keeper_config;
 mod scale;
 mod slices;
 
-pub use config::{Choice, KeeperConfig, LoadCosts};
 pub use eviction::{EvictionOrder, EvictionPolicy};
 pub use keep_alive::{Gaps, KeepAlive, Stay};
 pub use keeper::Keeper;
+pub use keeper_config::{Choice, KeeperConfig, LoadCosts};

@@ -39,13 +39,13 @@
 //! FaST-GShare and Dilu book memory for as long as an instance lives, so that functions with little to do shut others
 //! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
-mod config;
 mod gangs;
 mod placing;
+mod pool_config;
 mod queueing;
 mod room;
 
-pub use config::{FractionalConfig, FractionalPolicies};
+pub use pool_config::{FractionalConfig, FractionalPolicies};
 
 use super::host_cache::HostCache;
 use super::timers::Timers;
