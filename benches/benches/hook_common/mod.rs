@@ -337,7 +337,7 @@ pub fn large_profile(path: &Path) {
     std::fs::write(path, text).expect("a temporary directory is writable");
 }
 
-/// What a program does after each launch.
+/// The step of a program that follows each launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     Launch,

@@ -3,6 +3,7 @@
 use super::cluster::Cluster;
 use super::decisions::{fastpod, node};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const ROLE: &str = r#"
 rules:
@@ -155,8 +156,21 @@ async fn pods_whose_parts_do_not_belong_together_are_refused_with_the_field() {
 
 #[tokio::test]
 async fn a_namespace_refuses_what_its_level_of_pod_security_forbids() {
-    let label =
-        |level: &str| json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": level } } });
+    let enforce = async |api: &Cluster, level: &str| {
+        let labels = json!({ "pod-security.kubernetes.io/enforce": level });
+        api.put("/api/v1/namespaces/team", json!({ "metadata": { "labels": labels } })).await;
+        // A server judges by its own copy of the namespace, which follows some time after.
+        let mut privileged = pod("p");
+        privileged["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
+        let judged = async || loop {
+            let (_, said) = api.ask(&format!("POST {PODS}"), privileged.clone()).await;
+            if said["message"].as_str().unwrap().contains(&format!("\"{level}:latest\"")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        tokio::time::timeout(Duration::from_secs(30), judged()).await.unwrap();
+    };
     type Edit<'a> = &'a dyn Fn(&mut Value);
     let bad: [(&str, Edit<'_>); 4] = [
         ("hostPath volumes (volume \"h\")", &|pod| {
@@ -172,7 +186,7 @@ async fn a_namespace_refuses_what_its_level_of_pod_security_forbids() {
     ];
     for api in Cluster::all(ROLE).await {
         for level in ["baseline", "restricted"] {
-            api.put("/api/v1/namespaces/team", label(level)).await;
+            enforce(&api, level).await;
             for (why, edit) in bad {
                 // The restricted level lists the types that are allowed.
                 let why = match level {
@@ -195,7 +209,7 @@ async fn a_namespace_refuses_what_its_level_of_pod_security_forbids() {
         let (status, said) = api.ask(&format!("POST {PODS}"), pod("p")).await;
         assert_eq!(status, 403, "restricted");
         assert!(said["message"].as_str().unwrap().contains("runAsNonRoot != true"), "{said}");
-        api.put("/api/v1/namespaces/team", label("baseline")).await;
+        enforce(&api, "baseline").await;
         assert_eq!(api.ask(&format!("POST {PODS}"), pod("p")).await.0, 201);
     }
 }

@@ -22,7 +22,7 @@ fn request(user: &str, operation: &'static str, old: Value, object: Value) -> Re
     Request { operation, user: user.into(), node: None, object, old }
 }
 
-/// Who decides by the policy of pods.
+/// The judges of the policy of pods.
 async fn judges() -> Vec<Judge> {
     Judge::all(POLICY, "gshare-fastpod-pods", &request("tenant", "CREATE", Value::Null, made())).await
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A custom resource of Knative's, with a status and whatever fields.
+/// The definition of one of Knative's custom resources: any fields, and a status of its own.
 fn definition(group: &str, kind: &str, plural: &str) -> Value {
     let schema =
         json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
@@ -30,11 +30,6 @@ fn definition(group: &str, kind: &str, plural: &str) -> Value {
             "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
         },
     })
-}
-
-async fn get(real: &Real, path: &str) -> Option<Value> {
-    let (status, object) = real.ask_as(User::Admin, &format!("GET {path}"), Value::Null).await;
-    (status == 200).then_some(object)
 }
 
 #[tokio::test]
@@ -53,11 +48,7 @@ async fn a_target_at_zero_comes_back() {
     let pod = json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "c", "image": "x" }] } });
     let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": pod });
     let target = json!({ "metadata": { "namespace": "default" }, "spec": spec });
-    // A definition is served some time after it was taken.
-    let collection = PA.rsplit_once('/').unwrap().0;
-    while get(&real, collection).await.is_none() {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    real.serves(PA.rsplit_once('/').unwrap().0).await;
     for (path, object) in [(TARGET, target), (GATES, gate()), (PODS, slice(0)), (PA, revision(&[]))] {
         real.put(path, object).await;
     }
@@ -75,7 +66,7 @@ async fn a_target_at_zero_comes_back() {
         run(client, config(), Arc::clone(&pods) as Arc<_>, Box::new(clock), std::future::pending());
     let woken = async {
         loop {
-            if let Some(service) = get(&real, SKS).await {
+            if let Some(service) = real.object(SKS).await {
                 pods.backed.store(true, Ordering::Relaxed);
                 let generation = service["metadata"]["generation"].as_i64().unwrap();
                 let status = service_status(generation, Some(0));
@@ -83,7 +74,7 @@ async fn a_target_at_zero_comes_back() {
                 let (answer, said) = real.ask_as(User::Admin, &line, status).await;
                 assert_eq!(answer, 200, "{said}");
             }
-            let replicas = get(&real, TARGET).await.unwrap()["spec"]["replicas"].clone();
+            let replicas = real.object(TARGET).await.unwrap()["spec"]["replicas"].clone();
             if replicas == 1 {
                 return;
             }
@@ -94,6 +85,6 @@ async fn a_target_at_zero_comes_back() {
         () = controller => panic!("the controller ended"),
         woken = tokio::time::timeout(Duration::from_secs(60), woken) => woken.expect("it stays at zero"),
     }
-    let told = get(&real, PA).await.unwrap();
+    let told = real.object(PA).await.unwrap();
     assert_eq!(told["status"]["desiredScale"], 1, "{told}");
 }

@@ -34,7 +34,9 @@ impl Real {
         plane.ready().await;
         let admin = plane.client(User::Admin);
         let namespace = format!("team-{}", NAMESPACES.fetch_add(1, Ordering::Relaxed));
-        let made = json!({ "metadata": { "name": namespace } });
+        // Where claims may ask for what only the policies forbid.
+        let labels = json!({ "resource.kubernetes.io/admin-access": "true" });
+        let made = json!({ "metadata": { "name": namespace, "labels": labels } });
         let (status, said) = send(&admin, "POST /api/v1/namespaces", &made).await.unwrap();
         assert_eq!(status, 201, "{said}");
         Some(Self { plane, admin, namespace, _turn: turn })
@@ -58,6 +60,21 @@ impl Real {
         text.replace("\"namespace\":\"team\"", &format!("\"namespace\":\"{own}\""))
     }
 
+    pub(crate) async fn object(&self, path: &str) -> Option<Value> {
+        let (status, object) = self.ask_as(User::Admin, &format!("GET {path}"), Value::Null).await;
+        (status == 200).then_some(object)
+    }
+
+    /// Waits for a definition to be served, which is some time after it was taken.
+    pub(crate) async fn serves(&self, collection: &str) {
+        let began = Instant::now();
+        while self.object(collection).await.is_none() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{collection}: not served");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Makes the object, or replaces it, and its status.
     pub(crate) async fn put(&self, path: &str, mut object: Value) {
         for key in ["uid", "resourceVersion", "generation", "creationTimestamp"] {
             object["metadata"].as_object_mut().unwrap().remove(key);
@@ -170,10 +187,7 @@ impl Cluster {
     pub(crate) async fn object(&self, path: &str) -> Option<Value> {
         match self {
             Self::Mock(api, _) => api.lock().object(path).cloned(),
-            Self::Real(_) => {
-                let (status, object) = self.ask(&format!("GET {path}"), Value::Null).await;
-                (status == 200).then_some(object)
-            }
+            Self::Real(real) => real.object(path).await,
         }
     }
 
@@ -187,10 +201,7 @@ impl Cluster {
                 let spec = &all[0]["spec"];
                 let text = |value: &Value| value.as_str().unwrap().to_owned();
                 let (group, version) = (text(&spec["group"]), text(&spec["versions"][0]["name"]));
-                let line = format!("GET /apis/{group}/{version}/{}", text(&spec["names"]["plural"]));
-                while self.ask(&line, Value::Null).await.0 != 200 {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
+                real.serves(&format!("/apis/{group}/{version}/{}", text(&spec["names"]["plural"]))).await;
             }
         }
     }

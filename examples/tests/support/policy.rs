@@ -86,25 +86,29 @@ pub(crate) fn admit(policy: &Value, request: &Request) -> Result<(), String> {
 /// The beginning of what a server says that would not have taken the object without the policy either.
 pub(crate) const INVALID: &str = "invalid: ";
 
-/// One who decides by a policy.
+/// A judge of requests by a policy.
 pub(crate) enum Judge {
-    /// This file.
+    /// The interpreter of this file.
     Read(Value),
     /// A server with the manifest's policies, of which this one is asked about.
     Server(Box<Real>, String),
 }
 
 impl Judge {
-    /// This file and, where there is one, a server. It judges by the policy some time after it was given that, and is asked until
-    /// this request is denied.
+    /// The interpreter and, where there is one, a server. A policy is in force some time after a server has taken it: this request
+    /// is made until the policy denies it.
     pub(crate) async fn all(manifest: &str, name: &str, denied: &Request) -> Vec<Self> {
         let mut all = vec![Self::Read(policy(manifest, name))];
         if let Some(real) = Real::here().await {
             real.apply(&documents(manifest)).await;
             let server = Self::Server(Box::new(real), name.to_owned());
             let began = Instant::now();
-            while let Ok(()) = server.admit(denied).await {
-                assert!(began.elapsed() < Duration::from_secs(30), "{name}: not in force");
+            loop {
+                let said = server.admit(denied).await;
+                if said.as_ref().is_err_and(|why| !why.starts_with(INVALID)) {
+                    break;
+                }
+                assert!(began.elapsed() < Duration::from_secs(30), "{name}: not in force: {said:?}");
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
             all.push(server);
