@@ -26,6 +26,8 @@ enum Inbound {
 #[derive(Debug)]
 pub(super) struct Daemon {
     node: Option<(Node, Audited)>,
+    /// The node's deadline as of its last event: asked for at each step of the simulation, and most steps are not the daemon's.
+    deadline: Option<Timestamp>,
     pub(super) stopped: bool,
     epoch: u64,
     config: NodeConfig,
@@ -62,6 +64,7 @@ impl Daemon {
         }
         let mut daemon = Self {
             node: None,
+            deadline: None,
             stopped: false,
             epoch: 0,
             config,
@@ -84,6 +87,7 @@ impl Daemon {
             Node::new(config, self.epoch, Box::new(tokens.clone()), scaler).ok()
         });
         self.node = node.map(|node| (node, tokens));
+        self.deadline = self.node.as_ref().and_then(|(node, _)| node.next_deadline());
     }
 
     /// Whether it runs and is not stopped.
@@ -106,7 +110,7 @@ impl Daemon {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
-        self.node.as_ref().filter(|_| !self.stopped).and_then(|(node, _)| node.next_deadline())
+        self.deadline.filter(|_| !self.stopped)
     }
 
     /// A frame has come.
@@ -143,6 +147,11 @@ impl Daemon {
     }
 
     fn handle(&mut self, now: Timestamp, event: NodeEvent, outside: &mut Outside) {
+        self.tell(now, event, outside);
+        self.deadline = self.node.as_ref().and_then(|(node, _)| node.next_deadline());
+    }
+
+    fn tell(&mut self, now: Timestamp, event: NodeEvent, outside: &mut Outside) {
         let Some((node, _)) = &mut self.node else { return };
         let mut actions = Vec::new();
         match node.handle(now, event, &mut actions) {
@@ -225,7 +234,7 @@ impl Daemon {
     /// Kills the daemon: all its connections end.
     pub(super) fn die(&mut self, now: Timestamp, outside: &mut Outside) {
         self.calls = self.calls();
-        (self.node, self.stopped) = (None, false);
+        (self.node, self.deadline, self.stopped) = (None, None, false);
         self.backlog.clear();
         self.open.clear();
         outside.listening = false;

@@ -23,12 +23,12 @@ pub(super) enum Event {
     Allocates { process: usize },
     /// A stopped process continues.
     Continues { process: usize },
-    /// A frame reaches the daemon.
-    ToDaemon { conn: ConnId, frame: ToDaemon },
+    /// A frame reaches the daemon. Frames lie apart, so that the queue moves small events.
+    ToDaemon { conn: ConnId, frame: Box<ToDaemon> },
     /// The daemon sees the end of a connection.
     DaemonSeesEnd { conn: ConnId },
     /// A frame reaches a process.
-    ToProcess { conn: ConnId, frame: ToClient },
+    ToProcess { conn: ConnId, frame: Box<ToClient> },
     /// A process sees the end of a connection.
     ProcessSeesEnd { conn: ConnId },
     /// A kernel ends on a device.
@@ -182,7 +182,7 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("process {process} says {frame:?}"));
         self.book.said(now, conn, process, &frame);
-        self.queue.schedule(arrives, Event::ToDaemon { conn, frame });
+        self.queue.schedule(arrives, Event::ToDaemon { conn, frame: Box::new(frame) });
         true
     }
 
@@ -199,7 +199,7 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("daemon tells process {process}: {frame:?}"));
         self.book.told(now, conn, &frame);
-        self.queue.schedule(arrives, Event::ToProcess { conn, frame });
+        self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame) });
     }
 
     /// A process closes a connection.

@@ -219,9 +219,9 @@ impl<'a> World<'a> {
                     self.outside.book.stopped(now, process, false);
                 }
             }
-            Event::ToDaemon { conn, frame } => self.daemon.receives(now, conn, frame, &mut self.outside),
+            Event::ToDaemon { conn, frame } => self.daemon.receives(now, conn, *frame, &mut self.outside),
             Event::DaemonSeesEnd { conn } => self.daemon.sees_end(now, conn, &mut self.outside),
-            Event::ToProcess { conn, frame } => self.arrives_at_process(now, conn, Some(frame)),
+            Event::ToProcess { conn, frame } => self.arrives_at_process(now, conn, Some(*frame)),
             Event::ProcessSeesEnd { conn } => self.arrives_at_process(now, conn, None),
             Event::Device { gpu } => {
                 self.devices[gpu].look = None;
@@ -547,7 +547,7 @@ impl<'a> World<'a> {
         let first = usize::from(number.is_multiple_of(5));
         for (frame, after) in frames.into_iter().skip(first).zip(1..) {
             let at = now.saturating_add(Duration::from_micros(40 * after));
-            self.outside.queue.schedule(at, Event::ToDaemon { conn, frame });
+            self.outside.queue.schedule(at, Event::ToDaemon { conn, frame: Box::new(frame) });
         }
         let at = now.saturating_add(Duration::from_millis(5));
         self.outside.queue.schedule(at, Event::DaemonSeesEnd { conn });
