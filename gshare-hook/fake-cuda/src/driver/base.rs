@@ -40,11 +40,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Leaves a call with `error` where it must be refused: `refuse_if(flags != 0, INVALID_VALUE)?`.
+#[inline]
+pub(crate) fn refuse_if<E>(refused: bool, error: E) -> Result<(), E> {
+    if refused { Err(error) } else { Ok(()) }
+}
+
 /// Writes through an out-pointer of a C caller.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(to.is_null(), INVALID_VALUE)?;
     to.write_unaligned(value);
     Ok(())
 }
@@ -165,9 +169,7 @@ fn open_device() -> Result<Driver, CUresult> {
             device.path().display()
         ));
     }
-    if visible.is_empty() {
-        return Err(CUresult::CUDA_ERROR_NO_DEVICE);
-    }
+    refuse_if(visible.is_empty(), CUresult::CUDA_ERROR_NO_DEVICE)?;
     let percent = std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|p| p.trim().parse().ok());
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
@@ -200,9 +202,7 @@ pub(crate) fn initialise() -> Answer {
         return Ok(());
     }
     let driver = open_device()?;
-    if DRIVER.set(driver).is_err() {
-        return Err(CUresult::CUDA_ERROR_UNKNOWN);
-    }
+    refuse_if(DRIVER.set(driver).is_err(), CUresult::CUDA_ERROR_UNKNOWN)?;
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     STATE.store(READY, Release);
@@ -335,9 +335,7 @@ impl<T: Kind> Object<T> {
     #[inline]
     pub(crate) unsafe fn get<H>(handle: *mut H) -> Result<&'static Self, CUresult> {
         let at = handle.cast::<Self>();
-        if (at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC {
-            return Err(T::BAD);
-        }
+        refuse_if((at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC, T::BAD)?;
         Ok(&*at)
     }
 
@@ -513,9 +511,7 @@ impl Context {
         let driver = driver()?;
         let gpu = driver.gpu(ordinal)?;
         let lost = &driver.device.open_part().lost[gpu as usize];
-        if lost.load(Relaxed) != 0 {
-            return Err(GPU_LOST);
-        }
+        refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
         let slot = driver.device.with(|engine, now| {
             driver.device.sweep(engine, now);

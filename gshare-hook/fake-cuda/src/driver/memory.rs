@@ -6,6 +6,7 @@
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
 use std::collections::BTreeMap;
+use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Acquire;
 
@@ -80,7 +81,7 @@ impl Arena {
         // SAFETY: a new anonymous mapping, not reserved and not touched.
         let at = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                null_mut(),
                 size as usize + (2 << 20),
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
@@ -88,9 +89,7 @@ impl Arena {
                 0,
             )
         };
-        if at == libc::MAP_FAILED {
-            return Err(OUT_OF_MEMORY);
-        }
+        refuse_if(at == libc::MAP_FAILED, OUT_OF_MEMORY)?;
         // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
         unsafe {
             libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
@@ -380,57 +379,47 @@ pub(crate) fn free_all_of(context: &Context) -> Answer {
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------
 
-pub(super) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Answer {
+entry!(cuMemAlloc_v2, |dptr, bytesize| {
     let context = current()?;
-    if dptr.is_null() || bytesize == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptr.is_null() || bytesize == 0, INVALID_VALUE)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Plain)?)
-}
+});
 
-pub(super) unsafe fn cuMemAllocPitch_v2(
-    dptr: *mut CUdeviceptr,
-    pPitch: *mut usize,
-    WidthInBytes: usize,
-    Height: usize,
-    ElementSizeBytes: c_uint,
-) -> Answer {
+entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
     let context = current()?;
-    if dptr.is_null()
-        || pPitch.is_null()
-        || WidthInBytes == 0
-        || Height == 0
-        || !matches!(ElementSizeBytes, 4 | 8 | 16)
-    {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        dptr.is_null()
+            || pPitch.is_null()
+            || WidthInBytes == 0
+            || Height == 0
+            || !matches!(ElementSizeBytes, 4 | 8 | 16),
+        INVALID_VALUE,
+    )?;
     not_while_capturing()?;
     let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
     let bytes = pitch.checked_mul(Height).ok_or(OUT_OF_MEMORY)?;
     put(dptr, allocate(context, bytes as u64, MemKind::Plain)?)?;
     put(pPitch, pitch)
-}
+});
 
-pub(super) unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) -> Answer {
+entry!(cuMemAllocManaged, |dptr, bytesize, flags| {
     let context = current()?;
-    if dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2), INVALID_VALUE)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Managed)?)
-}
+});
 
-pub(super) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Answer {
+entry!(cuMemFree_v2, |dptr| {
     driver()?;
     if dptr == 0 {
         return Ok(());
     }
     not_while_capturing()?;
     free(dptr)
-}
+});
 
-pub(super) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Answer {
+entry!(cuMemGetInfo_v2, |free, total| {
     let context = current()?;
     let driver = driver()?;
     let (left, all) = driver.device.with(|engine, now| {
@@ -440,118 +429,63 @@ pub(super) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Ans
     put_opt(free, left as usize);
     put_opt(total, all as usize);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemGetAddressRange_v2(
-    pbase: *mut CUdeviceptr,
-    psize: *mut usize,
-    dptr: CUdeviceptr,
-) -> Answer {
+entry!(cuMemGetAddressRange_v2, |pbase, psize, dptr| {
     current()?;
     let alloc = driver()?.memory.find(dptr).ok_or(NOT_FOUND)?;
     put_opt(pbase, alloc.address);
     put_opt(psize, alloc.bytes as usize);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemAdvise(
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: c_uint,
-    _device: CUdevice,
-) -> Answer {
+entry!(cuMemAdvise | cuMemAdvise_v2, |devPtr, count, _, _| {
     driver()?;
     check_range(devPtr, count as u64)
-}
-
-pub(super) unsafe fn cuMemAdvise_v2(
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: c_uint,
-    _location: CUmemLocation,
-) -> Answer {
-    driver()?;
-    check_range(devPtr, count as u64)
-}
+});
 
 /// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
 fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer {
     check_range(address, bytes)?;
     legacy_not_implied(stream)?;
-    if stream.capturing.load(Acquire) {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
+    refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let ns = driver()?.profile().copy_ns(bytes, true);
     push(stream, Work::Copy { engine: 0, bytes, ns })?;
     Ok(())
 }
 
-pub(super) unsafe fn cuMemPrefetchAsync(
-    flavor: Flavor,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _dstDevice: CUdevice,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemPrefetchAsync, |flavor, devPtr, count, _, hStream| {
     prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-}
+});
 
-pub(super) unsafe fn cuMemPrefetchAsync_v2(
-    flavor: Flavor,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _location: CUmemLocation,
-    _flags: c_uint,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemPrefetchAsync_v2, |flavor, devPtr, count, _, _, hStream| {
     prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-}
+});
 
-pub(super) unsafe fn cuMemPrefetchBatchAsync(
-    flavor: Flavor,
-    dptrs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetchLocs: *mut CUmemLocation,
-    _prefetchLocIdxs: *mut usize,
-    _numPrefetchLocs: usize,
-    flags: c_ulonglong,
-    hStream: sys::CUstream,
-) -> Answer {
-    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
-}
-
-pub(super) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
-    flavor: Flavor,
-    dptrs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetchLocs: *mut CUmemLocation,
-    _prefetchLocIdxs: *mut usize,
-    _numPrefetchLocs: usize,
-    flags: c_ulonglong,
-    hStream: sys::CUstream,
-) -> Answer {
-    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
-}
-
-pub(super) unsafe fn cuMemDiscardBatchAsync(
-    flavor: Flavor,
+unsafe fn prefetch_all(
+    stream: &'static Object<Stream>,
     dptrs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
     flags: c_ulonglong,
-    hStream: sys::CUstream,
 ) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    if dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0, INVALID_VALUE)?;
     for i in 0..count {
         prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
     }
     Ok(())
 }
+
+entry!(cuMemDiscardBatchAsync, |flavor, dptrs, sizes, count, flags, hStream| {
+    prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+});
+
+entry!(
+    cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
+    |flavor, dptrs, sizes, count, _, _, _, flags, hStream| {
+        prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+    }
+);
 
 // --- Sets ------------------------------------------------------------------------------------------
 
@@ -603,9 +537,10 @@ impl Fill {
 
     pub(crate) fn check(&self) -> Answer {
         let row = self.width * u64::from(self.element);
-        if !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(
+            !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row,
+            INVALID_VALUE,
+        )?;
         if self.bytes() > 0 {
             check_range(self.address, self.pitch * (self.height - 1) + row)?;
         }
@@ -671,6 +606,11 @@ impl Fill {
     }
 }
 
+fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize, height: usize) -> Fill {
+    let (value, pitch) = (value.into(), pitch as u64);
+    Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
+}
+
 fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> Answer {
     current()?;
     // SAFETY: the handle is the C caller's.
@@ -684,55 +624,46 @@ fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> 
     submit(stream, Node::Set(fill))
 }
 
+/// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
 macro_rules! sets {
-    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $value:ty, $element:literal;)*) => {$(
-        pub(super) unsafe fn $sync(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize) -> Answer {
-            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
-            set(flavor, std::ptr::null_mut(), true, fill)
-        }
-        pub(super) unsafe fn $asynchronous(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize, stream: sys::CUstream) -> Answer {
-            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
-            set(flavor, stream, false, fill)
-        }
-        pub(super) unsafe fn $sync2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize) -> Answer {
-            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
-            set(flavor, std::ptr::null_mut(), true, fill)
-        }
-        pub(super) unsafe fn $async2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize, stream: sys::CUstream) -> Answer {
-            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
-            set(flavor, stream, false, fill)
-        }
+    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
+        entry!($sync, |flavor, at, value, n| set(flavor, null_mut(), true, fill($element, at, 0, value, n, 1)));
+        entry!($asynchronous, |flavor, at, value, n, stream| {
+            set(flavor, stream, false, fill($element, at, 0, value, n, 1))
+        });
+        entry!($sync2, |flavor, at, pitch, value, width, height| {
+            set(flavor, null_mut(), true, fill($element, at, pitch, value, width, height))
+        });
+        entry!($async2, |flavor, at, pitch, value, width, height, stream| {
+            set(flavor, stream, false, fill($element, at, pitch, value, width, height))
+        });
     )*};
 }
 sets! {
-    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async u8, 1;
-    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async u16, 2;
-    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async u32, 4;
+    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async 1;
+    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async 2;
+    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async 4;
 }
 
 // --- Host memory -----------------------------------------------------------------------------------
 
-pub(super) unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
     let context = current()?;
-    if pp.is_null() || bytesize == 0 || Flags > 7 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
     not_while_capturing()?;
     let at = libc::mmap(
-        std::ptr::null_mut(),
+        null_mut(),
         bytesize.next_multiple_of(4096),
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         -1,
         0,
     );
-    if at == libc::MAP_FAILED {
-        return Err(OUT_OF_MEMORY);
-    }
+    refuse_if(at == libc::MAP_FAILED, OUT_OF_MEMORY)?;
     driver()?.memory.note(
         at as u64,
         bytesize as u64,
-        What::Host(Flags),
+        What::Host(flags),
         context.gpu,
         context.ordinal,
         context.id,
@@ -740,11 +671,10 @@ pub(super) unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags
     put(pp, at)
 }
 
-pub(super) unsafe fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Answer {
-    cuMemHostAlloc(pp, bytesize, 0)
-}
+entry!(cuMemHostAlloc, |pp, bytesize, Flags| host_alloc(pp, bytesize, Flags));
+entry!(cuMemAllocHost_v2, |pp, bytesize| host_alloc(pp, bytesize, 0));
 
-pub(super) unsafe fn cuMemFreeHost(p: *mut c_void) -> Answer {
+entry!(cuMemFreeHost, |p| {
     let driver = driver()?;
     if p.is_null() {
         return Ok(());
@@ -753,17 +683,13 @@ pub(super) unsafe fn cuMemFreeHost(p: *mut c_void) -> Answer {
     let alloc = driver.memory.remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
     libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+entry!(cuMemHostRegister_v2 | cuMemHostRegister, |p, bytesize, Flags| {
     let context = current()?;
-    if p.is_null() || bytesize == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(p.is_null() || bytesize == 0, INVALID_VALUE)?;
     let driver = driver()?;
-    if driver.memory.find(p as u64).is_some() {
-        return Err(CUresult(712));
-    }
+    refuse_if(driver.memory.find(p as u64).is_some(), CUresult(712))?;
     driver.memory.note(
         p as u64,
         bytesize as u64,
@@ -773,45 +699,33 @@ pub(super) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags
         context.id,
     );
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
-    cuMemHostRegister_v2(p, bytesize, Flags)
-}
-
-pub(super) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Answer {
+entry!(cuMemHostUnregister, |p| {
     let removed = driver()?.memory.remove(p as u64, |a| matches!(a.what, What::Registered(_)));
     removed.map(|_| ()).ok_or(CUresult(713))
-}
+});
 
-pub(super) unsafe fn cuMemHostGetDevicePointer_v2(
-    pdptr: *mut CUdeviceptr,
-    p: *mut c_void,
-    Flags: c_uint,
-) -> Answer {
+entry!(cuMemHostGetDevicePointer_v2, |pdptr, p, Flags| {
     let driver = driver()?;
     let known =
         driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
-    if Flags != 0 || !known {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(Flags != 0 || !known, INVALID_VALUE)?;
     put(pdptr, p as u64)
-}
+});
 
-pub(super) unsafe fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) -> Answer {
+entry!(cuMemHostGetFlags, |pFlags, p| {
     match driver()?.memory.find(p as u64).map(|a| a.what) {
         Some(What::Host(flags)) => put(pFlags, flags | 2),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
 // --- What a pointer is -----------------------------------------------------------------------------
 
 /// One attribute; `Ok(None)`: the pointer is not known to the driver.
 unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<Option<()>, CUresult> {
-    if data.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(data.is_null(), INVALID_VALUE)?;
     let driver = driver()?;
     let Some(alloc) = driver.memory.find(address) else {
         return Ok(None);
@@ -824,7 +738,7 @@ unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<O
             let primary = lock(&driver.primaries[alloc.ordinal as usize].state)
                 .context
                 .filter(|c| c.id == alloc.context);
-            let context = current.or(primary).map_or(std::ptr::null_mut::<c_void>(), Object::handle);
+            let context = current.or(primary).map_or(null_mut::<c_void>(), Object::handle);
             data.cast::<*mut c_void>().write_unaligned(context);
         }
         2 => data.cast::<u32>().write_unaligned(if host { 1 } else { 2 }),
@@ -857,21 +771,13 @@ unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<O
     Ok(Some(()))
 }
 
-pub(super) unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: CUdeviceptr) -> Answer {
-    self::attribute(data, attribute, ptr)?.ok_or(INVALID_VALUE)
-}
+entry!(cuPointerGetAttribute, |data, attribute, ptr| self::attribute(data, attribute, ptr)?
+    .ok_or(INVALID_VALUE));
 
-/// Unknown pointers are no error here: their attributes are 0.
-pub(super) unsafe fn cuPointerGetAttributes(
-    numAttributes: c_uint,
-    attributes: *mut c_uint,
-    data: *mut *mut c_void,
-    ptr: CUdeviceptr,
-) -> Answer {
+// Unknown pointers are no error here: their attributes are 0.
+entry!(cuPointerGetAttributes, |numAttributes, attributes, data, ptr| {
     driver()?;
-    if attributes.is_null() || data.is_null() || numAttributes == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(attributes.is_null() || data.is_null() || numAttributes == 0, INVALID_VALUE)?;
     for i in 0..numAttributes as usize {
         let (kind, to) = (*attributes.add(i), *data.add(i));
         if attribute(to, kind, ptr).is_ok_and(|known| known.is_some()) {
@@ -888,16 +794,9 @@ pub(super) unsafe fn cuPointerGetAttributes(
         std::ptr::write_bytes(to.cast::<u8>(), 0, width);
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuPointerSetAttribute(
-    value: *const c_void,
-    attribute: c_uint,
-    ptr: CUdeviceptr,
-) -> Answer {
+entry!(cuPointerSetAttribute, |value, attribute, ptr| {
     // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    if value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none() {
-        return Err(INVALID_VALUE);
-    }
-    Ok(())
-}
+    refuse_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none(), INVALID_VALUE)
+});

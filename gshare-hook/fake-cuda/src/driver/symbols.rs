@@ -8,31 +8,22 @@ use super::base::*;
 use super::*;
 use crate::call_trace::{self, Found};
 
-pub(super) unsafe fn cuInit(Flags: c_uint) -> Answer {
-    if Flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuInit, |Flags| {
+    refuse_if(Flags != 0, INVALID_VALUE)?;
     initialise()
-}
+});
 
-pub(super) unsafe fn cuDriverGetVersion(driverVersion: *mut c_int) -> Answer {
-    put(driverVersion, driver_version() as c_int)
-}
+entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() as c_int));
 
-/// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
-pub(super) unsafe fn cuGetExportTable(
-    ppExportTable: *mut *const c_void,
-    pExportTableId: *const sys::CUuuid,
-) -> Answer {
-    if pExportTableId.is_null() {
-        return Err(INVALID_VALUE);
-    }
+// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
+entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
+    refuse_if(pExportTableId.is_null(), INVALID_VALUE)?;
     let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
     let (table, name) = private_table(&id);
     call_trace::table(id, name);
     put(ppExportTable, table.unwrap_or(std::ptr::null()))?;
     table.map(drop).ok_or(INVALID_VALUE)
-}
+});
 
 #[cfg(feature = "runtime-tables")]
 fn private_table(id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>) {
@@ -44,31 +35,20 @@ fn private_table(_id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>
     (None, None)
 }
 
-pub(super) unsafe fn cuGetProcAddress(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    cudaVersion: c_int,
-    flags: u64,
-) -> Answer {
-    cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, std::ptr::null_mut())
-}
-
-pub(super) unsafe fn cuGetProcAddress_v2(
+unsafe fn look_up(
     symbol: *const c_char,
     pfn: *mut *mut c_void,
     cudaVersion: c_int,
     flags: u64,
     symbolStatus: *mut c_uint,
 ) -> Answer {
-    if symbol.is_null() || pfn.is_null() || flags > 2 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(symbol.is_null() || pfn.is_null() || flags > 2, INVALID_VALUE)?;
     let Ok(asked) = u32::try_from(cudaVersion) else { return Err(INVALID_VALUE) };
     let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
     let release = asked.min(driver_version());
     let (pointer, status, found) = match resolve(name, release, flags) {
         Resolution::Found(symbol) => {
-            let found = Found::Variant(symbol.name, is_implemented(symbol.name));
+            let found = Found::Variant(symbol.name, is_served(symbol.name));
             (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
         }
         Resolution::UnknownName => (std::ptr::null_mut(), 1, Found::UnknownName),
@@ -84,11 +64,13 @@ pub(super) unsafe fn cuGetProcAddress_v2(
     Ok(())
 }
 
-/// Whether an exported name has a function here.
-fn is_implemented(exported: &str) -> bool {
-    let stem = exported.strip_suffix("_ptsz").or_else(|| exported.strip_suffix("_ptds")).unwrap_or(exported);
-    IMPLEMENTED.binary_search(&stem).is_ok()
-}
+entry!(cuGetProcAddress, |symbol, pfn, version, flags| {
+    look_up(symbol, pfn, version, flags, std::ptr::null_mut())
+});
+
+entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
+    look_up(symbol, pfn, version, flags, status)
+});
 
 /// The name of a result, or nothing for an unknown one.
 pub(crate) fn error_name(result: u32) -> &'static str {
@@ -96,13 +78,8 @@ pub(crate) fn error_name(result: u32) -> &'static str {
     row.and_then(|row| row.1.to_str().ok()).unwrap_or_default()
 }
 
-pub(super) unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> Answer {
-    error_text(error, pStr, |row| row.1)
-}
-
-pub(super) unsafe fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> Answer {
-    error_text(error, pStr, |row| row.2)
-}
+entry!(cuGetErrorName, |error, pStr| error_text(error, pStr, |row| row.1));
+entry!(cuGetErrorString, |error, pStr| error_text(error, pStr, |row| row.2));
 
 type ErrorRow = (u32, &'static CStr, &'static CStr);
 
@@ -120,15 +97,10 @@ unsafe fn error_text(
     }
 }
 
-pub(super) unsafe fn cuProfilerStart() -> Answer {
+entry!(cuProfilerStart | cuProfilerStop, || {
     current()?;
     Ok(())
-}
-
-pub(super) unsafe fn cuProfilerStop() -> Answer {
-    current()?;
-    Ok(())
-}
+});
 
 #[rustfmt::skip]
 const ERRORS: &[ErrorRow] = &[

@@ -38,9 +38,7 @@ impl Side {
 
     fn check(&self, t: &Transfer) -> Answer {
         let extent = self.slice * (t.depth - 1) + self.pitch * (t.height - 1) + t.width;
-        if self.address == 0 || t.height > 1 && self.pitch < t.width {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(self.address == 0 || t.height > 1 && self.pitch < t.width, INVALID_VALUE)?;
         if self.device { check_range(self.address, extent) } else { Ok(()) }
     }
 }
@@ -141,71 +139,57 @@ fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
 
+/// The two copies of a kind: on the default stream and on one that is given, between sides that [`dev`], [`host`] or [`any`] make.
 macro_rules! copies {
-    ($($sync:ident $asynchronous:ident ($to:ident: $to_type:ty, $from:ident: $from_type:ty) $to_side:ident $from_side:ident;)*) => {$(
-        pub(super) unsafe fn $sync(flavor: Flavor, $to: $to_type, $from: $from_type, bytes: usize) -> Answer {
-            Transfer::linear($to_side($to), $from_side($from), bytes as u64).run_now(flavor)
-        }
-        pub(super) unsafe fn $asynchronous(flavor: Flavor, $to: $to_type, $from: $from_type, bytes: usize, stream: sys::CUstream) -> Answer {
-            Transfer::linear($to_side($to), $from_side($from), bytes as u64).run_on(flavor, stream)
-        }
+    ($($sync:ident $asynchronous:ident $to_side:ident $from_side:ident;)*) => {$(
+        entry!($sync, |flavor, to, from, bytes| {
+            Transfer::linear($to_side(to), $from_side(from), bytes as u64).run_now(flavor)
+        });
+        entry!($asynchronous, |flavor, to, from, bytes, stream| {
+            Transfer::linear($to_side(to), $from_side(from), bytes as u64).run_on(flavor, stream)
+        });
     )*};
 }
 copies! {
-    cuMemcpy cuMemcpyAsync (to: CUdeviceptr, from: CUdeviceptr) any any;
-    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 (to: CUdeviceptr, from: *const c_void) dev host;
-    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 (to: *mut c_void, from: CUdeviceptr) host dev;
-    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 (to: CUdeviceptr, from: CUdeviceptr) dev dev;
+    cuMemcpy cuMemcpyAsync any any;
+    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 dev host;
+    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 host dev;
+    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 dev dev;
 }
 
-pub(super) unsafe fn cuMemcpyPeer(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    _dstContext: sys::CUcontext,
-    srcDevice: CUdeviceptr,
-    _srcContext: sys::CUcontext,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), dev(srcDevice), ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyPeer, |flavor, dstDevice, _, srcDevice, _, ByteCount| Transfer::linear(
+    dev(dstDevice),
+    dev(srcDevice),
+    ByteCount as u64
+)
+.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpyPeerAsync(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    _dstContext: sys::CUcontext,
-    srcDevice: CUdeviceptr,
-    _srcContext: sys::CUcontext,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), dev(srcDevice), ByteCount as u64).run_on(flavor, hStream)
-}
+entry!(cuMemcpyPeerAsync, |flavor, dstDevice, _, srcDevice, _, ByteCount, hStream| Transfer::linear(
+    dev(dstDevice),
+    dev(srcDevice),
+    ByteCount as u64
+)
+.run_on(flavor, hStream));
 
-pub(super) unsafe fn cuMemcpyWithAttributesAsync(
-    flavor: Flavor,
-    dst: CUdeviceptr,
-    src: CUdeviceptr,
-    size: usize,
-    _attr: *mut sys::CUmemcpyAttributes,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(any(dst), any(src), size as u64).run_on(flavor, hStream)
-}
+entry!(cuMemcpyWithAttributesAsync, |flavor, dst, src, size, _, hStream| Transfer::linear(
+    any(dst),
+    any(src),
+    size as u64
+)
+.run_on(flavor, hStream));
 
-pub(super) unsafe fn cuMemcpyBatchAsync_v2(
+unsafe fn copy_all(
     flavor: Flavor,
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
-    _attrs: *mut sys::CUmemcpyAttributes,
-    _attrsIdxs: *mut usize,
-    _numAttrs: usize,
     hStream: sys::CUstream,
 ) -> Answer {
-    if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || hStream as usize <= 2 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || hStream as usize <= 2,
+        INVALID_VALUE,
+    )?;
     for i in 0..count {
         Transfer::linear(any(*dsts.add(i)), any(*srcs.add(i)), *sizes.add(i) as u64)
             .run_on(flavor, hStream)?;
@@ -213,21 +197,14 @@ pub(super) unsafe fn cuMemcpyBatchAsync_v2(
     Ok(())
 }
 
-pub(super) unsafe fn cuMemcpyBatchAsync(
-    flavor: Flavor,
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    attrs: *mut sys::CUmemcpyAttributes,
-    attrsIdxs: *mut usize,
-    numAttrs: usize,
-    failIdx: *mut usize,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemcpyBatchAsync, |flavor, dsts, srcs, sizes, count, _, _, _, failIdx, hStream| {
     put_opt(failIdx, usize::MAX);
-    cuMemcpyBatchAsync_v2(flavor, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
-}
+    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+});
+
+entry!(cuMemcpyBatchAsync_v2, |flavor, dsts, srcs, sizes, count, _, _, _, hStream| {
+    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+});
 
 // --- Boxes -----------------------------------------------------------------------------------------
 //
@@ -319,9 +296,7 @@ unsafe fn side(c: Corner, width: u64, height: u64) -> Result<Side, CUresult> {
 }
 
 unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Result<Transfer, CUresult> {
-    if copy.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(copy.is_null(), INVALID_VALUE)?;
     let c = copy.cast::<Copy2D>().read_unaligned();
     let (width, height) = (c.width as u64, c.height as u64);
     let corner = |kind, host, device, array, pitch: usize, x: usize, y: usize| Corner {
@@ -341,9 +316,7 @@ unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Result<Transfer, CUresult>
 }
 
 pub(crate) unsafe fn from_3d(copy: *const c_void) -> Result<Transfer, CUresult> {
-    if copy.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(copy.is_null(), INVALID_VALUE)?;
     let c = copy.cast::<Copy3D>().read_unaligned();
     let (width, height, depth) = (c.width as u64, c.height as u64, c.depth as u64);
     let from = Corner {
@@ -371,45 +344,12 @@ pub(crate) unsafe fn from_3d(copy: *const c_void) -> Result<Transfer, CUresult> 
     Ok(Transfer { to: side(to, width, height)?, from: side(from, width, height)?, width, height, depth })
 }
 
-pub(super) unsafe fn cuMemcpy2D_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY2D) -> Answer {
-    from_2d(pCopy)?.run_now(flavor)
-}
+entry!(cuMemcpy2D_v2 | cuMemcpy2DUnaligned_v2, |flavor, pCopy| from_2d(pCopy)?.run_now(flavor));
+entry!(cuMemcpy2DAsync_v2, |flavor, pCopy, hStream| from_2d(pCopy)?.run_on(flavor, hStream));
+entry!(cuMemcpy3D_v2 | cuMemcpy3DPeer, |flavor, pCopy| from_3d(pCopy.cast())?.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpy2DUnaligned_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY2D) -> Answer {
-    from_2d(pCopy)?.run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpy2DAsync_v2(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY2D,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_2d(pCopy)?.run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpy3D_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY3D) -> Answer {
-    from_3d(pCopy.cast())?.run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpy3DAsync_v2(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY3D,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_3d(pCopy.cast())?.run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpy3DPeer(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY3D_PEER) -> Answer {
-    from_3d(pCopy.cast())?.run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpy3DPeerAsync(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY3D_PEER,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_3d(pCopy.cast())?.run_on(flavor, hStream)
-}
+entry!(cuMemcpy3DAsync_v2 | cuMemcpy3DPeerAsync, |flavor, pCopy, hStream| from_3d(pCopy.cast())?
+    .run_on(flavor, hStream));
 
 // --- One-dimensional arrays ------------------------------------------------------------------------
 
@@ -417,76 +357,49 @@ unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Result<Side, CUresult
     Ok(dev(Object::<Array>::get(handle)?.address + offset as u64))
 }
 
-pub(super) unsafe fn cuMemcpyHtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcHost: *const c_void,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, host(srcHost), ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyHtoA_v2, |flavor, dstArray, dstOffset, srcHost, ByteCount| Transfer::linear(
+    in_array(dstArray, dstOffset)?,
+    host(srcHost),
+    ByteCount as u64
+)
+.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpyAtoH_v2(
-    flavor: Flavor,
-    dstHost: *mut c_void,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(host(dstHost), in_array(srcArray, srcOffset)?, ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyAtoH_v2, |flavor, dstHost, srcArray, srcOffset, ByteCount| Transfer::linear(
+    host(dstHost),
+    in_array(srcArray, srcOffset)?,
+    ByteCount as u64
+)
+.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpyHtoAAsync_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcHost: *const c_void,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, host(srcHost), ByteCount as u64).run_on(flavor, hStream)
-}
+entry!(cuMemcpyHtoAAsync_v2, |flavor, dstArray, dstOffset, srcHost, ByteCount, hStream| Transfer::linear(
+    in_array(dstArray, dstOffset)?,
+    host(srcHost),
+    ByteCount as u64
+)
+.run_on(flavor, hStream));
 
-pub(super) unsafe fn cuMemcpyAtoHAsync_v2(
-    flavor: Flavor,
-    dstHost: *mut c_void,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(host(dstHost), in_array(srcArray, srcOffset)?, ByteCount as u64).run_on(flavor, hStream)
-}
+entry!(cuMemcpyAtoHAsync_v2, |flavor, dstHost, srcArray, srcOffset, ByteCount, hStream| Transfer::linear(
+    host(dstHost),
+    in_array(srcArray, srcOffset)?,
+    ByteCount as u64
+)
+.run_on(flavor, hStream));
 
-pub(super) unsafe fn cuMemcpyDtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, dev(srcDevice), ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyDtoA_v2, |flavor, dstArray, dstOffset, srcDevice, ByteCount| Transfer::linear(
+    in_array(dstArray, dstOffset)?,
+    dev(srcDevice),
+    ByteCount as u64
+)
+.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpyAtoD_v2(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), in_array(srcArray, srcOffset)?, ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyAtoD_v2, |flavor, dstDevice, srcArray, srcOffset, ByteCount| Transfer::linear(
+    dev(dstDevice),
+    in_array(srcArray, srcOffset)?,
+    ByteCount as u64
+)
+.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpyAtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
+entry!(cuMemcpyAtoA_v2, |flavor, dstArray, dstOffset, srcArray, srcOffset, ByteCount| {
     Transfer::linear(in_array(dstArray, dstOffset)?, in_array(srcArray, srcOffset)?, ByteCount as u64)
         .run_now(flavor)
-}
+});

@@ -47,9 +47,7 @@ fn first_bits(count: usize, words: c_uint) -> Vec<u64> {
 }
 
 unsafe fn put_set(set: Vec<u64>, to: *mut u64) -> Result<(), Return> {
-    if to.is_null() || set.is_empty() {
-        return Err(INVALID_ARGUMENT);
-    }
+    refuse_if(to.is_null() || set.is_empty(), INVALID_ARGUMENT)?;
     for (word, bits) in set.into_iter().enumerate() {
         to.add(word).write_unaligned(bits);
     }
@@ -78,12 +76,8 @@ nvml! {
     fn nvmlDeviceGetPciInfoExt (handle: Handle, pci: *mut PciExt) {
         const VERSION: c_uint = size_of::<PciExt>() as c_uint | 1 << 24;
         let (device, number) = gpu(handle)?;
-        if pci.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*pci).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
+        refuse_if(pci.is_null(), INVALID_ARGUMENT)?;
+        refuse_if((*pci).version != VERSION, VERSION_MISMATCH)?;
         let id = device.profile().board.pci_id;
         put(pci, PciExt {
             version: VERSION,
@@ -147,12 +141,8 @@ nvml! {
     fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
         const VERSION: c_uint = size_of::<ConfidentialComputing>() as c_uint | 1 << 24;
         device()?;
-        if settings.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*settings).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
+        refuse_if(settings.is_null(), INVALID_ARGUMENT)?;
+        refuse_if((*settings).version != VERSION, VERSION_MISMATCH)?;
         put(settings, ConfidentialComputing { version: VERSION, state: [0; 4] })
     }
 }
