@@ -142,6 +142,13 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
     Ok(())
 }
 
+/// Checks the first word of a structure that a caller hands over: the size and the version of its layout.
+unsafe fn check_version<T>(given: *const T, version: c_uint) -> Result<(), Return> {
+    refuse_if(given.is_null(), INVALID_ARGUMENT)?;
+    let word = given.cast::<c_uint>().read_unaligned();
+    refuse_if(word != size_of::<T>() as c_uint | version << 24, VERSION_MISMATCH)
+}
+
 unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<(), Return> {
     refuse_if(to.is_null(), INVALID_ARGUMENT)?;
     refuse_if(text.len() >= len as usize, INSUFFICIENT_SIZE)?;
@@ -455,9 +462,7 @@ nvml! {
         put_list(samples?, count, list)
     }
     fn nvmlDeviceGetProcessesUtilizationInfo (handle: Handle, list: *mut ProcessRates) {
-        const VERSION: c_uint = size_of::<ProcessRates>() as c_uint | 1 << 24;
-        refuse_if(list.is_null(), INVALID_ARGUMENT)?;
-        refuse_if((*list).version != VERSION, VERSION_MISMATCH)?;
+        check_version(list, 1)?;
         let samples = samples(handle, (*list).since_us)?;
         let entry = |ProcessSample { pid, time_us, sm, .. }| ProcessRate { time_us, pid, sm, others: [0; 5] };
         put_list(samples.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
@@ -468,11 +473,9 @@ nvml! {
         put_text(name, length, String::from_utf8_lossy(text.trim_ascii_end()).as_ref())
     }
     fn nvmlDeviceGetRunningProcessDetailList (handle: Handle, list: *mut ProcessDetails) {
-        const VERSION: c_uint = size_of::<ProcessDetails>() as c_uint | 1 << 24;
         const COMPUTE: c_uint = 0;
         let part = part(handle)?;
-        refuse_if(list.is_null(), INVALID_ARGUMENT)?;
-        refuse_if((*list).version != VERSION, VERSION_MISMATCH)?;
+        check_version(list, 1)?;
         let users = if (*list).mode == COMPUTE { part.users() } else { Vec::new() };
         let entry = |(pid, used, slice)| {
             let compute_instance = if slice == c_uint::MAX { slice } else { 0 };

@@ -219,6 +219,11 @@ impl Driver {
         &self.device.devices()[gpu as usize]
     }
 
+    /// The profile of the device with an ordinal.
+    pub(crate) fn profile_at(&self, ordinal: i32) -> Result<&Profile, CUresult> {
+        Ok(self.profile_of(self.gpu(ordinal)?))
+    }
+
     /// GPU of the file for an ordinal.
     pub(crate) fn gpu(&self, ordinal: i32) -> Result<u32, CUresult> {
         usize::try_from(ordinal).ok().and_then(|i| self.visible.get(i)).copied().ok_or(INVALID_DEVICE)
@@ -674,6 +679,15 @@ pub(crate) fn push(stream: &'static Object<Stream>, work: Work) -> Result<u64, C
 /// Appends a host action.
 pub(crate) fn push_host(stream: &'static Object<Stream>, action: HostAction) -> Result<u64, CUresult> {
     push_with_action(stream, Work::Host, Some(action))
+}
+
+/// Appends a call of `f`.
+pub(crate) fn push_call(stream: &'static Object<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+    let action = move || {
+        f();
+        true
+    };
+    push_host(stream, Box::new(action)).map(drop)
 }
 
 fn push_with_action(

@@ -31,13 +31,18 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
     Ok(())
 }
 
+/// The state of a device's primary context, locked.
+fn primary_of(dev: CUdevice) -> Result<MutexGuard<'static, PrimaryState>, CUresult> {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    Ok(lock(&driver.primaries[dev as usize].state))
+}
+
 /// A device's primary context, made if there is none, and its state, locked.
 fn primary_state(
     dev: CUdevice,
 ) -> Result<(&'static Object<Context>, MutexGuard<'static, PrimaryState>), CUresult> {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+    let mut state = primary_of(dev)?;
     let context = match state.context {
         Some(context) => context,
         None => {
@@ -62,9 +67,7 @@ entry!(cuDevicePrimaryCtxRetain, |pctx, dev| {
 });
 
 entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev| {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+    let mut state = primary_of(dev)?;
     refuse_if(state.retained == 0, INVALID_CONTEXT)?;
     state.retained -= 1;
     if state.retained == 0
@@ -76,9 +79,7 @@ entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev| {
 });
 
 entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev| {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+    let mut state = primary_of(dev)?;
     if let Some(context) = state.context.take() {
         destroy(context, true)?;
     }
@@ -86,18 +87,14 @@ entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev| {
 });
 
 entry!(cuDevicePrimaryCtxGetState, |dev, flags, active| {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let state = lock(&driver.primaries[dev as usize].state);
+    let state = primary_of(dev)?;
     put_opt(flags, state.flags);
     put_opt(active, c_int::from(state.context.is_some()));
     Ok(())
 });
 
 entry!(cuDevicePrimaryCtxSetFlags_v2 | cuDevicePrimaryCtxSetFlags, |dev, flags| {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+    let mut state = primary_of(dev)?;
     state.flags = flags;
     if let Some(context) = state.context {
         context.flags.store(flags, Relaxed);

@@ -81,11 +81,7 @@ entry!(cuDeviceGet, |device, ordinal| {
     put(device, ordinal)
 });
 
-entry!(cuDeviceGetName, |name, len, dev| {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put_text(name, len, &device_name(driver.profile_of(gpu)))
-});
+entry!(cuDeviceGetName, |name, len, dev| put_text(name, len, &device_name(driver()?.profile_at(dev)?)));
 
 entry!(cuDeviceGetUuid, |uuid, dev| {
     let driver = driver()?;
@@ -100,16 +96,10 @@ entry!(cuDeviceGetUuid_v2, |uuid, dev| {
     put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
 });
 
-entry!(cuDeviceTotalMem_v2, |bytes, dev| {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put(bytes, driver.profile_of(gpu).memory_bytes as usize)
-});
+entry!(cuDeviceTotalMem_v2, |bytes, dev| put(bytes, driver()?.profile_at(dev)?.memory_bytes as usize));
 
 entry!(cuDeviceTotalMem, |bytes, dev| {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put(bytes, u32::try_from(driver.profile_of(gpu).memory_bytes).unwrap_or(u32::MAX))
+    put(bytes, u32::try_from(driver()?.profile_at(dev)?.memory_bytes).unwrap_or(u32::MAX))
 });
 
 entry!(cuDeviceComputeCapability, |major, minor, dev| {

@@ -129,37 +129,22 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
         Node::Set(fill) => fill.run(stream),
         Node::Host { function, data } => {
             let (function, data) = (*function, *data);
-            push_host(
-                stream,
-                Box::new(move || {
-                    if let Some(function) = function {
-                        // SAFETY: the caller of cuLaunchHostFunc gave the function and its argument for this call.
-                        unsafe { function(data as *mut c_void) };
-                    }
-                    true
-                }),
-            )?;
-            Ok(())
+            push_call(stream, move || {
+                if let Some(function) = function {
+                    // SAFETY: the caller of cuLaunchHostFunc gave the function and its argument for this call.
+                    unsafe { function(data as *mut c_void) };
+                }
+            })
         }
         Node::Callback { function, stream: handle, data } => {
             let (function, handle, data) = (*function, *handle, *data);
-            push_host(
-                stream,
-                Box::new(move || {
-                    if let Some(function) = function {
-                        // SAFETY: as above, for cuStreamAddCallback; 0 is CUDA_SUCCESS.
-                        unsafe {
-                            function(
-                                handle as sys::CUstream,
-                                sys::CUresult::CUDA_SUCCESS,
-                                data as *mut c_void,
-                            );
-                        };
-                    }
-                    true
-                }),
-            )?;
-            Ok(())
+            push_call(stream, move || {
+                if let Some(function) = function {
+                    let success = sys::CUresult::CUDA_SUCCESS;
+                    // SAFETY: as above, for cuStreamAddCallback.
+                    unsafe { function(handle as sys::CUstream, success, data as *mut c_void) };
+                }
+            })
         }
         Node::Child(graph) => {
             let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
@@ -236,16 +221,21 @@ pub(crate) fn not_while_capturing() -> Answer {
     if hit { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
+/// Spoils the capture that a stream takes part in, and refuses.
+fn spoil(stream: &Stream, error: CUresult) -> Answer {
+    if let Some(capture) = lock(&stream.capture).as_ref() {
+        capture.session.invalid.store(true, Release);
+    }
+    Err(error)
+}
+
 /// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
 pub(crate) fn not_capturing(stream: &Stream) -> Answer {
     if ACTIVE.load(Acquire) == 0 {
         return Ok(());
     }
     if stream.capturing.load(Acquire) {
-        if let Some(capture) = lock(&stream.capture).as_ref() {
-            capture.session.invalid.store(true, Release);
-        }
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     legacy_not_implied(stream)
 }
@@ -255,10 +245,7 @@ pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
     if ACTIVE.load(Acquire) > 0 && stream.kind == StreamKind::Legacy {
         for other in lock(&stream.context.streams).iter() {
             if other.blocking() && other.capturing.load(Acquire) {
-                if let Some(capture) = lock(&other.capture).as_ref() {
-                    capture.session.invalid.store(true, Release);
-                }
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+                return spoil(other, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
             }
         }
     }
@@ -270,10 +257,7 @@ pub(crate) fn context_not_capturing(context: &Context) -> Answer {
     if ACTIVE.load(Acquire) > 0 {
         for stream in context.all_streams() {
             if stream.capturing.load(Acquire) {
-                if let Some(capture) = lock(&stream.capture).as_ref() {
-                    capture.session.invalid.store(true, Release);
-                }
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+                return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
             }
         }
     }

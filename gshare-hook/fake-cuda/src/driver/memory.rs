@@ -78,18 +78,8 @@ pub(crate) struct Registry {
 impl Arena {
     fn reserve(&mut self, bytes: u64) -> Result<(), CUresult> {
         let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
-        // SAFETY: a new anonymous mapping, not reserved and not touched.
-        let at = unsafe {
-            libc::mmap(
-                null_mut(),
-                size as usize + (2 << 20),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        refuse_if(at == libc::MAP_FAILED, OUT_OF_MEMORY)?;
+        // SAFETY: a new mapping, not reserved and not touched.
+        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
         // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
         unsafe {
             libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
@@ -144,10 +134,45 @@ impl Arena {
 }
 
 impl Alloc {
+    /// One whose addresses come from elsewhere.
+    fn new(address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Self {
+        Self {
+            address,
+            bytes,
+            span: 0,
+            what,
+            gpu,
+            ordinal,
+            context,
+            id: next_id(),
+            touched: false,
+            in_use: false,
+            backing: None,
+        }
+    }
+
     pub(crate) fn span(&self) -> u64 {
         self.span
     }
 }
+
+/// Maps private zero pages, at a place of the kernel's choice where `at` is 0.
+///
+/// # Safety
+/// With `MAP_FIXED`, nothing that is still used lies there.
+pub(crate) unsafe fn map_pages(
+    at: u64,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+) -> Result<*mut c_void, CUresult> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: by the contract; the result is checked.
+    let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(at) }
+}
+
+pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 fn span_of(bytes: u64) -> u64 {
     if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(4096) }
@@ -167,38 +192,14 @@ impl Registry {
         let mut inner = lock(&self.inner);
         let span = span_of(bytes);
         let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;
-        let alloc = Alloc {
-            address,
-            bytes,
-            span,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        };
+        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, gpu, ordinal, context) };
         inner.live.insert(address, alloc);
         Ok(address)
     }
 
     /// Notes a range whose addresses come from elsewhere.
     pub(crate) fn note(&self, address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) {
-        let alloc = Alloc {
-            address,
-            bytes,
-            span: 0,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        };
+        let alloc = Alloc::new(address, bytes, what, gpu, ordinal, context);
         lock(&self.inner).live.insert(address, alloc);
     }
 
@@ -212,17 +213,9 @@ impl Registry {
         if alloc.span > 0 {
             if alloc.backing.is_some() {
                 // Private zero pages again in the place of the shared file.
+                let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
                 // SAFETY: the span is ours and no longer in use.
-                unsafe {
-                    libc::mmap(
-                        address as *mut c_void,
-                        alloc.span as usize,
-                        libc::PROT_READ | libc::PROT_WRITE,
-                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                        -1,
-                        0,
-                    );
-                }
+                let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
             } else if alloc.touched && alloc.span >= 4096 {
                 let start = address.next_multiple_of(4096);
                 let end = (address + alloc.span) & !4095;
@@ -592,13 +585,7 @@ impl Fill {
         if driver.hosts_pending.load(Acquire) == 0 {
             self.apply();
         } else {
-            push_host(
-                stream,
-                Box::new(move || {
-                    self.apply();
-                    true
-                }),
-            )?;
+            push_call(stream, move || self.apply())?;
         }
         let bytes = self.bytes();
         push(stream, Work::Copy { engine: 0, bytes, ns: driver.profile().copy_ns(bytes, false) })?;
@@ -651,15 +638,7 @@ unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> An
     let context = current()?;
     refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
     not_while_capturing()?;
-    let at = libc::mmap(
-        null_mut(),
-        bytesize.next_multiple_of(4096),
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        -1,
-        0,
-    );
-    refuse_if(at == libc::MAP_FAILED, OUT_OF_MEMORY)?;
+    let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
     driver()?.memory.note(
         at as u64,
         bytesize as u64,

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::base::*;
 use super::graph::not_while_capturing;
-use super::memory::{Alloc, What};
+use super::memory::{Alloc, READ_WRITE, What};
 use super::stream::Event;
 use super::*;
 use crate::sim::{MAX_GPUS, MemKind};
@@ -48,6 +48,14 @@ pub(crate) struct Ticket {
 }
 
 const _: () = assert!(size_of::<Ticket>() == 64);
+
+impl Ticket {
+    /// For `bytes` of this process; `kind` is a [`MemKind`], or all ones for an event: its slot and flags in place of id and generation.
+    fn new(kind: u32, gpu: u32, bytes: u64, span: u64, Backing { id, generation, file }: Backing) -> Self {
+        let pid = std::process::id();
+        Self { magic: FILE_MAGIC, pid, file, id, generation, gpu, kind, bytes, span, pad: [0; 2] }
+    }
+}
 
 fn new_file(bytes: u64) -> Result<c_int, CUresult> {
     // SAFETY: a valid name; the result is checked.
@@ -194,6 +202,12 @@ fn heap_give(gpu: u32, at: u64, bytes: u64) {
 }
 
 impl Physical {
+    /// A new handle.
+    fn create(gpu: u32, ordinal: i32, bytes: u64, types: u32, place: Place) -> u64 {
+        let (handles, place) = (AtomicU32::new(1), Mutex::new(place));
+        Object::create(Self { gpu, ordinal, bytes, types, handles, place }).handle::<c_void>() as u64
+    }
+
     /// Gives it a file of its own, with a ticket behind the bytes.
     fn own_file(&self) -> Result<Backing, CUresult> {
         let driver = driver()?;
@@ -210,26 +224,16 @@ impl Physical {
         let (id, generation) = driver
             .device
             .with(|engine, _| engine.share(driver.process, self.gpu, MemKind::Vmm, self.bytes))?;
-        let ticket = Ticket {
-            magic: FILE_MAGIC,
-            pid: std::process::id(),
-            file,
-            id,
-            generation,
-            gpu: self.gpu,
-            kind: MemKind::Vmm as u32,
-            bytes: self.bytes,
-            span: self.bytes,
-            pad: [u64::from(self.types), 0],
-        };
+        let own = Backing { id, generation, file };
+        let mut ticket = Ticket::new(MemKind::Vmm as u32, self.gpu, self.bytes, self.bytes, own);
+        ticket.pad[0] = self.types.into();
         write_ticket(file, &ticket, self.bytes);
         for (at, (bytes, offset)) in &place.mapped {
-            map_file(*at, *bytes, file, *offset, libc::PROT_READ | libc::PROT_WRITE)?;
+            map_file(*at, *bytes, file, *offset, READ_WRITE)?;
         }
         heap_give(self.gpu, place.offset, self.bytes);
         place.file = file;
         place.offset = 0;
-        let own = Backing { id, generation, file };
         place.own = Some(own);
         Ok(own)
     }
@@ -292,9 +296,8 @@ entry!(cuMemCreate, |handle, size, prop, flags| {
     not_while_capturing()?;
     memory::charge(gpu, MemKind::Vmm, bytes)?;
     let (file, offset) = heap_take(gpu, bytes)?;
-    let place = Mutex::new(Place { file, offset, own: None, mapped: BTreeMap::new() });
-    let made = Object::create(Physical { gpu, ordinal, bytes, types, handles: AtomicU32::new(1), place });
-    put(handle, made.handle::<c_void>() as u64)
+    let place = Place { file, offset, own: None, mapped: BTreeMap::new() };
+    put(handle, Physical::create(gpu, ordinal, bytes, types, place))
 });
 
 entry!(cuMemRelease, |handle| {
@@ -333,29 +336,20 @@ entry!(cuMemAddressReserve, |ptr, size, alignment, addr, flags| {
             || flags != 0,
         INVALID_VALUE,
     )?;
-    let reserve = |hint: u64, bytes: usize| {
-        libc::mmap(
-            hint as *mut c_void,
-            bytes,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
+    let reserve =
+        |hint: u64, bytes: usize| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
     // The wish is granted where the range is free, else any range will do.
-    if addr != 0 && addr.is_multiple_of(align) {
-        let got = reserve(addr, size);
-        if got != libc::MAP_FAILED && got as u64 == addr {
+    if addr != 0
+        && addr.is_multiple_of(align)
+        && let Ok(got) = reserve(addr, size)
+    {
+        if got as u64 == addr {
             lock(&RESERVED).insert(addr, size as u64);
             return put(ptr, addr);
         }
-        if got != libc::MAP_FAILED {
-            libc::munmap(got, size);
-        }
+        libc::munmap(got, size);
     }
-    let got = reserve(0, size + align as usize);
-    refuse_if(got == libc::MAP_FAILED, OUT_OF_MEMORY)?;
+    let got = reserve(0, size + align as usize)?;
     let start = (got as u64).next_multiple_of(align);
     let (before, end) = (start - got as u64, got as u64 + size as u64 + align);
     if before > 0 {
@@ -402,7 +396,7 @@ entry!(cuMemMap, |ptr, size, offset, handle, flags| {
         INVALID_VALUE,
     )?;
     let mut place = lock(&physical.place);
-    map_file(ptr, bytes, place.file, place.offset + offset, libc::PROT_READ | libc::PROT_WRITE)?;
+    map_file(ptr, bytes, place.file, place.offset + offset, READ_WRITE)?;
     place.mapped.insert(ptr, (bytes, offset));
     mapped.insert(ptr, physical);
     driver.memory.note(ptr, bytes, What::Mapped(false), physical.gpu, physical.ordinal, 0);
@@ -432,14 +426,7 @@ entry!(cuMemUnmap, |ptr, size| {
     for (at, physical) in parts {
         let bytes = lock(&physical.place).mapped.remove(&at).map_or(0, |m| m.0);
         driver.memory.remove(at, |a| matches!(a.what, What::Mapped(_)));
-        libc::mmap(
-            at as *mut c_void,
-            bytes as usize,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            -1,
-            0,
-        );
+        let _ = memory::map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
         Physical::end_if_unused(physical)?;
     }
     Ok(())
@@ -502,34 +489,14 @@ entry!(cuMemImportFromShareableHandle, |handle, osHandle, shHandleType| {
     }
     let file = libc::fcntl(given, libc::F_DUPFD_CLOEXEC, 0);
     let own = Some(Backing { id: ticket.id, generation: ticket.generation, file });
-    let place = Mutex::new(Place { file, offset: 0, own, mapped: BTreeMap::new() });
-    let types = ticket.pad[0] as u32;
-    let made = Object::create(Physical {
-        gpu: ticket.gpu,
-        ordinal,
-        bytes,
-        types,
-        handles: AtomicU32::new(1),
-        place,
-    });
-    put(handle, made.handle::<c_void>() as u64)
+    let place = Place { file, offset: 0, own, mapped: BTreeMap::new() };
+    put(handle, Physical::create(ticket.gpu, ordinal, bytes, ticket.pad[0] as u32, place))
 });
 
 /// A file that stands for an exported pool: its ticket only.
 pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
     let file = new_file(4096)?;
-    let ticket = Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file,
-        id: u32::MAX,
-        generation: 0,
-        gpu,
-        kind: MemKind::Pool as u32,
-        bytes: 0,
-        span: 0,
-        pad: [0; 2],
-    };
+    let ticket = Ticket::new(MemKind::Pool as u32, gpu, 0, 0, Backing { id: u32::MAX, generation: 0, file });
     write_ticket(file, &ticket, 0);
     Ok(file)
 }
@@ -568,23 +535,12 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
             };
             let backing = Backing { id, generation, file };
             // Spans are whole pages.
-            map_file(alloc.address, span, file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+            map_file(alloc.address, span, file, 0, READ_WRITE)?;
             driver.memory.set_backing(alloc.address, backing);
             backing
         }
     };
-    Ok(Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file: backing.file,
-        id: backing.id,
-        generation: backing.generation,
-        gpu: alloc.gpu,
-        kind: kind as u32,
-        bytes: alloc.bytes,
-        span,
-        pad: [0; 2],
-    })
+    Ok(Ticket::new(kind as u32, alloc.gpu, alloc.bytes, span, backing))
 }
 
 /// Opened tickets: address -> (ticket, times opened).
@@ -609,8 +565,7 @@ pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
     if ticket.id != u32::MAX {
         driver.device.with(|engine, _| engine.join(driver.process, ticket.id, ticket.generation))?;
     }
-    let address =
-        map_file(0, ticket.span.next_multiple_of(4096), file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+    let address = map_file(0, ticket.span.next_multiple_of(4096), file, 0, READ_WRITE)?;
     // SAFETY: the mapping keeps the file.
     unsafe { libc::close(file) };
     driver.memory.note(address, ticket.bytes, What::Imported, ticket.gpu, ordinal, 0);
@@ -661,19 +616,8 @@ entry!(cuIpcGetEventHandle, |pHandle, event| {
     driver()?;
     let event = Object::<Event>::get(event)?;
     refuse_if(event.flags & 4 == 0, INVALID_HANDLE)?;
-    let ticket = Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file: -1,
-        id: event.slot,
-        generation: event.flags,
-        gpu: event.gpu(),
-        kind: u32::MAX,
-        bytes: 0,
-        span: 0,
-        pad: [0; 2],
-    };
-    put(pHandle.cast::<Ticket>(), ticket)
+    let slot = Backing { id: event.slot, generation: event.flags, file: -1 };
+    put(pHandle.cast::<Ticket>(), Ticket::new(u32::MAX, event.gpu(), 0, 0, slot))
 });
 
 entry!(cuIpcOpenEventHandle, |phEvent, handle| {

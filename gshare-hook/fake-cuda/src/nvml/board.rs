@@ -176,7 +176,7 @@ nvml! {
     fn nvmlDeviceGetTemperatureV (handle: Handle, temperature: *mut Temperature) {
         let (device, number) = gpu(handle)?;
         refuse_if(temperature.is_null() || (*temperature).sensor != 0, INVALID_ARGUMENT)?;
-        refuse_if((*temperature).version != size_of::<Temperature>() as c_uint | 1 << 24, VERSION_MISMATCH)?;
+        check_version(temperature, 1)?;
         (*temperature).celsius = sensors(device, number).celsius as c_int;
         Ok(())
     }

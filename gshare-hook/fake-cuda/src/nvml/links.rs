@@ -74,13 +74,11 @@ nvml! {
     fn nvmlDeviceGetPcieReplayCounter (handle: Handle, count: *mut c_uint) { gpu(handle)?; put(count, 0) }
     fn nvmlDeviceGetBusType (handle: Handle, kind: *mut c_uint) { gpu(handle)?; put(kind, 2) }
     fn nvmlDeviceGetPciInfoExt (handle: Handle, pci: *mut PciExt) {
-        const VERSION: c_uint = size_of::<PciExt>() as c_uint | 1 << 24;
         let (device, number) = gpu(handle)?;
-        refuse_if(pci.is_null(), INVALID_ARGUMENT)?;
-        refuse_if((*pci).version != VERSION, VERSION_MISMATCH)?;
+        check_version(pci, 1)?;
         let id = device.profile().board.pci_id;
         put(pci, PciExt {
-            version: VERSION,
+            version: (*pci).version,
             domain: 0,
             bus: number + 1,
             device: 0,
@@ -139,11 +137,9 @@ nvml! {
         put(state, [0; 3])
     }
     fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
-        const VERSION: c_uint = size_of::<ConfidentialComputing>() as c_uint | 1 << 24;
         device()?;
-        refuse_if(settings.is_null(), INVALID_ARGUMENT)?;
-        refuse_if((*settings).version != VERSION, VERSION_MISMATCH)?;
-        put(settings, ConfidentialComputing { version: VERSION, state: [0; 4] })
+        check_version(settings, 1)?;
+        put(settings, ConfidentialComputing { version: (*settings).version, state: [0; 4] })
     }
 }
 
