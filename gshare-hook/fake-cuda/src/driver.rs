@@ -49,14 +49,17 @@ macro_rules! entry {
 mod array;
 pub(crate) mod base;
 mod calls;
+mod capture;
 pub(crate) mod context;
-pub(crate) mod device;
+mod device;
+pub(crate) mod errors;
 mod graph;
 mod memory;
 mod module;
 mod stream;
 mod stream_ordered;
 mod symbols;
+pub(crate) mod visible;
 mod vmm;
 mod xfer;
 
@@ -120,4 +123,3 @@ pub(crate) mod exports {
 }
 pub(crate) use exports::POINTERS;
 use exports::{args, symbol};
-pub(crate) use symbols::error_name;

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use crate::driver::base::{driver, driver_version, refuse_if, release};
-use crate::driver::device::{gpu_uuid, pci_text, uuid_text};
+use crate::driver::visible::{gpu_uuid, pci_text, uuid_text};
 use crate::sim::device_file::{device_name, device_uuid};
 use crate::sim::{SimDevice, Truth};
 

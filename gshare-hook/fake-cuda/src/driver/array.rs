@@ -86,7 +86,7 @@ impl Shape {
 fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
     let context = current()?;
     let (pitch, bytes) = (shape.row()?, shape.bytes()?);
-    graph::not_while_capturing()?;
+    capture::not_while_capturing()?;
     let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
     Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
 }
@@ -156,7 +156,7 @@ impl Kind for Mipmapped {
 entry!(cuMipmappedArrayCreate, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
     let context = current()?;
     refuse_if(pHandle.is_null() || pMipmappedArrayDesc.is_null(), INVALID_VALUE)?;
-    graph::not_while_capturing()?;
+    capture::not_while_capturing()?;
     let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
     let shapes: Vec<Shape> = (0..numMipmapLevels.clamp(1, most)).map(|l| shape.at_level(l)).collect();

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::graph::{Capture, Node};
+use super::capture::Capture;
+use super::graph::Node;
 use super::*;
 use crate::sim::device_file::now_ns;
 use crate::sim::{SimDevice, SimError, Work};
@@ -158,7 +159,7 @@ fn open_device() -> Result<Driver, CUresult> {
         say(&e);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
     })?;
-    let visible = device::visible(&device);
+    let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
             "{} of {} {} visible, {}, {}",
@@ -447,7 +448,7 @@ pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> boo
         };
         let Some(stream) = stream.filter(|stream| stream.context.check().is_ok()) else { return false };
         let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
-        let captures = stream.capturing.load(Relaxed) || graph::any_capture();
+        let captures = stream.capturing.load(Relaxed) || capture::any_capture();
         if !idle || captures || !stream.context.live() || STATE.load(Relaxed) != READY {
             return false;
         }
@@ -782,7 +783,7 @@ pub(crate) fn drained(stream: &'static Object<Stream>) -> Result<bool, CUresult>
 /// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
 pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
     if stream.capturing.load(Acquire) {
-        return graph::capture_node(stream, node);
+        return capture::capture_node(stream, node);
     }
     graph::run_node(stream, &node)
 }

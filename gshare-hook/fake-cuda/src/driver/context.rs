@@ -223,25 +223,14 @@ entry!(cuCtxGetCacheConfig, |pconfig| {
     put(pconfig, 0)
 });
 
-entry!(cuCtxSetCacheConfig, |_| {
-    current()?;
-    Ok(())
-});
+entry!(cuCtxSetCacheConfig | cuCtxSetSharedMemConfig, |_| current().map(drop));
 
 entry!(cuCtxGetSharedMemConfig, |pConfig| {
     current()?;
     put(pConfig, 1)
 });
 
-entry!(cuCtxSetSharedMemConfig, |_| {
-    current()?;
-    Ok(())
-});
-
-entry!(cuCtxResetPersistingL2Cache, || {
-    current()?;
-    Ok(())
-});
+entry!(cuCtxResetPersistingL2Cache, || current().map(drop));
 
 /// Limits and their defaults: stack, printf, heap, nesting, pending launches, L2 granularity, persisting L2, …
 /// By number of `CUlimit`; those of 0 are the device's, see [`limit_of`].

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Acquire;
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied, not_while_capturing};
-use super::vmm::Backing;
+use super::capture::{legacy_not_implied, not_while_capturing};
+use super::graph::Node;
 use super::*;
 use crate::sim::{MAX_GPUS, MemKind, Work};
 
@@ -32,6 +32,14 @@ pub(crate) struct Alloc {
     in_use: bool,
     /// Set once its bytes lie in a file that other processes map.
     pub(crate) backing: Option<Backing>,
+}
+
+/// Bytes in a file that several processes map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backing {
+    pub(crate) id: u32,
+    pub(crate) generation: u32,
+    pub(crate) file: c_int,
 }
 
 /// The kind of an address range.
@@ -511,8 +519,9 @@ unsafe fn zero(at: usize, length: usize) {
     }
 }
 
-/// A memset: rows of equal elements.
+/// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
@@ -522,6 +531,8 @@ pub(crate) struct Fill {
     pub(crate) width: u64,
     pub(crate) height: u64,
 }
+
+const _: () = assert!(size_of::<Fill>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS_v1>());
 
 impl Fill {
     fn bytes(&self) -> u64 {
@@ -750,8 +761,7 @@ unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<O
     Ok(Some(()))
 }
 
-entry!(cuPointerGetAttribute, |data, attribute, ptr| self::attribute(data, attribute, ptr)?
-    .ok_or(INVALID_VALUE));
+entry!(cuPointerGetAttribute, |data, kind, ptr| attribute(data, kind, ptr)?.ok_or(INVALID_VALUE));
 
 // Unknown pointers are no error here: their attributes are 0.
 entry!(cuPointerGetAttributes, |numAttributes, attributes, data, ptr| {

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
+use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied};
+use super::capture::legacy_not_implied;
+use super::graph::Node;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
@@ -182,11 +184,7 @@ entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, para
     if launch_free(flavor, f, ok, hStream) {
         return Ok(());
     }
-    caught(|| {
-        let grid = [gx, gy, gz];
-        let block = [bx, by, bz];
-        launch(flavor, f, grid, block, shared, hStream, params, extra, false)
-    })
+    caught(|| launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, extra, false))
 });
 
 #[cold]
@@ -207,16 +205,8 @@ unsafe fn launch(
     let function = Object::<Function>::get(f)?;
     let stream = stream(flavor, hStream)?;
     let first = first_argument(function, params, extra);
-    let launch = Launch {
-        function,
-        grid,
-        block,
-        shared,
-        first,
-        params: params as usize,
-        extra: extra as usize,
-        cooperative,
-    };
+    let (params, extra) = (params as usize, extra as usize);
+    let launch = Launch { function, grid, block, shared, first, params, extra, cooperative };
     launch.check()?;
     legacy_not_implied(stream)?;
     submit(stream, Node::Kernel(launch))
@@ -242,21 +232,9 @@ entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
     launch(flavor, f, grid, block, c.sharedMemBytes, c.hStream, kernelParams, extra, cooperative)
 });
 
-entry!(cuLaunchCooperativeKernel, |flavor,
-                                   f,
-                                   gridDimX,
-                                   gridDimY,
-                                   gridDimZ,
-                                   blockDimX,
-                                   blockDimY,
-                                   blockDimZ,
-                                   sharedMemBytes,
-                                   hStream,
-                                   kernelParams| {
-    let grid = [gridDimX, gridDimY, gridDimZ];
-    let block = [blockDimX, blockDimY, blockDimZ];
+entry!(cuLaunchCooperativeKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params| {
     calls::launch();
-    launch(flavor, f, grid, block, sharedMemBytes, hStream, kernelParams, std::ptr::null_mut(), true)
+    launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, null_mut(), true)
 });
 
 entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
@@ -267,18 +245,8 @@ entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
         refuse_if(p.hStream as usize <= 2, INVALID_HANDLE)?;
         let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
         let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
-        let none = std::ptr::null_mut();
-        launch(
-            Flavor::Legacy,
-            p.function,
-            grid,
-            block,
-            p.sharedMemBytes,
-            p.hStream,
-            p.kernelParams,
-            none,
-            true,
-        )?;
+        let (flavor, none) = (Flavor::Legacy, null_mut());
+        launch(flavor, p.function, grid, block, p.sharedMemBytes, p.hStream, p.kernelParams, none, true)?;
     }
     Ok(())
 });
@@ -293,29 +261,20 @@ entry!(cuFuncSetBlockShape, |hfunc, x, y, z| {
 unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, hStream: sys::CUstream) -> Answer {
     let block = *lock(&Object::<Function>::get(f)?.block);
     refuse_if(width <= 0 || height <= 0, INVALID_VALUE)?;
-    let none = std::ptr::null_mut();
+    let none = null_mut();
     calls::launch();
     launch(Flavor::Legacy, f, [width as u32, height as u32, 1], block, 0, hStream, none, none, false)
 }
 
-entry!(cuLaunch, |f| launch_old(f, 1, 1, std::ptr::null_mut()));
-
-entry!(cuLaunchGrid, |f, grid_width, grid_height| {
-    launch_old(f, grid_width, grid_height, std::ptr::null_mut())
-});
+entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
+entry!(cuLaunchGrid, |f, grid_width, grid_height| launch_old(f, grid_width, grid_height, null_mut()));
 
 entry!(cuLaunchGridAsync, |f, grid_width, grid_height, hStream| {
     launch_old(f, grid_width, grid_height, hStream)
 });
 
-entry!(cuFuncSetSharedSize, |hfunc, _| {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-});
-
-entry!(cuParamSetSize, |hfunc, _| {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
+entry!(cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig, |hfunc, _| {
+    Object::<Function>::get(hfunc).map(drop)
 });
 
 // --- Loading ---------------------------------------------------------------------------------------
@@ -522,10 +481,7 @@ entry!(cuFuncIsLoaded, |state, function| {
     put(state, 1)
 });
 
-entry!(cuFuncLoad, |function| {
-    Object::<Function>::get(function)?;
-    Ok(())
-});
+entry!(cuFuncLoad, |function| Object::<Function>::get(function).map(drop));
 
 fn attribute(function: &Function, attrib: u32) -> Result<i32, CUresult> {
     let driver = driver()?;
@@ -583,16 +539,6 @@ entry!(cuKernelGetAttribute, |pi, attrib, kernel, dev| {
 entry!(cuKernelSetAttribute, |attrib, val, kernel, dev| {
     driver()?.gpu(dev)?;
     set_attribute(Object::<Function>::get(kernel)?, attrib, val)
-});
-
-entry!(cuFuncSetCacheConfig, |hfunc, _| {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-});
-
-entry!(cuFuncSetSharedMemConfig, |hfunc, _| {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
 });
 
 entry!(cuKernelSetCacheConfig, |kernel, _, dev| {

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use super::base::*;
-use super::graph::{
-    GraphNode, Node, Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing,
-    not_while_capturing,
+use super::capture::{
+    Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
 };
+use super::graph::{GraphNode, Node};
 use super::*;
 use crate::sim::Work;
 use crate::sim::device_file::{now_ns, sleep_until};
@@ -123,10 +123,7 @@ entry!(cuStreamSetAttribute, |flavor, hStream, _, param| {
     if param.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
 });
 
-entry!(cuStreamAttachMemAsync, |flavor, hStream, _, _, _| {
-    stream(flavor, hStream)?;
-    Ok(())
-});
+entry!(cuStreamAttachMemAsync, |flavor, hStream, _, _, _| stream(flavor, hStream).map(drop));
 
 // --- Events ----------------------------------------------------------------------------------------
 
@@ -293,7 +290,7 @@ unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, f
     if stream.capturing.load(Acquire) {
         if flags == 1 {
             // An external record is a node of the graph.
-            return graph::add_captured(stream, Node::Record(event));
+            return capture::add_captured(stream, Node::Record(event));
         }
         submit(stream, Node::Record(event))?;
         event.is_captured.store(true, Release);
@@ -359,7 +356,7 @@ entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
     legacy_not_implied(stream)?;
     calls::event();
     if Flags == 1 && stream.capturing.load(Acquire) {
-        return graph::add_captured(stream, Node::Wait(event));
+        return capture::add_captured(stream, Node::Wait(event));
     }
     if event.is_captured.load(Acquire) && join_capture(stream, event)? {
         return Ok(());

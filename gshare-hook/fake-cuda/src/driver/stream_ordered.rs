@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied};
+use super::capture::legacy_not_implied;
+use super::graph::Node;
 use super::memory::{Alloc, What};
 use super::*;
 use crate::sim::MemKind;

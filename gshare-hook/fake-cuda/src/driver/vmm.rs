@@ -11,21 +11,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::base::*;
-use super::graph::not_while_capturing;
-use super::memory::{Alloc, READ_WRITE, What};
+use super::capture::not_while_capturing;
+use super::memory::{Alloc, Backing, READ_WRITE, What};
 use super::stream::Event;
 use super::*;
 use crate::sim::{MAX_GPUS, MemKind};
 
 const GRANULARITY: u64 = 2 << 20;
-
-/// Bytes in a file that several processes map.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backing {
-    pub(crate) id: u32,
-    pub(crate) generation: u32,
-    pub(crate) file: c_int,
-}
 
 // --- Files -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::array::Array;
 use super::base::*;
-use super::graph::{Node, legacy_not_implied, not_while_capturing};
+use super::capture::{legacy_not_implied, not_while_capturing};
+use super::graph::Node;
 use super::memory::{check_range, on_device};
 use super::*;
 use crate::sim::Work;
