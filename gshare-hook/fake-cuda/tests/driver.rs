@@ -822,6 +822,13 @@ fn names_without_a_function_say_not_supported() {
     });
 }
 
+/// Nothing but this number shows that a name has lost its function: the library exports it all the same.
+#[test]
+fn as_many_names_have_a_function_as_before() {
+    let served = |symbol: &&gshare_cuda_abi::Symbol| fake_cuda::driver::is_served(symbol.name);
+    assert_eq!(gshare_cuda_abi::SYMBOLS.iter().filter(served).count(), 471);
+}
+
 /// A program that launches short kernels keeps the device waiting: between two events lies the time of the calls.
 #[test]
 fn calls_take_their_time_before_their_work_starts() {

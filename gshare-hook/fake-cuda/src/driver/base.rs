@@ -14,7 +14,6 @@ use crate::sim::device_file::now_ns;
 use crate::sim::{SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
 
-pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 pub(crate) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
@@ -81,7 +80,6 @@ pub(crate) struct Driver {
     pub(crate) primaries: Vec<Primary>,
     pub(crate) percent: f64,
     pub(crate) memory: memory::Registry,
-    pub(crate) pools: Vec<stream_ordered::DevicePools>,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
@@ -175,7 +173,6 @@ fn open_device() -> Result<Driver, CUresult> {
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
     let primaries = visible.iter().map(|_| Primary::default()).collect();
-    let pools = visible.iter().map(|_| stream_ordered::DevicePools::default()).collect();
     let memory = memory::Registry::default();
     Ok(Driver {
         device,
@@ -184,7 +181,6 @@ fn open_device() -> Result<Driver, CUresult> {
         primaries,
         percent,
         memory,
-        pools,
         hosts: Mutex::default(),
         hosts_more: Condvar::new(),
         hosts_pending: AtomicU64::new(0),

@@ -650,14 +650,8 @@ unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> An
     refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
     not_while_capturing()?;
     let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
-    driver()?.memory.note(
-        at as u64,
-        bytesize as u64,
-        What::Host(flags),
-        context.gpu,
-        context.ordinal,
-        context.id,
-    );
+    let (registry, c) = (&driver()?.memory, context);
+    registry.note(at as u64, bytesize as u64, What::Host(flags), c.gpu, c.ordinal, c.id);
     put(pp, at)
 }
 
@@ -678,16 +672,9 @@ entry!(cuMemFreeHost, |p| {
 entry!(cuMemHostRegister_v2 | cuMemHostRegister, |p, bytesize, Flags| {
     let context = current()?;
     refuse_if(p.is_null() || bytesize == 0, INVALID_VALUE)?;
-    let driver = driver()?;
-    refuse_if(driver.memory.find(p as u64).is_some(), CUresult(712))?;
-    driver.memory.note(
-        p as u64,
-        bytesize as u64,
-        What::Registered(Flags),
-        context.gpu,
-        context.ordinal,
-        context.id,
-    );
+    let (registry, c) = (&driver()?.memory, context);
+    refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
+    registry.note(p as u64, bytesize as u64, What::Registered(Flags), c.gpu, c.ordinal, c.id);
     Ok(())
 });
 
@@ -714,73 +701,69 @@ entry!(cuMemHostGetFlags, |pFlags, p| {
 // --- What a pointer is -----------------------------------------------------------------------------
 
 /// One attribute; `Ok(None)`: the pointer is not known to the driver.
-unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<Option<()>, CUresult> {
-    refuse_if(data.is_null(), INVALID_VALUE)?;
+fn attribute(kind: u32, address: u64) -> Result<Option<u64>, CUresult> {
     let driver = driver()?;
-    let Some(alloc) = driver.memory.find(address) else {
-        return Ok(None);
-    };
+    let Some(alloc) = driver.memory.find(address) else { return Ok(None) };
     let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
     let managed = alloc.what == What::Charged(MemKind::Managed);
-    match attribute {
+    Ok(Some(match kind {
         1 => {
-            let current = current_opt().filter(|c| c.id == alloc.context);
-            let primary = lock(&driver.primaries[alloc.ordinal as usize].state)
-                .context
-                .filter(|c| c.id == alloc.context);
-            let context = current.or(primary).map_or(null_mut::<c_void>(), Object::handle);
-            data.cast::<*mut c_void>().write_unaligned(context);
+            let primary = lock(&driver.primaries[alloc.ordinal as usize].state).context;
+            let its = |context: &&'static Object<Context>| context.id == alloc.context;
+            let context = current_opt().filter(its).or(primary.filter(its));
+            context.map_or(null_mut::<c_void>(), Object::handle) as u64
         }
-        2 => data.cast::<u32>().write_unaligned(if host { 1 } else { 2 }),
-        3 => data.cast::<u64>().write_unaligned(address),
-        4 => data.cast::<u64>().write_unaligned(if host || managed {
-            address
-        } else {
-            return Err(INVALID_VALUE);
-        }),
-        6 => data.cast::<u32>().write_unaligned(0),
-        7 => data.cast::<u64>().write_unaligned(alloc.id),
-        8 => data.cast::<u32>().write_unaligned(u32::from(managed)),
-        9 => data.cast::<i32>().write_unaligned(alloc.ordinal),
-        10 => data.cast::<u32>().write_unaligned(u32::from(alloc.what == What::Charged(MemKind::Plain))),
-        11 => data.cast::<u64>().write_unaligned(alloc.address),
-        12 => data.cast::<usize>().write_unaligned(alloc.bytes as usize),
-        13 => data.cast::<u32>().write_unaligned(1),
-        14 => data.cast::<u64>().write_unaligned(0),
-        15 => data.cast::<u32>().write_unaligned(0),
-        16 => data.cast::<u64>().write_unaligned(3),
+        2 => {
+            if host {
+                1
+            } else {
+                2
+            }
+        }
+        3 => address,
+        4 if host || managed => address,
+        7 => alloc.id,
+        8 => managed.into(),
+        9 => alloc.ordinal as u64,
+        10 => (alloc.what == What::Charged(MemKind::Plain)).into(),
+        11 => alloc.address,
+        12 => alloc.bytes,
+        13 => 1,
+        16 => 3,
         17 => {
-            let pool = if let What::Pooled(pool) = alloc.what { pool } else { 0 };
-            data.cast::<u64>().write_unaligned(pool);
+            if let What::Pooled(pool) = alloc.what {
+                pool
+            } else {
+                0
+            }
         }
-        18 => data.cast::<usize>().write_unaligned(0),
-        19 => data.cast::<u64>().write_unaligned(0),
-        20 | 21 => data.cast::<u32>().write_unaligned(0),
+        6 | 14 | 15 | 18..=21 => 0,
         _ => return Err(INVALID_VALUE),
-    }
-    Ok(Some(()))
+    }))
 }
 
-entry!(cuPointerGetAttribute, |data, kind, ptr| attribute(data, kind, ptr)?.ok_or(INVALID_VALUE));
+/// Writes an attribute, in 8 bytes or in 4.
+unsafe fn put_attribute(to: *mut c_void, kind: u32, value: u64) {
+    match kind {
+        1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=19 => to.cast::<u64>().write_unaligned(value),
+        _ => to.cast::<u32>().write_unaligned(value as u32),
+    }
+}
 
-// Unknown pointers are no error here: their attributes are 0.
-entry!(cuPointerGetAttributes, |numAttributes, attributes, data, ptr| {
+entry!(cuPointerGetAttribute, |data, kind, ptr| {
+    refuse_if(data.is_null(), INVALID_VALUE)?;
+    put_attribute(data, kind, attribute(kind, ptr)?.ok_or(INVALID_VALUE)?);
+    Ok(())
+});
+
+// Unknown pointers are no error here: their attributes are 0, and their device is -2.
+entry!(cuPointerGetAttributes, |count, kinds, data, ptr| {
     driver()?;
-    refuse_if(attributes.is_null() || data.is_null() || numAttributes == 0, INVALID_VALUE)?;
-    for i in 0..numAttributes as usize {
-        let (kind, to) = (*attributes.add(i), *data.add(i));
-        if attribute(to, kind, ptr).is_ok_and(|known| known.is_some()) {
-            continue;
-        }
-        let width = match kind {
-            1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=19 => 8,
-            9 => {
-                to.cast::<i32>().write_unaligned(-2);
-                continue;
-            }
-            _ => 4,
-        };
-        std::ptr::write_bytes(to.cast::<u8>(), 0, width);
+    refuse_if(kinds.is_null() || data.is_null() || count == 0, INVALID_VALUE)?;
+    for i in 0..count as usize {
+        let kind = *kinds.add(i);
+        let unknown = if kind == 9 { -2_i32 as u64 } else { 0 };
+        put_attribute(*data.add(i), kind, attribute(kind, ptr).ok().flatten().unwrap_or(unknown));
     }
     Ok(())
 });

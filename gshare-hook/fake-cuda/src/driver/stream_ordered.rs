@@ -196,10 +196,16 @@ impl Pool {
     }
 }
 
+/// The pools of the process's devices, by ordinal.
+fn all_pools() -> Result<&'static [DevicePools], CUresult> {
+    static POOLS: OnceLock<Vec<DevicePools>> = OnceLock::new();
+    let visible = &driver()?.visible;
+    Ok(POOLS.get_or_init(|| visible.iter().map(|_| DevicePools::default()).collect()))
+}
+
 fn pools(ordinal: i32) -> Result<&'static DevicePools, CUresult> {
-    let driver = driver()?;
-    driver.gpu(ordinal)?;
-    driver.pools.get(ordinal as usize).ok_or(INVALID_DEVICE)
+    driver()?.gpu(ordinal)?;
+    all_pools()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
 }
 
 fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
@@ -228,7 +234,7 @@ fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
 /// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
 pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
     let mut given = 0;
-    for of_device in &driver()?.pools {
+    for of_device in all_pools()? {
         let all: Vec<_> = lock(&of_device.all).clone();
         for pool in all.into_iter().filter(|p| p.gpu == gpu) {
             given += pool.trim(0)?;
