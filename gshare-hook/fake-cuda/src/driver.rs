@@ -73,7 +73,7 @@ unsafe impl Sync for Pointer {}
 /// The answer of a function: `?` leaves with the driver's error.
 pub(crate) type Answer = Result<(), CUresult>;
 
-/// What every name of the table does that has no `entry!`: that one's constant and function come before a trait's.
+/// The answer of a name without an `entry!`, which would come first: a type's own constant and function hide a trait's.
 trait Unserved {
     const SERVED: bool = false;
 
@@ -91,6 +91,7 @@ fn caught(f: impl FnOnce() -> Answer) -> Answer {
     result.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN))
 }
 
+/// The result that C callers get.
 #[inline]
 fn code(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
