@@ -103,7 +103,7 @@ pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
     code(caught(f))
 }
 
-/// Whether an exported name does more than answer "not supported".
+/// Tells if an exported name does more than answer "not supported".
 pub fn is_served(exported: &str) -> bool {
     gshare_cuda_abi::by_name(exported).is_some_and(|symbol| exports::SERVED[symbol.index])
 }

@@ -34,7 +34,7 @@ pub(crate) struct Capture {
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 
-/// Whether any stream of the process captures.
+/// Tells if any stream of the process captures.
 #[inline]
 pub(crate) fn any_capture() -> bool {
     ACTIVE.load(Acquire) > 0

@@ -30,7 +30,7 @@ entry!(cuDeviceGetUuid, |uuid, dev| {
     put(uuid.cast::<[u8; 16]>(), gpu_uuid(&driver.device, gpu))
 });
 
-// Of the MIG device, where version 1 gives its GPU's.
+// The MIG device's own, where version 1 gives that of its GPU.
 entry!(cuDeviceGetUuid_v2, |uuid, dev| {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
