@@ -1,10 +1,11 @@
 //! Writes the exports: one C function per name of the driver's table.
 //!
-//! A name for which `src/driver/` has a function `unsafe fn NAME` calls it; where the table has a per-thread variant too
-//! (`_ptsz`, `_ptds`), the function takes a `Flavor` first and serves both. Every other name answers
-//! `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are the table's.
+//! Each name is a type in `symbol`, and `args` says what it is called with; where the table has a per-thread variant too
+//! (`_ptsz`, `_ptds`), a `Flavor` comes first and one type serves both. `entry!` in `src/driver.rs` gives a type its function;
+//! every other name answers `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are
+//! the table's.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
@@ -63,98 +64,74 @@ const HANDLES: [&str; 14] = [
     "CUuserObject",
 ];
 
+/// An exported name without the ending of a per-thread variant, and whether it had one.
+fn stem(name: &str) -> (&str, bool) {
+    let stem = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
+    (stem.unwrap_or(name), stem.is_some())
+}
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=src/driver");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its own table of functions must hold its own functions, also under a preloaded library that exports the same names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    let in_macro = [
-        "cuMemcpy",
-        "cuMemcpyAsync",
-        "cuMemcpyHtoD_v2",
-        "cuMemcpyHtoDAsync_v2",
-        "cuMemcpyDtoH_v2",
-        "cuMemcpyDtoHAsync_v2",
-        "cuMemcpyDtoD_v2",
-        "cuMemcpyDtoDAsync_v2",
-        "cuMemsetD8_v2",
-        "cuMemsetD8Async",
-        "cuMemsetD2D8_v2",
-        "cuMemsetD2D8Async",
-        "cuMemsetD16_v2",
-        "cuMemsetD16Async",
-        "cuMemsetD2D16_v2",
-        "cuMemsetD2D16Async",
-        "cuMemsetD32_v2",
-        "cuMemsetD32Async",
-        "cuMemsetD2D32_v2",
-        "cuMemsetD2D32Async",
-    ];
-    let mut written = BTreeSet::new();
-    for entry in fs::read_dir("src/driver").expect("src/driver is part of the package") {
-        let text = fs::read_to_string(entry.expect("readable").path()).expect("readable");
-        // Functions, and the names that the macros for families of functions are given.
-        for word in text.split(|c: char| !c.is_alphanumeric() && c != '_') {
-            if in_macro.contains(&word) {
-                written.insert(word.to_owned());
-            }
-        }
-        for line in text.lines() {
-            if let Some(rest) = line.trim_start().strip_prefix("pub(super) unsafe fn cu") {
-                let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                written.insert(format!("cu{name}"));
-            }
-        }
+    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.rs");
+    // A new file: build folders may be hard links to another checkout's.
+    let _ = fs::remove_file(&path);
+    fs::write(path, exports().expect("writes to a string")).expect("OUT_DIR is writable");
+}
+
+fn exports() -> Result<String, std::fmt::Error> {
+    // Stem -> whether it has a per-thread variant.
+    let mut flavored: BTreeMap<&str, bool> = BTreeMap::new();
+    for (name, _) in ROWS {
+        let (stem, per_thread) = stem(name);
+        *flavored.entry(stem).or_default() |= per_thread;
     }
-    let mut out = String::new();
-    let mut pointers = String::new();
-    let mut used = BTreeSet::new();
-    let names: BTreeSet<&str> = ROWS.iter().map(|(name, _)| *name).collect();
+    let (mut symbols, mut types, mut functions) = (String::new(), String::new(), String::new());
+    let (mut pointers, mut served) = (String::new(), String::new());
     for (name, args) in ROWS {
-        let stem = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
-        let per_thread = stem.is_some();
-        let stem = stem.unwrap_or(name);
-        let flavored = names.contains(format!("{stem}_ptsz").as_str())
-            || names.contains(format!("{stem}_ptds").as_str());
+        let (stem, per_thread) = stem(name);
         let params: Vec<String> = args.iter().map(|(arg, ty)| format!("{arg}: {ty}")).collect();
-        let mut values: Vec<String> = args.iter().map(|(arg, _)| (*arg).to_owned()).collect();
-        if flavored {
-            values.insert(0, format!("Flavor::{}", if per_thread { "PerThread" } else { "Legacy" }));
+        let mut values: Vec<&str> = args.iter().map(|(arg, _)| *arg).collect();
+        let mut kinds: Vec<&str> = args.iter().map(|(_, ty)| *ty).collect();
+        if flavored[stem] {
+            values.insert(0, if per_thread { "Flavor::PerThread" } else { "Flavor::Legacy" });
+            kinds.insert(0, "Flavor");
         }
-        let body = if !written.contains(stem) {
-            values.clear();
-            "CUresult::CUDA_ERROR_NOT_SUPPORTED".to_owned()
-        } else {
-            used.insert(stem.to_owned());
-            let call = format!("imp::{stem}({})", values.join(", "));
-            if UNGUARDED.contains(&stem) { call } else { format!("guard(|| {call})") }
-        };
-        let params = params.join(", ");
+        if !per_thread {
+            writeln!(symbols, "pub(crate) struct {name};")?;
+            let kinds: String = kinds.iter().map(|kind| format!("{kind},")).collect();
+            writeln!(types, "pub(crate) type {name} = ({kinds});")?;
+        }
+        let values: String = values.iter().map(|value| format!("{value},")).collect();
+        let call = format!("symbol::{stem}::call(({values}))");
         let shown: Vec<_> = args.iter().map(|(arg, ty)| format!("(\"{arg}\", {})", shown(arg, ty))).collect();
         let trace = format!("crate::call_trace::call(\"{name}\", returned.0, &[{}])", shown.join(", "));
         let body = if UNGUARDED.contains(&stem) {
             // Two copies: after a call, its arguments would have to be kept.
             format!(
-                "if crate::call_trace::calls() {{ let returned = {body}; {trace}; return returned; }} {body}"
+                "if crate::call_trace::calls() {{ let returned = code({call}); {trace}; return returned; }} code({call})"
             )
         } else {
-            format!("let returned = {body}; if crate::call_trace::calls() {{ {trace}; }} returned")
+            format!("let returned = guard(|| {call}); if crate::call_trace::calls() {{ {trace}; }} returned")
         };
+        let params = params.join(", ");
         writeln!(
-            out,
+            functions,
             "#[unsafe(no_mangle)] pub unsafe extern \"C\" fn {name}({params}) -> CUresult {{ {body} }}"
-        )
-        .expect("writes to a string");
-        writeln!(pointers, "Pointer({name} as *const ()),").expect("writes to a string");
+        )?;
+        writeln!(pointers, "Pointer({name} as *const ()),")?;
+        writeln!(served, "symbol::{stem}::SERVED,")?;
     }
-    let unknown: Vec<_> = written.difference(&used).collect();
-    assert!(unknown.is_empty(), "written but not in the table: {unknown:?}");
-    writeln!(out, "pub(crate) static POINTERS: [Pointer; {}] = [\n{pointers}];", ROWS.len())
-        .expect("writes to a string");
-    writeln!(out, "/// Driver functions that do more than answer \"not supported\".\npub const IMPLEMENTED: &[&str] = &{:?};", used.iter().collect::<Vec<_>>()).expect("writes to a string");
-    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.rs");
-    // A new file: build folders may be hard links to another checkout's.
-    let _ = fs::remove_file(&path);
-    fs::write(path, out).expect("OUT_DIR is writable");
+    let count = ROWS.len();
+    Ok(format!(
+        "pub(crate) mod symbol {{\n{symbols}}}\n\
+         #[allow(dead_code)] // those of names without a function\n\
+         pub(crate) mod args {{\nuse super::*;\n{types}}}\n\
+         {functions}\
+         pub(crate) static POINTERS: [Pointer; {count}] = [\n{pointers}];\n\
+         /// Which rows of the table have a function.\n\
+         pub(super) static SERVED: [bool; {count}] = [\n{served}];\n"
+    ))
 }

@@ -31,6 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+use crate::driver::errors::error_name;
 use crate::sim::device_file::now_ns;
 
 const CALLS: u8 = 1;
@@ -174,7 +175,7 @@ pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value)
             // SAFETY: by this function's contract.
             let _ = unsafe { value.show(result == 0, &mut line) };
         }
-        let _ = write!(line, ") = {result} {}", crate::driver::error_name(result));
+        let _ = write!(line, ") = {result} {}", error_name(result));
         event(&line);
     }));
 }
@@ -233,7 +234,7 @@ pub(crate) fn slot(table: &str, slot: usize) {
 }
 
 /// An image whose names cannot be read.
-pub(crate) fn image(error: &crate::image::ImageError) {
+pub(crate) fn image(error: &dyn std::fmt::Display) {
     if is_on(TABLES) {
         event(&format!("image NOT READ, every name is accepted: {error}"));
     }

@@ -1,8 +1,8 @@
 //! The driver API over the simulated device: one file per kind of object, functions named as in the driver.
 //!
-//! `build.rs` exports every name of the driver's table. A function here named `cuX` is what the export `cuX` runs; where
-//! a per-thread variant exists the function takes a [`Flavor`] first and serves both. Names without a function
-//! answer `CUDA_ERROR_NOT_SUPPORTED`.
+//! `build.rs` exports every name of the driver's table, and `entry!` gives a name its function: names and arguments, without
+//! their types, which are the table's. Where a per-thread variant exists the function takes a [`Flavor`] first and serves both.
+//! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
 //! while, so that a stale handle is an error and not a crash.
@@ -18,34 +18,50 @@
 pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
+/// Writes what one or several exported names of the driver do: `entry!(cuA | cuA_v2, |argument, _, argument| body)`.
+///
+/// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types; the body is that of a function that gives an
+/// [`Answer`]. A name outside the table and a name with two functions do not compile.
+macro_rules! entry {
+    ($name:ident | $($more:ident)|+, $($function:tt)*) => {
+        entry!($name, $($function)*);
+        entry!($($more)|+, $($function)*);
+    };
+    ($name:ident, || $body:expr) => {
+        entry!(@ $name, () $body);
+    };
+    ($name:ident, |$($arg:tt),*| $body:expr) => {
+        entry!(@ $name, ($($arg,)*) $body);
+    };
+    (@ $name:ident, $args:tt $body:expr) => {
+        impl symbol::$name {
+            pub(in crate::driver) const SERVED: bool = true;
+
+            // The export is all that calls it.
+            #[inline(always)]
+            pub(in crate::driver) unsafe fn call($args: args::$name) -> Answer {
+                $body
+            }
+        }
+    };
+}
+
 mod array;
 pub(crate) mod base;
 mod calls;
+mod capture;
 pub(crate) mod context;
-pub(crate) mod device;
+mod device;
+pub(crate) mod errors;
 mod graph;
 mod memory;
 mod module;
 mod stream;
 mod stream_ordered;
 mod symbols;
+pub(crate) mod visible;
 mod vmm;
 mod xfer;
-
-/// The functions by name.
-mod imp {
-    pub(super) use super::array::*;
-    pub(super) use super::context::*;
-    pub(super) use super::device::*;
-    pub(super) use super::graph::*;
-    pub(super) use super::memory::*;
-    pub(super) use super::module::*;
-    pub(super) use super::stream::*;
-    pub(super) use super::stream_ordered::*;
-    pub(super) use super::symbols::*;
-    pub(super) use super::vmm::*;
-    pub(super) use super::xfer::*;
-}
 
 /// Address of an exported function.
 #[derive(Clone, Copy)]
@@ -57,18 +73,44 @@ unsafe impl Sync for Pointer {}
 /// The answer of a function: `?` leaves with the driver's error.
 pub(crate) type Answer = Result<(), CUresult>;
 
-/// Turns an answer into a result, and a panic into `CUDA_ERROR_UNKNOWN`: none crosses into C.
+/// The answer of a name without an `entry!`, which would come first: a type's own constant and function hide a trait's.
+trait Unserved {
+    const SERVED: bool = false;
+
+    unsafe fn call<A>(_: A) -> Answer {
+        Err(base::NOT_SUPPORTED)
+    }
+}
+
+impl<T> Unserved for T {}
+
+/// Turns a panic into `CUDA_ERROR_UNKNOWN`: none crosses into C.
+#[inline]
+fn caught(f: impl FnOnce() -> Answer) -> Answer {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+    result.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN))
+}
+
+/// The result that C callers get.
+#[inline]
+fn code(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// Turns an answer into a result, and a panic into `CUDA_ERROR_UNKNOWN`.
 #[inline]
 pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
-        Ok(Ok(())) => CUresult::CUDA_SUCCESS,
-        Ok(Err(error)) => error,
-        Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
-    }
+    code(caught(f))
+}
+
+/// Tells if an exported name does more than answer "not supported".
+pub fn is_served(exported: &str) -> bool {
+    gshare_cuda_abi::by_name(exported).is_some_and(|symbol| exports::SERVED[symbol.index])
 }
 
 #[allow(
     missing_docs,
+    non_camel_case_types,
     non_snake_case,
     unused_imports,
     unused_variables,
@@ -80,6 +122,5 @@ pub(crate) mod exports {
     use crate::call_trace::Value;
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
-pub use exports::IMPLEMENTED;
 pub(crate) use exports::POINTERS;
-pub(crate) use symbols::error_name;
+use exports::{args, symbol};

@@ -59,7 +59,7 @@
 //!
 //! Kernels take time but compute nothing. Every name of the driver's table is exported whatever the version;
 //! `cuGetProcAddress` keeps to the version. Names without a function here answer `CUDA_ERROR_NOT_SUPPORTED`
-//! ([`driver::IMPLEMENTED`] lists the others). Device names carry "(simulated)".
+//! ([`driver::is_served`] tells). Device names carry "(simulated)".
 //!
 //! - NVIDIA's runtime library and what stands on it (cuBLAS, cuDNN, cuFFT, cuSOLVER) start and run: the private tables
 //!   that they ask for are served with the feature `runtime-tables`, on by default (`private_tables`). What a program

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::driver::base::{driver, driver_version, release};
-use crate::driver::device::{gpu_uuid, pci_text, uuid_text};
+use crate::driver::base::{driver, driver_version, refuse_if, release};
+use crate::driver::visible::{gpu_uuid, pci_text, uuid_text};
 use crate::sim::device_file::{device_name, device_uuid};
 use crate::sim::{SimDevice, Truth};
 
@@ -44,9 +44,7 @@ fn guard(f: impl FnOnce() -> Result<(), Return>) -> Return {
 }
 
 fn device() -> Result<&'static SimDevice, Return> {
-    if USERS.load(Acquire) == 0 {
-        return Err(UNINITIALIZED);
-    }
+    refuse_if(USERS.load(Acquire) == 0, UNINITIALIZED)?;
     open().ok_or(DRIVER_NOT_LOADED)
 }
 
@@ -139,20 +137,21 @@ impl Part {
 }
 
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
-    if to.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
+    refuse_if(to.is_null(), INVALID_ARGUMENT)?;
     to.write_unaligned(value);
     Ok(())
 }
 
+/// Checks the first word of a structure that a caller hands over: the size and the version of its layout.
+unsafe fn check_version<T>(given: *const T, version: c_uint) -> Result<(), Return> {
+    refuse_if(given.is_null(), INVALID_ARGUMENT)?;
+    let word = given.cast::<c_uint>().read_unaligned();
+    refuse_if(word != size_of::<T>() as c_uint | version << 24, VERSION_MISMATCH)
+}
+
 unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<(), Return> {
-    if to.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
-    if text.len() >= len as usize {
-        return Err(INSUFFICIENT_SIZE);
-    }
+    refuse_if(to.is_null(), INVALID_ARGUMENT)?;
+    refuse_if(text.len() >= len as usize, INSUFFICIENT_SIZE)?;
     std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
     to.add(text.len()).write(0);
     Ok(())
@@ -320,9 +319,7 @@ fn users_of(truth: &Truth, gpu: u32) -> Vec<(u32, u64)> {
 /// How busy each process has kept a GPU of late; `NOT_FOUND` if none has.
 fn samples(handle: Handle, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
     let (device, number) = gpu(handle)?;
-    if device.is_cut() {
-        return Err(NOT_SUPPORTED);
-    }
+    refuse_if(device.is_cut(), NOT_SUPPORTED)?;
     let truth = device.truth();
     let time_us = truth.time_ns / 1000;
     let samples: Vec<ProcessSample> = truth
@@ -337,14 +334,10 @@ fn samples(handle: Handle, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, 
 }
 
 unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Result<(), Return> {
-    if count.is_null() {
-        return Err(INVALID_ARGUMENT);
-    }
+    refuse_if(count.is_null(), INVALID_ARGUMENT)?;
     let room = *count as usize;
     *count = list.len() as c_uint;
-    if list.len() > room || (out.is_null() && !list.is_empty()) {
-        return Err(INSUFFICIENT_SIZE);
-    }
+    refuse_if(list.len() > room || (out.is_null() && !list.is_empty()), INSUFFICIENT_SIZE)?;
     for (i, entry) in list.into_iter().enumerate() {
         out.add(i).write_unaligned(entry);
     }
@@ -370,33 +363,25 @@ nvml! {
     }
     fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2 (count: *mut c_uint) { put(count, device()?.profile().gpus) }
     fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2 (index: c_uint, handle: *mut Handle) {
-        if index >= device()?.profile().gpus {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(index >= device()?.profile().gpus, INVALID_ARGUMENT)?;
         let named = (index as usize + 1) as Handle;
         part(named)?;
         put(handle, named)
     }
     fn nvmlDeviceGetHandleByUUID (uuid: *const c_char, handle: *mut Handle) {
         let device = device()?;
-        if uuid.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(uuid.is_null(), INVALID_ARGUMENT)?;
         let asked = CStr::from_ptr(uuid).to_string_lossy();
         let slices = if device.is_cut() { device.devices().len() } else { 0 };
         let all = (0..device.profile().gpus as usize).chain(SLICES..SLICES + slices).map(|n| (n + 1) as Handle);
         let mut found = all.filter_map(|handle| Some((handle, place(device, handle)?)));
         let (named, part) = found.find(|(_, part)| part.uuid() == asked).ok_or(NOT_FOUND)?;
-        if part.is_lost() {
-            return Err(GPU_IS_LOST);
-        }
+        refuse_if(part.is_lost(), GPU_IS_LOST)?;
         put(handle, named)
     }
     fn nvmlDeviceGetHandleByPciBusId | nvmlDeviceGetHandleByPciBusId_v2 (bus: *const c_char, handle: *mut Handle) {
         let device = device()?;
-        if bus.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(bus.is_null(), INVALID_ARGUMENT)?;
         let asked = CStr::from_ptr(bus).to_string_lossy().to_ascii_uppercase();
         let found = (0..device.profile().gpus).find(|i| asked.trim_start_matches("0000") == &pci_text(*i)[4..]);
         put(handle, (found.ok_or(NOT_FOUND)? as usize + 1) as Handle)
@@ -435,14 +420,10 @@ nvml! {
     }
     fn nvmlDeviceGetMemoryInfo_v2 (handle: Handle, memory: *mut Memory2) {
         let part = part(handle)?;
-        if memory.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(memory.is_null(), INVALID_ARGUMENT)?;
         const VERSION: c_uint = size_of::<Memory2>() as c_uint | 2 << 24;
         let version = (*memory).version;
-        if version != VERSION {
-            return Err(FUNCTION_NOT_FOUND);
-        }
+        refuse_if(version != VERSION, FUNCTION_NOT_FOUND)?;
         let (total, reserved, used) = part.memory();
         put(memory, Memory2 { version, total, reserved, free: total - reserved - used, used })
     }
@@ -481,13 +462,7 @@ nvml! {
         put_list(samples?, count, list)
     }
     fn nvmlDeviceGetProcessesUtilizationInfo (handle: Handle, list: *mut ProcessRates) {
-        const VERSION: c_uint = size_of::<ProcessRates>() as c_uint | 1 << 24;
-        if list.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*list).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
+        check_version(list, 1)?;
         let samples = samples(handle, (*list).since_us)?;
         let entry = |ProcessSample { pid, time_us, sm, .. }| ProcessRate { time_us, pid, sm, others: [0; 5] };
         put_list(samples.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
@@ -498,15 +473,9 @@ nvml! {
         put_text(name, length, String::from_utf8_lossy(text.trim_ascii_end()).as_ref())
     }
     fn nvmlDeviceGetRunningProcessDetailList (handle: Handle, list: *mut ProcessDetails) {
-        const VERSION: c_uint = size_of::<ProcessDetails>() as c_uint | 1 << 24;
         const COMPUTE: c_uint = 0;
         let part = part(handle)?;
-        if list.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*list).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
+        check_version(list, 1)?;
         let users = if (*list).mode == COMPUTE { part.users() } else { Vec::new() };
         let entry = |(pid, used, slice)| {
             let compute_instance = if slice == c_uint::MAX { slice } else { 0 };
@@ -525,9 +494,7 @@ nvml! {
     }
     fn nvmlDeviceGetMigMode (handle: Handle, current: *mut c_uint, pending: *mut c_uint) {
         let (device, _) = gpu(handle)?;
-        if device.profile().mig.is_empty() {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(device.profile().mig.is_empty(), NOT_SUPPORTED)?;
         put(current, c_uint::from(device.is_cut()))?;
         put(pending, c_uint::from(device.is_cut()))
     }
@@ -537,9 +504,7 @@ nvml! {
     }
     fn nvmlDeviceGetMigDeviceHandleByIndex (handle: Handle, index: c_uint, slice: *mut Handle) {
         let (device, _) = gpu(handle)?;
-        if !device.is_cut() || index as usize >= device.devices().len() {
-            return Err(NOT_FOUND);
-        }
+        refuse_if(!device.is_cut() || index as usize >= device.devices().len(), NOT_FOUND)?;
         put(slice, (SLICES + index as usize + 1) as Handle)
     }
     fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (handle: Handle, whole: *mut Handle) {

@@ -57,9 +57,7 @@ impl Shape {
             0x03 | 0x0a | 0x20 => 4,
             _ => return Err(NOT_SUPPORTED),
         };
-        if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(self.width == 0 || !matches!(self.channels, 1 | 2 | 4), INVALID_VALUE)?;
         (self.width as u64).checked_mul(channel * u64::from(self.channels)).ok_or(INVALID_VALUE)
     }
 
@@ -88,28 +86,18 @@ impl Shape {
 fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
     let context = current()?;
     let (pitch, bytes) = (shape.row()?, shape.bytes()?);
-    graph::not_while_capturing()?;
+    capture::not_while_capturing()?;
     let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
     Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
 }
 
-pub(super) unsafe fn cuArray3DCreate_v2(
-    pHandle: *mut sys::CUarray,
-    pAllocateArray: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-) -> Answer {
-    if pHandle.is_null() || pAllocateArray.is_null() {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuArray3DCreate_v2, |pHandle, pAllocateArray| {
+    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
     put(pHandle, create(pAllocateArray.cast::<Shape>().read_unaligned())?.handle())
-}
+});
 
-pub(super) unsafe fn cuArrayCreate_v2(
-    pHandle: *mut sys::CUarray,
-    pAllocateArray: *const sys::CUDA_ARRAY_DESCRIPTOR,
-) -> Answer {
-    if pHandle.is_null() || pAllocateArray.is_null() {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuArrayCreate_v2, |pHandle, pAllocateArray| {
+    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
     let s = pAllocateArray.cast::<Shape2D>().read_unaligned();
     let shape = Shape {
         width: s.width,
@@ -120,51 +108,37 @@ pub(super) unsafe fn cuArrayCreate_v2(
         flags: 0,
     };
     put(pHandle, create(shape)?.handle())
-}
+});
 
-pub(super) unsafe fn cuArrayDestroy(hArray: sys::CUarray) -> Answer {
+entry!(cuArrayDestroy, |hArray| {
     driver()?;
     let array = Object::<Array>::get(hArray)?;
-    if array.level || !array.retire() {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(array.level || !array.retire(), INVALID_HANDLE)?;
     if array.address == 0 { Ok(()) } else { free(array.address) }
-}
+});
 
-pub(super) unsafe fn cuArray3DGetDescriptor_v2(
-    pArrayDescriptor: *mut sys::CUDA_ARRAY3D_DESCRIPTOR,
-    hArray: sys::CUarray,
-) -> Answer {
+entry!(cuArray3DGetDescriptor_v2, |pArrayDescriptor, hArray| {
     put(pArrayDescriptor.cast::<Shape>(), Object::<Array>::get(hArray)?.shape)
-}
+});
 
-pub(super) unsafe fn cuArrayGetDescriptor_v2(
-    pArrayDescriptor: *mut sys::CUDA_ARRAY_DESCRIPTOR,
-    hArray: sys::CUarray,
-) -> Answer {
+entry!(cuArrayGetDescriptor_v2, |pArrayDescriptor, hArray| {
     let s = Object::<Array>::get(hArray)?.shape;
     let shape = Shape2D { width: s.width, height: s.height, format: s.format, channels: s.channels };
     put(pArrayDescriptor.cast::<Shape2D>(), shape)
-}
+});
 
 /// Size and alignment, of arrays with deferred mapping only.
 unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: bool, bytes: u64) -> Answer {
-    if out.is_null() || !deferred {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(out.is_null() || !deferred, INVALID_VALUE)?;
     std::ptr::write_bytes(out, 0, 1);
     put(out.cast::<[u64; 2]>(), [bytes, 1])
 }
 
-pub(super) unsafe fn cuArrayGetMemoryRequirements(
-    memoryRequirements: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
-    array: sys::CUarray,
-    device: CUdevice,
-) -> Answer {
+entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, device| {
     driver()?.gpu(device)?;
     let shape = Object::<Array>::get(array)?.shape;
     requirements(memoryRequirements, shape.flags & 0x80 != 0, shape.bytes()?)
-}
+});
 
 /// A mipmapped array: its levels one after the other.
 #[derive(Debug)]
@@ -179,16 +153,10 @@ impl Kind for Mipmapped {
     const MAGIC: u64 = 0x6773_6861_7265_4d49;
 }
 
-pub(super) unsafe fn cuMipmappedArrayCreate(
-    pHandle: *mut sys::CUmipmappedArray,
-    pMipmappedArrayDesc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-    numMipmapLevels: c_uint,
-) -> Answer {
+entry!(cuMipmappedArrayCreate, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
     let context = current()?;
-    if pHandle.is_null() || pMipmappedArrayDesc.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    graph::not_while_capturing()?;
+    refuse_if(pHandle.is_null() || pMipmappedArrayDesc.is_null(), INVALID_VALUE)?;
+    capture::not_while_capturing()?;
     let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
     let shapes: Vec<Shape> = (0..numMipmapLevels.clamp(1, most)).map(|l| shape.at_level(l)).collect();
@@ -214,35 +182,25 @@ pub(super) unsafe fn cuMipmappedArrayCreate(
         pHandle,
         Object::create(Mipmapped { address, bytes, deferred: shape.flags & 0x80 != 0, levels }).handle(),
     )
-}
+});
 
-pub(super) unsafe fn cuMipmappedArrayDestroy(hMipmappedArray: sys::CUmipmappedArray) -> Answer {
+entry!(cuMipmappedArrayDestroy, |hMipmappedArray| {
     driver()?;
     let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
-    if !mipmapped.retire() {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(!mipmapped.retire(), INVALID_HANDLE)?;
     for level in &mipmapped.levels {
         level.retire();
     }
     if mipmapped.address == 0 { Ok(()) } else { free(mipmapped.address) }
-}
+});
 
-pub(super) unsafe fn cuMipmappedArrayGetLevel(
-    pLevelArray: *mut sys::CUarray,
-    hMipmappedArray: sys::CUmipmappedArray,
-    level: c_uint,
-) -> Answer {
+entry!(cuMipmappedArrayGetLevel, |pLevelArray, hMipmappedArray, level| {
     let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
     put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
-}
+});
 
-pub(super) unsafe fn cuMipmappedArrayGetMemoryRequirements(
-    memoryRequirements: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
-    mipmap: sys::CUmipmappedArray,
-    device: CUdevice,
-) -> Answer {
+entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, device| {
     driver()?.gpu(device)?;
     let mipmapped = Object::<Mipmapped>::get(mipmap)?;
     requirements(memoryRequirements, mipmapped.deferred, mipmapped.bytes)
-}
+});

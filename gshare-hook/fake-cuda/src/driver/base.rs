@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::graph::{Capture, Node};
+use super::capture::Capture;
+use super::graph::Node;
 use super::*;
 use crate::sim::device_file::now_ns;
 use crate::sim::{SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
 
-pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 pub(crate) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
@@ -40,11 +40,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Leaves a call with `error` where it must be refused: `refuse_if(flags != 0, INVALID_VALUE)?`.
+#[inline]
+pub(crate) fn refuse_if<E>(refused: bool, error: E) -> Result<(), E> {
+    if refused { Err(error) } else { Ok(()) }
+}
+
 /// Writes through an out-pointer of a C caller.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(to.is_null(), INVALID_VALUE)?;
     to.write_unaligned(value);
     Ok(())
 }
@@ -76,7 +80,6 @@ pub(crate) struct Driver {
     pub(crate) primaries: Vec<Primary>,
     pub(crate) percent: f64,
     pub(crate) memory: memory::Registry,
-    pub(crate) pools: Vec<stream_ordered::DevicePools>,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
@@ -154,7 +157,7 @@ fn open_device() -> Result<Driver, CUresult> {
         say(&e);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
     })?;
-    let visible = device::visible(&device);
+    let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
             "{} of {} {} visible, {}, {}",
@@ -165,14 +168,11 @@ fn open_device() -> Result<Driver, CUresult> {
             device.path().display()
         ));
     }
-    if visible.is_empty() {
-        return Err(CUresult::CUDA_ERROR_NO_DEVICE);
-    }
+    refuse_if(visible.is_empty(), CUresult::CUDA_ERROR_NO_DEVICE)?;
     let percent = std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|p| p.trim().parse().ok());
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
     let primaries = visible.iter().map(|_| Primary::default()).collect();
-    let pools = visible.iter().map(|_| stream_ordered::DevicePools::default()).collect();
     let memory = memory::Registry::default();
     Ok(Driver {
         device,
@@ -181,7 +181,6 @@ fn open_device() -> Result<Driver, CUresult> {
         primaries,
         percent,
         memory,
-        pools,
         hosts: Mutex::default(),
         hosts_more: Condvar::new(),
         hosts_pending: AtomicU64::new(0),
@@ -200,9 +199,7 @@ pub(crate) fn initialise() -> Answer {
         return Ok(());
     }
     let driver = open_device()?;
-    if DRIVER.set(driver).is_err() {
-        return Err(CUresult::CUDA_ERROR_UNKNOWN);
-    }
+    refuse_if(DRIVER.set(driver).is_err(), CUresult::CUDA_ERROR_UNKNOWN)?;
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     STATE.store(READY, Release);
@@ -217,6 +214,11 @@ impl Driver {
     /// The profile of a GPU (or MIG device) of the file.
     pub(crate) fn profile_of(&self, gpu: u32) -> &Profile {
         &self.device.devices()[gpu as usize]
+    }
+
+    /// The profile of the device with an ordinal.
+    pub(crate) fn profile_at(&self, ordinal: i32) -> Result<&Profile, CUresult> {
+        Ok(self.profile_of(self.gpu(ordinal)?))
     }
 
     /// GPU of the file for an ordinal.
@@ -335,9 +337,7 @@ impl<T: Kind> Object<T> {
     #[inline]
     pub(crate) unsafe fn get<H>(handle: *mut H) -> Result<&'static Self, CUresult> {
         let at = handle.cast::<Self>();
-        if (at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC {
-            return Err(T::BAD);
-        }
+        refuse_if((at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC, T::BAD)?;
         Ok(&*at)
     }
 
@@ -444,7 +444,7 @@ pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> boo
         };
         let Some(stream) = stream.filter(|stream| stream.context.check().is_ok()) else { return false };
         let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
-        let captures = stream.capturing.load(Relaxed) || graph::any_capture();
+        let captures = stream.capturing.load(Relaxed) || capture::any_capture();
         if !idle || captures || !stream.context.live() || STATE.load(Relaxed) != READY {
             return false;
         }
@@ -513,9 +513,7 @@ impl Context {
         let driver = driver()?;
         let gpu = driver.gpu(ordinal)?;
         let lost = &driver.device.open_part().lost[gpu as usize];
-        if lost.load(Relaxed) != 0 {
-            return Err(GPU_LOST);
-        }
+        refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
         let slot = driver.device.with(|engine, now| {
             driver.device.sweep(engine, now);
@@ -680,6 +678,15 @@ pub(crate) fn push_host(stream: &'static Object<Stream>, action: HostAction) -> 
     push_with_action(stream, Work::Host, Some(action))
 }
 
+/// Appends a call of `f`.
+pub(crate) fn push_call(stream: &'static Object<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+    let action = move || {
+        f();
+        true
+    };
+    push_host(stream, Box::new(action)).map(drop)
+}
+
 fn push_with_action(
     stream: &'static Object<Stream>,
     work: Work,
@@ -772,7 +779,7 @@ pub(crate) fn drained(stream: &'static Object<Stream>) -> Result<bool, CUresult>
 /// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
 pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
     if stream.capturing.load(Acquire) {
-        return graph::capture_node(stream, node);
+        return capture::capture_node(stream, node);
     }
     graph::run_node(stream, &node)
 }

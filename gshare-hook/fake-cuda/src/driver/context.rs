@@ -14,9 +14,7 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
     for stream in context.all_streams() {
         drain(stream)?;
     }
-    if !context.retire() {
-        return Err(INVALID_CONTEXT);
-    }
+    refuse_if(!context.retire(), INVALID_CONTEXT)?;
     #[cfg(feature = "runtime-tables")]
     crate::private_tables::storage::context_ends(context);
     memory::free_all_of(context)?;
@@ -33,13 +31,18 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
     Ok(())
 }
 
+/// The state of a device's primary context, locked.
+fn primary_of(dev: CUdevice) -> Result<MutexGuard<'static, PrimaryState>, CUresult> {
+    let driver = driver()?;
+    driver.gpu(dev)?;
+    Ok(lock(&driver.primaries[dev as usize].state))
+}
+
 /// A device's primary context, made if there is none, and its state, locked.
 fn primary_state(
     dev: CUdevice,
 ) -> Result<(&'static Object<Context>, MutexGuard<'static, PrimaryState>), CUresult> {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+    let mut state = primary_of(dev)?;
     let context = match state.context {
         Some(context) => context,
         None => {
@@ -57,19 +60,15 @@ pub(crate) fn primary(dev: CUdevice) -> Result<&'static Object<Context>, CUresul
     Ok(primary_state(dev)?.0)
 }
 
-pub(super) unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut sys::CUcontext, dev: CUdevice) -> Answer {
+entry!(cuDevicePrimaryCtxRetain, |pctx, dev| {
     let (context, mut state) = primary_state(dev)?;
     state.retained += 1;
     put(pctx, context.handle())
-}
+});
 
-pub(super) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> Answer {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
-    if state.retained == 0 {
-        return Err(INVALID_CONTEXT);
-    }
+entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev| {
+    let mut state = primary_of(dev)?;
+    refuse_if(state.retained == 0, INVALID_CONTEXT)?;
     state.retained -= 1;
     if state.retained == 0
         && let Some(context) = state.context.take()
@@ -77,250 +76,161 @@ pub(super) unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> Answer {
         destroy(context, true)?;
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> Answer {
-    cuDevicePrimaryCtxRelease_v2(dev)
-}
-
-pub(super) unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> Answer {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev| {
+    let mut state = primary_of(dev)?;
     if let Some(context) = state.context.take() {
         destroy(context, true)?;
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuDevicePrimaryCtxReset(dev: CUdevice) -> Answer {
-    cuDevicePrimaryCtxReset_v2(dev)
-}
-
-pub(super) unsafe fn cuDevicePrimaryCtxGetState(
-    dev: CUdevice,
-    flags: *mut c_uint,
-    active: *mut c_int,
-) -> Answer {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let state = lock(&driver.primaries[dev as usize].state);
+entry!(cuDevicePrimaryCtxGetState, |dev, flags, active| {
+    let state = primary_of(dev)?;
     put_opt(flags, state.flags);
     put_opt(active, c_int::from(state.context.is_some()));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) -> Answer {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    let mut state = lock(&driver.primaries[dev as usize].state);
+entry!(cuDevicePrimaryCtxSetFlags_v2 | cuDevicePrimaryCtxSetFlags, |dev, flags| {
+    let mut state = primary_of(dev)?;
     state.flags = flags;
     if let Some(context) = state.context {
         context.flags.store(flags, Relaxed);
     }
     Ok(())
-}
-
-pub(super) unsafe fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: c_uint) -> Answer {
-    cuDevicePrimaryCtxSetFlags_v2(dev, flags)
-}
+});
 
 unsafe fn create(pctx: *mut sys::CUcontext, flags: u32, dev: CUdevice, sms: Option<u32>) -> Answer {
-    if pctx.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pctx.is_null(), INVALID_VALUE)?;
     let context = Context::create(dev, false, flags, sms, true)?;
     push_current(context);
     put(pctx, context.handle())
 }
 
-pub(super) unsafe fn cuCtxCreate(pctx: *mut sys::CUcontext, flags: c_uint, dev: CUdevice) -> Answer {
-    create(pctx, flags, dev, None)
-}
-
-pub(super) unsafe fn cuCtxCreate_v2(pctx: *mut sys::CUcontext, flags: c_uint, dev: CUdevice) -> Answer {
-    create(pctx, flags, dev, None)
-}
+entry!(cuCtxCreate | cuCtxCreate_v2, |pctx, flags, dev| create(pctx, flags, dev, None));
 
 /// SMs of the affinities (type 0 is a number of SMs), read as integers.
 unsafe fn affinity(list: *const c_void, count: c_int, dev: CUdevice) -> Result<Option<u32>, CUresult> {
-    if count < 0 || count > 0 && list.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(count < 0 || count > 0 && list.is_null(), INVALID_VALUE)?;
     let driver = driver()?;
     let all = driver.profile_of(driver.gpu(dev)?).sms;
     let mut sms = None;
     for i in 0..count as usize {
         let at = list.cast::<[u32; 2]>().add(i).read_unaligned();
-        if at[0] != 0 || at[1] == 0 {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(at[0] != 0 || at[1] == 0, INVALID_VALUE)?;
         sms = Some(at[1].min(all));
     }
     Ok(sms)
 }
 
-pub(super) unsafe fn cuCtxCreate_v3(
-    pctx: *mut sys::CUcontext,
-    paramsArray: *mut sys::CUexecAffinityParam,
-    numParams: c_int,
-    flags: c_uint,
-    dev: CUdevice,
-) -> Answer {
+entry!(cuCtxCreate_v3, |pctx, paramsArray, numParams, flags, dev| {
     create(pctx, flags, dev, affinity(paramsArray.cast(), numParams, dev)?)
-}
+});
 
-/// `CUctxCreateParams`: affinities, their number, parameters of graphics contexts.
-pub(super) unsafe fn cuCtxCreate_v4(
-    pctx: *mut sys::CUcontext,
-    ctxCreateParams: *mut sys::CUctxCreateParams,
-    flags: c_uint,
-    dev: CUdevice,
-) -> Answer {
+// `CUctxCreateParams`: affinities, their number, parameters of graphics contexts.
+entry!(cuCtxCreate_v4, |pctx, ctxCreateParams, flags, dev| {
     let sms = if ctxCreateParams.is_null() {
         None
     } else {
         let list = ctxCreateParams.cast::<*const c_void>().read();
         let count = ctxCreateParams.cast::<*const c_void>().add(1).cast::<c_int>().read();
         let graphics = ctxCreateParams.cast::<*const c_void>().add(2).read();
-        if !graphics.is_null() {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(!graphics.is_null(), NOT_SUPPORTED)?;
         affinity(list, count, dev)?
     };
     create(pctx, flags, dev, sms)
-}
+});
 
-pub(super) unsafe fn cuCtxDestroy_v2(ctx: sys::CUcontext) -> Answer {
+entry!(cuCtxDestroy_v2 | cuCtxDestroy | cuCtxDetach, |ctx| {
     driver()?;
-    if ctx.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(ctx.is_null(), INVALID_VALUE)?;
     let context = Object::<Context>::get(ctx)?;
-    if context.primary {
-        return Err(INVALID_CONTEXT);
-    }
+    refuse_if(context.primary, INVALID_CONTEXT)?;
     destroy(context, true)?;
     if current_opt().is_some_and(|c| c.id == context.id) {
         pop_current();
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxDestroy(ctx: sys::CUcontext) -> Answer {
-    cuCtxDestroy_v2(ctx)
-}
-
-pub(super) unsafe fn cuCtxAttach(pctx: *mut sys::CUcontext, flags: c_uint) -> Answer {
-    if flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuCtxAttach, |pctx, flags| {
+    refuse_if(flags != 0, INVALID_VALUE)?;
     put(pctx, current()?.handle())
-}
+});
 
-pub(super) unsafe fn cuCtxDetach(ctx: sys::CUcontext) -> Answer {
-    cuCtxDestroy_v2(ctx)
-}
-
-pub(super) unsafe fn cuCtxPushCurrent_v2(ctx: sys::CUcontext) -> Answer {
+entry!(cuCtxPushCurrent_v2 | cuCtxPushCurrent, |ctx| {
     driver()?;
     push_current(Object::<Context>::get(ctx)?);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxPushCurrent(ctx: sys::CUcontext) -> Answer {
-    cuCtxPushCurrent_v2(ctx)
-}
-
-pub(super) unsafe fn cuCtxPopCurrent_v2(pctx: *mut sys::CUcontext) -> Answer {
+entry!(cuCtxPopCurrent_v2 | cuCtxPopCurrent, |pctx| {
     driver()?;
     let context = pop_current().ok_or(INVALID_CONTEXT)?;
     put_opt(pctx, context.handle());
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxPopCurrent(pctx: *mut sys::CUcontext) -> Answer {
-    cuCtxPopCurrent_v2(pctx)
-}
-
-pub(super) unsafe fn cuCtxSetCurrent(ctx: sys::CUcontext) -> Answer {
+entry!(cuCtxSetCurrent, |ctx| {
     driver()?;
     set_current(if ctx.is_null() { None } else { Some(Object::<Context>::get(ctx)?) });
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxGetCurrent(pctx: *mut sys::CUcontext) -> Answer {
+entry!(cuCtxGetCurrent, |pctx| {
     driver()?;
     put(pctx, current_opt().map_or(std::ptr::null_mut(), Object::handle))
-}
+});
 
-pub(super) unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> Answer {
-    put(device, current()?.ordinal)
-}
+entry!(cuCtxGetDevice, |device| put(device, current()?.ordinal));
 
-unsafe fn context_or_current(ctx: sys::CUcontext) -> Result<&'static Object<Context>, CUresult> {
+unsafe fn context_or_current<H>(ctx: *mut H) -> Result<&'static Object<Context>, CUresult> {
     driver()?;
     if ctx.is_null() { current() } else { Object::<Context>::get(ctx) }
 }
 
-pub(super) unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: sys::CUcontext) -> Answer {
-    put(device, context_or_current(ctx)?.ordinal)
-}
+entry!(cuCtxGetDevice_v2, |device, ctx| put(device, context_or_current(ctx)?.ordinal));
 
-pub(super) unsafe fn cuCtxGetFlags(flags: *mut c_uint) -> Answer {
+entry!(cuCtxGetFlags, |flags| {
     // Memory of the host can always be mapped.
     const MAP_HOST: c_uint = 8;
     put(flags, current()?.flags.load(Relaxed) | MAP_HOST)
-}
+});
 
-pub(super) unsafe fn cuCtxSetFlags(flags: c_uint) -> Answer {
+entry!(cuCtxSetFlags, |flags| {
     current()?.flags.store(flags, Relaxed);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxGetId(ctx: sys::CUcontext, ctxId: *mut c_ulonglong) -> Answer {
-    put(ctxId, context_or_current(ctx)?.id)
-}
+entry!(cuCtxGetId | cuGreenCtxGetId, |ctx, ctxId| put(ctxId, context_or_current(ctx)?.id));
 
-pub(super) unsafe fn cuCtxGetApiVersion(ctx: sys::CUcontext, version: *mut c_uint) -> Answer {
+entry!(cuCtxGetApiVersion, |ctx, version| {
     context_or_current(ctx)?;
     put(version, 3020)
-}
+});
 
-pub(super) unsafe fn cuCtxGetStreamPriorityRange(
-    leastPriority: *mut c_int,
-    greatestPriority: *mut c_int,
-) -> Answer {
+entry!(cuCtxGetStreamPriorityRange, |leastPriority, greatestPriority| {
     current()?;
     put_opt(leastPriority, 0);
     put_opt(greatestPriority, -5);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxGetCacheConfig(pconfig: *mut c_uint) -> Answer {
+entry!(cuCtxGetCacheConfig, |pconfig| {
     current()?;
     put(pconfig, 0)
-}
+});
 
-pub(super) unsafe fn cuCtxSetCacheConfig(_config: c_uint) -> Answer {
-    current()?;
-    Ok(())
-}
+entry!(cuCtxSetCacheConfig | cuCtxSetSharedMemConfig, |_| current().map(drop));
 
-pub(super) unsafe fn cuCtxGetSharedMemConfig(pConfig: *mut c_uint) -> Answer {
+entry!(cuCtxGetSharedMemConfig, |pConfig| {
     current()?;
     put(pConfig, 1)
-}
+});
 
-pub(super) unsafe fn cuCtxSetSharedMemConfig(_config: c_uint) -> Answer {
-    current()?;
-    Ok(())
-}
-
-pub(super) unsafe fn cuCtxResetPersistingL2Cache() -> Answer {
-    current()?;
-    Ok(())
-}
+entry!(cuCtxResetPersistingL2Cache, || current().map(drop));
 
 /// Limits and their defaults: stack, printf, heap, nesting, pending launches, L2 granularity, persisting L2, …
 /// By number of `CUlimit`; those of 0 are the device's, see [`limit_of`].
@@ -344,13 +254,13 @@ fn limit_of(context: &Context, limit: c_uint) -> Result<usize, CUresult> {
 /// Where the part of the heap beyond the default lies: kept among the limits.
 const HEAP_AT: u32 = u32::MAX;
 
-pub(super) unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint) -> Answer {
+entry!(cuCtxGetLimit, |pvalue, limit| {
     let context = current()?;
     let default = limit_of(context, limit)?;
     put(pvalue, lock(&context.limits).get(&limit).copied().unwrap_or(default))
-}
+});
 
-pub(super) unsafe fn cuCtxSetLimit(limit: c_uint, value: usize) -> Answer {
+entry!(cuCtxSetLimit, |limit, value| {
     let context = current()?;
     limit_of(context, limit)?;
     let mut limits = lock(&context.limits);
@@ -366,46 +276,35 @@ pub(super) unsafe fn cuCtxSetLimit(limit: c_uint, value: usize) -> Answer {
     }
     limits.insert(limit, value);
     Ok(())
-}
+});
 
-/// Peers: memory of every GPU is reachable anyway; what was asked for is remembered for the error codes.
-pub(super) unsafe fn cuCtxEnablePeerAccess(peerContext: sys::CUcontext, Flags: c_uint) -> Answer {
+// Peers: memory of every GPU is reachable anyway; what was asked for is remembered for the error codes.
+entry!(cuCtxEnablePeerAccess, |peerContext, Flags| {
     let context = current()?;
     let peer = Object::<Context>::get(peerContext)?;
-    if Flags != 0 {
-        return Err(INVALID_VALUE);
-    }
-    if peer.ordinal == context.ordinal {
-        return Err(CUresult(217));
-    }
+    refuse_if(Flags != 0, INVALID_VALUE)?;
+    refuse_if(peer.ordinal == context.ordinal, CUresult(217))?;
     let mut peers = lock(&context.peers);
-    if peers.contains(&peer.ordinal) {
-        return Err(CUresult(704));
-    }
+    refuse_if(peers.contains(&peer.ordinal), CUresult(704))?;
     peers.push(peer.ordinal);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxDisablePeerAccess(peerContext: sys::CUcontext) -> Answer {
+entry!(cuCtxDisablePeerAccess, |peerContext| {
     let context = current()?;
     let peer = Object::<Context>::get(peerContext)?;
     let mut peers = lock(&context.peers);
     let at = peers.iter().position(|p| *p == peer.ordinal).ok_or(CUresult(705))?;
     peers.remove(at);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuCtxGetExecAffinity(
-    pExecAffinity: *mut sys::CUexecAffinityParam,
-    type_: c_uint,
-) -> Answer {
+entry!(cuCtxGetExecAffinity, |pExecAffinity, type_| {
     let context = current()?;
-    if type_ != 0 {
-        return Err(NOT_SUPPORTED);
-    }
+    refuse_if(type_ != 0, NOT_SUPPORTED)?;
     let sms = context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms);
     put(pExecAffinity.cast::<[u32; 2]>(), [0, sms])
-}
+});
 
 // --- Green contexts --------------------------------------------------------------------------------
 //
@@ -415,9 +314,7 @@ pub(super) unsafe fn cuCtxGetExecAffinity(
 const SM_COUNT_AT: usize = 96;
 
 unsafe fn put_resource(to: *mut sys::CUdevResource, sms: u32) -> Answer {
-    if to.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(to.is_null(), INVALID_VALUE)?;
     std::ptr::write_bytes(to, 0, 1);
     let at = to.cast::<u8>();
     at.cast::<u32>().write_unaligned(1);
@@ -431,51 +328,28 @@ fn sm_steps() -> Result<(u32, u32), CUresult> {
 }
 
 unsafe fn resource_sms(from: *const sys::CUdevResource) -> Result<u32, CUresult> {
-    if from.is_null() || from.cast::<u32>().read_unaligned() != 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(from.is_null() || from.cast::<u32>().read_unaligned() != 1, INVALID_VALUE)?;
     Ok(from.cast::<u8>().add(SM_COUNT_AT).cast::<u32>().read_unaligned())
 }
 
-pub(super) unsafe fn cuDeviceGetDevResource(
-    device: CUdevice,
-    resource: *mut sys::CUdevResource,
-    type_: c_uint,
-) -> Answer {
+entry!(cuDeviceGetDevResource, |device, resource, type_| {
     let driver = driver()?;
     let gpu = driver.gpu(device)?;
-    if type_ != 1 {
-        return Err(NOT_SUPPORTED);
-    }
+    refuse_if(type_ != 1, NOT_SUPPORTED)?;
     put_resource(resource, driver.profile_of(gpu).sms)
-}
+});
 
-pub(super) unsafe fn cuCtxGetDevResource(
-    hCtx: sys::CUcontext,
-    resource: *mut sys::CUdevResource,
-    type_: c_uint,
-) -> Answer {
+entry!(cuCtxGetDevResource | cuGreenCtxGetDevResource, |hCtx, resource, type_| {
     let context = context_or_current(hCtx)?;
-    if type_ != 1 {
-        return Err(NOT_SUPPORTED);
-    }
+    refuse_if(type_ != 1, NOT_SUPPORTED)?;
     put_resource(resource, context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms))
-}
+});
 
-pub(super) unsafe fn cuDevSmResourceSplitByCount(
-    result: *mut sys::CUdevResource,
-    nbGroups: *mut c_uint,
-    input: *const sys::CUdevResource,
-    remainder: *mut sys::CUdevResource,
-    _flags: c_uint,
-    minCount: c_uint,
-) -> Answer {
+entry!(cuDevSmResourceSplitByCount, |result, nbGroups, input, remainder, _, minCount| {
     let total = resource_sms(input)?;
     let (least, step) = sm_steps()?;
     let each = minCount.max(least).next_multiple_of(step);
-    if nbGroups.is_null() || each > total {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(nbGroups.is_null() || each > total, INVALID_VALUE)?;
     let most = total / each;
     if result.is_null() {
         return put(nbGroups, most);
@@ -488,85 +362,45 @@ pub(super) unsafe fn cuDevSmResourceSplitByCount(
         put_resource(remainder, total - groups * each)?;
     }
     put(nbGroups, groups)
-}
+});
 
-pub(super) unsafe fn cuDevResourceGenerateDesc(
-    phDesc: *mut sys::CUdevResourceDesc,
-    resources: *mut sys::CUdevResource,
-    nbResources: c_uint,
-) -> Answer {
+entry!(cuDevResourceGenerateDesc, |phDesc, resources, nbResources| {
     driver()?;
     let mut sms = 0;
     for i in 0..nbResources as usize {
         sms += resource_sms(resources.add(i))?;
     }
-    if sms == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(sms == 0, INVALID_VALUE)?;
     put(phDesc, sms as usize as sys::CUdevResourceDesc)
-}
+});
 
-pub(super) unsafe fn cuGreenCtxCreate(
-    phCtx: *mut sys::CUgreenCtx,
-    desc: sys::CUdevResourceDesc,
-    dev: CUdevice,
-    flags: c_uint,
-) -> Answer {
+entry!(cuGreenCtxCreate, |phCtx, desc, dev, flags| {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
     // CU_GREEN_CTX_DEFAULT_STREAM is required.
     let sms = desc as usize as u32;
-    if flags != 1 || sms == 0 || sms > driver.profile_of(gpu).sms || phCtx.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags != 1 || sms == 0 || sms > driver.profile_of(gpu).sms || phCtx.is_null(), INVALID_VALUE)?;
     put(phCtx, Context::create(dev, false, 0, Some(sms), false)?.handle())
-}
+});
 
-pub(super) unsafe fn cuGreenCtxDestroy(hCtx: sys::CUgreenCtx) -> Answer {
+entry!(cuGreenCtxDestroy, |hCtx| {
     driver()?;
     destroy(Object::<Context>::get(hCtx)?, false)
-}
+});
 
-pub(super) unsafe fn cuCtxFromGreenCtx(pContext: *mut sys::CUcontext, hCtx: sys::CUgreenCtx) -> Answer {
+entry!(cuCtxFromGreenCtx, |pContext, hCtx| {
     driver()?;
     put(pContext, Object::<Context>::get(hCtx)?.handle())
-}
+});
 
-pub(super) unsafe fn cuGreenCtxGetDevResource(
-    hCtx: sys::CUgreenCtx,
-    resource: *mut sys::CUdevResource,
-    type_: c_uint,
-) -> Answer {
-    cuCtxGetDevResource(hCtx.cast(), resource, type_)
-}
-
-pub(super) unsafe fn cuGreenCtxGetId(greenCtx: sys::CUgreenCtx, greenCtxId: *mut c_ulonglong) -> Answer {
-    cuCtxGetId(greenCtx.cast(), greenCtxId)
-}
-
-pub(super) unsafe fn cuGreenCtxStreamCreate(
-    phStream: *mut sys::CUstream,
-    greenCtx: sys::CUgreenCtx,
-    flags: c_uint,
-    priority: c_int,
-) -> Answer {
+entry!(cuGreenCtxStreamCreate, |phStream, greenCtx, flags, priority| {
     driver()?;
     // Only non-blocking streams belong to a green context.
-    if flags != 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags != 1, INVALID_VALUE)?;
     put(phStream, create_stream(Object::<Context>::get(greenCtx)?, flags, priority)?.handle())
-}
+});
 
-pub(super) unsafe fn cuStreamGetGreenCtx(hStream: sys::CUstream, phCtx: *mut sys::CUgreenCtx) -> Answer {
+entry!(cuStreamGetGreenCtx, |hStream, phCtx| {
     let stream = stream(Flavor::Legacy, hStream)?;
     put(phCtx, if stream.context.sms.is_some() { stream.context.handle() } else { std::ptr::null_mut() })
-}
-
-pub(super) unsafe fn cuGreenCtxRecordEvent(hCtx: sys::CUgreenCtx, hEvent: sys::CUevent) -> Answer {
-    stream::cuCtxRecordEvent(hCtx.cast(), hEvent)
-}
-
-pub(super) unsafe fn cuGreenCtxWaitEvent(hCtx: sys::CUgreenCtx, hEvent: sys::CUevent) -> Answer {
-    stream::cuCtxWaitEvent(hCtx.cast(), hEvent)
-}
+});

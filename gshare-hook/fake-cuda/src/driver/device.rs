@@ -3,180 +3,86 @@
 use std::ffi::CStr;
 
 use super::base::*;
+use super::visible::{gpu_uuid, pci_text};
 use super::*;
-use crate::sim::SimDevice;
 use crate::sim::device_file::{device_name, device_uuid};
 
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
-pub(crate) fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
-    format!("{kind}-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
-/// The GPU that device `index` of the file is, or is a slice of.
-pub(crate) fn gpu_uuid(device: &SimDevice, index: u32) -> [u8; 16] {
-    // No index of a device: the GPU is none of its slices.
-    device_uuid(device.path(), if device.is_cut() { u32::MAX } else { index })
-}
-
-pub(crate) fn pci_text(gpu: u32) -> String {
-    format!("0000:{:02X}:00.0", gpu + 1)
-}
-
-/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry. Of the slices of a GPU a
-/// process sees one alone: the first that is named, or the first.
-pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
-    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let mut shown = listed(device, list.as_deref());
-    // A driver that loads finds no GPU that is lost.
-    shown.retain(|gpu| !device.is_lost(*gpu));
-    shown.truncate(if device.is_cut() { 1 } else { shown.len() });
-    shown
-}
-
-fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
-    let count = device.devices().len() as u32;
-    let Some(list) = list else { return (0..count).collect() };
-    // By number and as a GPU, the GPU that is cut: its first slice.
-    let numbered = if device.is_cut() { 1 } else { count };
-    let mut out = Vec::new();
-    for word in list.split(',').map(str::trim) {
-        let only = |mut matches: Box<dyn Iterator<Item = u32> + '_>| {
-            matches.next().filter(|_| matches.next().is_none())
-        };
-        let found = if word.starts_with("MIG-") {
-            let slices = if device.is_cut() { count } else { 0 };
-            only(Box::new(
-                (0..slices).filter(|i| uuid_text("MIG", &device_uuid(device.path(), *i)).starts_with(word)),
-            ))
-        } else if word.starts_with("GPU-") {
-            only(Box::new(
-                (0..numbered).filter(|i| uuid_text("GPU", &gpu_uuid(device, *i)).starts_with(word)),
-            ))
-        } else {
-            word.parse().ok().filter(|i: &u32| *i < numbered)
-        };
-        match found {
-            Some(gpu) if !out.contains(&gpu) => out.push(gpu),
-            // The same device twice: no device at all, as the driver has it.
-            Some(_) => return Vec::new(),
-            None => break,
-        }
-    }
-    out
-}
-
 unsafe fn put_text(to: *mut c_char, len: c_int, text: &str) -> Answer {
-    if to.is_null() || len <= 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(to.is_null() || len <= 0, INVALID_VALUE)?;
     let n = text.len().min(len as usize - 1);
     std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
     to.add(n).write(0);
     Ok(())
 }
 
-pub(super) unsafe fn cuDeviceGetCount(count: *mut c_int) -> Answer {
-    put(count, driver()?.visible.len() as c_int)
-}
+entry!(cuDeviceGetCount, |count| put(count, driver()?.visible.len() as c_int));
 
-pub(super) unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> Answer {
+entry!(cuDeviceGet, |device, ordinal| {
     driver()?.gpu(ordinal)?;
     put(device, ordinal)
-}
+});
 
-pub(super) unsafe fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put_text(name, len, &device_name(driver.profile_of(gpu)))
-}
+entry!(cuDeviceGetName, |name, len, dev| put_text(name, len, &device_name(driver()?.profile_at(dev)?)));
 
-pub(super) unsafe fn cuDeviceGetUuid(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
+entry!(cuDeviceGetUuid, |uuid, dev| {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
     put(uuid.cast::<[u8; 16]>(), gpu_uuid(&driver.device, gpu))
-}
+});
 
-/// Of the MIG device, where version 1 gives its GPU's.
-pub(super) unsafe fn cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, dev: CUdevice) -> Answer {
+// The MIG device's own, where version 1 gives that of its GPU.
+entry!(cuDeviceGetUuid_v2, |uuid, dev| {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
     put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
-}
+});
 
-pub(super) unsafe fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> Answer {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put(bytes, driver.profile_of(gpu).memory_bytes as usize)
-}
+entry!(cuDeviceTotalMem_v2, |bytes, dev| put(bytes, driver()?.profile_at(dev)?.memory_bytes as usize));
 
-pub(super) unsafe fn cuDeviceTotalMem(bytes: *mut c_uint, dev: CUdevice) -> Answer {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
-    put(bytes, u32::try_from(driver.profile_of(gpu).memory_bytes).unwrap_or(u32::MAX))
-}
+entry!(cuDeviceTotalMem, |bytes, dev| {
+    put(bytes, u32::try_from(driver()?.profile_at(dev)?.memory_bytes).unwrap_or(u32::MAX))
+});
 
-pub(super) unsafe fn cuDeviceComputeCapability(
-    major: *mut c_int,
-    minor: *mut c_int,
-    dev: CUdevice,
-) -> Answer {
+entry!(cuDeviceComputeCapability, |major, minor, dev| {
     let driver = driver()?;
     driver.gpu(dev)?;
     let (a, b) = driver.profile().compute_capability;
     put(major, a as c_int)?;
     put(minor, b as c_int)
-}
+});
 
-pub(super) unsafe fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) -> Answer {
+entry!(cuDeviceGetPCIBusId, |pciBusId, len, dev| {
     let text = pci_text(driver()?.gpu(dev)?);
     // A name is cut where there is little room, an address is refused.
-    if usize::try_from(len).map_or(true, |len| len <= text.len()) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(usize::try_from(len).map_or(true, |len| len <= text.len()), INVALID_VALUE)?;
     put_text(pciBusId, len, &text)
-}
+});
 
-pub(super) unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> Answer {
+entry!(cuDeviceGetByPCIBusId, |dev, pciBusId| {
     let driver = driver()?;
-    if pciBusId.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pciBusId.is_null(), INVALID_VALUE)?;
     let asked = CStr::from_ptr(pciBusId).to_string_lossy().to_ascii_uppercase();
-    if !asked.contains(':') {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(!asked.contains(':'), INVALID_VALUE)?;
     let matches = |gpu: &u32| {
         pci_text(*gpu).ends_with(asked.trim_start_matches("00000000:").trim_start_matches("0000:"))
     };
     let at =
         driver.visible.iter().position(|gpu| !asked.is_empty() && (pci_text(*gpu) == asked || matches(gpu)));
     put(dev, at.ok_or(INVALID_DEVICE)? as c_int)
-}
+});
 
-pub(super) unsafe fn cuDeviceCanAccessPeer(
-    canAccessPeer: *mut c_int,
-    dev: CUdevice,
-    peerDev: CUdevice,
-) -> Answer {
+entry!(cuDeviceCanAccessPeer, |canAccessPeer, dev, peerDev| {
     let driver = driver()?;
     driver.gpu(dev)?;
     driver.gpu(peerDev)?;
     put(canAccessPeer, c_int::from(dev != peerDev))
-}
+});
 
-pub(super) unsafe fn cuDeviceGetP2PAttribute(
-    value: *mut c_int,
-    attrib: c_uint,
-    srcDevice: CUdevice,
-    dstDevice: CUdevice,
-) -> Answer {
+entry!(cuDeviceGetP2PAttribute, |value, attrib, srcDevice, dstDevice| {
     let driver = driver()?;
     driver.gpu(srcDevice)?;
     driver.gpu(dstDevice)?;
-    if srcDevice == dstDevice {
-        return Err(INVALID_DEVICE);
-    }
+    refuse_if(srcDevice == dstDevice, INVALID_DEVICE)?;
     put(
         value,
         match attrib {
@@ -186,24 +92,19 @@ pub(super) unsafe fn cuDeviceGetP2PAttribute(
             _ => return Err(INVALID_VALUE),
         },
     )
-}
+});
 
-pub(super) unsafe fn cuDeviceGetExecAffinitySupport(pi: *mut c_int, type_: c_uint, dev: CUdevice) -> Answer {
+entry!(cuDeviceGetExecAffinitySupport, |pi, type_, dev| {
     driver()?.gpu(dev)?;
     put(pi, c_int::from(type_ == 0))
-}
+});
 
-pub(super) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
-    maxWidthInElements: *mut usize,
-    _format: c_uint,
-    _numChannels: c_uint,
-    dev: CUdevice,
-) -> Answer {
+entry!(cuDeviceGetTexture1DLinearMaxWidth, |maxWidthInElements, _, _, dev| {
     driver()?.gpu(dev)?;
     put(maxWidthInElements, 1 << 28)
-}
+});
 
-pub(super) unsafe fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: CUdevice) -> Answer {
+entry!(cuDeviceGetAttribute, |pi, attrib, dev| {
     let driver = driver()?;
     let gpu = driver.gpu(dev)?;
     let p = driver.profile_of(gpu);
@@ -274,9 +175,9 @@ pub(super) unsafe fn cuDeviceGetAttribute(pi: *mut c_int, attrib: c_uint, dev: C
             _ => 0,
         },
     )
-}
+});
 
-pub(super) unsafe fn cuDeviceGetProperties(prop: *mut sys::CUdevprop, dev: CUdevice) -> Answer {
+entry!(cuDeviceGetProperties, |prop, dev| {
     let driver = driver()?;
     driver.gpu(dev)?;
     // maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], shared, constant, warp, pitch, registers, clock, alignment.
@@ -299,4 +200,4 @@ pub(super) unsafe fn cuDeviceGetProperties(prop: *mut sys::CUdevprop, dev: CUdev
             512,
         ],
     )
-}
+});

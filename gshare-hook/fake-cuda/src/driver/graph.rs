@@ -1,15 +1,16 @@
-//! Graphs and stream capture.
+//! Graphs.
 //!
 //! A launch of a graph runs its nodes one after the other, in an order that respects the edges, on the stream it is
 //! launched on: branches do not overlap (hardware would overlap them).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ptr::null_mut;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use super::base::*;
+use super::capture::legacy_not_implied;
 use super::memory::Fill;
 use super::module::{Function, Launch};
 use super::stream::{Event, MemOp};
@@ -46,7 +47,7 @@ impl Kind for GraphNode {
     const BAD: CUresult = INVALID_VALUE;
 }
 
-type NodeRef = &'static Object<GraphNode>;
+pub(crate) type NodeRef = &'static Object<GraphNode>;
 
 #[derive(Debug, Default)]
 pub(crate) struct GraphState {
@@ -76,9 +77,7 @@ impl Graph {
 
     pub(crate) fn add(&'static self, graph: u64, node: Node, after: &[NodeRef]) -> Result<NodeRef, CUresult> {
         let mut state = lock(&self.state);
-        if after.iter().any(|d| !state.nodes.iter().any(|n| n.id == d.id)) {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(after.iter().any(|d| !state.nodes.iter().any(|n| n.id == d.id)), INVALID_VALUE)?;
         let node =
             Object::create(GraphNode { id: next_id(), graph: AtomicU64::new(graph), node: Mutex::new(node) });
         state.nodes.push(node);
@@ -130,37 +129,22 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
         Node::Set(fill) => fill.run(stream),
         Node::Host { function, data } => {
             let (function, data) = (*function, *data);
-            push_host(
-                stream,
-                Box::new(move || {
-                    if let Some(function) = function {
-                        // SAFETY: the caller of cuLaunchHostFunc gave the function and its argument for this call.
-                        unsafe { function(data as *mut c_void) };
-                    }
-                    true
-                }),
-            )?;
-            Ok(())
+            push_call(stream, move || {
+                if let Some(function) = function {
+                    // SAFETY: the caller of cuLaunchHostFunc gave the function and its argument for this call.
+                    unsafe { function(data as *mut c_void) };
+                }
+            })
         }
         Node::Callback { function, stream: handle, data } => {
             let (function, handle, data) = (*function, *handle, *data);
-            push_host(
-                stream,
-                Box::new(move || {
-                    if let Some(function) = function {
-                        // SAFETY: as above, for cuStreamAddCallback; 0 is CUDA_SUCCESS.
-                        unsafe {
-                            function(
-                                handle as sys::CUstream,
-                                sys::CUresult::CUDA_SUCCESS,
-                                data as *mut c_void,
-                            );
-                        };
-                    }
-                    true
-                }),
-            )?;
-            Ok(())
+            push_call(stream, move || {
+                if let Some(function) = function {
+                    let success = sys::CUresult::CUDA_SUCCESS;
+                    // SAFETY: as above, for cuStreamAddCallback.
+                    unsafe { function(handle as sys::CUstream, success, data as *mut c_void) };
+                }
+            })
         }
         Node::Child(graph) => {
             let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
@@ -179,409 +163,20 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
     }
 }
 
-// --- Capture ---------------------------------------------------------------------------------------
+// --- Building --------------------------------------------------------------------------------------
 
-/// One capture, shared by the streams that take part.
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) id: u64,
-    pub(crate) graph: &'static Object<Graph>,
-    pub(crate) mode: u32,
-    pub(crate) invalid: AtomicBool,
-    origin: u64,
-    thread: std::thread::ThreadId,
-    streams: Mutex<Vec<&'static Object<Stream>>>,
-}
-
-/// A stream's part in a capture.
-#[derive(Clone, Debug)]
-pub(crate) struct Capture {
-    pub(crate) session: Arc<Session>,
-    pub(crate) after: Vec<NodeRef>,
-    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
-    pub(crate) shown: Vec<usize>,
-}
-
-static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
-
-/// Whether any stream of the process captures.
-#[inline]
-pub(crate) fn any_capture() -> bool {
-    ACTIVE.load(Acquire) > 0
-}
-
-/// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
-pub(crate) fn not_while_capturing() -> Answer {
-    if ACTIVE.load(Acquire) == 0 {
-        return Ok(());
-    }
-    let mode = CAPTURE_MODE.try_with(std::cell::Cell::get).unwrap_or(0);
-    if mode == 2 {
-        return Ok(());
-    }
-    let me = std::thread::current().id();
-    let mut hit = false;
-    for session in lock(&SESSIONS).iter() {
-        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: nobody.
-        let bars = match session.mode {
-            0 => session.thread == me || mode == 0,
-            1 => session.thread == me,
-            _ => false,
-        };
-        if bars {
-            session.invalid.store(true, Release);
-            hit = true;
-        }
-    }
-    if hit { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
-}
-
-/// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
-pub(crate) fn not_capturing(stream: &Stream) -> Answer {
-    if ACTIVE.load(Acquire) == 0 {
-        return Ok(());
-    }
-    if stream.capturing.load(Acquire) {
-        if let Some(capture) = lock(&stream.capture).as_ref() {
-            capture.session.invalid.store(true, Release);
-        }
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
-    legacy_not_implied(stream)
-}
-
-/// The legacy stream would depend on a blocking stream that captures.
-pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
-    if ACTIVE.load(Acquire) > 0 && stream.kind == StreamKind::Legacy {
-        for other in lock(&stream.context.streams).iter() {
-            if other.blocking() && other.capturing.load(Acquire) {
-                if let Some(capture) = lock(&other.capture).as_ref() {
-                    capture.session.invalid.store(true, Release);
-                }
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Refuses when any stream of the context captures.
-pub(crate) fn context_not_capturing(context: &Context) -> Answer {
-    if ACTIVE.load(Acquire) > 0 {
-        for stream in context.all_streams() {
-            if stream.capturing.load(Acquire) {
-                if let Some(capture) = lock(&stream.capture).as_ref() {
-                    capture.session.invalid.store(true, Release);
-                }
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Adds a node to the graph a stream captures.
-pub(crate) fn capture_node(stream: &'static Object<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    if capture.session.invalid.load(Acquire) {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    }
-    match node {
-        Node::Record(event) => {
-            // The event stands for this point of the capture; nothing runs.
-            *lock(&event.captured) = Some((capture.session.clone(), capture.after.clone()));
-            return Ok(());
-        }
-        Node::Wait(event) => {
-            let point = lock(&event.captured).clone();
-            let Some((session, after)) = point else {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-            };
-            if !Arc::ptr_eq(&session, &capture.session) {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
-            }
-            for node in after {
-                if !capture.after.iter().any(|n| n.id == node.id) {
-                    capture.after.push(node);
-                }
-            }
-            return Ok(());
-        }
-        _ => {}
-    }
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
-}
-
-/// A stream that waits for a captured event takes part in its capture.
-pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Result<bool, CUresult> {
-    if ACTIVE.load(Acquire) == 0 || stream.capturing.load(Acquire) {
-        return Ok(false);
-    }
-    let Some((session, after)) = lock(&event.captured).clone() else { return Ok(false) };
-    if !lock(&SESSIONS).iter().any(|s| Arc::ptr_eq(s, &session)) {
-        return Ok(false);
-    }
-    if stream.kind == StreamKind::Legacy {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
-    lock(&session.streams).push(stream);
-    *lock(&stream.capture) = Some(Capture { session, after, shown: Vec::new() });
-    stream.capturing.store(true, Release);
-    Ok(true)
-}
-
-fn begin(
-    stream: &'static Object<Stream>,
-    mode: u32,
-    graph: Option<&'static Object<Graph>>,
-    after: Vec<NodeRef>,
-) -> Answer {
-    if mode > 2 {
-        return Err(INVALID_VALUE);
-    }
-    if stream.kind == StreamKind::Legacy {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
-    let mut capture = lock(&stream.capture);
-    if capture.is_some() {
-        return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
-    }
-    let session = Arc::new(Session {
-        id: next_id(),
-        graph: graph.unwrap_or_else(Graph::create),
-        mode,
-        invalid: AtomicBool::new(false),
-        origin: stream.id,
-        thread: std::thread::current().id(),
-        streams: Mutex::new(vec![stream]),
-    });
-    lock(&SESSIONS).push(session.clone());
-    ACTIVE.fetch_add(1, AcqRel);
-    *capture = Some(Capture { session, after, shown: Vec::new() });
-    stream.capturing.store(true, Release);
-    Ok(())
-}
-
-pub(super) unsafe fn cuStreamBeginCapture(flavor: Flavor, hStream: sys::CUstream) -> Answer {
-    begin(stream(flavor, hStream)?, 0, None, Vec::new())
-}
-
-pub(super) unsafe fn cuStreamBeginCapture_v2(flavor: Flavor, hStream: sys::CUstream, mode: c_uint) -> Answer {
-    begin(stream(flavor, hStream)?, mode, None, Vec::new())
-}
-
-pub(super) unsafe fn cuStreamBeginCaptureToGraph(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    _dependencyData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
-    mode: c_uint,
-) -> Answer {
-    let graph = Object::<Graph>::get(hGraph)?;
-    let after = nodes(dependencies, numDependencies)?;
-    begin(stream(flavor, hStream)?, mode, Some(graph), after)
-}
-
-pub(super) unsafe fn cuStreamEndCapture(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    phGraph: *mut sys::CUgraph,
-) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    let session = &capture.session;
-    if session.origin != stream.id {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
-    }
-    if session.mode != 2 && session.thread != std::thread::current().id() {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    }
-    // Whatever no node follows must have come back to the origin.
-    let mut joined = true;
-    for other in lock(&session.streams).drain(..) {
-        let part = lock(&other.capture).take();
-        other.capturing.store(false, Release);
-        if let Some(part) = part {
-            let state = lock(&session.graph.state);
-            joined &= part.after.iter().all(|n| {
-                state.edges.iter().any(|(from, _)| *from == n.id)
-                    || capture.after.iter().any(|m| m.id == n.id)
-            });
-        }
-    }
-    lock(&SESSIONS).retain(|s| !Arc::ptr_eq(s, session));
-    ACTIVE.fetch_sub(1, AcqRel);
-    put_opt(phGraph, std::ptr::null_mut());
-    if session.invalid.load(Acquire) {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    }
-    if !joined {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
-    }
-    put_opt(phGraph, session.graph.handle());
-    Ok(())
-}
-
-pub(super) unsafe fn cuStreamIsCapturing(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    captureStatus: *mut c_uint,
-) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    legacy_not_implied(stream)?;
-    put(captureStatus, capture_status(stream))
-}
-
-fn capture_status(stream: &Stream) -> u32 {
-    match lock(&stream.capture).as_ref() {
-        None => 0,
-        Some(capture) if capture.session.invalid.load(Acquire) => 2,
-        Some(_) => 1,
-    }
-}
-
-pub(super) unsafe fn cuStreamGetCaptureInfo(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    captureStatus_out: *mut c_uint,
-    id_out: *mut u64,
-) -> Answer {
-    let none = std::ptr::null_mut();
-    cuStreamGetCaptureInfo_v2(flavor, hStream, captureStatus_out, id_out, none, none.cast(), none.cast())
-}
-
-pub(super) unsafe fn cuStreamGetCaptureInfo_v2(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    captureStatus_out: *mut c_uint,
-    id_out: *mut u64,
-    graph_out: *mut sys::CUgraph,
-    dependencies_out: *mut *const sys::CUgraphNode,
-    numDependencies_out: *mut usize,
-) -> Answer {
-    let none = std::ptr::null_mut();
-    cuStreamGetCaptureInfo_v3(
-        flavor,
-        hStream,
-        captureStatus_out,
-        id_out,
-        graph_out,
-        dependencies_out,
-        none,
-        numDependencies_out,
-    )
-}
-
-pub(super) unsafe fn cuStreamGetCaptureInfo_v3(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    captureStatus_out: *mut c_uint,
-    id_out: *mut u64,
-    graph_out: *mut sys::CUgraph,
-    dependencies_out: *mut *const sys::CUgraphNode,
-    edgeData_out: *mut *const sys::CUgraphEdgeData,
-    numDependencies_out: *mut usize,
-) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    legacy_not_implied(stream)?;
-    put(captureStatus_out, capture_status(stream))?;
-    let mut capture = lock(&stream.capture);
-    if let Some(capture) = capture.as_mut() {
-        put_opt(id_out, capture.session.id);
-        put_opt(graph_out, capture.session.graph.handle());
-        capture.shown = capture.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
-        put_opt(dependencies_out, capture.shown.as_ptr().cast());
-        put_opt(edgeData_out, std::ptr::null());
-        put_opt(numDependencies_out, capture.shown.len());
-    }
-    Ok(())
-}
-
-pub(super) unsafe fn cuStreamUpdateCaptureDependencies(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    dependencies: *mut sys::CUgraphNode,
-    numDependencies: usize,
-    flags: c_uint,
-) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    let new = nodes(dependencies, numDependencies)?;
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    if flags == 1 {
-        capture.after = new;
-    } else {
-        for node in new {
-            if !capture.after.iter().any(|n| n.id == node.id) {
-                capture.after.push(node);
-            }
-        }
-    }
-    Ok(())
-}
-
-pub(super) unsafe fn cuStreamUpdateCaptureDependencies_v2(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    dependencies: *mut sys::CUgraphNode,
-    _dependencyData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
-    flags: c_uint,
-) -> Answer {
-    cuStreamUpdateCaptureDependencies(flavor, hStream, dependencies, numDependencies, flags)
-}
-
-pub(super) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> Answer {
-    if mode.is_null() || *mode > 2 {
-        return Err(INVALID_VALUE);
-    }
-    let old = CAPTURE_MODE.try_with(|cell| cell.replace(*mode)).unwrap_or(0);
-    *mode = old;
-    Ok(())
-}
-
-unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Result<Vec<NodeRef>, CUresult> {
-    if count > 0 && list.is_null() {
-        return Err(INVALID_VALUE);
-    }
+pub(super) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Result<Vec<NodeRef>, CUresult> {
+    refuse_if(count > 0 && list.is_null(), INVALID_VALUE)?;
     (0..count).map(|i| Object::<GraphNode>::get(*list.add(i))).collect()
 }
 
-/// Adds a node to the graph a stream captures, also a record or a wait.
-pub(crate) fn add_captured(stream: &'static Object<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    if capture.session.invalid.load(Acquire) {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    }
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
-}
-
-// --- Building --------------------------------------------------------------------------------------
-
-pub(super) unsafe fn cuGraphCreate(phGraph: *mut sys::CUgraph, flags: c_uint) -> Answer {
+entry!(cuGraphCreate, |phGraph, flags| {
     driver()?;
-    if flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags != 0, INVALID_VALUE)?;
     put(phGraph, Graph::create().handle())
-}
+});
 
-pub(super) unsafe fn cuGraphDestroy(hGraph: sys::CUgraph) -> Answer {
+entry!(cuGraphDestroy, |hGraph| {
     driver()?;
     let graph = Object::<Graph>::get(hGraph)?;
     graph.retire();
@@ -589,13 +184,13 @@ pub(super) unsafe fn cuGraphDestroy(hGraph: sys::CUgraph) -> Answer {
         node.retire();
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuGraphClone(phGraphClone: *mut sys::CUgraph, originalGraph: sys::CUgraph) -> Answer {
+entry!(cuGraphClone, |phGraphClone, originalGraph| {
     driver()?;
     let original = Object::<Graph>::get(originalGraph)?;
     put(phGraphClone, clone_graph(original).handle())
-}
+});
 
 fn clone_graph(original: &'static Object<Graph>) -> &'static Object<Graph> {
     let copy = Graph::create();
@@ -618,15 +213,11 @@ fn clone_graph(original: &'static Object<Graph>) -> &'static Object<Graph> {
     copy
 }
 
-pub(super) unsafe fn cuGraphNodeFindInClone(
-    phNode: *mut sys::CUgraphNode,
-    hOriginalNode: sys::CUgraphNode,
-    hClonedGraph: sys::CUgraph,
-) -> Answer {
+entry!(cuGraphNodeFindInClone, |phNode, hOriginalNode, hClonedGraph| {
     let original = Object::<GraphNode>::get(hOriginalNode)?;
     let found = lock(&Object::<Graph>::get(hClonedGraph)?.state).origin.get(&original.id).copied();
     put(phNode, found.ok_or(INVALID_VALUE)?.handle())
-}
+});
 
 unsafe fn add(
     out: *mut sys::CUgraphNode,
@@ -636,9 +227,7 @@ unsafe fn add(
     node: Node,
 ) -> Answer {
     driver()?;
-    if out.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(out.is_null(), INVALID_VALUE)?;
     let of = Object::<Graph>::get(graph)?;
     let made = of.add(graph as u64, node, &nodes(after, count)?)?;
     put(out, made.handle())
@@ -646,9 +235,7 @@ unsafe fn add(
 
 /// `CUDA_KERNEL_NODE_PARAMS`: function, grid, block, shared bytes, arguments, extra; v2 adds kernel and context.
 unsafe fn read_kernel(params: *const c_void, v2: bool) -> Result<Launch, CUresult> {
-    if params.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null(), INVALID_VALUE)?;
     let mut function = params.cast::<*mut c_void>().read_unaligned();
     let n = params.cast::<u8>().add(8).cast::<[u32; 7]>().read_unaligned();
     let at = |offset: usize| params.cast::<u8>().add(offset).cast::<*mut *mut c_void>().read_unaligned();
@@ -671,160 +258,33 @@ unsafe fn read_kernel(params: *const c_void, v2: bool) -> Result<Launch, CUresul
     Ok(launch)
 }
 
-pub(super) unsafe fn cuGraphAddKernelNode_v2(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
-) -> Answer {
-    let launch = read_kernel(nodeParams.cast(), true)?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Kernel(launch))
-}
-
-pub(super) unsafe fn cuGraphAddKernelNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Answer {
-    let launch = read_kernel(nodeParams.cast(), false)?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Kernel(launch))
-}
-
-pub(super) unsafe fn cuGraphAddMemcpyNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    copyParams: *const sys::CUDA_MEMCPY3D,
-    _ctx: sys::CUcontext,
-) -> Answer {
-    let transfer = xfer::from_3d(copyParams.cast())?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Copy(transfer))
-}
-
-/// `CUDA_MEMSET_NODE_PARAMS`: address, pitch, value, element size, width, height.
 unsafe fn read_memset(params: *const c_void) -> Result<Fill, CUresult> {
-    if params.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let at = |offset: usize| params.cast::<u8>().add(offset);
-    let fill = Fill {
-        address: at(0).cast::<u64>().read_unaligned(),
-        pitch: at(8).cast::<u64>().read_unaligned(),
-        value: at(16).cast::<u32>().read_unaligned(),
-        element: at(20).cast::<u32>().read_unaligned(),
-        width: at(24).cast::<u64>().read_unaligned(),
-        height: at(32).cast::<u64>().read_unaligned(),
-    };
-    if !matches!(fill.element, 1 | 2 | 4) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null(), INVALID_VALUE)?;
+    let fill = params.cast::<Fill>().read_unaligned();
+    refuse_if(!matches!(fill.element, 1 | 2 | 4), INVALID_VALUE)?;
     Ok(fill)
 }
 
-pub(super) unsafe fn cuGraphAddMemsetNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    memsetParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
-    _ctx: sys::CUcontext,
-) -> Answer {
-    let fill = read_memset(memsetParams.cast())?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Set(fill))
-}
-
 unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Result<Node, CUresult> {
-    if params.is_null() || (*params).fn_.is_none() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null() || (*params).fn_.is_none(), INVALID_VALUE)?;
     Ok(Node::Host { function: (*params).fn_, data: (*params).userData as usize })
-}
-
-pub(super) unsafe fn cuGraphAddHostNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, read_host(nodeParams)?)
-}
-
-pub(super) unsafe fn cuGraphAddChildGraphNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    childGraph: sys::CUgraph,
-) -> Answer {
-    let child = clone_graph(Object::<Graph>::get(childGraph)?);
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Child(child))
-}
-
-pub(super) unsafe fn cuGraphAddEmptyNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Empty)
-}
-
-pub(super) unsafe fn cuGraphAddEventRecordNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    event: sys::CUevent,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Record(Object::<Event>::get(event)?))
-}
-
-pub(super) unsafe fn cuGraphAddEventWaitNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    event: sys::CUevent,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Wait(Object::<Event>::get(event)?))
 }
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`: context, count, operations, flags.
 unsafe fn read_batch(params: *const c_void) -> Result<Node, CUresult> {
-    if params.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null(), INVALID_VALUE)?;
     let count = params.cast::<u8>().add(8).cast::<u32>().read_unaligned();
     let list = params.cast::<u8>().add(16).cast::<*const c_void>().read_unaligned();
     Ok(Node::MemOps(stream::read_mem_ops(list, count)?))
 }
 
-pub(super) unsafe fn cuGraphAddBatchMemOpNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *const sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, read_batch(nodeParams.cast())?)
-}
-
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access
 /// descriptions, their number, bytes, and the address that comes back.
 unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
-    if params.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null(), INVALID_VALUE)?;
     let [kind, _, location, ordinal] = params.cast::<[u32; 4]>().read_unaligned();
     let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
-    if kind != 1 || location != 1 || bytes == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(kind != 1 || location != 1 || bytes == 0, INVALID_VALUE)?;
     let ordinal = ordinal as i32;
     let address = stream_ordered::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
     params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
@@ -834,56 +294,24 @@ unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
 const ALLOC_BYTES_AT: usize = std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, bytesize);
 const _: () = assert!(std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, dptr) == ALLOC_BYTES_AT + 8);
 
-pub(super) unsafe fn cuGraphAddMemAllocNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> Answer {
-    Object::<Graph>::get(hGraph)?;
-    let node = alloc_node(nodeParams.cast())?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, node)
-}
-
-pub(super) unsafe fn cuGraphAddMemFreeNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    dptr: CUdeviceptr,
-) -> Answer {
-    add(phGraphNode, hGraph, dependencies, numDependencies, Node::Free { address: dptr })
-}
-
-pub(super) unsafe fn cuGraphMemAllocNodeGetParams(
-    hNode: sys::CUgraphNode,
-    params_out: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> Answer {
+entry!(cuGraphMemAllocNodeGetParams, |hNode, params_out| {
     let node = Object::<GraphNode>::get(hNode)?;
     let Node::Alloc { ordinal, bytes, address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
-    if params_out.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params_out.is_null(), INVALID_VALUE)?;
     std::ptr::write_bytes(params_out, 0, 1);
     put(params_out.cast::<[u32; 4]>(), [1, 0, 1, ordinal as u32])?;
     put(params_out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [bytes, address])
-}
+});
 
-pub(super) unsafe fn cuGraphMemFreeNodeGetParams(
-    hNode: sys::CUgraphNode,
-    dptr_out: *mut CUdeviceptr,
-) -> Answer {
+entry!(cuGraphMemFreeNodeGetParams, |hNode, dptr_out| {
     let node = Object::<GraphNode>::get(hNode)?;
     let Node::Free { address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
     put(dptr_out, address)
-}
+});
 
 /// The general form: type, three reserved words, then the parameters of that type.
 unsafe fn read_general(params: *mut c_void) -> Result<Node, CUresult> {
-    if params.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(params.is_null(), INVALID_VALUE)?;
     let kind = params.cast::<u32>().read_unaligned();
     let at = params.cast::<u8>().add(16);
     Ok(match kind {
@@ -903,39 +331,104 @@ unsafe fn read_general(params: *mut c_void) -> Result<Node, CUresult> {
     })
 }
 
-pub(super) unsafe fn cuGraphAddNode(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut sys::CUgraphNodeParams,
+unsafe fn add_general(
+    out: *mut sys::CUgraphNode,
+    graph: sys::CUgraph,
+    after: *const sys::CUgraphNode,
+    count: usize,
+    params: *mut sys::CUgraphNodeParams,
 ) -> Answer {
-    Object::<Graph>::get(hGraph)?;
-    let node = read_general(nodeParams.cast())?;
-    add(phGraphNode, hGraph, dependencies, numDependencies, node)
+    Object::<Graph>::get(graph)?;
+    add(out, graph, after, count, read_general(params.cast())?)
 }
 
-pub(super) unsafe fn cuGraphAddNode_v2(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    _dependencyData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
-    nodeParams: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams)
+/// Replaces a node's parameters by others of its kind.
+unsafe fn set_node(node: sys::CUgraphNode, new: Node) -> Answer {
+    let node = Object::<GraphNode>::get(node)?;
+    let mut old = lock(&node.node);
+    refuse_if(kind_of(&old) != kind_of(&new), INVALID_VALUE)?;
+    *old = new;
+    Ok(())
 }
 
-pub(super) unsafe fn cuGraphAddNode_v3(
-    phGraphNode: *mut sys::CUgraphNode,
-    hGraph: sys::CUgraph,
-    dependencies: *const sys::CUgraphNode,
-    _dependencyData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
-    nodeParams: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams)
+/// As [`set_node`], in an executable graph.
+unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) -> Answer {
+    let exec = Object::<Exec>::get(exec)?;
+    let node = Object::<GraphNode>::get(node)?;
+    let mut steps = lock(&exec.steps);
+    let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
+    refuse_if(kind_of(&step.node) != kind_of(&new), INVALID_VALUE)?;
+    step.node = new;
+    Ok(())
 }
+
+// --- Nodes by kind ---------------------------------------------------------------------------------
+
+/// The three calls of a kind of node: one adds such a node, one gives it other parameters, one does that in an executable graph.
+///
+/// `add set set_in_executable: |parameters| node`; a `_` follows the parameters where adding takes a context as well.
+macro_rules! node_kinds {
+    ($($add:ident $set:ident $set_step:ident: |$params:ident $(, $context:tt)?| $node:expr;)*) => {$(
+        entry!($add, |out, graph, after, count, $params $(, $context)?| add(out, graph, after, count, $node));
+        entry!($set, |node, $params| set_node(node, $node));
+        entry!($set_step, |exec, node, $params $(, $context)?| set_step(exec, node, $node));
+    )*};
+}
+node_kinds! {
+    cuGraphAddKernelNode cuGraphKernelNodeSetParams cuGraphExecKernelNodeSetParams:
+        |params| Node::Kernel(read_kernel(params.cast(), false)?);
+    cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2:
+        |params| Node::Kernel(read_kernel(params.cast(), true)?);
+    cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams:
+        |params, _| Node::Copy(xfer::from_3d(params.cast())?);
+    cuGraphAddMemsetNode cuGraphMemsetNodeSetParams cuGraphExecMemsetNodeSetParams:
+        |params, _| Node::Set(read_memset(params.cast())?);
+    cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams:
+        |params| read_host(params)?;
+    cuGraphAddEventRecordNode cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent:
+        |event| Node::Record(Object::<Event>::get(event)?);
+    cuGraphAddEventWaitNode cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent:
+        |event| Node::Wait(Object::<Event>::get(event)?);
+}
+
+entry!(cuGraphAddEmptyNode, |out, graph, after, count| add(out, graph, after, count, Node::Empty));
+
+entry!(cuGraphAddBatchMemOpNode, |out, graph, after, count, params| {
+    add(out, graph, after, count, read_batch(params.cast())?)
+});
+
+entry!(cuGraphBatchMemOpNodeSetParams, |node, params| set_node(node, read_batch(params.cast())?));
+
+entry!(cuGraphAddChildGraphNode, |out, graph, after, count, child| {
+    add(out, graph, after, count, Node::Child(clone_graph(Object::<Graph>::get(child)?)))
+});
+
+entry!(cuGraphExecChildGraphNodeSetParams, |exec, node, child| {
+    set_step(exec, node, Node::Child(clone_graph(Object::<Graph>::get(child)?)))
+});
+
+entry!(cuGraphAddMemAllocNode, |out, graph, after, count, params| {
+    Object::<Graph>::get(graph)?;
+    add(out, graph, after, count, alloc_node(params.cast())?)
+});
+
+entry!(cuGraphAddMemFreeNode, |out, graph, after, count, dptr| {
+    add(out, graph, after, count, Node::Free { address: dptr })
+});
+
+entry!(cuGraphAddNode, |out, graph, after, count, params| add_general(out, graph, after, count, params));
+
+entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, |out, graph, after, _, count, params| {
+    add_general(out, graph, after, count, params)
+});
+
+entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node, params| {
+    set_node(node, read_general(params.cast())?)
+});
+
+entry!(cuGraphExecNodeSetParams, |exec, node, params| set_step(exec, node, read_general(params.cast())?));
+
+// --- Edges -----------------------------------------------------------------------------------------
 
 /// Pairs of node ids.
 type Edges = Vec<(u64, u64)>;
@@ -951,18 +444,19 @@ unsafe fn edges_of(
     Ok((graph, from.iter().zip(to).map(|(a, b)| (a.id, b.id)).collect()))
 }
 
-pub(super) unsafe fn cuGraphAddDependencies(
-    hGraph: sys::CUgraph,
+unsafe fn connect(
+    graph: sys::CUgraph,
     from: *const sys::CUgraphNode,
     to: *const sys::CUgraphNode,
-    numDependencies: usize,
+    count: usize,
 ) -> Answer {
-    let (graph, new) = edges_of(hGraph, from, to, numDependencies)?;
+    let (graph, new) = edges_of(graph, from, to, count)?;
     let mut state = lock(&graph.state);
     let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
-    if new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)),
+        INVALID_VALUE,
+    )?;
     let before = state.edges.len();
     state.edges.extend(new);
     if state.ordered().is_none() {
@@ -972,42 +466,25 @@ pub(super) unsafe fn cuGraphAddDependencies(
     Ok(())
 }
 
-pub(super) unsafe fn cuGraphAddDependencies_v2(
-    hGraph: sys::CUgraph,
+unsafe fn disconnect(
+    graph: sys::CUgraph,
     from: *const sys::CUgraphNode,
     to: *const sys::CUgraphNode,
-    _edgeData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
+    count: usize,
 ) -> Answer {
-    cuGraphAddDependencies(hGraph, from, to, numDependencies)
-}
-
-pub(super) unsafe fn cuGraphRemoveDependencies(
-    hGraph: sys::CUgraph,
-    from: *const sys::CUgraphNode,
-    to: *const sys::CUgraphNode,
-    numDependencies: usize,
-) -> Answer {
-    let (graph, old) = edges_of(hGraph, from, to, numDependencies)?;
+    let (graph, old) = edges_of(graph, from, to, count)?;
     let mut state = lock(&graph.state);
-    if old.iter().any(|e| !state.edges.contains(e)) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(old.iter().any(|e| !state.edges.contains(e)), INVALID_VALUE)?;
     state.edges.retain(|e| !old.contains(e));
     Ok(())
 }
 
-pub(super) unsafe fn cuGraphRemoveDependencies_v2(
-    hGraph: sys::CUgraph,
-    from: *const sys::CUgraphNode,
-    to: *const sys::CUgraphNode,
-    _edgeData: *const sys::CUgraphEdgeData,
-    numDependencies: usize,
-) -> Answer {
-    cuGraphRemoveDependencies(hGraph, from, to, numDependencies)
-}
+entry!(cuGraphAddDependencies, |graph, from, to, count| connect(graph, from, to, count));
+entry!(cuGraphAddDependencies_v2, |graph, from, to, _, count| connect(graph, from, to, count));
+entry!(cuGraphRemoveDependencies, |graph, from, to, count| disconnect(graph, from, to, count));
+entry!(cuGraphRemoveDependencies_v2, |graph, from, to, _, count| disconnect(graph, from, to, count));
 
-pub(super) unsafe fn cuGraphDestroyNode(hNode: sys::CUgraphNode) -> Answer {
+entry!(cuGraphDestroyNode, |hNode| {
     let node = Object::<GraphNode>::get(hNode)?;
     let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
     let mut state = lock(&graph.state);
@@ -1015,78 +492,70 @@ pub(super) unsafe fn cuGraphDestroyNode(hNode: sys::CUgraphNode) -> Answer {
     state.edges.retain(|e| e.0 != node.id && e.1 != node.id);
     node.retire();
     Ok(())
-}
+});
 
 // --- Looking ---------------------------------------------------------------------------------------
 
 /// Gives a list out as the driver does: no list asks for the number; a longer one is filled up with nulls.
 unsafe fn put_nodes(list: &[NodeRef], out: *mut sys::CUgraphNode, count: *mut usize) -> Answer {
-    if count.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(count.is_null(), INVALID_VALUE)?;
     if out.is_null() {
         return put(count, list.len());
     }
     for i in 0..*count {
-        put(out.add(i), list.get(i).map_or(std::ptr::null_mut(), |n| n.handle()))?;
+        put(out.add(i), list.get(i).map_or(null_mut(), |n| n.handle()))?;
     }
     put(count, (*count).min(list.len()))
 }
 
-pub(super) unsafe fn cuGraphGetNodes(
-    hGraph: sys::CUgraph,
-    nodes: *mut sys::CUgraphNode,
-    numNodes: *mut usize,
+/// As [`put_nodes`], with the data of as many edges: none of them has any.
+unsafe fn put_nodes_and_data(
+    list: &[NodeRef],
+    out: *mut sys::CUgraphNode,
+    data: *mut sys::CUgraphEdgeData,
+    count: *mut usize,
 ) -> Answer {
-    let list = lock(&Object::<Graph>::get(hGraph)?.state).nodes.clone();
-    put_nodes(&list, nodes, numNodes)
+    put_nodes(list, out, count)?;
+    if !data.is_null() {
+        std::ptr::write_bytes(data, 0, *count);
+    }
+    Ok(())
 }
 
-pub(super) unsafe fn cuGraphGetRootNodes(
-    hGraph: sys::CUgraph,
-    rootNodes: *mut sys::CUgraphNode,
-    numRootNodes: *mut usize,
-) -> Answer {
+entry!(cuGraphGetNodes, |hGraph, nodes, numNodes| {
+    let list = lock(&Object::<Graph>::get(hGraph)?.state).nodes.clone();
+    put_nodes(&list, nodes, numNodes)
+});
+
+entry!(cuGraphGetRootNodes, |hGraph, rootNodes, numRootNodes| {
     let graph = Object::<Graph>::get(hGraph)?;
     let state = lock(&graph.state);
     let roots: Vec<NodeRef> =
         state.nodes.iter().copied().filter(|n| !state.edges.iter().any(|e| e.1 == n.id)).collect();
     put_nodes(&roots, rootNodes, numRootNodes)
-}
+});
 
-pub(super) unsafe fn cuGraphGetEdges(
-    hGraph: sys::CUgraph,
+unsafe fn put_edges(
+    graph: sys::CUgraph,
     from: *mut sys::CUgraphNode,
     to: *mut sys::CUgraphNode,
-    numEdges: *mut usize,
+    data: *mut sys::CUgraphEdgeData,
+    count: *mut usize,
 ) -> Answer {
-    let graph = Object::<Graph>::get(hGraph)?;
+    let graph = Object::<Graph>::get(graph)?;
     let state = lock(&graph.state);
     let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
     let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
         state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
     };
-    if numEdges.is_null() || from.is_null() != to.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let mut count = *numEdges;
-    put_nodes(&ends(|e| e.0), from, &raw mut count)?;
-    put_nodes(&ends(|e| e.1), to, numEdges)
+    refuse_if(count.is_null() || from.is_null() != to.is_null(), INVALID_VALUE)?;
+    let mut number = *count;
+    put_nodes(&ends(|e| e.0), from, &raw mut number)?;
+    put_nodes_and_data(&ends(|e| e.1), to, data, count)
 }
 
-pub(super) unsafe fn cuGraphGetEdges_v2(
-    hGraph: sys::CUgraph,
-    from: *mut sys::CUgraphNode,
-    to: *mut sys::CUgraphNode,
-    edgeData: *mut sys::CUgraphEdgeData,
-    numEdges: *mut usize,
-) -> Answer {
-    cuGraphGetEdges(hGraph, from, to, numEdges)?;
-    if !edgeData.is_null() && !numEdges.is_null() {
-        std::ptr::write_bytes(edgeData, 0, *numEdges);
-    }
-    Ok(())
-}
+entry!(cuGraphGetEdges, |graph, from, to, count| put_edges(graph, from, to, null_mut(), count));
+entry!(cuGraphGetEdges_v2, |graph, from, to, data, count| put_edges(graph, from, to, data, count));
 
 unsafe fn neighbours(node: sys::CUgraphNode, forward: bool) -> Result<Vec<NodeRef>, CUresult> {
     let node = Object::<GraphNode>::get(node)?;
@@ -1101,47 +570,19 @@ unsafe fn neighbours(node: sys::CUgraphNode, forward: bool) -> Result<Vec<NodeRe
     Ok(state.nodes.iter().copied().filter(|n| ids.contains(&n.id)).collect())
 }
 
-pub(super) unsafe fn cuGraphNodeGetDependencies(
-    hNode: sys::CUgraphNode,
-    dependencies: *mut sys::CUgraphNode,
-    numDependencies: *mut usize,
-) -> Answer {
-    put_nodes(&neighbours(hNode, false)?, dependencies, numDependencies)
-}
+entry!(cuGraphNodeGetDependencies, |node, list, count| put_nodes(&neighbours(node, false)?, list, count));
 
-pub(super) unsafe fn cuGraphNodeGetDependencies_v2(
-    hNode: sys::CUgraphNode,
-    dependencies: *mut sys::CUgraphNode,
-    edgeData: *mut sys::CUgraphEdgeData,
-    numDependencies: *mut usize,
-) -> Answer {
-    put_nodes(&neighbours(hNode, false)?, dependencies, numDependencies)?;
-    if !edgeData.is_null() {
-        std::ptr::write_bytes(edgeData, 0, *numDependencies);
-    }
-    Ok(())
-}
+entry!(cuGraphNodeGetDependencies_v2, |node, list, data, count| {
+    put_nodes_and_data(&neighbours(node, false)?, list, data, count)
+});
 
-pub(super) unsafe fn cuGraphNodeGetDependentNodes(
-    hNode: sys::CUgraphNode,
-    dependentNodes: *mut sys::CUgraphNode,
-    numDependentNodes: *mut usize,
-) -> Answer {
-    put_nodes(&neighbours(hNode, true)?, dependentNodes, numDependentNodes)
-}
+entry!(cuGraphNodeGetDependentNodes, |node, list, count| {
+    put_nodes(&neighbours(node, true)?, list, count)
+});
 
-pub(super) unsafe fn cuGraphNodeGetDependentNodes_v2(
-    hNode: sys::CUgraphNode,
-    dependentNodes: *mut sys::CUgraphNode,
-    edgeData: *mut sys::CUgraphEdgeData,
-    numDependentNodes: *mut usize,
-) -> Answer {
-    put_nodes(&neighbours(hNode, true)?, dependentNodes, numDependentNodes)?;
-    if !edgeData.is_null() {
-        std::ptr::write_bytes(edgeData, 0, *numDependentNodes);
-    }
-    Ok(())
-}
+entry!(cuGraphNodeGetDependentNodes_v2, |node, list, data, count| {
+    put_nodes_and_data(&neighbours(node, true)?, list, data, count)
+});
 
 fn kind_of(node: &Node) -> u32 {
     match node {
@@ -1159,58 +600,40 @@ fn kind_of(node: &Node) -> u32 {
     }
 }
 
-pub(super) unsafe fn cuGraphNodeGetType(hNode: sys::CUgraphNode, type_: *mut c_uint) -> Answer {
-    put(type_, kind_of(&lock(&Object::<GraphNode>::get(hNode)?.node)))
-}
+entry!(cuGraphNodeGetType, |hNode, type_| put(type_, kind_of(&lock(&Object::<GraphNode>::get(hNode)?.node))));
 
-pub(super) unsafe fn cuGraphNodeGetContainingGraph(
-    hNode: sys::CUgraphNode,
-    phGraph: *mut sys::CUgraph,
-) -> Answer {
+entry!(cuGraphNodeGetContainingGraph, |hNode, phGraph| {
     put(phGraph, Object::<GraphNode>::get(hNode)?.graph.load(Acquire) as sys::CUgraph)
-}
+});
 
-pub(super) unsafe fn cuGraphGetId(hGraph: sys::CUgraph, graphId: *mut c_uint) -> Answer {
-    put(graphId, Object::<Graph>::get(hGraph)?.id as u32)
-}
+entry!(cuGraphGetId, |hGraph, graphId| put(graphId, Object::<Graph>::get(hGraph)?.id as u32));
 
-pub(super) unsafe fn cuGraphChildGraphNodeGetGraph(
-    hNode: sys::CUgraphNode,
-    phGraph: *mut sys::CUgraph,
-) -> Answer {
+entry!(cuGraphChildGraphNodeGetGraph, |hNode, phGraph| {
     match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
         Node::Child(graph) => put(phGraph, graph.handle()),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
-pub(super) unsafe fn cuGraphEventRecordNodeGetEvent(
-    hNode: sys::CUgraphNode,
-    event_out: *mut sys::CUevent,
-) -> Answer {
+entry!(cuGraphEventRecordNodeGetEvent, |hNode, event_out| {
     match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
         Node::Record(event) => put(event_out, event.handle()),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
-pub(super) unsafe fn cuGraphEventWaitNodeGetEvent(
-    hNode: sys::CUgraphNode,
-    event_out: *mut sys::CUevent,
-) -> Answer {
+entry!(cuGraphEventWaitNodeGetEvent, |hNode, event_out| {
     match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
         Node::Wait(event) => put(event_out, event.handle()),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
 unsafe fn put_kernel(node: sys::CUgraphNode, out: *mut c_void, v2: bool) -> Answer {
     let node = Object::<GraphNode>::get(node)?;
     let node = lock(&node.node);
     let Node::Kernel(launch) = &*node else { return Err(INVALID_VALUE) };
-    if out.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(out.is_null(), INVALID_VALUE)?;
     std::ptr::write_bytes(out.cast::<u8>(), 0, if v2 { 72 } else { 56 });
     out.cast::<*mut c_void>().write_unaligned(launch.function.handle());
     let ([a, b, c], [d, e, f]) = (launch.grid, launch.block);
@@ -1219,108 +642,17 @@ unsafe fn put_kernel(node: sys::CUgraphNode, out: *mut c_void, v2: bool) -> Answ
     Ok(())
 }
 
-pub(super) unsafe fn cuGraphKernelNodeGetParams_v2(
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUDA_KERNEL_NODE_PARAMS,
-) -> Answer {
-    put_kernel(hNode, nodeParams.cast(), true)
-}
+entry!(cuGraphKernelNodeGetParams_v2, |hNode, nodeParams| put_kernel(hNode, nodeParams.cast(), true));
+entry!(cuGraphKernelNodeGetParams, |hNode, nodeParams| put_kernel(hNode, nodeParams.cast(), false));
 
-pub(super) unsafe fn cuGraphKernelNodeGetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Answer {
-    put_kernel(hNode, nodeParams.cast(), false)
-}
-
-pub(super) unsafe fn cuGraphHostNodeGetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUDA_HOST_NODE_PARAMS,
-) -> Answer {
+entry!(cuGraphHostNodeGetParams, |hNode, nodeParams| {
     match *lock(&Object::<GraphNode>::get(hNode)?.node) {
         Node::Host { function, data } => {
             put(nodeParams, sys::CUDA_HOST_NODE_PARAMS { fn_: function, userData: data as *mut c_void })
         }
         _ => Err(INVALID_VALUE),
     }
-}
-
-// --- Changing nodes --------------------------------------------------------------------------------
-
-/// Replaces a node's parameters by others of its kind.
-unsafe fn set_node(node: sys::CUgraphNode, new: Node) -> Answer {
-    let node = Object::<GraphNode>::get(node)?;
-    let mut old = lock(&node.node);
-    if kind_of(&old) != kind_of(&new) {
-        return Err(INVALID_VALUE);
-    }
-    *old = new;
-    Ok(())
-}
-
-pub(super) unsafe fn cuGraphKernelNodeSetParams_v2(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
-) -> Answer {
-    set_node(hNode, Node::Kernel(read_kernel(nodeParams.cast(), true)?))
-}
-
-pub(super) unsafe fn cuGraphKernelNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Answer {
-    set_node(hNode, Node::Kernel(read_kernel(nodeParams.cast(), false)?))
-}
-
-pub(super) unsafe fn cuGraphMemcpyNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_MEMCPY3D,
-) -> Answer {
-    set_node(hNode, Node::Copy(xfer::from_3d(nodeParams.cast())?))
-}
-
-pub(super) unsafe fn cuGraphMemsetNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
-) -> Answer {
-    set_node(hNode, Node::Set(read_memset(nodeParams.cast())?))
-}
-
-pub(super) unsafe fn cuGraphHostNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
-) -> Answer {
-    set_node(hNode, read_host(nodeParams)?)
-}
-
-pub(super) unsafe fn cuGraphEventRecordNodeSetEvent(hNode: sys::CUgraphNode, event: sys::CUevent) -> Answer {
-    set_node(hNode, Node::Record(Object::<Event>::get(event)?))
-}
-
-pub(super) unsafe fn cuGraphEventWaitNodeSetEvent(hNode: sys::CUgraphNode, event: sys::CUevent) -> Answer {
-    set_node(hNode, Node::Wait(Object::<Event>::get(event)?))
-}
-
-pub(super) unsafe fn cuGraphBatchMemOpNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> Answer {
-    set_node(hNode, read_batch(nodeParams.cast())?)
-}
-
-pub(super) unsafe fn cuGraphNodeSetParams(
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    set_node(hNode, read_general(nodeParams.cast())?)
-}
-
-pub(super) unsafe fn cuGraphNodeSetParams_v2(
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    set_node(hNode, read_general(nodeParams.cast())?)
-}
+});
 
 // --- Executable graphs -----------------------------------------------------------------------------
 
@@ -1352,88 +684,44 @@ fn steps_of(graph: &Graph) -> Result<Vec<Step>, CUresult> {
 
 unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) -> Answer {
     driver()?;
-    if flags & !0xf != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags & !0xf != 0, INVALID_VALUE)?;
     let steps = Mutex::new(steps_of(Object::<Graph>::get(graph)?)?);
     put(out, Object::create(Exec { id: next_id(), flags, steps }).handle())
 }
 
-pub(super) unsafe fn cuGraphInstantiate(
-    phGraphExec: *mut sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    phErrorNode: *mut sys::CUgraphNode,
-    _logBuffer: *mut c_char,
-    _bufferSize: usize,
-) -> Answer {
-    put_opt(phErrorNode, std::ptr::null_mut());
+entry!(cuGraphInstantiate | cuGraphInstantiate_v2, |phGraphExec, hGraph, phErrorNode, _, _| {
+    put_opt(phErrorNode, null_mut());
     instantiate(phGraphExec, hGraph, 0)
-}
+});
 
-pub(super) unsafe fn cuGraphInstantiate_v2(
-    phGraphExec: *mut sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    phErrorNode: *mut sys::CUgraphNode,
-    logBuffer: *mut c_char,
-    bufferSize: usize,
-) -> Answer {
-    cuGraphInstantiate(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)
-}
+entry!(cuGraphInstantiateWithFlags, |phGraphExec, hGraph, flags| instantiate(phGraphExec, hGraph, flags));
 
-pub(super) unsafe fn cuGraphInstantiateWithFlags(
-    phGraphExec: *mut sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    flags: c_ulonglong,
-) -> Answer {
-    instantiate(phGraphExec, hGraph, flags)
-}
-
-/// `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, upload stream, error node, result.
-pub(super) unsafe fn cuGraphInstantiateWithParams(
-    _flavor: Flavor,
-    phGraphExec: *mut sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    instantiateParams: *mut sys::CUDA_GRAPH_INSTANTIATE_PARAMS,
-) -> Answer {
-    if instantiateParams.is_null() {
-        return Err(INVALID_VALUE);
-    }
+// `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, upload stream, error node, result.
+entry!(cuGraphInstantiateWithParams, |_, phGraphExec, hGraph, instantiateParams| {
+    refuse_if(instantiateParams.is_null(), INVALID_VALUE)?;
     let flags = instantiateParams.cast::<u64>().read_unaligned();
     let answer = instantiate(phGraphExec, hGraph, flags);
     let at = instantiateParams.cast::<u8>();
-    at.add(16).cast::<*mut c_void>().write_unaligned(std::ptr::null_mut());
+    at.add(16).cast::<*mut c_void>().write_unaligned(null_mut());
     at.add(24).cast::<u32>().write_unaligned(u32::from(answer.is_err()));
     answer
-}
+});
 
-pub(super) unsafe fn cuGraphExecDestroy(hGraphExec: sys::CUgraphExec) -> Answer {
+entry!(cuGraphExecDestroy, |hGraphExec| {
     driver()?;
     if Object::<Exec>::get(hGraphExec)?.retire() { Ok(()) } else { Err(INVALID_VALUE) }
-}
+});
 
-pub(super) unsafe fn cuGraphExecGetFlags(hGraphExec: sys::CUgraphExec, flags: *mut u64) -> Answer {
-    put(flags, Object::<Exec>::get(hGraphExec)?.flags)
-}
+entry!(cuGraphExecGetFlags, |hGraphExec, flags| put(flags, Object::<Exec>::get(hGraphExec)?.flags));
+entry!(cuGraphExecGetId, |hGraphExec, graphId| put(graphId, Object::<Exec>::get(hGraphExec)?.id as u32));
 
-pub(super) unsafe fn cuGraphExecGetId(hGraphExec: sys::CUgraphExec, graphId: *mut c_uint) -> Answer {
-    put(graphId, Object::<Exec>::get(hGraphExec)?.id as u32)
-}
-
-pub(super) unsafe fn cuGraphUpload(
-    flavor: Flavor,
-    hGraph: sys::CUgraphExec,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuGraphUpload, |flavor, hGraph, hStream| {
     Object::<Exec>::get(hGraph)?;
     stream(flavor, hStream)?;
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuGraphLaunch(
-    flavor: Flavor,
-    hGraph: sys::CUgraphExec,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuGraphLaunch, |flavor, hGraph, hStream| {
     let exec = Object::<Exec>::get(hGraph)?;
     let stream = stream(flavor, hStream)?;
     legacy_not_implied(stream)?;
@@ -1462,164 +750,55 @@ pub(super) unsafe fn cuGraphLaunch(
         run_node(stream, &step.node)?;
     }
     Ok(())
-}
+});
 
-unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) -> Answer {
-    let exec = Object::<Exec>::get(exec)?;
-    let node = Object::<GraphNode>::get(node)?;
-    let mut steps = lock(&exec.steps);
-    let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
-    if kind_of(&step.node) != kind_of(&new) {
-        return Err(INVALID_VALUE);
-    }
-    step.node = new;
-    Ok(())
-}
-
-pub(super) unsafe fn cuGraphExecKernelNodeSetParams_v2(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Kernel(read_kernel(nodeParams.cast(), true)?))
-}
-
-pub(super) unsafe fn cuGraphExecKernelNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Kernel(read_kernel(nodeParams.cast(), false)?))
-}
-
-pub(super) unsafe fn cuGraphExecMemcpyNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    copyParams: *const sys::CUDA_MEMCPY3D,
-    _ctx: sys::CUcontext,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Copy(xfer::from_3d(copyParams.cast())?))
-}
-
-pub(super) unsafe fn cuGraphExecMemsetNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    memsetParams: *const sys::CUDA_MEMSET_NODE_PARAMS,
-    _ctx: sys::CUcontext,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Set(read_memset(memsetParams.cast())?))
-}
-
-pub(super) unsafe fn cuGraphExecHostNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    nodeParams: *const sys::CUDA_HOST_NODE_PARAMS,
-) -> Answer {
-    set_step(hGraphExec, hNode, read_host(nodeParams)?)
-}
-
-pub(super) unsafe fn cuGraphExecChildGraphNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    childGraph: sys::CUgraph,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Child(clone_graph(Object::<Graph>::get(childGraph)?)))
-}
-
-pub(super) unsafe fn cuGraphExecEventRecordNodeSetEvent(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    event: sys::CUevent,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Record(Object::<Event>::get(event)?))
-}
-
-pub(super) unsafe fn cuGraphExecEventWaitNodeSetEvent(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    event: sys::CUevent,
-) -> Answer {
-    set_step(hGraphExec, hNode, Node::Wait(Object::<Event>::get(event)?))
-}
-
-pub(super) unsafe fn cuGraphExecNodeSetParams(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    nodeParams: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    set_step(hGraphExec, hNode, read_general(nodeParams.cast())?)
-}
-
-pub(super) unsafe fn cuGraphNodeSetEnabled(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    isEnabled: c_uint,
-) -> Answer {
+entry!(cuGraphNodeSetEnabled, |hGraphExec, hNode, isEnabled| {
     let exec = Object::<Exec>::get(hGraphExec)?;
     let node = Object::<GraphNode>::get(hNode)?;
     let mut steps = lock(&exec.steps);
     let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
     // Kernels, copies and sets only.
-    if kind_of(&step.node) > 2 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(kind_of(&step.node) > 2, INVALID_VALUE)?;
     step.enabled = isEnabled != 0;
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuGraphNodeGetEnabled(
-    hGraphExec: sys::CUgraphExec,
-    hNode: sys::CUgraphNode,
-    isEnabled: *mut c_uint,
-) -> Answer {
+entry!(cuGraphNodeGetEnabled, |hGraphExec, hNode, isEnabled| {
     let exec = Object::<Exec>::get(hGraphExec)?;
     let node = Object::<GraphNode>::get(hNode)?;
     let steps = lock(&exec.steps);
     let step = steps.iter().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
     put(isEnabled, u32::from(step.enabled))
-}
+});
 
 /// Takes the parameters of another graph of the same shape. `Err` carries the driver's reason: 2 topology, 3 node type.
 fn update(exec: &Exec, graph: &Graph) -> Result<(), u32> {
     let new = steps_of(graph).map_err(|_| 1_u32)?;
     let mut steps = lock(&exec.steps);
-    if new.len() != steps.len() {
-        return Err(2);
-    }
-    if new.iter().zip(steps.iter()).any(|(a, b)| kind_of(&a.node) != kind_of(&b.node)) {
-        return Err(3);
-    }
+    refuse_if(new.len() != steps.len(), 2_u32)?;
+    refuse_if(new.iter().zip(steps.iter()).any(|(a, b)| kind_of(&a.node) != kind_of(&b.node)), 3_u32)?;
     for (old, new) in steps.iter_mut().zip(new) {
         old.node = new.node;
     }
     Ok(())
 }
 
-/// `CUgraphExecUpdateResultInfo`: result, error node, error source.
-pub(super) unsafe fn cuGraphExecUpdate_v2(
-    hGraphExec: sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    resultInfo: *mut sys::CUgraphExecUpdateResultInfo,
-) -> Answer {
+// `CUgraphExecUpdateResultInfo`: result, error node, error source.
+entry!(cuGraphExecUpdate_v2, |hGraphExec, hGraph, resultInfo| {
     let updated = update(Object::<Exec>::get(hGraphExec)?, Object::<Graph>::get(hGraph)?);
     if !resultInfo.is_null() {
         std::ptr::write_bytes(resultInfo, 0, 1);
         resultInfo.cast::<u32>().write_unaligned(updated.err().unwrap_or(0));
     }
     updated.map_err(|_| CUresult(910))
-}
+});
 
-pub(super) unsafe fn cuGraphExecUpdate(
-    hGraphExec: sys::CUgraphExec,
-    hGraph: sys::CUgraph,
-    hErrorNode_out: *mut sys::CUgraphNode,
-    updateResult_out: *mut c_uint,
-) -> Answer {
+entry!(cuGraphExecUpdate, |hGraphExec, hGraph, hErrorNode_out, updateResult_out| {
     let updated = update(Object::<Exec>::get(hGraphExec)?, Object::<Graph>::get(hGraph)?);
-    put_opt(hErrorNode_out, std::ptr::null_mut());
+    put_opt(hErrorNode_out, null_mut());
     put_opt(updateResult_out, updated.err().unwrap_or(0));
     updated.map_err(|_| CUresult(910))
-}
+});
 
 // --- User objects ----------------------------------------------------------------------------------
 
@@ -1636,57 +815,40 @@ impl Kind for UserObject {
     const BAD: CUresult = INVALID_VALUE;
 }
 
-pub(super) unsafe fn cuUserObjectCreate(
-    object_out: *mut sys::CUuserObject,
-    ptr: *mut c_void,
-    destroy: sys::CUhostFn,
-    initialRefcount: c_uint,
-    flags: c_uint,
-) -> Answer {
+entry!(cuUserObjectCreate, |object_out, ptr, destroy, initialRefcount, flags| {
     driver()?;
-    if destroy.is_none() || initialRefcount == 0 || flags != 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(destroy.is_none() || initialRefcount == 0 || flags != 1, INVALID_VALUE)?;
     let count = AtomicUsize::new(initialRefcount as usize);
     put(object_out, Object::create(UserObject { count, data: ptr as usize, destroy }).handle())
-}
+});
 
-pub(super) unsafe fn cuUserObjectRetain(object: sys::CUuserObject, count: c_uint) -> Answer {
+unsafe fn retain(object: sys::CUuserObject, count: c_uint) -> Answer {
     Object::<UserObject>::get(object)?.count.fetch_add(count as usize, AcqRel);
     Ok(())
 }
 
-pub(super) unsafe fn cuUserObjectRelease(object: sys::CUuserObject, count: c_uint) -> Answer {
+unsafe fn release_object(object: sys::CUuserObject, count: c_uint) -> Answer {
     let object = Object::<UserObject>::get(object)?;
     let left = object.count.fetch_update(AcqRel, Acquire, |n| n.checked_sub(count as usize));
-    match left {
-        Ok(before) if before == count as usize && object.retire() => {
-            if let Some(destroy) = object.destroy {
-                destroy(object.data as *mut c_void);
-            }
-            Ok(())
-        }
-        Ok(_) => Ok(()),
-        Err(_) => Err(INVALID_VALUE),
+    if left.map_err(|_| INVALID_VALUE)? == count as usize
+        && object.retire()
+        && let Some(destroy) = object.destroy
+    {
+        destroy(object.data as *mut c_void);
     }
+    Ok(())
 }
 
-pub(super) unsafe fn cuGraphRetainUserObject(
-    graph: sys::CUgraph,
-    object: sys::CUuserObject,
-    count: c_uint,
-    flags: c_uint,
-) -> Answer {
+entry!(cuUserObjectRetain, |object, count| retain(object, count));
+entry!(cuUserObjectRelease, |object, count| release_object(object, count));
+
+entry!(cuGraphRetainUserObject, |graph, object, count, flags| {
     Object::<Graph>::get(graph)?;
     // CU_GRAPH_USER_OBJECT_MOVE takes the caller's references; they are kept for good.
-    if flags & 1 != 0 { Ok(()) } else { cuUserObjectRetain(object, count) }
-}
+    if flags & 1 != 0 { Ok(()) } else { retain(object, count) }
+});
 
-pub(super) unsafe fn cuGraphReleaseUserObject(
-    graph: sys::CUgraph,
-    object: sys::CUuserObject,
-    count: c_uint,
-) -> Answer {
+entry!(cuGraphReleaseUserObject, |graph, object, count| {
     Object::<Graph>::get(graph)?;
-    cuUserObjectRelease(object, count)
-}
+    release_object(object, count)
+});

@@ -6,12 +6,13 @@
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
 use std::collections::BTreeMap;
+use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Acquire;
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied, not_while_capturing};
-use super::vmm::Backing;
+use super::capture::{legacy_not_implied, not_while_capturing};
+use super::graph::Node;
 use super::*;
 use crate::sim::{MAX_GPUS, MemKind, Work};
 
@@ -31,6 +32,14 @@ pub(crate) struct Alloc {
     in_use: bool,
     /// Set once its bytes lie in a file that other processes map.
     pub(crate) backing: Option<Backing>,
+}
+
+/// Bytes in a file that several processes map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backing {
+    pub(crate) id: u32,
+    pub(crate) generation: u32,
+    pub(crate) file: c_int,
 }
 
 /// The kind of an address range.
@@ -77,20 +86,8 @@ pub(crate) struct Registry {
 impl Arena {
     fn reserve(&mut self, bytes: u64) -> Result<(), CUresult> {
         let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
-        // SAFETY: a new anonymous mapping, not reserved and not touched.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size as usize + (2 << 20),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(OUT_OF_MEMORY);
-        }
+        // SAFETY: a new mapping, not reserved and not touched.
+        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
         // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
         unsafe {
             libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
@@ -145,10 +142,45 @@ impl Arena {
 }
 
 impl Alloc {
+    /// One whose addresses come from elsewhere.
+    fn new(address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Self {
+        Self {
+            address,
+            bytes,
+            span: 0,
+            what,
+            gpu,
+            ordinal,
+            context,
+            id: next_id(),
+            touched: false,
+            in_use: false,
+            backing: None,
+        }
+    }
+
     pub(crate) fn span(&self) -> u64 {
         self.span
     }
 }
+
+/// Maps private zero pages, at a place of the kernel's choice where `at` is 0.
+///
+/// # Safety
+/// With `MAP_FIXED`, nothing that is still used lies there.
+pub(crate) unsafe fn map_pages(
+    at: u64,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+) -> Result<*mut c_void, CUresult> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: by the contract; the result is checked.
+    let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(at) }
+}
+
+pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 fn span_of(bytes: u64) -> u64 {
     if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(4096) }
@@ -168,38 +200,14 @@ impl Registry {
         let mut inner = lock(&self.inner);
         let span = span_of(bytes);
         let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;
-        let alloc = Alloc {
-            address,
-            bytes,
-            span,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        };
+        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, gpu, ordinal, context) };
         inner.live.insert(address, alloc);
         Ok(address)
     }
 
     /// Notes a range whose addresses come from elsewhere.
     pub(crate) fn note(&self, address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) {
-        let alloc = Alloc {
-            address,
-            bytes,
-            span: 0,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        };
+        let alloc = Alloc::new(address, bytes, what, gpu, ordinal, context);
         lock(&self.inner).live.insert(address, alloc);
     }
 
@@ -213,17 +221,9 @@ impl Registry {
         if alloc.span > 0 {
             if alloc.backing.is_some() {
                 // Private zero pages again in the place of the shared file.
+                let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
                 // SAFETY: the span is ours and no longer in use.
-                unsafe {
-                    libc::mmap(
-                        address as *mut c_void,
-                        alloc.span as usize,
-                        libc::PROT_READ | libc::PROT_WRITE,
-                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                        -1,
-                        0,
-                    );
-                }
+                let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
             } else if alloc.touched && alloc.span >= 4096 {
                 let start = address.next_multiple_of(4096);
                 let end = (address + alloc.span) & !4095;
@@ -380,57 +380,47 @@ pub(crate) fn free_all_of(context: &Context) -> Answer {
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------
 
-pub(super) unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Answer {
+entry!(cuMemAlloc_v2, |dptr, bytesize| {
     let context = current()?;
-    if dptr.is_null() || bytesize == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptr.is_null() || bytesize == 0, INVALID_VALUE)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Plain)?)
-}
+});
 
-pub(super) unsafe fn cuMemAllocPitch_v2(
-    dptr: *mut CUdeviceptr,
-    pPitch: *mut usize,
-    WidthInBytes: usize,
-    Height: usize,
-    ElementSizeBytes: c_uint,
-) -> Answer {
+entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
     let context = current()?;
-    if dptr.is_null()
-        || pPitch.is_null()
-        || WidthInBytes == 0
-        || Height == 0
-        || !matches!(ElementSizeBytes, 4 | 8 | 16)
-    {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        dptr.is_null()
+            || pPitch.is_null()
+            || WidthInBytes == 0
+            || Height == 0
+            || !matches!(ElementSizeBytes, 4 | 8 | 16),
+        INVALID_VALUE,
+    )?;
     not_while_capturing()?;
     let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
     let bytes = pitch.checked_mul(Height).ok_or(OUT_OF_MEMORY)?;
     put(dptr, allocate(context, bytes as u64, MemKind::Plain)?)?;
     put(pPitch, pitch)
-}
+});
 
-pub(super) unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) -> Answer {
+entry!(cuMemAllocManaged, |dptr, bytesize, flags| {
     let context = current()?;
-    if dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2), INVALID_VALUE)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Managed)?)
-}
+});
 
-pub(super) unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> Answer {
+entry!(cuMemFree_v2, |dptr| {
     driver()?;
     if dptr == 0 {
         return Ok(());
     }
     not_while_capturing()?;
     free(dptr)
-}
+});
 
-pub(super) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Answer {
+entry!(cuMemGetInfo_v2, |free, total| {
     let context = current()?;
     let driver = driver()?;
     let (left, all) = driver.device.with(|engine, now| {
@@ -440,118 +430,63 @@ pub(super) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Ans
     put_opt(free, left as usize);
     put_opt(total, all as usize);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemGetAddressRange_v2(
-    pbase: *mut CUdeviceptr,
-    psize: *mut usize,
-    dptr: CUdeviceptr,
-) -> Answer {
+entry!(cuMemGetAddressRange_v2, |pbase, psize, dptr| {
     current()?;
     let alloc = driver()?.memory.find(dptr).ok_or(NOT_FOUND)?;
     put_opt(pbase, alloc.address);
     put_opt(psize, alloc.bytes as usize);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemAdvise(
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: c_uint,
-    _device: CUdevice,
-) -> Answer {
+entry!(cuMemAdvise | cuMemAdvise_v2, |devPtr, count, _, _| {
     driver()?;
     check_range(devPtr, count as u64)
-}
-
-pub(super) unsafe fn cuMemAdvise_v2(
-    devPtr: CUdeviceptr,
-    count: usize,
-    _advice: c_uint,
-    _location: CUmemLocation,
-) -> Answer {
-    driver()?;
-    check_range(devPtr, count as u64)
-}
+});
 
 /// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
 fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer {
     check_range(address, bytes)?;
     legacy_not_implied(stream)?;
-    if stream.capturing.load(Acquire) {
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
+    refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let ns = driver()?.profile().copy_ns(bytes, true);
     push(stream, Work::Copy { engine: 0, bytes, ns })?;
     Ok(())
 }
 
-pub(super) unsafe fn cuMemPrefetchAsync(
-    flavor: Flavor,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _dstDevice: CUdevice,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemPrefetchAsync, |flavor, devPtr, count, _, hStream| {
     prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-}
+});
 
-pub(super) unsafe fn cuMemPrefetchAsync_v2(
-    flavor: Flavor,
-    devPtr: CUdeviceptr,
-    count: usize,
-    _location: CUmemLocation,
-    _flags: c_uint,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemPrefetchAsync_v2, |flavor, devPtr, count, _, _, hStream| {
     prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-}
+});
 
-pub(super) unsafe fn cuMemPrefetchBatchAsync(
-    flavor: Flavor,
-    dptrs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetchLocs: *mut CUmemLocation,
-    _prefetchLocIdxs: *mut usize,
-    _numPrefetchLocs: usize,
-    flags: c_ulonglong,
-    hStream: sys::CUstream,
-) -> Answer {
-    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
-}
-
-pub(super) unsafe fn cuMemDiscardAndPrefetchBatchAsync(
-    flavor: Flavor,
-    dptrs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetchLocs: *mut CUmemLocation,
-    _prefetchLocIdxs: *mut usize,
-    _numPrefetchLocs: usize,
-    flags: c_ulonglong,
-    hStream: sys::CUstream,
-) -> Answer {
-    cuMemDiscardBatchAsync(flavor, dptrs, sizes, count, flags, hStream)
-}
-
-pub(super) unsafe fn cuMemDiscardBatchAsync(
-    flavor: Flavor,
+unsafe fn prefetch_all(
+    stream: &'static Object<Stream>,
     dptrs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
     flags: c_ulonglong,
-    hStream: sys::CUstream,
 ) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    if dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0, INVALID_VALUE)?;
     for i in 0..count {
         prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
     }
     Ok(())
 }
+
+entry!(cuMemDiscardBatchAsync, |flavor, dptrs, sizes, count, flags, hStream| {
+    prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+});
+
+entry!(
+    cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
+    |flavor, dptrs, sizes, count, _, _, _, flags, hStream| {
+        prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+    }
+);
 
 // --- Sets ------------------------------------------------------------------------------------------
 
@@ -584,8 +519,9 @@ unsafe fn zero(at: usize, length: usize) {
     }
 }
 
-/// A memset: rows of equal elements.
+/// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
@@ -596,6 +532,8 @@ pub(crate) struct Fill {
     pub(crate) height: u64,
 }
 
+const _: () = assert!(size_of::<Fill>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS_v1>());
+
 impl Fill {
     fn bytes(&self) -> u64 {
         self.width * self.height * u64::from(self.element)
@@ -603,9 +541,10 @@ impl Fill {
 
     pub(crate) fn check(&self) -> Answer {
         let row = self.width * u64::from(self.element);
-        if !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(
+            !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row,
+            INVALID_VALUE,
+        )?;
         if self.bytes() > 0 {
             check_range(self.address, self.pitch * (self.height - 1) + row)?;
         }
@@ -657,18 +596,17 @@ impl Fill {
         if driver.hosts_pending.load(Acquire) == 0 {
             self.apply();
         } else {
-            push_host(
-                stream,
-                Box::new(move || {
-                    self.apply();
-                    true
-                }),
-            )?;
+            push_call(stream, move || self.apply())?;
         }
         let bytes = self.bytes();
         push(stream, Work::Copy { engine: 0, bytes, ns: driver.profile().copy_ns(bytes, false) })?;
         Ok(())
     }
+}
+
+fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize, height: usize) -> Fill {
+    let (value, pitch) = (value.into(), pitch as u64);
+    Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
 }
 
 fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> Answer {
@@ -684,67 +622,43 @@ fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> 
     submit(stream, Node::Set(fill))
 }
 
+/// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
 macro_rules! sets {
-    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $value:ty, $element:literal;)*) => {$(
-        pub(super) unsafe fn $sync(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize) -> Answer {
-            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
-            set(flavor, std::ptr::null_mut(), true, fill)
-        }
-        pub(super) unsafe fn $asynchronous(flavor: Flavor, at: CUdeviceptr, value: $value, n: usize, stream: sys::CUstream) -> Answer {
-            let fill = Fill { address: at, pitch: 0, value: u32::from(value), element: $element, width: n as u64, height: 1 };
-            set(flavor, stream, false, fill)
-        }
-        pub(super) unsafe fn $sync2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize) -> Answer {
-            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
-            set(flavor, std::ptr::null_mut(), true, fill)
-        }
-        pub(super) unsafe fn $async2(flavor: Flavor, at: CUdeviceptr, pitch: usize, value: $value, w: usize, h: usize, stream: sys::CUstream) -> Answer {
-            let fill = Fill { address: at, pitch: pitch as u64, value: u32::from(value), element: $element, width: w as u64, height: h as u64 };
-            set(flavor, stream, false, fill)
-        }
+    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
+        entry!($sync, |flavor, at, value, n| set(flavor, null_mut(), true, fill($element, at, 0, value, n, 1)));
+        entry!($asynchronous, |flavor, at, value, n, stream| {
+            set(flavor, stream, false, fill($element, at, 0, value, n, 1))
+        });
+        entry!($sync2, |flavor, at, pitch, value, width, height| {
+            set(flavor, null_mut(), true, fill($element, at, pitch, value, width, height))
+        });
+        entry!($async2, |flavor, at, pitch, value, width, height, stream| {
+            set(flavor, stream, false, fill($element, at, pitch, value, width, height))
+        });
     )*};
 }
 sets! {
-    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async u8, 1;
-    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async u16, 2;
-    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async u32, 4;
+    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async 1;
+    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async 2;
+    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async 4;
 }
 
 // --- Host memory -----------------------------------------------------------------------------------
 
-pub(super) unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
     let context = current()?;
-    if pp.is_null() || bytesize == 0 || Flags > 7 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
     not_while_capturing()?;
-    let at = libc::mmap(
-        std::ptr::null_mut(),
-        bytesize.next_multiple_of(4096),
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        -1,
-        0,
-    );
-    if at == libc::MAP_FAILED {
-        return Err(OUT_OF_MEMORY);
-    }
-    driver()?.memory.note(
-        at as u64,
-        bytesize as u64,
-        What::Host(Flags),
-        context.gpu,
-        context.ordinal,
-        context.id,
-    );
+    let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
+    let (registry, c) = (&driver()?.memory, context);
+    registry.note(at as u64, bytesize as u64, What::Host(flags), c.gpu, c.ordinal, c.id);
     put(pp, at)
 }
 
-pub(super) unsafe fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Answer {
-    cuMemHostAlloc(pp, bytesize, 0)
-}
+entry!(cuMemHostAlloc, |pp, bytesize, Flags| host_alloc(pp, bytesize, Flags));
+entry!(cuMemAllocHost_v2, |pp, bytesize| host_alloc(pp, bytesize, 0));
 
-pub(super) unsafe fn cuMemFreeHost(p: *mut c_void) -> Answer {
+entry!(cuMemFreeHost, |p| {
     let driver = driver()?;
     if p.is_null() {
         return Ok(());
@@ -753,151 +667,108 @@ pub(super) unsafe fn cuMemFreeHost(p: *mut c_void) -> Answer {
     let alloc = driver.memory.remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
     libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
+entry!(cuMemHostRegister_v2 | cuMemHostRegister, |p, bytesize, Flags| {
     let context = current()?;
-    if p.is_null() || bytesize == 0 {
-        return Err(INVALID_VALUE);
-    }
-    let driver = driver()?;
-    if driver.memory.find(p as u64).is_some() {
-        return Err(CUresult(712));
-    }
-    driver.memory.note(
-        p as u64,
-        bytesize as u64,
-        What::Registered(Flags),
-        context.gpu,
-        context.ordinal,
-        context.id,
-    );
+    refuse_if(p.is_null() || bytesize == 0, INVALID_VALUE)?;
+    let (registry, c) = (&driver()?.memory, context);
+    refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
+    registry.note(p as u64, bytesize as u64, What::Registered(Flags), c.gpu, c.ordinal, c.id);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: c_uint) -> Answer {
-    cuMemHostRegister_v2(p, bytesize, Flags)
-}
-
-pub(super) unsafe fn cuMemHostUnregister(p: *mut c_void) -> Answer {
+entry!(cuMemHostUnregister, |p| {
     let removed = driver()?.memory.remove(p as u64, |a| matches!(a.what, What::Registered(_)));
     removed.map(|_| ()).ok_or(CUresult(713))
-}
+});
 
-pub(super) unsafe fn cuMemHostGetDevicePointer_v2(
-    pdptr: *mut CUdeviceptr,
-    p: *mut c_void,
-    Flags: c_uint,
-) -> Answer {
+entry!(cuMemHostGetDevicePointer_v2, |pdptr, p, Flags| {
     let driver = driver()?;
     let known =
         driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
-    if Flags != 0 || !known {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(Flags != 0 || !known, INVALID_VALUE)?;
     put(pdptr, p as u64)
-}
+});
 
-pub(super) unsafe fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) -> Answer {
+entry!(cuMemHostGetFlags, |pFlags, p| {
     match driver()?.memory.find(p as u64).map(|a| a.what) {
         Some(What::Host(flags)) => put(pFlags, flags | 2),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
 // --- What a pointer is -----------------------------------------------------------------------------
 
 /// One attribute; `Ok(None)`: the pointer is not known to the driver.
-unsafe fn attribute(data: *mut c_void, attribute: u32, address: u64) -> Result<Option<()>, CUresult> {
-    if data.is_null() {
-        return Err(INVALID_VALUE);
-    }
+fn attribute(kind: u32, address: u64) -> Result<Option<u64>, CUresult> {
     let driver = driver()?;
-    let Some(alloc) = driver.memory.find(address) else {
-        return Ok(None);
-    };
+    let Some(alloc) = driver.memory.find(address) else { return Ok(None) };
     let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
     let managed = alloc.what == What::Charged(MemKind::Managed);
-    match attribute {
+    Ok(Some(match kind {
         1 => {
-            let current = current_opt().filter(|c| c.id == alloc.context);
-            let primary = lock(&driver.primaries[alloc.ordinal as usize].state)
-                .context
-                .filter(|c| c.id == alloc.context);
-            let context = current.or(primary).map_or(std::ptr::null_mut::<c_void>(), Object::handle);
-            data.cast::<*mut c_void>().write_unaligned(context);
+            let primary = lock(&driver.primaries[alloc.ordinal as usize].state).context;
+            let its = |context: &&'static Object<Context>| context.id == alloc.context;
+            let context = current_opt().filter(its).or(primary.filter(its));
+            context.map_or(null_mut::<c_void>(), Object::handle) as u64
         }
-        2 => data.cast::<u32>().write_unaligned(if host { 1 } else { 2 }),
-        3 => data.cast::<u64>().write_unaligned(address),
-        4 => data.cast::<u64>().write_unaligned(if host || managed {
-            address
-        } else {
-            return Err(INVALID_VALUE);
-        }),
-        6 => data.cast::<u32>().write_unaligned(0),
-        7 => data.cast::<u64>().write_unaligned(alloc.id),
-        8 => data.cast::<u32>().write_unaligned(u32::from(managed)),
-        9 => data.cast::<i32>().write_unaligned(alloc.ordinal),
-        10 => data.cast::<u32>().write_unaligned(u32::from(alloc.what == What::Charged(MemKind::Plain))),
-        11 => data.cast::<u64>().write_unaligned(alloc.address),
-        12 => data.cast::<usize>().write_unaligned(alloc.bytes as usize),
-        13 => data.cast::<u32>().write_unaligned(1),
-        14 => data.cast::<u64>().write_unaligned(0),
-        15 => data.cast::<u32>().write_unaligned(0),
-        16 => data.cast::<u64>().write_unaligned(3),
-        17 => {
-            let pool = if let What::Pooled(pool) = alloc.what { pool } else { 0 };
-            data.cast::<u64>().write_unaligned(pool);
-        }
-        18 => data.cast::<usize>().write_unaligned(0),
-        19 => data.cast::<u64>().write_unaligned(0),
-        20 | 21 => data.cast::<u32>().write_unaligned(0),
-        _ => return Err(INVALID_VALUE),
-    }
-    Ok(Some(()))
-}
-
-pub(super) unsafe fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: CUdeviceptr) -> Answer {
-    self::attribute(data, attribute, ptr)?.ok_or(INVALID_VALUE)
-}
-
-/// Unknown pointers are no error here: their attributes are 0.
-pub(super) unsafe fn cuPointerGetAttributes(
-    numAttributes: c_uint,
-    attributes: *mut c_uint,
-    data: *mut *mut c_void,
-    ptr: CUdeviceptr,
-) -> Answer {
-    driver()?;
-    if attributes.is_null() || data.is_null() || numAttributes == 0 {
-        return Err(INVALID_VALUE);
-    }
-    for i in 0..numAttributes as usize {
-        let (kind, to) = (*attributes.add(i), *data.add(i));
-        if attribute(to, kind, ptr).is_ok_and(|known| known.is_some()) {
-            continue;
-        }
-        let width = match kind {
-            1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=19 => 8,
-            9 => {
-                to.cast::<i32>().write_unaligned(-2);
-                continue;
+        2 => {
+            if host {
+                1
+            } else {
+                2
             }
-            _ => 4,
-        };
-        std::ptr::write_bytes(to.cast::<u8>(), 0, width);
-    }
-    Ok(())
+        }
+        3 => address,
+        4 if host || managed => address,
+        7 => alloc.id,
+        8 => managed.into(),
+        9 => alloc.ordinal as u64,
+        10 => (alloc.what == What::Charged(MemKind::Plain)).into(),
+        11 => alloc.address,
+        12 => alloc.bytes,
+        13 => 1,
+        16 => 3,
+        17 => {
+            if let What::Pooled(pool) = alloc.what {
+                pool
+            } else {
+                0
+            }
+        }
+        6 | 14 | 15 | 18..=21 => 0,
+        _ => return Err(INVALID_VALUE),
+    }))
 }
 
-pub(super) unsafe fn cuPointerSetAttribute(
-    value: *const c_void,
-    attribute: c_uint,
-    ptr: CUdeviceptr,
-) -> Answer {
-    // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    if value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none() {
-        return Err(INVALID_VALUE);
+/// Writes an attribute, in 8 bytes or in 4.
+unsafe fn put_attribute(to: *mut c_void, kind: u32, value: u64) {
+    match kind {
+        1 | 3 | 4 | 7 | 11 | 12 | 14 | 16..=19 => to.cast::<u64>().write_unaligned(value),
+        _ => to.cast::<u32>().write_unaligned(value as u32),
+    }
+}
+
+entry!(cuPointerGetAttribute, |data, kind, ptr| {
+    refuse_if(data.is_null(), INVALID_VALUE)?;
+    put_attribute(data, kind, attribute(kind, ptr)?.ok_or(INVALID_VALUE)?);
+    Ok(())
+});
+
+// Unknown pointers are no error here: their attributes are 0, and their device is -2.
+entry!(cuPointerGetAttributes, |count, kinds, data, ptr| {
+    driver()?;
+    refuse_if(kinds.is_null() || data.is_null() || count == 0, INVALID_VALUE)?;
+    for i in 0..count as usize {
+        let kind = *kinds.add(i);
+        let unknown = if kind == 9 { -2_i32 as u64 } else { 0 };
+        put_attribute(*data.add(i), kind, attribute(kind, ptr).ok().flatten().unwrap_or(unknown));
     }
     Ok(())
-}
+});
+
+entry!(cuPointerSetAttribute, |value, attribute, ptr| {
+    // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    refuse_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none(), INVALID_VALUE)
+});

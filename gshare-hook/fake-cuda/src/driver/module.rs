@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
+use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied};
+use super::capture::legacy_not_implied;
+use super::graph::Node;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
@@ -95,28 +97,25 @@ impl Launch {
     pub(crate) fn check(&self) -> Answer {
         let [gx, gy, gz] = self.grid;
         let [bx, by, bz] = self.block;
-        if gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0 {
-            return Err(INVALID_VALUE);
-        }
-        if gx > 0x7fff_ffff
-            || gy > 65_535
-            || gz > 65_535
-            || bx > 1024
-            || by > 1024
-            || bz > 64
-            || self.threads() > self.function.shape.threads
-        {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0, INVALID_VALUE)?;
+        refuse_if(
+            gx > 0x7fff_ffff
+                || gy > 65_535
+                || gz > 65_535
+                || bx > 1024
+                || by > 1024
+                || bz > 64
+                || self.threads() > self.function.shape.threads,
+            INVALID_VALUE,
+        )?;
         let profile = current_profile()?;
-        if self.shared > profile.shared_memory_per_sm_bytes {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(self.shared > profile.shared_memory_per_sm_bytes, INVALID_VALUE)?;
         if self.cooperative {
             let fit = (profile.threads_per_sm / self.threads()).clamp(1, profile.blocks_per_sm);
-            if self.blocks() > u64::from(fit) * u64::from(profile.sms) {
-                return Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-            }
+            refuse_if(
+                self.blocks() > u64::from(fit) * u64::from(profile.sms),
+                CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            )?;
         }
         Ok(())
     }
@@ -172,39 +171,21 @@ unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys
     }
 }
 
-/// This one has no guard: the free path has nothing that panics, and the rest brings its own.
-#[inline(always)]
-pub(super) unsafe fn cuLaunchKernel(
-    flavor: Flavor,
-    f: sys::CUfunction,
-    gridDimX: c_uint,
-    gridDimY: c_uint,
-    gridDimZ: c_uint,
-    blockDimX: c_uint,
-    blockDimY: c_uint,
-    blockDimZ: c_uint,
-    sharedMemBytes: c_uint,
-    hStream: sys::CUstream,
-    kernelParams: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> CUresult {
-    let threads = u64::from(blockDimX) * u64::from(blockDimY) * u64::from(blockDimZ);
-    let ok = gridDimX != 0
-        && gridDimX <= 0x7fff_ffff
-        && gridDimY.wrapping_sub(1) < 65_535
-        && gridDimZ.wrapping_sub(1) < 65_535
+// This one has no guard: the free path has nothing that panics, and the rest brings its own.
+entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params, extra| {
+    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+    let ok = gx != 0
+        && gx <= 0x7fff_ffff
+        && gy.wrapping_sub(1) < 65_535
+        && gz.wrapping_sub(1) < 65_535
         && threads.wrapping_sub(1) < FEW_THREADS
-        && blockDimZ <= 64
-        && sharedMemBytes <= 48 << 10;
+        && bz <= 64
+        && shared <= 48 << 10;
     if launch_free(flavor, f, ok, hStream) {
-        return SUCCESS;
+        return Ok(());
     }
-    guard(|| {
-        let grid = [gridDimX, gridDimY, gridDimZ];
-        let block = [blockDimX, blockDimY, blockDimZ];
-        launch(flavor, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, false)
-    })
-}
+    caught(|| launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, extra, false))
+});
 
 #[cold]
 unsafe fn launch(
@@ -224,31 +205,15 @@ unsafe fn launch(
     let function = Object::<Function>::get(f)?;
     let stream = stream(flavor, hStream)?;
     let first = first_argument(function, params, extra);
-    let launch = Launch {
-        function,
-        grid,
-        block,
-        shared,
-        first,
-        params: params as usize,
-        extra: extra as usize,
-        cooperative,
-    };
+    let (params, extra) = (params as usize, extra as usize);
+    let launch = Launch { function, grid, block, shared, first, params, extra, cooperative };
     launch.check()?;
     legacy_not_implied(stream)?;
     submit(stream, Node::Kernel(launch))
 }
 
-pub(super) unsafe fn cuLaunchKernelEx(
-    flavor: Flavor,
-    config: *const sys::CUlaunchConfig,
-    f: sys::CUfunction,
-    kernelParams: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Answer {
-    if config.is_null() {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
+    refuse_if(config.is_null(), INVALID_VALUE)?;
     let c = &*config;
     let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
     let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
@@ -265,112 +230,58 @@ pub(super) unsafe fn cuLaunchKernelEx(
         return Ok(());
     }
     launch(flavor, f, grid, block, c.sharedMemBytes, c.hStream, kernelParams, extra, cooperative)
-}
+});
 
-pub(super) unsafe fn cuLaunchCooperativeKernel(
-    flavor: Flavor,
-    f: sys::CUfunction,
-    gridDimX: c_uint,
-    gridDimY: c_uint,
-    gridDimZ: c_uint,
-    blockDimX: c_uint,
-    blockDimY: c_uint,
-    blockDimZ: c_uint,
-    sharedMemBytes: c_uint,
-    hStream: sys::CUstream,
-    kernelParams: *mut *mut c_void,
-) -> Answer {
-    let grid = [gridDimX, gridDimY, gridDimZ];
-    let block = [blockDimX, blockDimY, blockDimZ];
+entry!(cuLaunchCooperativeKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params| {
     calls::launch();
-    launch(flavor, f, grid, block, sharedMemBytes, hStream, kernelParams, std::ptr::null_mut(), true)
-}
+    launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, null_mut(), true)
+});
 
-pub(super) unsafe fn cuLaunchCooperativeKernelMultiDevice(
-    launchParamsList: *mut sys::CUDA_LAUNCH_PARAMS,
-    numDevices: c_uint,
-    _flags: c_uint,
-) -> Answer {
-    if launchParamsList.is_null() || numDevices == 0 {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
+    refuse_if(launchParamsList.is_null() || numDevices == 0, INVALID_VALUE)?;
     calls::launch();
     for i in 0..numDevices as usize {
         let p = &*launchParamsList.add(i);
-        if p.hStream as usize <= 2 {
-            return Err(INVALID_HANDLE);
-        }
+        refuse_if(p.hStream as usize <= 2, INVALID_HANDLE)?;
         let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
         let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
-        let none = std::ptr::null_mut();
-        launch(
-            Flavor::Legacy,
-            p.function,
-            grid,
-            block,
-            p.sharedMemBytes,
-            p.hStream,
-            p.kernelParams,
-            none,
-            true,
-        )?;
+        let (flavor, none) = (Flavor::Legacy, null_mut());
+        launch(flavor, p.function, grid, block, p.sharedMemBytes, p.hStream, p.kernelParams, none, true)?;
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuFuncSetBlockShape(hfunc: sys::CUfunction, x: c_int, y: c_int, z: c_int) -> Answer {
+entry!(cuFuncSetBlockShape, |hfunc, x, y, z| {
     let function = Object::<Function>::get(hfunc)?;
-    if x <= 0 || y <= 0 || z <= 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(x <= 0 || y <= 0 || z <= 0, INVALID_VALUE)?;
     *lock(&function.block) = [x as u32, y as u32, z as u32];
     Ok(())
-}
+});
 
 unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, hStream: sys::CUstream) -> Answer {
     let block = *lock(&Object::<Function>::get(f)?.block);
-    if width <= 0 || height <= 0 {
-        return Err(INVALID_VALUE);
-    }
-    let none = std::ptr::null_mut();
+    refuse_if(width <= 0 || height <= 0, INVALID_VALUE)?;
+    let none = null_mut();
     calls::launch();
     launch(Flavor::Legacy, f, [width as u32, height as u32, 1], block, 0, hStream, none, none, false)
 }
 
-pub(super) unsafe fn cuLaunch(f: sys::CUfunction) -> Answer {
-    launch_old(f, 1, 1, std::ptr::null_mut())
-}
+entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
+entry!(cuLaunchGrid, |f, grid_width, grid_height| launch_old(f, grid_width, grid_height, null_mut()));
 
-pub(super) unsafe fn cuLaunchGrid(f: sys::CUfunction, grid_width: c_int, grid_height: c_int) -> Answer {
-    launch_old(f, grid_width, grid_height, std::ptr::null_mut())
-}
-
-pub(super) unsafe fn cuLaunchGridAsync(
-    f: sys::CUfunction,
-    grid_width: c_int,
-    grid_height: c_int,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuLaunchGridAsync, |f, grid_width, grid_height, hStream| {
     launch_old(f, grid_width, grid_height, hStream)
-}
+});
 
-pub(super) unsafe fn cuFuncSetSharedSize(hfunc: sys::CUfunction, _bytes: c_uint) -> Answer {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-}
-
-pub(super) unsafe fn cuParamSetSize(hfunc: sys::CUfunction, _numbytes: c_uint) -> Answer {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-}
+entry!(cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig, |hfunc, _| {
+    Object::<Function>::get(hfunc).map(drop)
+});
 
 // --- Loading ---------------------------------------------------------------------------------------
 
 /// The image at an address, for the calling thread's device.
 unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Result<Image, CUresult> {
-    if image.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(image.is_null(), INVALID_VALUE)?;
     let (major, minor) = current_profile()?.compute_capability;
     raw::image_at(image, major * 10 + minor, lifetime).ok_or(INVALID_IMAGE)
 }
@@ -381,9 +292,7 @@ fn create_library(image: Image) -> &'static Object<Module> {
 
 /// A module is for one device: an image without code for it is refused.
 fn create_module(image: Image) -> Result<&'static Object<Module>, CUresult> {
-    if image.is_empty() {
-        return Err(NO_BINARY);
-    }
+    refuse_if(image.is_empty(), NO_BINARY)?;
     let (functions, globals) = (Mutex::default(), Mutex::default());
     Ok(Object::create(Module { image, is_library: false, functions, globals }))
 }
@@ -443,9 +352,7 @@ impl Module {
     }
 
     fn unload(this: &'static Object<Self>) -> Answer {
-        if !this.retire() {
-            return Err(INVALID_HANDLE);
-        }
+        refuse_if(!this.retire(), INVALID_HANDLE)?;
         for function in lock(&this.functions).values() {
             function.retire();
         }
@@ -459,70 +366,51 @@ impl Module {
     }
 }
 
-pub(super) unsafe fn cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
+unsafe fn load_data(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
     current()?;
     put(module, create_module(read_image(image, Lifetime::Call)?)?.handle())
 }
 
-pub(super) unsafe fn cuModuleLoadDataEx(
-    module: *mut sys::CUmodule,
-    image: *const c_void,
-    _numOptions: c_uint,
-    _options: *mut c_uint,
-    _optionValues: *mut *mut c_void,
-) -> Answer {
-    cuModuleLoadData(module, image)
-}
-
-pub(super) unsafe fn cuModuleLoadFatBinary(module: *mut sys::CUmodule, fatCubin: *const c_void) -> Answer {
-    cuModuleLoadData(module, fatCubin)
-}
+entry!(cuModuleLoadData | cuModuleLoadFatBinary, |module, image| load_data(module, image));
+entry!(cuModuleLoadDataEx, |module, image, _, _, _| load_data(module, image));
 
 unsafe fn image_of_file(path: *const c_char) -> Result<Image, CUresult> {
-    if path.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(path.is_null(), INVALID_VALUE)?;
     let path = CStr::from_ptr(path).to_string_lossy().into_owned();
     let mut bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
     bytes.extend([0; 4]);
     read_image(bytes.as_ptr().cast(), Lifetime::Call)
 }
 
-pub(super) unsafe fn cuModuleLoad(module: *mut sys::CUmodule, fname: *const c_char) -> Answer {
+entry!(cuModuleLoad, |module, fname| {
     current()?;
     put(module, create_module(image_of_file(fname)?)?.handle())
-}
+});
 
-pub(super) unsafe fn cuModuleUnload(hmod: sys::CUmodule) -> Answer {
+entry!(cuModuleUnload, |hmod| {
     current()?;
     Module::unload(Object::<Module>::get(hmod)?)
-}
+});
 
-pub(super) unsafe fn cuModuleGetLoadingMode(mode: *mut c_uint) -> Answer {
-    put(mode, 2)
-}
+entry!(cuModuleGetLoadingMode, |mode| put(mode, 2));
 
 unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a CStr, CUresult> {
     if name.is_null() { Err(INVALID_VALUE) } else { Ok(CStr::from_ptr(name)) }
 }
 
-pub(super) unsafe fn cuModuleGetFunction(
-    hfunc: *mut sys::CUfunction,
-    hmod: sys::CUmodule,
-    name: *const c_char,
-) -> Answer {
+entry!(cuModuleGetFunction | cuLibraryGetKernel, |hfunc, hmod, name| {
     let function = Module::function(Object::<Module>::get(hmod)?, name_of(name)?)?;
     put(hfunc, function.handle())
-}
+});
 
-pub(super) unsafe fn cuModuleGetFunctionCount(count: *mut c_uint, mod_: sys::CUmodule) -> Answer {
+entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, mod_| {
     let module = Object::<Module>::get(mod_)?;
     let count_now = match module.image.kernels() {
         Some(names) => names.len(),
         None => lock(&module.functions).len(),
     };
     put(count, count_now as u32)
-}
+});
 
 unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Module>) -> Answer {
     for name in module.image.kernels().into_iter().flatten() {
@@ -535,36 +423,18 @@ unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Mo
     Ok(())
 }
 
-pub(super) unsafe fn cuModuleEnumerateFunctions(
-    functions: *mut sys::CUfunction,
-    numFunctions: c_uint,
-    mod_: sys::CUmodule,
-) -> Answer {
+entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |functions, numFunctions, mod_| {
     enumerate(functions, numFunctions, Object::<Module>::get(mod_)?)
-}
+});
 
-pub(super) unsafe fn cuModuleGetGlobal_v2(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
-    hmod: sys::CUmodule,
-    name: *const c_char,
-) -> Answer {
+entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod, name| {
     let (address, size) = Object::<Module>::get(hmod)?.global(&name_of(name)?.to_string_lossy())?;
     put_opt(dptr, address);
     put_opt(bytes, size as usize);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuLibraryLoadData(
-    library: *mut sys::CUlibrary,
-    code: *const c_void,
-    _jitOptions: *mut c_uint,
-    _jitOptionsValues: *mut *mut c_void,
-    _numJitOptions: c_uint,
-    libraryOptions: *mut c_uint,
-    _libraryOptionValues: *mut *mut c_void,
-    numLibraryOptions: c_uint,
-) -> Answer {
+entry!(cuLibraryLoadData, |library, code, _, _, _, libraryOptions, _, numLibraryOptions| {
     /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image until it unloads the library.
     const PRESERVED: c_uint = 1;
     driver()?;
@@ -572,96 +442,46 @@ pub(super) unsafe fn cuLibraryLoadData(
     let kept = (0..count).any(|i| libraryOptions.add(i).read_unaligned() == PRESERVED);
     let lifetime = if kept { Lifetime::Kept } else { Lifetime::Call };
     put(library, create_library(read_image(code, lifetime)?).handle())
-}
+});
 
-pub(super) unsafe fn cuLibraryLoadFromFile(
-    library: *mut sys::CUlibrary,
-    fileName: *const c_char,
-    _jitOptions: *mut c_uint,
-    _jitOptionsValues: *mut *mut c_void,
-    _numJitOptions: c_uint,
-    _libraryOptions: *mut c_uint,
-    _libraryOptionValues: *mut *mut c_void,
-    _numLibraryOptions: c_uint,
-) -> Answer {
+entry!(cuLibraryLoadFromFile, |library, fileName, _, _, _, _, _, _| {
     driver()?;
     put(library, create_library(image_of_file(fileName)?).handle())
-}
+});
 
-pub(super) unsafe fn cuLibraryUnload(library: sys::CUlibrary) -> Answer {
+entry!(cuLibraryUnload, |library| {
     driver()?;
     Module::unload(Object::<Module>::get(library)?)
-}
+});
 
-pub(super) unsafe fn cuLibraryGetKernel(
-    pKernel: *mut sys::CUkernel,
-    library: sys::CUlibrary,
-    name: *const c_char,
-) -> Answer {
-    let function = Module::function(Object::<Module>::get(library)?, name_of(name)?)?;
-    put(pKernel, function.handle())
-}
-
-pub(super) unsafe fn cuLibraryGetModule(pMod: *mut sys::CUmodule, library: sys::CUlibrary) -> Answer {
+entry!(cuLibraryGetModule, |pMod, library| {
     current()?;
     put(pMod, Object::<Module>::get(library)?.handle())
-}
+});
 
-pub(super) unsafe fn cuLibraryGetKernelCount(count: *mut c_uint, lib: sys::CUlibrary) -> Answer {
-    cuModuleGetFunctionCount(count, lib.cast())
-}
-
-pub(super) unsafe fn cuLibraryEnumerateKernels(
-    kernels: *mut sys::CUkernel,
-    numKernels: c_uint,
-    lib: sys::CUlibrary,
-) -> Answer {
-    enumerate(kernels, numKernels, Object::<Module>::get(lib)?)
-}
-
-pub(super) unsafe fn cuLibraryGetGlobal(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: sys::CUlibrary,
-    name: *const c_char,
-) -> Answer {
-    cuModuleGetGlobal_v2(dptr, bytes, library.cast(), name)
-}
-
-pub(super) unsafe fn cuKernelGetFunction(pFunc: *mut sys::CUfunction, kernel: sys::CUkernel) -> Answer {
+entry!(cuKernelGetFunction, |pFunc, kernel| {
     current()?;
     put(pFunc, Object::<Function>::get(kernel)?.handle())
-}
+});
 
-pub(super) unsafe fn cuKernelGetLibrary(pLib: *mut sys::CUlibrary, kernel: sys::CUkernel) -> Answer {
+entry!(cuKernelGetLibrary, |pLib, kernel| {
     let function = Object::<Function>::get(kernel)?;
-    if !function.module.is_library {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(!function.module.is_library, INVALID_HANDLE)?;
     put(pLib, function.module.handle())
-}
+});
 
-pub(super) unsafe fn cuKernelGetName(name: *mut *const c_char, hfunc: sys::CUkernel) -> Answer {
+entry!(cuKernelGetName | cuFuncGetName, |name, hfunc| {
     put(name, Object::<Function>::get(hfunc)?.name.as_ptr())
-}
+});
 
-pub(super) unsafe fn cuFuncGetName(name: *mut *const c_char, hfunc: sys::CUfunction) -> Answer {
-    put(name, Object::<Function>::get(hfunc)?.name.as_ptr())
-}
+entry!(cuFuncGetModule, |hmod, hfunc| put(hmod, Object::<Function>::get(hfunc)?.module.handle()));
 
-pub(super) unsafe fn cuFuncGetModule(hmod: *mut sys::CUmodule, hfunc: sys::CUfunction) -> Answer {
-    put(hmod, Object::<Function>::get(hfunc)?.module.handle())
-}
-
-pub(super) unsafe fn cuFuncIsLoaded(state: *mut c_uint, function: sys::CUfunction) -> Answer {
+entry!(cuFuncIsLoaded, |state, function| {
     Object::<Function>::get(function)?;
     put(state, 1)
-}
+});
 
-pub(super) unsafe fn cuFuncLoad(function: sys::CUfunction) -> Answer {
-    Object::<Function>::get(function)?;
-    Ok(())
-}
+entry!(cuFuncLoad, |function| Object::<Function>::get(function).map(drop));
 
 fn attribute(function: &Function, attrib: u32) -> Result<i32, CUresult> {
     let driver = driver()?;
@@ -687,16 +507,12 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
     match attrib {
         8 => {
             let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
-            if value < 0 || value > most {
-                return Err(INVALID_VALUE);
-            }
+            refuse_if(value < 0 || value > most, INVALID_VALUE)?;
             function.shared_max.store(value, Relaxed);
             Ok(())
         }
         9 => {
-            if !(-1..=100).contains(&value) {
-                return Err(INVALID_VALUE);
-            }
+            refuse_if(!(-1..=100).contains(&value), INVALID_VALUE)?;
             function.carveout.store(value, Relaxed);
             Ok(())
         }
@@ -709,49 +525,27 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
     }
 }
 
-pub(super) unsafe fn cuFuncGetAttribute(pi: *mut c_int, attrib: c_uint, hfunc: sys::CUfunction) -> Answer {
-    put(pi, attribute(Object::<Function>::get(hfunc)?, attrib)?)
-}
+entry!(cuFuncGetAttribute, |pi, attrib, hfunc| put(pi, attribute(Object::<Function>::get(hfunc)?, attrib)?));
 
-pub(super) unsafe fn cuFuncSetAttribute(hfunc: sys::CUfunction, attrib: c_uint, value: c_int) -> Answer {
+entry!(cuFuncSetAttribute, |hfunc, attrib, value| {
     set_attribute(Object::<Function>::get(hfunc)?, attrib, value)
-}
+});
 
-pub(super) unsafe fn cuKernelGetAttribute(
-    pi: *mut c_int,
-    attrib: c_uint,
-    kernel: sys::CUkernel,
-    dev: CUdevice,
-) -> Answer {
+entry!(cuKernelGetAttribute, |pi, attrib, kernel, dev| {
     driver()?.gpu(dev)?;
     put(pi, attribute(Object::<Function>::get(kernel)?, attrib)?)
-}
+});
 
-pub(super) unsafe fn cuKernelSetAttribute(
-    attrib: c_uint,
-    val: c_int,
-    kernel: sys::CUkernel,
-    dev: CUdevice,
-) -> Answer {
+entry!(cuKernelSetAttribute, |attrib, val, kernel, dev| {
     driver()?.gpu(dev)?;
     set_attribute(Object::<Function>::get(kernel)?, attrib, val)
-}
+});
 
-pub(super) unsafe fn cuFuncSetCacheConfig(hfunc: sys::CUfunction, _config: c_uint) -> Answer {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-}
-
-pub(super) unsafe fn cuFuncSetSharedMemConfig(hfunc: sys::CUfunction, _config: c_uint) -> Answer {
-    Object::<Function>::get(hfunc)?;
-    Ok(())
-}
-
-pub(super) unsafe fn cuKernelSetCacheConfig(kernel: sys::CUkernel, _config: c_uint, dev: CUdevice) -> Answer {
+entry!(cuKernelSetCacheConfig, |kernel, _, dev| {
     driver()?.gpu(dev)?;
     Object::<Function>::get(kernel)?;
     Ok(())
-}
+});
 
 // --- Occupancy -------------------------------------------------------------------------------------
 
@@ -760,9 +554,7 @@ const RESERVED_SHARED: usize = 1 << 10;
 
 fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32, CUresult> {
     let profile = driver()?.profile();
-    if !(1..=1024).contains(&block) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(!(1..=1024).contains(&block), INVALID_VALUE)?;
     let shared = dynamic + function.shape.shared as usize;
     let by_threads = profile.threads_per_sm / (block as u32).next_multiple_of(32);
     // Each block takes a kilobyte for the driver beside what it asks for.
@@ -771,75 +563,44 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32,
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-pub(super) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    numBlocks: *mut c_int,
-    func: sys::CUfunction,
-    blockSize: c_int,
-    dynamicSMemSize: usize,
-) -> Answer {
-    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamicSMemSize)?)
-}
+entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |numBlocks, func, blockSize, dynamic| {
+    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
+});
 
-pub(super) unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    numBlocks: *mut c_int,
-    func: sys::CUfunction,
-    blockSize: c_int,
-    dynamicSMemSize: usize,
-    _flags: c_uint,
-) -> Answer {
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(numBlocks, func, blockSize, dynamicSMemSize)
-}
+entry!(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, |numBlocks, func, blockSize, dynamic, _| {
+    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
+});
 
-pub(super) unsafe fn cuOccupancyMaxPotentialBlockSize(
+unsafe fn potential_block(
     minGridSize: *mut c_int,
     blockSize: *mut c_int,
-    func: sys::CUfunction,
-    _blockSizeToDynamicSMemSize: sys::CUoccupancyB2DSize,
-    dynamicSMemSize: usize,
-    blockSizeLimit: c_int,
+    function: &Function,
+    dynamic: usize,
+    limit: c_int,
 ) -> Answer {
-    let function = Object::<Function>::get(func)?;
     let most = function.shape.threads as i32;
-    let size = if (1..most).contains(&blockSizeLimit) { blockSizeLimit } else { most };
-    let fit = blocks_per_sm(function, size, dynamicSMemSize)?;
+    let size = if (1..most).contains(&limit) { limit } else { most };
+    let fit = blocks_per_sm(function, size, dynamic)?;
     put(minGridSize, fit * current_profile()?.sms as i32)?;
     put(blockSize, size)
 }
 
-pub(super) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    minGridSize: *mut c_int,
-    blockSize: *mut c_int,
-    func: sys::CUfunction,
-    blockSizeToDynamicSMemSize: sys::CUoccupancyB2DSize,
-    dynamicSMemSize: usize,
-    blockSizeLimit: c_int,
-    _flags: c_uint,
-) -> Answer {
-    cuOccupancyMaxPotentialBlockSize(
-        minGridSize,
-        blockSize,
-        func,
-        blockSizeToDynamicSMemSize,
-        dynamicSMemSize,
-        blockSizeLimit,
-    )
-}
+entry!(cuOccupancyMaxPotentialBlockSize, |minGridSize, blockSize, func, _, dynamic, limit| {
+    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
+});
 
-pub(super) unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
-    dynamicSmemSize: *mut usize,
-    func: sys::CUfunction,
-    numBlocks: c_int,
-    blockSize: c_int,
-) -> Answer {
+entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |minGridSize, blockSize, func, _, dynamic, limit, _| {
+    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
+});
+
+entry!(cuOccupancyAvailableDynamicSMemPerBlock, |dynamicSmemSize, func, numBlocks, blockSize| {
     let function = Object::<Function>::get(func)?;
     blocks_per_sm(function, blockSize, 0)?;
-    if numBlocks <= 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(numBlocks <= 0, INVALID_VALUE)?;
     let part = driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize;
     let part = part.saturating_sub(function.shape.shared as usize);
     put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
-}
+});
 
 /// Numbers of `CUlaunchAttributeID`.
 const COOPERATIVE: u32 = 2;
@@ -877,24 +638,16 @@ fn with_clusters() -> Result<&'static Profile, CUresult> {
     current_profile().and_then(|p| if p.compute_capability.0 < 9 { Err(NOT_SUPPORTED) } else { Ok(p) })
 }
 
-pub(super) unsafe fn cuOccupancyMaxPotentialClusterSize(
-    clusterSize: *mut c_int,
-    func: sys::CUfunction,
-    config: *const sys::CUlaunchConfig,
-) -> Answer {
+entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, func, config| {
     let function = Object::<Function>::get(func)?;
     with_clusters()?;
     cluster(config.as_ref().ok_or(INVALID_VALUE)?, function)?;
     put(clusterSize, largest_cluster(function) as c_int)
-}
+});
 
-/// Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
-/// for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
-pub(super) unsafe fn cuOccupancyMaxActiveClusters(
-    numClusters: *mut c_int,
-    func: sys::CUfunction,
-    config: *const sys::CUlaunchConfig,
-) -> Answer {
+// Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
+// for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
+entry!(cuOccupancyMaxActiveClusters, |numClusters, func, config| {
     const BLOCKS_PER_SM: i32 = 8;
     let function = Object::<Function>::get(func)?;
     let sms = with_clusters()?.sms;
@@ -910,7 +663,7 @@ pub(super) unsafe fn cuOccupancyMaxActiveClusters(
     };
     let blocks = usable * fit.min(BLOCKS_PER_SM) as u32;
     put(numClusters, blocks.checked_div(size).unwrap_or(0) as c_int)
-}
+});
 
 // --- The linker: what is added comes out again, as a container that the loader accepts ----------------
 
@@ -925,54 +678,27 @@ impl Kind for Link {
     const MAGIC: u64 = 0x6773_6861_7265_4c4b;
 }
 
-pub(super) unsafe fn cuLinkCreate_v2(
-    _numOptions: c_uint,
-    _options: *mut c_uint,
-    _optionValues: *mut *mut c_void,
-    stateOut: *mut sys::CUlinkState,
-) -> Answer {
+entry!(cuLinkCreate_v2, |_, _, _, stateOut| {
     current()?;
     put(stateOut, Object::create(Link::default()).handle())
-}
+});
 
-pub(super) unsafe fn cuLinkAddData_v2(
-    state: sys::CUlinkState,
-    _type_: c_uint,
-    data: *mut c_void,
-    size: usize,
-    _name: *const c_char,
-    _numOptions: c_uint,
-    _options: *mut c_uint,
-    _optionValues: *mut *mut c_void,
-) -> Answer {
+entry!(cuLinkAddData_v2, |state, _, data, size, _, _, _, _| {
     let link = Object::<Link>::get(state)?;
-    if data.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(data.is_null(), INVALID_VALUE)?;
     lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuLinkAddFile_v2(
-    state: sys::CUlinkState,
-    _type_: c_uint,
-    path: *const c_char,
-    _numOptions: c_uint,
-    _options: *mut c_uint,
-    _optionValues: *mut *mut c_void,
-) -> Answer {
+entry!(cuLinkAddFile_v2, |state, _, path, _, _, _| {
     let link = Object::<Link>::get(state)?;
     let path = name_of(path)?.to_string_lossy().into_owned();
     let bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
     lock(&link.inputs).push(bytes);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuLinkComplete(
-    state: sys::CUlinkState,
-    cubinOut: *mut *mut c_void,
-    sizeOut: *mut usize,
-) -> Answer {
+entry!(cuLinkComplete, |state, cubinOut, sizeOut| {
     let link = Object::<Link>::get(state)?;
     let inputs = lock(&link.inputs);
     let mut image = lock(&link.image);
@@ -980,10 +706,10 @@ pub(super) unsafe fn cuLinkComplete(
     put(cubinOut, image.as_mut_ptr().cast())?;
     put_opt(sizeOut, image.len());
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuLinkDestroy(state: sys::CUlinkState) -> Answer {
+entry!(cuLinkDestroy, |state| {
     let link = Object::<Link>::get(state)?;
     link.retire();
     Ok(())
-}
+});

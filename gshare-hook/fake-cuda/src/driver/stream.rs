@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use super::base::*;
-use super::graph::{
-    GraphNode, Node, Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing,
-    not_while_capturing,
+use super::capture::{
+    Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
 };
+use super::graph::{GraphNode, Node};
 use super::*;
 use crate::sim::Work;
 use crate::sim::device_file::{now_ns, sleep_until};
@@ -20,49 +20,33 @@ pub(crate) fn create_stream(
     flags: u32,
     priority: i32,
 ) -> Result<&'static Object<Stream>, CUresult> {
-    if flags > 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags > 1, INVALID_VALUE)?;
     let driver = driver()?;
     let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
     Ok(Stream::create(driver, context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
 }
 
-pub(super) unsafe fn cuStreamCreate(phStream: *mut sys::CUstream, Flags: c_uint) -> Answer {
-    put(phStream, create_stream(current()?, Flags, 0)?.handle())
-}
+entry!(cuStreamCreate, |phStream, Flags| put(phStream, create_stream(current()?, Flags, 0)?.handle()));
 
-pub(super) unsafe fn cuStreamCreateWithPriority(
-    phStream: *mut sys::CUstream,
-    flags: c_uint,
-    priority: c_int,
-) -> Answer {
+entry!(cuStreamCreateWithPriority, |phStream, flags, priority| {
     put(phStream, create_stream(current()?, flags, priority)?.handle())
-}
+});
 
-pub(super) unsafe fn cuStreamDestroy_v2(hStream: sys::CUstream) -> Answer {
+entry!(cuStreamDestroy_v2 | cuStreamDestroy, |hStream| {
     let driver = driver()?;
-    if hStream as usize <= 2 {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(hStream as usize <= 2, INVALID_HANDLE)?;
     let stream = Object::<Stream>::get(hStream)?;
-    if !stream.retire() {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(!stream.retire(), INVALID_HANDLE)?;
     lock(&stream.context.streams).retain(|s| s.id != stream.id);
     driver.device.with(|engine, now| engine.close_stream(now, stream.slot));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuStreamDestroy(hStream: sys::CUstream) -> Answer {
-    cuStreamDestroy_v2(hStream)
-}
-
-pub(super) unsafe fn cuStreamSynchronize(flavor: Flavor, hStream: sys::CUstream) -> Answer {
+entry!(cuStreamSynchronize, |flavor, hStream| {
     let stream = stream(flavor, hStream)?;
     not_capturing(stream)?;
     drain_with_barriers(stream)
-}
+});
 
 /// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
 fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
@@ -77,7 +61,7 @@ fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
     Ok(())
 }
 
-pub(super) unsafe fn cuStreamQuery(flavor: Flavor, hStream: sys::CUstream) -> Answer {
+entry!(cuStreamQuery, |flavor, hStream| {
     let stream = stream(flavor, hStream)?;
     not_capturing(stream)?;
     let mut done = drained(stream)?;
@@ -88,16 +72,14 @@ pub(super) unsafe fn cuStreamQuery(flavor: Flavor, hStream: sys::CUstream) -> An
         }
     }
     if done { Ok(()) } else { Err(NOT_READY) }
-}
+});
 
-pub(super) unsafe fn cuCtxSynchronize() -> Answer {
-    synchronise(current()?)
-}
+entry!(cuCtxSynchronize, || synchronise(current()?));
 
-pub(super) unsafe fn cuCtxSynchronize_v2(ctx: sys::CUcontext) -> Answer {
+entry!(cuCtxSynchronize_v2, |ctx| {
     driver()?;
     synchronise(if ctx.is_null() { current()? } else { Object::<Context>::get(ctx)? })
-}
+});
 
 pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     context.check()?;
@@ -111,96 +93,37 @@ pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     stream_ordered::after_synchronising(context.ordinal)
 }
 
-pub(super) unsafe fn cuStreamGetCtx(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    pctx: *mut sys::CUcontext,
-) -> Answer {
-    put(pctx, stream(flavor, hStream)?.context.handle())
-}
+entry!(cuStreamGetCtx, |flavor, hStream, pctx| put(pctx, stream(flavor, hStream)?.context.handle()));
 
-pub(super) unsafe fn cuStreamGetCtx_v2(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    pCtx: *mut sys::CUcontext,
-    pGreenCtx: *mut sys::CUgreenCtx,
-) -> Answer {
+entry!(cuStreamGetCtx_v2, |flavor, hStream, pCtx, pGreenCtx| {
     put_opt(pGreenCtx, std::ptr::null_mut());
     put(pCtx, stream(flavor, hStream)?.context.handle())
-}
+});
 
-pub(super) unsafe fn cuStreamGetDevice(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    device: *mut CUdevice,
-) -> Answer {
-    put(device, stream(flavor, hStream)?.context.ordinal)
-}
+entry!(cuStreamGetDevice, |flavor, hStream, device| put(device, stream(flavor, hStream)?.context.ordinal));
+entry!(cuStreamGetFlags, |flavor, hStream, flags| put(flags, stream(flavor, hStream)?.flags));
+entry!(cuStreamGetPriority, |flavor, hStream, priority| put(priority, stream(flavor, hStream)?.priority));
+entry!(cuStreamGetId, |flavor, hStream, streamId| put(streamId, stream(flavor, hStream)?.id));
 
-pub(super) unsafe fn cuStreamGetFlags(flavor: Flavor, hStream: sys::CUstream, flags: *mut c_uint) -> Answer {
-    put(flags, stream(flavor, hStream)?.flags)
-}
-
-pub(super) unsafe fn cuStreamGetPriority(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    priority: *mut c_int,
-) -> Answer {
-    put(priority, stream(flavor, hStream)?.priority)
-}
-
-pub(super) unsafe fn cuStreamGetId(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    streamId: *mut c_ulonglong,
-) -> Answer {
-    put(streamId, stream(flavor, hStream)?.id)
-}
-
-pub(super) unsafe fn cuStreamCopyAttributes(
-    flavor: Flavor,
-    dst: sys::CUstream,
-    src: sys::CUstream,
-) -> Answer {
+entry!(cuStreamCopyAttributes, |flavor, dst, src| {
     stream(flavor, dst)?;
     stream(flavor, src)?;
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuStreamGetAttribute(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    _attr: c_uint,
-    value: *mut sys::CUstreamAttrValue,
-) -> Answer {
+entry!(cuStreamGetAttribute, |flavor, hStream, _, value| {
     stream(flavor, hStream)?;
-    if value.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(value.is_null(), INVALID_VALUE)?;
     std::ptr::write_bytes(value, 0, 1);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuStreamSetAttribute(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    _attr: c_uint,
-    param: *const sys::CUstreamAttrValue,
-) -> Answer {
+entry!(cuStreamSetAttribute, |flavor, hStream, _, param| {
     stream(flavor, hStream)?;
     if param.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
-}
+});
 
-pub(super) unsafe fn cuStreamAttachMemAsync(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    _dptr: CUdeviceptr,
-    _length: usize,
-    _flags: c_uint,
-) -> Answer {
-    stream(flavor, hStream)?;
-    Ok(())
-}
+entry!(cuStreamAttachMemAsync, |flavor, hStream, _, _, _| stream(flavor, hStream).map(drop));
 
 // --- Events ----------------------------------------------------------------------------------------
 
@@ -274,9 +197,7 @@ impl Event {
     /// Queues the event's next record.
     pub(crate) fn record(&self, stream: &'static Object<Stream>) -> Answer {
         let driver = driver()?;
-        if (self.gpu, self.family) != (stream.context.gpu, stream.context.family) {
-            return Err(INVALID_HANDLE);
-        }
+        refuse_if((self.gpu, self.family) != (stream.context.gpu, stream.context.family), INVALID_HANDLE)?;
         let mut recorded = lock(&self.recorded);
         let sequence = if self.flags & INTERPROCESS != 0 {
             driver.device.open_part().events[self.slot as usize].issued.load(Acquire) + 1
@@ -343,52 +264,33 @@ impl Event {
     }
 }
 
-pub(super) unsafe fn cuEventCreate(phEvent: *mut sys::CUevent, Flags: c_uint) -> Answer {
+entry!(cuEventCreate, |phEvent, Flags| {
     let context = current()?;
-    if Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0, INVALID_VALUE)?;
     put(phEvent, Event::create(context, Flags)?.handle())
-}
+});
 
-pub(super) unsafe fn cuEventDestroy_v2(hEvent: sys::CUevent) -> Answer {
+entry!(cuEventDestroy_v2 | cuEventDestroy, |hEvent| {
     let driver = driver()?;
     let event = Object::<Event>::get(hEvent)?;
-    if !event.retire() {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(!event.retire(), INVALID_HANDLE)?;
     if !event.imported {
         driver.device.with(|engine, _| engine.close_event(event.slot));
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuEventDestroy(hEvent: sys::CUevent) -> Answer {
-    cuEventDestroy_v2(hEvent)
-}
-
-pub(super) unsafe fn cuEventRecord(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream) -> Answer {
-    cuEventRecordWithFlags(flavor, hEvent, hStream, 0)
-}
-
-pub(super) unsafe fn cuEventRecordWithFlags(
-    flavor: Flavor,
-    hEvent: sys::CUevent,
-    hStream: sys::CUstream,
-    flags: c_uint,
-) -> Answer {
+unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, flags: c_uint) -> Answer {
     driver()?;
     let event = Object::<Event>::get(hEvent)?;
     let stream = stream(flavor, hStream)?;
-    if flags > 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(flags > 1, INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     if stream.capturing.load(Acquire) {
         if flags == 1 {
             // An external record is a node of the graph.
-            return graph::add_captured(stream, Node::Record(event));
+            return capture::add_captured(stream, Node::Record(event));
         }
         submit(stream, Node::Record(event))?;
         event.is_captured.store(true, Release);
@@ -401,15 +303,18 @@ pub(super) unsafe fn cuEventRecordWithFlags(
     Ok(())
 }
 
-pub(super) unsafe fn cuEventQuery(hEvent: sys::CUevent) -> Answer {
+entry!(cuEventRecord, |flavor, hEvent, hStream| record(flavor, hEvent, hStream, 0));
+entry!(cuEventRecordWithFlags, |flavor, hEvent, hStream, flags| record(flavor, hEvent, hStream, flags));
+
+entry!(cuEventQuery, |hEvent| {
     driver()?;
     let event = Object::<Event>::get(hEvent)?;
     event.not_captured()?;
     not_while_capturing()?;
     if event.reached()? { Ok(()) } else { Err(NOT_READY) }
-}
+});
 
-pub(super) unsafe fn cuEventSynchronize(hEvent: sys::CUevent) -> Answer {
+entry!(cuEventSynchronize, |hEvent| {
     let driver = driver()?;
     let event = Object::<Event>::get(hEvent)?;
     event.not_captured()?;
@@ -425,63 +330,41 @@ pub(super) unsafe fn cuEventSynchronize(hEvent: sys::CUevent) -> Answer {
         pause = (pause * 2).min(200_000);
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuEventElapsedTime(
-    pMilliseconds: *mut f32,
-    hStart: sys::CUevent,
-    hEnd: sys::CUevent,
-) -> Answer {
+entry!(cuEventElapsedTime | cuEventElapsedTime_v2, |pMilliseconds, hStart, hEnd| {
     let driver = driver()?;
     let (start, end) = (Object::<Event>::get(hStart)?, Object::<Event>::get(hEnd)?);
     start.not_captured()?;
     end.not_captured()?;
-    if (start.flags | end.flags) & DISABLE_TIMING != 0 || (start.gpu, start.family) != (end.gpu, end.family) {
-        return Err(INVALID_HANDLE);
-    }
-    if lock(&start.recorded).is_none() || lock(&end.recorded).is_none() {
-        return Err(INVALID_HANDLE);
-    }
-    if !start.reached()? || !end.reached()? {
-        return Err(NOT_READY);
-    }
+    refuse_if(
+        (start.flags | end.flags) & DISABLE_TIMING != 0 || (start.gpu, start.family) != (end.gpu, end.family),
+        INVALID_HANDLE,
+    )?;
+    refuse_if(lock(&start.recorded).is_none() || lock(&end.recorded).is_none(), INVALID_HANDLE)?;
+    refuse_if(!start.reached()? || !end.reached()?, NOT_READY)?;
     let time = |event: &Event| driver.device.open_part().events[event.slot as usize].time.load(Acquire);
     let ns = time(end).cast_signed() - time(start).cast_signed();
     put(pMilliseconds, (ns as f64 / 1e6) as f32)
-}
+});
 
-pub(super) unsafe fn cuEventElapsedTime_v2(
-    pMilliseconds: *mut f32,
-    hStart: sys::CUevent,
-    hEnd: sys::CUevent,
-) -> Answer {
-    cuEventElapsedTime(pMilliseconds, hStart, hEnd)
-}
-
-pub(super) unsafe fn cuStreamWaitEvent(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    hEvent: sys::CUevent,
-    Flags: c_uint,
-) -> Answer {
+entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
     driver()?;
     let stream = stream(flavor, hStream)?;
     let event = Object::<Event>::get(hEvent)?;
-    if Flags > 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(Flags > 1, INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     if Flags == 1 && stream.capturing.load(Acquire) {
-        return graph::add_captured(stream, Node::Wait(event));
+        return capture::add_captured(stream, Node::Wait(event));
     }
     if event.is_captured.load(Acquire) && join_capture(stream, event)? {
         return Ok(());
     }
     submit(stream, Node::Wait(event))
-}
+});
 
-pub(super) unsafe fn cuCtxRecordEvent(hCtx: sys::CUcontext, hEvent: sys::CUevent) -> Answer {
+entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |hCtx, hEvent| {
     let context = Object::<Context>::get(hCtx)?;
     let event = Object::<Event>::get(hEvent)?;
     let legacy = context.legacy()?;
@@ -492,58 +375,35 @@ pub(super) unsafe fn cuCtxRecordEvent(hCtx: sys::CUcontext, hEvent: sys::CUevent
         }
     }
     event.record(legacy)
-}
+});
 
-pub(super) unsafe fn cuCtxWaitEvent(hCtx: sys::CUcontext, hEvent: sys::CUevent) -> Answer {
+entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |hCtx, hEvent| {
     let context = Object::<Context>::get(hCtx)?;
     let event = Object::<Event>::get(hEvent)?;
     for stream in context.all_streams() {
         event.wait_on(stream)?;
     }
     Ok(())
-}
+});
 
 // --- Host functions --------------------------------------------------------------------------------
 
-pub(super) unsafe fn cuLaunchHostFunc(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    fn_: sys::CUhostFn,
-    userData: *mut c_void,
-) -> Answer {
-    let stream = stream(flavor, hStream)?;
-    if fn_.is_none() {
-        return Err(INVALID_VALUE);
-    }
+fn launch_host(stream: &'static Object<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
+    refuse_if(function.is_none(), INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
-    submit(stream, Node::Host { function: fn_, data: userData as usize })
+    submit(stream, Node::Host { function, data: data as usize })
 }
 
-pub(super) unsafe fn cuLaunchHostFunc_v2(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    fn_: sys::CUhostFn,
-    userData: *mut c_void,
-    _syncMode: c_uint,
-) -> Answer {
-    cuLaunchHostFunc(flavor, hStream, fn_, userData)
-}
+entry!(cuLaunchHostFunc, |flavor, hStream, fn_, data| launch_host(stream(flavor, hStream)?, fn_, data));
+entry!(cuLaunchHostFunc_v2, |flavor, hStream, fn_, data, _| launch_host(stream(flavor, hStream)?, fn_, data));
 
-pub(super) unsafe fn cuStreamAddCallback(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    callback: sys::CUstreamCallback,
-    userData: *mut c_void,
-    flags: c_uint,
-) -> Answer {
+entry!(cuStreamAddCallback, |flavor, hStream, callback, userData, flags| {
     let stream = stream(flavor, hStream)?;
-    if callback.is_none() || flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(callback.is_none() || flags != 0, INVALID_VALUE)?;
     not_capturing(stream)?;
     submit(stream, Node::Callback { function: callback, stream: hStream as usize, data: userData as usize })
-}
+});
 
 // --- Memory operations -----------------------------------------------------------------------------
 
@@ -609,114 +469,31 @@ fn mem_op(flavor: Flavor, handle: sys::CUstream, op: MemOp, alignment: u64) -> A
     // SAFETY: the handle is the C caller's.
     let stream = unsafe { stream(flavor, handle)? };
     let (MemOp::Wait { address, .. } | MemOp::Write { address, .. }) = op;
-    if address == 0 || !address.is_multiple_of(alignment) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(address == 0 || !address.is_multiple_of(alignment), INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::MemOps(vec![op]))
 }
 
-macro_rules! mem_ops {
-    ($($wait:ident $write:ident $value:ident $wide:literal $alignment:literal)*) => {$(
-        pub(super) unsafe fn $wait(flavor: Flavor, stream: sys::CUstream, addr: CUdeviceptr, value: $value, flags: c_uint) -> Answer {
-            mem_op(flavor, stream, MemOp::Wait { address: addr, value: u64::from(value), how: flags, wide: $wide }, $alignment)
-        }
-        pub(super) unsafe fn $write(flavor: Flavor, stream: sys::CUstream, addr: CUdeviceptr, value: $value, _flags: c_uint) -> Answer {
-            mem_op(flavor, stream, MemOp::Write { address: addr, value: u64::from(value), wide: $wide }, $alignment)
-        }
-    )*};
-}
-mem_ops! {
-    wait32 write32 u32 false 4
-    wait64 write64 u64 true 8
-}
+entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |flavor, stream, address, value, how| {
+    mem_op(flavor, stream, MemOp::Wait { address, value: value.into(), how, wide: false }, 4)
+});
 
-pub(super) unsafe fn cuStreamWaitValue32(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u32,
-    flags: c_uint,
-) -> Answer {
-    wait32(flavor, stream, addr, value, flags)
-}
+entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |flavor, stream, address, value, how| {
+    mem_op(flavor, stream, MemOp::Wait { address, value, how, wide: true }, 8)
+});
 
-pub(super) unsafe fn cuStreamWaitValue32_v2(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u32,
-    flags: c_uint,
-) -> Answer {
-    wait32(flavor, stream, addr, value, flags)
-}
+entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |flavor, stream, address, value, _| {
+    mem_op(flavor, stream, MemOp::Write { address, value: value.into(), wide: false }, 4)
+});
 
-pub(super) unsafe fn cuStreamWaitValue64(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u64,
-    flags: c_uint,
-) -> Answer {
-    wait64(flavor, stream, addr, value, flags)
-}
-
-pub(super) unsafe fn cuStreamWaitValue64_v2(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u64,
-    flags: c_uint,
-) -> Answer {
-    wait64(flavor, stream, addr, value, flags)
-}
-
-pub(super) unsafe fn cuStreamWriteValue32(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u32,
-    flags: c_uint,
-) -> Answer {
-    write32(flavor, stream, addr, value, flags)
-}
-
-pub(super) unsafe fn cuStreamWriteValue32_v2(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u32,
-    flags: c_uint,
-) -> Answer {
-    write32(flavor, stream, addr, value, flags)
-}
-
-pub(super) unsafe fn cuStreamWriteValue64(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u64,
-    flags: c_uint,
-) -> Answer {
-    write64(flavor, stream, addr, value, flags)
-}
-
-pub(super) unsafe fn cuStreamWriteValue64_v2(
-    flavor: Flavor,
-    stream: sys::CUstream,
-    addr: CUdeviceptr,
-    value: u64,
-    flags: c_uint,
-) -> Answer {
-    write64(flavor, stream, addr, value, flags)
-}
+entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |flavor, stream, address, value, _| {
+    mem_op(flavor, stream, MemOp::Write { address, value, wide: true }, 8)
+});
 
 /// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
 pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Result<Vec<MemOp>, CUresult> {
-    if list.is_null() || count > 256 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(list.is_null() || count > 256, INVALID_VALUE)?;
     let mut ops = Vec::new();
     for i in 0..count as usize {
         let at = list.cast::<u8>().add(i * 48);
@@ -737,25 +514,9 @@ pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Result<Vec
     Ok(ops)
 }
 
-pub(super) unsafe fn cuStreamBatchMemOp_v2(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    count: c_uint,
-    paramArray: *mut sys::CUstreamBatchMemOpParams,
-    _flags: c_uint,
-) -> Answer {
+entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |flavor, hStream, count, paramArray, _| {
     let stream = stream(flavor, hStream)?;
     let ops = read_mem_ops(paramArray.cast(), count)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::MemOps(ops))
-}
-
-pub(super) unsafe fn cuStreamBatchMemOp(
-    flavor: Flavor,
-    hStream: sys::CUstream,
-    count: c_uint,
-    paramArray: *mut sys::CUstreamBatchMemOpParams,
-    flags: c_uint,
-) -> Answer {
-    cuStreamBatchMemOp_v2(flavor, hStream, count, paramArray, flags)
-}
+});

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
 use super::base::*;
-use super::graph::{Node, legacy_not_implied};
+use super::capture::legacy_not_implied;
+use super::graph::Node;
 use super::memory::{Alloc, What};
 use super::*;
 use crate::sim::MemKind;
@@ -162,9 +163,7 @@ impl Pool {
 
     fn take(this: &'static Object<Self>, bytes: u64) -> Result<u64, CUresult> {
         let driver = driver()?;
-        if this.imported || this.closed.load(Acquire) {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(this.imported || this.closed.load(Acquire), INVALID_VALUE)?;
         let mut state = lock(&this.state);
         let mut chunks = lock(&this.chunks);
         if chunks.find(bytes).is_none() {
@@ -197,10 +196,16 @@ impl Pool {
     }
 }
 
+/// The pools of the process's devices, by ordinal.
+fn all_pools() -> Result<&'static [DevicePools], CUresult> {
+    static POOLS: OnceLock<Vec<DevicePools>> = OnceLock::new();
+    let visible = &driver()?.visible;
+    Ok(POOLS.get_or_init(|| visible.iter().map(|_| DevicePools::default()).collect()))
+}
+
 fn pools(ordinal: i32) -> Result<&'static DevicePools, CUresult> {
-    let driver = driver()?;
-    driver.gpu(ordinal)?;
-    driver.pools.get(ordinal as usize).ok_or(INVALID_DEVICE)
+    driver()?.gpu(ordinal)?;
+    all_pools()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
 }
 
 fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
@@ -229,7 +234,7 @@ fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
 /// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
 pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
     let mut given = 0;
-    for of_device in &driver()?.pools {
+    for of_device in all_pools()? {
         let all: Vec<_> = lock(&of_device.all).clone();
         for pool in all.into_iter().filter(|p| p.gpu == gpu) {
             given += pool.trim(0)?;
@@ -293,28 +298,17 @@ fn allocate_on(
     Pool::take(pool, bytes)
 }
 
-pub(super) unsafe fn cuMemAllocAsync(
-    flavor: Flavor,
-    dptr: *mut CUdeviceptr,
-    bytesize: usize,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemAllocAsync, |flavor, dptr, bytesize, hStream| {
     let stream = stream(flavor, hStream)?;
     put(dptr, allocate_on(current_pool(stream.context.ordinal)?, stream, bytesize as u64)?)
-}
+});
 
-pub(super) unsafe fn cuMemAllocFromPoolAsync(
-    flavor: Flavor,
-    dptr: *mut CUdeviceptr,
-    bytesize: usize,
-    pool: sys::CUmemoryPool,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemAllocFromPoolAsync, |flavor, dptr, bytesize, pool, hStream| {
     let stream = stream(flavor, hStream)?;
     put(dptr, allocate_on(Object::<Pool>::get(pool)?, stream, bytesize as u64)?)
-}
+});
 
-pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: sys::CUstream) -> Answer {
+entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
     let stream = stream(flavor, hStream)?;
     legacy_not_implied(stream)?;
     if dptr == 0 {
@@ -332,16 +326,14 @@ pub(super) unsafe fn cuMemFreeAsync(flavor: Flavor, dptr: CUdeviceptr, hStream: 
         What::Imported => vmm::close_imported(dptr),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
 // --- Pools -----------------------------------------------------------------------------------------
 
 /// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
 /// Gives the device's ordinal; `None` for the host.
 unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
-    if props.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(props.is_null(), INVALID_VALUE)?;
     let head = props.cast::<[u32; 4]>().read_unaligned();
     match (head[0], head[2]) {
         (1, 1) => Ok(Some(head[3] as i32)),
@@ -350,42 +342,33 @@ unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
     }
 }
 
-pub(super) unsafe fn cuMemPoolCreate(
-    pool: *mut sys::CUmemoryPool,
-    poolProps: *const sys::CUmemPoolProps,
-) -> Answer {
+entry!(cuMemPoolCreate, |pool, poolProps| {
     let driver = driver()?;
     let ordinal = location_of(poolProps.cast())?;
     let sort = if ordinal.is_some() { Sort::Made } else { Sort::Host };
     let ordinal = ordinal.unwrap_or(0);
     put(pool, Pool::create(driver.gpu(ordinal)?, ordinal, sort)?.handle())
-}
+});
 
-pub(super) unsafe fn cuMemPoolDestroy(pool: sys::CUmemoryPool) -> Answer {
+entry!(cuMemPoolDestroy, |pool| {
     driver()?;
     let pool = Object::<Pool>::get(pool)?;
-    if pool.default {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pool.default, INVALID_VALUE)?;
     pool.retire();
     pool.closed.store(true, std::sync::atomic::Ordering::Release);
     // Memory that is still allocated stays, with the chunks that it lies in, until it is freed.
     pool.trim(0)?;
     lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemPoolTrimTo(pool: sys::CUmemoryPool, minBytesToKeep: usize) -> Answer {
+entry!(cuMemPoolTrimTo, |pool, minBytesToKeep| {
     driver()?;
     Object::<Pool>::get(pool)?.trim(minBytesToKeep as u64)?;
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemPoolGetAttribute(
-    pool: sys::CUmemoryPool,
-    attr: c_uint,
-    value: *mut c_void,
-) -> Answer {
+entry!(cuMemPoolGetAttribute, |pool, attr, value| {
     driver()?;
     let pool = Object::<Pool>::get(pool)?;
     let state = *lock(&pool.state);
@@ -402,18 +385,12 @@ pub(super) unsafe fn cuMemPoolGetAttribute(
         _ => return Err(INVALID_VALUE),
     };
     put(value.cast::<u64>(), number)
-}
+});
 
-pub(super) unsafe fn cuMemPoolSetAttribute(
-    pool: sys::CUmemoryPool,
-    attr: c_uint,
-    value: *mut c_void,
-) -> Answer {
+entry!(cuMemPoolSetAttribute, |pool, attr, value| {
     driver()?;
     let pool = Object::<Pool>::get(pool)?;
-    if value.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(value.is_null(), INVALID_VALUE)?;
     let mut state = lock(&pool.state);
     match attr {
         1..=3 => {
@@ -429,45 +406,28 @@ pub(super) unsafe fn cuMemPoolSetAttribute(
         _ => return Err(INVALID_VALUE),
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemPoolSetAccess(
-    pool: sys::CUmemoryPool,
-    map: *const sys::CUmemAccessDesc,
-    count: usize,
-) -> Answer {
+entry!(cuMemPoolSetAccess, |pool, map, count| {
     driver()?;
     Object::<Pool>::get(pool)?;
     if map.is_null() && count > 0 { Err(INVALID_VALUE) } else { Ok(()) }
-}
+});
 
-pub(super) unsafe fn cuMemPoolGetAccess(
-    flags: *mut c_uint,
-    memPool: sys::CUmemoryPool,
-    location: *mut CUmemLocation,
-) -> Answer {
+entry!(cuMemPoolGetAccess, |flags, memPool, location| {
     driver()?;
     let pool = Object::<Pool>::get(memPool)?;
-    if location.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(location.is_null(), INVALID_VALUE)?;
     put(flags, if (*location).kind == 1 && (*location).id == pool.ordinal { 3 } else { 0 })
-}
+});
 
-pub(super) unsafe fn cuDeviceGetDefaultMemPool(pool_out: *mut sys::CUmemoryPool, dev: CUdevice) -> Answer {
-    put(pool_out, default_pool(dev)?.handle())
-}
+entry!(cuDeviceGetDefaultMemPool, |pool_out, dev| put(pool_out, default_pool(dev)?.handle()));
+entry!(cuDeviceGetMemPool, |pool, dev| put(pool, current_pool(dev)?.handle()));
 
-pub(super) unsafe fn cuDeviceGetMemPool(pool: *mut sys::CUmemoryPool, dev: CUdevice) -> Answer {
-    put(pool, current_pool(dev)?.handle())
-}
-
-pub(super) unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: sys::CUmemoryPool) -> Answer {
+unsafe fn set_pool(dev: CUdevice, pool: sys::CUmemoryPool) -> Answer {
     let of_device = pools(dev)?;
     let pool = Object::<Pool>::get(pool)?;
-    if pool.ordinal != dev {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(pool.ordinal != dev, INVALID_VALUE)?;
     *lock(&of_device.current) = Some(pool);
     Ok(())
 }
@@ -476,86 +436,45 @@ unsafe fn device_of(location: *const CUmemLocation) -> Result<i32, CUresult> {
     if location.is_null() || (*location).kind != 1 { Err(INVALID_VALUE) } else { Ok((*location).id) }
 }
 
-pub(super) unsafe fn cuMemGetDefaultMemPool(
-    pool_out: *mut sys::CUmemoryPool,
-    location: *mut CUmemLocation,
-    _type_: c_uint,
-) -> Answer {
+entry!(cuMemGetDefaultMemPool, |pool_out, location, _| {
     if !location.is_null() && matches!((*location).kind, 2..=4) {
         return put(pool_out, host_pool()?.handle());
     }
-    cuDeviceGetDefaultMemPool(pool_out, device_of(location)?)
-}
+    put(pool_out, default_pool(device_of(location)?)?.handle())
+});
 
-pub(super) unsafe fn cuMemGetMemPool(
-    pool: *mut sys::CUmemoryPool,
-    location: *mut CUmemLocation,
-    _type_: c_uint,
-) -> Answer {
-    cuDeviceGetMemPool(pool, device_of(location)?)
-}
-
-pub(super) unsafe fn cuMemSetMemPool(
-    location: *mut CUmemLocation,
-    _type_: c_uint,
-    pool: sys::CUmemoryPool,
-) -> Answer {
-    cuDeviceSetMemPool(device_of(location)?, pool)
-}
+entry!(cuMemGetMemPool, |pool, location, _| put(pool, current_pool(device_of(location)?)?.handle()));
+entry!(cuDeviceSetMemPool, |dev, pool| set_pool(dev, pool));
+entry!(cuMemSetMemPool, |location, _, pool| set_pool(device_of(location)?, pool));
 
 // --- Sharing ---------------------------------------------------------------------------------------
 
-pub(super) unsafe fn cuMemPoolExportToShareableHandle(
-    handle_out: *mut c_void,
-    pool: sys::CUmemoryPool,
-    handleType: sys::CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemPoolExportToShareableHandle, |handle_out, pool, handleType, flags| {
     driver()?;
     let pool = Object::<Pool>::get(pool)?;
-    if handleType.0 != 1 || flags != 0 || pool.default {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(handleType.0 != 1 || flags != 0 || pool.default, INVALID_VALUE)?;
     put(handle_out.cast::<c_int>(), vmm::pool_file(pool.gpu)?)
-}
+});
 
-pub(super) unsafe fn cuMemPoolImportFromShareableHandle(
-    pool_out: *mut sys::CUmemoryPool,
-    handle: *mut c_void,
-    handleType: sys::CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemPoolImportFromShareableHandle, |pool_out, handle, handleType, flags| {
     let driver = driver()?;
-    if handleType.0 != 1 || flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(handleType.0 != 1 || flags != 0, INVALID_VALUE)?;
     let gpu = vmm::read_pool_file(handle as usize as c_int)?;
     let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
     put(pool_out, Pool::create(gpu, ordinal as i32, Sort::Imported)?.handle())
-}
+});
 
-pub(super) unsafe fn cuMemPoolExportPointer(
-    shareData_out: *mut sys::CUmemPoolPtrExportData,
-    ptr: CUdeviceptr,
-) -> Answer {
+entry!(cuMemPoolExportPointer, |shareData_out, ptr| {
     let alloc = driver()?.memory.find(ptr).filter(|a| a.address == ptr).ok_or(INVALID_VALUE)?;
-    if !matches!(alloc.what, What::Pooled(_)) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(!matches!(alloc.what, What::Pooled(_)), INVALID_VALUE)?;
     put(shareData_out.cast::<vmm::Ticket>(), vmm::share_alloc(&alloc)?)
-}
+});
 
-pub(super) unsafe fn cuMemPoolImportPointer(
-    ptr_out: *mut CUdeviceptr,
-    pool: sys::CUmemoryPool,
-    shareData: *mut sys::CUmemPoolPtrExportData,
-) -> Answer {
+entry!(cuMemPoolImportPointer, |ptr_out, pool, shareData| {
     let pool = Object::<Pool>::get(pool)?;
-    if shareData.is_null() || !pool.imported {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(shareData.is_null() || !pool.imported, INVALID_VALUE)?;
     put(ptr_out, vmm::open_ticket(shareData.cast::<vmm::Ticket>().read_unaligned())?)
-}
+});
 
 // --- Memory of graphs ------------------------------------------------------------------------------
 //
@@ -602,14 +521,12 @@ pub(crate) fn graph_free(address: u64) -> Answer {
         return memory::free(address);
     }
     let mut state = lock(&pools(alloc.ordinal)?.graph);
-    if !driver.memory.set_in_use(address, false) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(!driver.memory.set_in_use(address, false), INVALID_VALUE)?;
     state.used -= alloc.bytes.min(state.used);
     Ok(())
 }
 
-pub(super) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Answer {
+entry!(cuDeviceGraphMemTrim, |device| {
     let driver = driver()?;
     let gpu = driver.gpu(device)?;
     let mut state = lock(&pools(device)?.graph);
@@ -617,13 +534,9 @@ pub(super) unsafe fn cuDeviceGraphMemTrim(device: CUdevice) -> Answer {
     state.reserved = state.used;
     driver.device.with(|engine, _| engine.refund(driver.process, gpu, MemKind::Graph, surplus));
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuDeviceGetGraphMemAttribute(
-    device: CUdevice,
-    attr: c_uint,
-    value: *mut c_void,
-) -> Answer {
+entry!(cuDeviceGetGraphMemAttribute, |device, attr, value| {
     let state = *lock(&pools(device)?.graph);
     put(
         value.cast::<u64>(),
@@ -635,21 +548,15 @@ pub(super) unsafe fn cuDeviceGetGraphMemAttribute(
             _ => return Err(INVALID_VALUE),
         },
     )
-}
+});
 
-pub(super) unsafe fn cuDeviceSetGraphMemAttribute(
-    device: CUdevice,
-    attr: c_uint,
-    value: *mut c_void,
-) -> Answer {
+entry!(cuDeviceSetGraphMemAttribute, |device, attr, value| {
     let mut state = lock(&pools(device)?.graph);
-    if value.is_null() || value.cast::<u64>().read_unaligned() != 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(value.is_null() || value.cast::<u64>().read_unaligned() != 0, INVALID_VALUE)?;
     match attr {
         1 => state.used_high = state.used,
         3 => state.reserved_high = state.reserved,
         _ => return Err(INVALID_VALUE),
     }
     Ok(())
-}
+});

@@ -5,34 +5,26 @@ use std::ffi::CStr;
 use gshare_cuda_abi::{Resolution, resolve};
 
 use super::base::*;
+use super::errors::{ERRORS, ErrorRow};
 use super::*;
 use crate::call_trace::{self, Found};
 
-pub(super) unsafe fn cuInit(Flags: c_uint) -> Answer {
-    if Flags != 0 {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuInit, |Flags| {
+    refuse_if(Flags != 0, INVALID_VALUE)?;
     initialise()
-}
+});
 
-pub(super) unsafe fn cuDriverGetVersion(driverVersion: *mut c_int) -> Answer {
-    put(driverVersion, driver_version() as c_int)
-}
+entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() as c_int));
 
-/// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
-pub(super) unsafe fn cuGetExportTable(
-    ppExportTable: *mut *const c_void,
-    pExportTableId: *const sys::CUuuid,
-) -> Answer {
-    if pExportTableId.is_null() {
-        return Err(INVALID_VALUE);
-    }
+// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
+entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
+    refuse_if(pExportTableId.is_null(), INVALID_VALUE)?;
     let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
     let (table, name) = private_table(&id);
     call_trace::table(id, name);
     put(ppExportTable, table.unwrap_or(std::ptr::null()))?;
     table.map(drop).ok_or(INVALID_VALUE)
-}
+});
 
 #[cfg(feature = "runtime-tables")]
 fn private_table(id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>) {
@@ -44,31 +36,20 @@ fn private_table(_id: &[u8; 16]) -> (Option<*const c_void>, Option<&'static str>
     (None, None)
 }
 
-pub(super) unsafe fn cuGetProcAddress(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    cudaVersion: c_int,
-    flags: u64,
-) -> Answer {
-    cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, std::ptr::null_mut())
-}
-
-pub(super) unsafe fn cuGetProcAddress_v2(
+unsafe fn look_up(
     symbol: *const c_char,
     pfn: *mut *mut c_void,
     cudaVersion: c_int,
     flags: u64,
     symbolStatus: *mut c_uint,
 ) -> Answer {
-    if symbol.is_null() || pfn.is_null() || flags > 2 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(symbol.is_null() || pfn.is_null() || flags > 2, INVALID_VALUE)?;
     let Ok(asked) = u32::try_from(cudaVersion) else { return Err(INVALID_VALUE) };
     let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
     let release = asked.min(driver_version());
     let (pointer, status, found) = match resolve(name, release, flags) {
         Resolution::Found(symbol) => {
-            let found = Found::Variant(symbol.name, is_implemented(symbol.name));
+            let found = Found::Variant(symbol.name, is_served(symbol.name));
             (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
         }
         Resolution::UnknownName => (std::ptr::null_mut(), 1, Found::UnknownName),
@@ -84,27 +65,16 @@ pub(super) unsafe fn cuGetProcAddress_v2(
     Ok(())
 }
 
-/// Whether an exported name has a function here.
-fn is_implemented(exported: &str) -> bool {
-    let stem = exported.strip_suffix("_ptsz").or_else(|| exported.strip_suffix("_ptds")).unwrap_or(exported);
-    IMPLEMENTED.binary_search(&stem).is_ok()
-}
+entry!(cuGetProcAddress, |symbol, pfn, version, flags| {
+    look_up(symbol, pfn, version, flags, std::ptr::null_mut())
+});
 
-/// The name of a result, or nothing for an unknown one.
-pub(crate) fn error_name(result: u32) -> &'static str {
-    let row = ERRORS.iter().find(|row| row.0 == result);
-    row.and_then(|row| row.1.to_str().ok()).unwrap_or_default()
-}
+entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
+    look_up(symbol, pfn, version, flags, status)
+});
 
-pub(super) unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> Answer {
-    error_text(error, pStr, |row| row.1)
-}
-
-pub(super) unsafe fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> Answer {
-    error_text(error, pStr, |row| row.2)
-}
-
-type ErrorRow = (u32, &'static CStr, &'static CStr);
+entry!(cuGetErrorName, |error, pStr| error_text(error, pStr, |row| row.1));
+entry!(cuGetErrorString, |error, pStr| error_text(error, pStr, |row| row.2));
 
 unsafe fn error_text(
     error: CUresult,
@@ -120,80 +90,4 @@ unsafe fn error_text(
     }
 }
 
-pub(super) unsafe fn cuProfilerStart() -> Answer {
-    current()?;
-    Ok(())
-}
-
-pub(super) unsafe fn cuProfilerStop() -> Answer {
-    current()?;
-    Ok(())
-}
-
-#[rustfmt::skip]
-const ERRORS: &[ErrorRow] = &[
-    (0, c"CUDA_SUCCESS", c"no error"),
-    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
-    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
-    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
-    (4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
-    (5, c"CUDA_ERROR_PROFILER_DISABLED", c"profiler disabled while using external profiling tool"),
-    (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
-    (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
-    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
-    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
-    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
-    (202, c"CUDA_ERROR_CONTEXT_ALREADY_CURRENT", c"context already current"),
-    (205, c"CUDA_ERROR_MAP_FAILED", c"mapping of buffer object failed"),
-    (206, c"CUDA_ERROR_UNMAP_FAILED", c"unmapping of buffer object failed"),
-    (208, c"CUDA_ERROR_ALREADY_MAPPED", c"resource already mapped"),
-    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
-    (210, c"CUDA_ERROR_ALREADY_ACQUIRED", c"resource already acquired"),
-    (211, c"CUDA_ERROR_NOT_MAPPED", c"resource not mapped"),
-    (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
-    (215, c"CUDA_ERROR_UNSUPPORTED_LIMIT", c"limit is not supported on this architecture"),
-    (216, c"CUDA_ERROR_CONTEXT_ALREADY_IN_USE", c"exclusive-thread device already in use by a different thread"),
-    (217, c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", c"peer access is not supported between these two devices"),
-    (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
-    (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
-    (300, c"CUDA_ERROR_INVALID_SOURCE", c"device kernel image is invalid"),
-    (301, c"CUDA_ERROR_FILE_NOT_FOUND", c"file not found"),
-    (302, c"CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", c"shared object symbol not found"),
-    (303, c"CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", c"shared object initialization failed"),
-    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
-    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
-    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
-    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
-    (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
-    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
-    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
-    (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
-    (704, c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled"),
-    (705, c"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", c"peer access has not been enabled"),
-    (708, c"CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", c"cannot set while device is active in this process"),
-    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
-    (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
-    (711, c"CUDA_ERROR_TOO_MANY_PEERS", c"peer mapping resources exhausted"),
-    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
-    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
-    (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
-    (720, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", c"too many blocks in cooperative launch"),
-    (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
-    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
-    (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
-    (805, c"CUDA_ERROR_MPS_CONNECTION_FAILED", c"MPS client failed to connect to the MPS control daemon or the MPS server"),
-    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
-    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
-    (902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"operation would result in a merge of separate capture sequences"),
-    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not ended in the same stream as it began"),
-    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
-    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream"),
-    (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"operation would make the legacy stream depend on a capturing blocking stream"),
-    (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
-    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a thread-local capture sequence from another thread"),
-    (909, c"CUDA_ERROR_TIMEOUT", c"wait operation timed out"),
-    (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", c"the graph update was not performed because it included changes which violated constraints specific to instantiated graph update"),
-    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
-];
+entry!(cuProfilerStart | cuProfilerStop, || current().map(drop));

@@ -11,21 +11,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::base::*;
-use super::graph::not_while_capturing;
-use super::memory::{Alloc, What};
+use super::capture::not_while_capturing;
+use super::memory::{Alloc, Backing, READ_WRITE, What};
 use super::stream::Event;
 use super::*;
 use crate::sim::{MAX_GPUS, MemKind};
 
 const GRANULARITY: u64 = 2 << 20;
-
-/// Bytes in a file that several processes map.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backing {
-    pub(crate) id: u32,
-    pub(crate) generation: u32,
-    pub(crate) file: c_int,
-}
 
 // --- Files -----------------------------------------------------------------------------------------
 
@@ -49,13 +41,22 @@ pub(crate) struct Ticket {
 
 const _: () = assert!(size_of::<Ticket>() == 64);
 
+impl Ticket {
+    /// For `bytes` of this process; `kind` is a [`MemKind`], or all ones for an event: its slot and flags in place of id and generation.
+    fn new(kind: u32, gpu: u32, bytes: u64, span: u64, Backing { id, generation, file }: Backing) -> Self {
+        let pid = std::process::id();
+        Self { magic: FILE_MAGIC, pid, file, id, generation, gpu, kind, bytes, span, pad: [0; 2] }
+    }
+}
+
 fn new_file(bytes: u64) -> Result<c_int, CUresult> {
     // SAFETY: a valid name; the result is checked.
     unsafe {
         let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
-        if file < 0 || libc::ftruncate(file, bytes.cast_signed()) != 0 {
-            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-        }
+        refuse_if(
+            file < 0 || libc::ftruncate(file, bytes.cast_signed()) != 0,
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+        )?;
         Ok(file)
     }
 }
@@ -100,9 +101,7 @@ fn read_ticket(file: c_int, at: u64) -> Result<Ticket, CUresult> {
     // SAFETY: 64 bytes of integers; any bits are valid.
     let ticket = unsafe {
         let n = libc::pread(file, ticket.as_mut_ptr().cast(), 64, at.cast_signed());
-        if n != 64 {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(n != 64, INVALID_VALUE)?;
         ticket.assume_init()
     };
     if ticket.magic == FILE_MAGIC { Ok(ticket) } else { Err(INVALID_VALUE) }
@@ -195,6 +194,12 @@ fn heap_give(gpu: u32, at: u64, bytes: u64) {
 }
 
 impl Physical {
+    /// A new handle.
+    fn create(gpu: u32, ordinal: i32, bytes: u64, types: u32, place: Place) -> u64 {
+        let (handles, place) = (AtomicU32::new(1), Mutex::new(place));
+        Object::create(Self { gpu, ordinal, bytes, types, handles, place }).handle::<c_void>() as u64
+    }
+
     /// Gives it a file of its own, with a ticket behind the bytes.
     fn own_file(&self) -> Result<Backing, CUresult> {
         let driver = driver()?;
@@ -211,26 +216,16 @@ impl Physical {
         let (id, generation) = driver
             .device
             .with(|engine, _| engine.share(driver.process, self.gpu, MemKind::Vmm, self.bytes))?;
-        let ticket = Ticket {
-            magic: FILE_MAGIC,
-            pid: std::process::id(),
-            file,
-            id,
-            generation,
-            gpu: self.gpu,
-            kind: MemKind::Vmm as u32,
-            bytes: self.bytes,
-            span: self.bytes,
-            pad: [u64::from(self.types), 0],
-        };
+        let own = Backing { id, generation, file };
+        let mut ticket = Ticket::new(MemKind::Vmm as u32, self.gpu, self.bytes, self.bytes, own);
+        ticket.pad[0] = self.types.into();
         write_ticket(file, &ticket, self.bytes);
         for (at, (bytes, offset)) in &place.mapped {
-            map_file(*at, *bytes, file, *offset, libc::PROT_READ | libc::PROT_WRITE)?;
+            map_file(*at, *bytes, file, *offset, READ_WRITE)?;
         }
         heap_give(self.gpu, place.offset, self.bytes);
         place.file = file;
         place.offset = 0;
-        let own = Backing { id, generation, file };
         place.own = Some(own);
         Ok(own)
     }
@@ -260,13 +255,9 @@ unsafe fn physical(handle: u64) -> Result<&'static Object<Physical>, CUresult> {
 
 /// `CUmemAllocationProp` as integers: type, handle types, location kind and id, then a pointer and flags.
 unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32), CUresult> {
-    if prop.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(prop.is_null(), INVALID_VALUE)?;
     let head = prop.cast::<[u32; 4]>().read_unaligned();
-    if head[0] != 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(head[0] != 1, INVALID_VALUE)?;
     if head[2] != 1 {
         // Host memory through this API.
         return Err(NOT_SUPPORTED);
@@ -274,125 +265,83 @@ unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32),
     Ok((head[1], head[3] as i32))
 }
 
-pub(super) unsafe fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
-    prop: *const sys::CUmemAllocationProp,
-    option: c_uint,
-) -> Answer {
+entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
     // The granularity is the same for any kind of memory at any place; only creating some of them is refused.
-    if option > 1 || prop.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(option > 1 || prop.is_null(), INVALID_VALUE)?;
     driver()?;
     if let Ok((_, ordinal)) = read_prop(prop) {
         driver()?.gpu(ordinal)?;
     }
     put(granularity, GRANULARITY as usize)
-}
+});
 
-pub(super) unsafe fn cuMemCreate(
-    handle: *mut sys::CUmemGenericAllocationHandle,
-    size: usize,
-    prop: *const sys::CUmemAllocationProp,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemCreate, |handle, size, prop, flags| {
     let driver = driver()?;
     let (types, ordinal) = read_prop(prop)?;
     let gpu = driver.gpu(ordinal)?;
     let bytes = size as u64;
-    if handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-        return Err(INVALID_VALUE);
-    }
-    if types & !1 != 0 {
-        return Err(NOT_SUPPORTED);
-    }
+    refuse_if(
+        handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY),
+        INVALID_VALUE,
+    )?;
+    refuse_if(types & !1 != 0, NOT_SUPPORTED)?;
     not_while_capturing()?;
     memory::charge(gpu, MemKind::Vmm, bytes)?;
     let (file, offset) = heap_take(gpu, bytes)?;
-    let place = Mutex::new(Place { file, offset, own: None, mapped: BTreeMap::new() });
-    let made = Object::create(Physical { gpu, ordinal, bytes, types, handles: AtomicU32::new(1), place });
-    put(handle, made.handle::<c_void>() as u64)
-}
+    let place = Place { file, offset, own: None, mapped: BTreeMap::new() };
+    put(handle, Physical::create(gpu, ordinal, bytes, types, place))
+});
 
-pub(super) unsafe fn cuMemRelease(handle: sys::CUmemGenericAllocationHandle) -> Answer {
+entry!(cuMemRelease, |handle| {
     driver()?;
     let physical = physical(handle)?;
-    if physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err(), INVALID_VALUE)?;
     Physical::end_if_unused(physical)
-}
+});
 
-pub(super) unsafe fn cuMemRetainAllocationHandle(
-    handle: *mut sys::CUmemGenericAllocationHandle,
-    addr: *mut c_void,
-) -> Answer {
+entry!(cuMemRetainAllocationHandle, |handle, addr| {
     let address = addr as u64;
     let mapped = lock(&MAPPED);
     let found = mapped.range(..=address).next_back();
     let (at, physical) = found.map(|(a, p)| (*a, *p)).ok_or(INVALID_VALUE)?;
     let bytes = lock(&physical.place).mapped.get(&at).map_or(0, |m| m.0);
-    if address >= at + bytes {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(address >= at + bytes, INVALID_VALUE)?;
     physical.handles.fetch_add(1, AcqRel);
     put(handle, physical.handle::<c_void>() as u64)
-}
+});
 
-pub(super) unsafe fn cuMemGetAllocationPropertiesFromHandle(
-    prop: *mut sys::CUmemAllocationProp,
-    handle: sys::CUmemGenericAllocationHandle,
-) -> Answer {
+entry!(cuMemGetAllocationPropertiesFromHandle, |prop, handle| {
     let physical = physical(handle)?;
-    if prop.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(prop.is_null(), INVALID_VALUE)?;
     std::ptr::write_bytes(prop, 0, 1);
     put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.ordinal as u32])
-}
+});
 
-pub(super) unsafe fn cuMemAddressReserve(
-    ptr: *mut CUdeviceptr,
-    size: usize,
-    alignment: usize,
-    addr: CUdeviceptr,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemAddressReserve, |ptr, size, alignment, addr, flags| {
     driver()?;
     let align = (alignment as u64).max(GRANULARITY);
-    if ptr.is_null()
-        || size == 0
-        || !(size as u64).is_multiple_of(GRANULARITY)
-        || !align.is_power_of_two()
-        || flags != 0
-    {
-        return Err(INVALID_VALUE);
-    }
-    let reserve = |hint: u64, bytes: usize| {
-        libc::mmap(
-            hint as *mut c_void,
-            bytes,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
+    refuse_if(
+        ptr.is_null()
+            || size == 0
+            || !(size as u64).is_multiple_of(GRANULARITY)
+            || !align.is_power_of_two()
+            || flags != 0,
+        INVALID_VALUE,
+    )?;
+    let reserve =
+        |hint: u64, bytes: usize| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
     // The wish is granted where the range is free, else any range will do.
-    if addr != 0 && addr.is_multiple_of(align) {
-        let got = reserve(addr, size);
-        if got != libc::MAP_FAILED && got as u64 == addr {
+    if addr != 0
+        && addr.is_multiple_of(align)
+        && let Ok(got) = reserve(addr, size)
+    {
+        if got as u64 == addr {
             lock(&RESERVED).insert(addr, size as u64);
             return put(ptr, addr);
         }
-        if got != libc::MAP_FAILED {
-            libc::munmap(got, size);
-        }
+        libc::munmap(got, size);
     }
-    let got = reserve(0, size + align as usize);
-    if got == libc::MAP_FAILED {
-        return Err(OUT_OF_MEMORY);
-    }
+    let got = reserve(0, size + align as usize)?;
     let start = (got as u64).next_multiple_of(align);
     let (before, end) = (start - got as u64, got as u64 + size as u64 + align);
     if before > 0 {
@@ -401,60 +350,52 @@ pub(super) unsafe fn cuMemAddressReserve(
     libc::munmap((start + size as u64) as *mut c_void, (end - start - size as u64) as usize);
     lock(&RESERVED).insert(start, size as u64);
     put(ptr, start)
-}
+});
 
-pub(super) unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> Answer {
+entry!(cuMemAddressFree, |ptr, size| {
     driver()?;
     let mut reserved = lock(&RESERVED);
-    if reserved.get(&ptr) != Some(&(size as u64))
-        || lock(&MAPPED).range(ptr..ptr + size as u64).next().is_some()
-    {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        reserved.get(&ptr) != Some(&(size as u64))
+            || lock(&MAPPED).range(ptr..ptr + size as u64).next().is_some(),
+        INVALID_VALUE,
+    )?;
     reserved.remove(&ptr);
     libc::munmap(ptr as *mut c_void, size);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemMap(
-    ptr: CUdeviceptr,
-    size: usize,
-    offset: usize,
-    handle: sys::CUmemGenericAllocationHandle,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemMap, |ptr, size, offset, handle, flags| {
     let driver = driver()?;
     let physical = physical(handle)?;
     let (bytes, offset) = (size as u64, offset as u64);
     // The documentation up to CUDA 13 says that offsets must be zero, and an H100 answers so.
-    if offset != 0 {
-        return Err(NOT_SUPPORTED);
-    }
-    if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(offset != 0, NOT_SUPPORTED)?;
+    refuse_if(
+        flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes,
+        INVALID_VALUE,
+    )?;
     {
         let reserved = lock(&RESERVED);
         let (start, length) = reserved.range(..=ptr).next_back().ok_or(INVALID_VALUE)?;
-        if ptr + bytes > start + length {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(ptr + bytes > start + length, INVALID_VALUE)?;
     }
     let mut mapped = lock(&MAPPED);
     let before =
         mapped.range(..ptr).next_back().map(|(at, p)| *at + lock(&p.place).mapped.get(at).map_or(0, |m| m.0));
-    if before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some(),
+        INVALID_VALUE,
+    )?;
     let mut place = lock(&physical.place);
-    map_file(ptr, bytes, place.file, place.offset + offset, libc::PROT_READ | libc::PROT_WRITE)?;
+    map_file(ptr, bytes, place.file, place.offset + offset, READ_WRITE)?;
     place.mapped.insert(ptr, (bytes, offset));
     mapped.insert(ptr, physical);
     driver.memory.note(ptr, bytes, What::Mapped(false), physical.gpu, physical.ordinal, 0);
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
+entry!(cuMemUnmap, |ptr, size| {
     let driver = driver()?;
     not_while_capturing()?;
     let end = ptr + size as u64;
@@ -462,15 +403,13 @@ pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
         let mut mapped = lock(&MAPPED);
         let inside: Vec<_> = mapped.range(ptr..end).map(|(at, p)| (*at, *p)).collect();
         let total: u64 = inside.iter().map(|(at, p)| lock(&p.place).mapped.get(at).map_or(0, |m| m.0)).sum();
-        if total != size as u64 && !inside.is_empty() {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(total != size as u64 && !inside.is_empty(), INVALID_VALUE)?;
         // Nothing is mapped where a mapping was before: no error.
-        if inside.is_empty()
-            && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length)
-        {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(
+            inside.is_empty()
+                && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length),
+            INVALID_VALUE,
+        )?;
         for (at, _) in &inside {
             mapped.remove(at);
         }
@@ -479,87 +418,51 @@ pub(super) unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Answer {
     for (at, physical) in parts {
         let bytes = lock(&physical.place).mapped.remove(&at).map_or(0, |m| m.0);
         driver.memory.remove(at, |a| matches!(a.what, What::Mapped(_)));
-        libc::mmap(
-            at as *mut c_void,
-            bytes as usize,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            -1,
-            0,
-        );
+        let _ = memory::map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
         Physical::end_if_unused(physical)?;
     }
     Ok(())
-}
+});
 
-/// `CUmemAccessDesc`: location kind, id, flags.
-pub(super) unsafe fn cuMemSetAccess(
-    ptr: CUdeviceptr,
-    size: usize,
-    desc: *const sys::CUmemAccessDesc,
-    count: usize,
-) -> Answer {
+// `CUmemAccessDesc`: location kind, id, flags.
+entry!(cuMemSetAccess, |ptr, size, desc, count| {
     let driver = driver()?;
-    if desc.is_null() || count == 0 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(desc.is_null() || count == 0, INVALID_VALUE)?;
     for i in 0..count {
         let [kind, id, flags] = desc.cast::<[u32; 3]>().add(i).read_unaligned();
         if kind == 1 {
             driver.gpu(id as i32)?;
         }
-        if !matches!(flags, 0 | 1 | 3) {
-            return Err(INVALID_VALUE);
-        }
-        if !driver.memory.set_access(ptr, size as u64, flags != 0) {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(!matches!(flags, 0 | 1 | 3), INVALID_VALUE)?;
+        refuse_if(!driver.memory.set_access(ptr, size as u64, flags != 0), INVALID_VALUE)?;
     }
     Ok(())
-}
+});
 
-pub(super) unsafe fn cuMemGetAccess(
-    flags: *mut c_ulonglong,
-    location: *const CUmemLocation,
-    ptr: CUdeviceptr,
-) -> Answer {
-    if location.is_null() {
-        return Err(INVALID_VALUE);
-    }
+entry!(cuMemGetAccess, |flags, location, ptr| {
+    refuse_if(location.is_null(), INVALID_VALUE)?;
     match driver()?.memory.find(ptr).map(|a| a.what) {
         Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
         _ => Err(INVALID_VALUE),
     }
-}
+});
 
-pub(super) unsafe fn cuMemExportToShareableHandle(
-    shareableHandle: *mut c_void,
-    handle: sys::CUmemGenericAllocationHandle,
-    handleType: sys::CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> Answer {
+entry!(cuMemExportToShareableHandle, |shareableHandle, handle, handleType, flags| {
     driver()?;
     let physical = physical(handle)?;
-    if handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null(),
+        INVALID_VALUE,
+    )?;
     let own = physical.own_file()?;
     let copy = libc::fcntl(own.file, libc::F_DUPFD_CLOEXEC, 0);
-    if copy < 0 {
-        return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-    }
+    refuse_if(copy < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
     put(shareableHandle.cast::<c_int>(), copy)
-}
+});
 
-pub(super) unsafe fn cuMemImportFromShareableHandle(
-    handle: *mut sys::CUmemGenericAllocationHandle,
-    osHandle: *mut c_void,
-    shHandleType: sys::CUmemAllocationHandleType,
-) -> Answer {
+entry!(cuMemImportFromShareableHandle, |handle, osHandle, shHandleType| {
     let driver = driver()?;
-    if handle.is_null() || shHandleType.0 != 1 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(handle.is_null() || shHandleType.0 != 1, INVALID_VALUE)?;
     let given = osHandle as usize as c_int;
     let bytes = size_of_file(given)?.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
     let mut ticket = read_ticket(given, bytes)?;
@@ -578,34 +481,14 @@ pub(super) unsafe fn cuMemImportFromShareableHandle(
     }
     let file = libc::fcntl(given, libc::F_DUPFD_CLOEXEC, 0);
     let own = Some(Backing { id: ticket.id, generation: ticket.generation, file });
-    let place = Mutex::new(Place { file, offset: 0, own, mapped: BTreeMap::new() });
-    let types = ticket.pad[0] as u32;
-    let made = Object::create(Physical {
-        gpu: ticket.gpu,
-        ordinal,
-        bytes,
-        types,
-        handles: AtomicU32::new(1),
-        place,
-    });
-    put(handle, made.handle::<c_void>() as u64)
-}
+    let place = Place { file, offset: 0, own, mapped: BTreeMap::new() };
+    put(handle, Physical::create(ticket.gpu, ordinal, bytes, ticket.pad[0] as u32, place))
+});
 
 /// A file that stands for an exported pool: its ticket only.
 pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
     let file = new_file(4096)?;
-    let ticket = Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file,
-        id: u32::MAX,
-        generation: 0,
-        gpu,
-        kind: MemKind::Pool as u32,
-        bytes: 0,
-        span: 0,
-        pad: [0; 2],
-    };
+    let ticket = Ticket::new(MemKind::Pool as u32, gpu, 0, 0, Backing { id: u32::MAX, generation: 0, file });
     write_ticket(file, &ticket, 0);
     Ok(file)
 }
@@ -644,23 +527,12 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
             };
             let backing = Backing { id, generation, file };
             // Spans are whole pages.
-            map_file(alloc.address, span, file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+            map_file(alloc.address, span, file, 0, READ_WRITE)?;
             driver.memory.set_backing(alloc.address, backing);
             backing
         }
     };
-    Ok(Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file: backing.file,
-        id: backing.id,
-        generation: backing.generation,
-        gpu: alloc.gpu,
-        kind: kind as u32,
-        bytes: alloc.bytes,
-        span,
-        pad: [0; 2],
-    })
+    Ok(Ticket::new(kind as u32, alloc.gpu, alloc.bytes, span, backing))
 }
 
 /// Opened tickets: address -> (ticket, times opened).
@@ -669,12 +541,8 @@ static OPENED: Mutex<BTreeMap<u64, (Ticket, u32)>> = Mutex::new(BTreeMap::new())
 /// Maps another process's allocation.
 pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
     let driver = driver()?;
-    if ticket.magic != FILE_MAGIC {
-        return Err(INVALID_VALUE);
-    }
-    if ticket.pid == std::process::id() {
-        return Err(INVALID_CONTEXT);
-    }
+    refuse_if(ticket.magic != FILE_MAGIC, INVALID_VALUE)?;
+    refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
     let mut opened = lock(&OPENED);
     if let Some((address, entry)) = opened.iter_mut().find(|(_, entry)| entry.0 == ticket) {
         entry.1 += 1;
@@ -685,14 +553,11 @@ pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
         .map_err(|_| INVALID_VALUE)?;
     // SAFETY: a valid path; the result is checked.
     let file = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    if file < 0 {
-        return Err(INVALID_HANDLE);
-    }
+    refuse_if(file < 0, INVALID_HANDLE)?;
     if ticket.id != u32::MAX {
         driver.device.with(|engine, _| engine.join(driver.process, ticket.id, ticket.generation))?;
     }
-    let address =
-        map_file(0, ticket.span.next_multiple_of(4096), file, 0, libc::PROT_READ | libc::PROT_WRITE)?;
+    let address = map_file(0, ticket.span.next_multiple_of(4096), file, 0, READ_WRITE)?;
     // SAFETY: the mapping keeps the file.
     unsafe { libc::close(file) };
     driver.memory.note(address, ticket.bytes, What::Imported, ticket.gpu, ordinal, 0);
@@ -720,73 +585,40 @@ pub(crate) fn close_imported(address: u64) -> Answer {
     Ok(())
 }
 
-pub(super) unsafe fn cuIpcGetMemHandle(pHandle: *mut sys::CUipcMemHandle, dptr: CUdeviceptr) -> Answer {
+entry!(cuIpcGetMemHandle, |pHandle, dptr| {
     let driver = driver()?;
     let alloc = driver.memory.find(dptr).ok_or(INVALID_VALUE)?;
-    if alloc.what != What::Charged(MemKind::Plain) {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(alloc.what != What::Charged(MemKind::Plain), INVALID_VALUE)?;
     put(pHandle.cast::<Ticket>(), share_alloc(&alloc)?)
-}
+});
 
-pub(super) unsafe fn cuIpcOpenMemHandle_v2(
-    pdptr: *mut CUdeviceptr,
-    handle: sys::CUipcMemHandle,
-    Flags: c_uint,
-) -> Answer {
+entry!(cuIpcOpenMemHandle_v2 | cuIpcOpenMemHandle, |pdptr, handle, Flags| {
     current()?;
     // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    if Flags > 1 || pdptr.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(Flags > 1 || pdptr.is_null(), INVALID_VALUE)?;
     put(pdptr, open_ticket(std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned())?)
-}
+});
 
-pub(super) unsafe fn cuIpcOpenMemHandle(
-    pdptr: *mut CUdeviceptr,
-    handle: sys::CUipcMemHandle,
-    Flags: c_uint,
-) -> Answer {
-    cuIpcOpenMemHandle_v2(pdptr, handle, Flags)
-}
-
-pub(super) unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Answer {
+entry!(cuIpcCloseMemHandle, |dptr| {
     driver()?;
     close_imported(dptr)
-}
+});
 
-pub(super) unsafe fn cuIpcGetEventHandle(pHandle: *mut sys::CUipcEventHandle, event: sys::CUevent) -> Answer {
+entry!(cuIpcGetEventHandle, |pHandle, event| {
     driver()?;
     let event = Object::<Event>::get(event)?;
-    if event.flags & 4 == 0 {
-        return Err(INVALID_HANDLE);
-    }
-    let ticket = Ticket {
-        magic: FILE_MAGIC,
-        pid: std::process::id(),
-        file: -1,
-        id: event.slot,
-        generation: event.flags,
-        gpu: event.gpu(),
-        kind: u32::MAX,
-        bytes: 0,
-        span: 0,
-        pad: [0; 2],
-    };
-    put(pHandle.cast::<Ticket>(), ticket)
-}
+    refuse_if(event.flags & 4 == 0, INVALID_HANDLE)?;
+    let slot = Backing { id: event.slot, generation: event.flags, file: -1 };
+    put(pHandle.cast::<Ticket>(), Ticket::new(u32::MAX, event.gpu(), 0, 0, slot))
+});
 
-pub(super) unsafe fn cuIpcOpenEventHandle(
-    phEvent: *mut sys::CUevent,
-    handle: sys::CUipcEventHandle,
-) -> Answer {
+entry!(cuIpcOpenEventHandle, |phEvent, handle| {
     let family = current()?.family;
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
-    if ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536 {
-        return Err(INVALID_VALUE);
-    }
-    if ticket.pid == std::process::id() {
-        return Err(INVALID_CONTEXT);
-    }
+    refuse_if(
+        ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536,
+        INVALID_VALUE,
+    )?;
+    refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
     put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, family, ticket.generation, true).handle())
-}
+});

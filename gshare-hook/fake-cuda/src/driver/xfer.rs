@@ -3,11 +3,13 @@
 //! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
 //! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
 
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Acquire;
 
 use super::array::Array;
 use super::base::*;
-use super::graph::{Node, legacy_not_implied, not_while_capturing};
+use super::capture::{legacy_not_implied, not_while_capturing};
+use super::graph::Node;
 use super::memory::{check_range, on_device};
 use super::*;
 use crate::sim::Work;
@@ -38,18 +40,12 @@ impl Side {
 
     fn check(&self, t: &Transfer) -> Answer {
         let extent = self.slice * (t.depth - 1) + self.pitch * (t.height - 1) + t.width;
-        if self.address == 0 || t.height > 1 && self.pitch < t.width {
-            return Err(INVALID_VALUE);
-        }
+        refuse_if(self.address == 0 || t.height > 1 && self.pitch < t.width, INVALID_VALUE)?;
         if self.device { check_range(self.address, extent) } else { Ok(()) }
     }
 }
 
 impl Transfer {
-    pub(crate) fn linear(to: Side, from: Side, bytes: u64) -> Self {
-        Self { to, from, width: bytes, height: 1, depth: 1 }
-    }
-
     fn bytes(&self) -> u64 {
         self.width * self.height * self.depth
     }
@@ -86,13 +82,7 @@ impl Transfer {
         if driver()?.hosts_pending.load(Acquire) == 0 {
             self.apply();
         } else {
-            push_host(
-                stream,
-                Box::new(move || {
-                    self.apply();
-                    true
-                }),
-            )?;
+            push_call(stream, move || self.apply())?;
         }
         push(stream, self.work()?)?;
         Ok(())
@@ -103,7 +93,7 @@ impl Transfer {
         current()?;
         not_while_capturing()?;
         // SAFETY: the null handle.
-        let stream = unsafe { stream(flavor, std::ptr::null_mut())? };
+        let stream = unsafe { stream(flavor, null_mut())? };
         legacy_not_implied(stream)?;
         self.check()?;
         if self.bytes() == 0 {
@@ -128,6 +118,10 @@ impl Transfer {
     }
 }
 
+fn linear(to: Side, from: Side, bytes: usize) -> Transfer {
+    Transfer { to, from, width: bytes as u64, height: 1, depth: 1 }
+}
+
 fn dev(address: u64) -> Side {
     Side::linear(address, true)
 }
@@ -141,145 +135,106 @@ fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
 
+/// The two copies of a kind: on the default stream and on one that is given, between sides that [`dev`], [`host`] or [`any`] make.
 macro_rules! copies {
-    ($($sync:ident $asynchronous:ident ($to:ident: $to_type:ty, $from:ident: $from_type:ty) $to_side:ident $from_side:ident;)*) => {$(
-        pub(super) unsafe fn $sync(flavor: Flavor, $to: $to_type, $from: $from_type, bytes: usize) -> Answer {
-            Transfer::linear($to_side($to), $from_side($from), bytes as u64).run_now(flavor)
-        }
-        pub(super) unsafe fn $asynchronous(flavor: Flavor, $to: $to_type, $from: $from_type, bytes: usize, stream: sys::CUstream) -> Answer {
-            Transfer::linear($to_side($to), $from_side($from), bytes as u64).run_on(flavor, stream)
-        }
+    ($($sync:ident $asynchronous:ident $to_side:ident $from_side:ident;)*) => {$(
+        entry!($sync, |flavor, to, from, bytes| {
+            linear($to_side(to), $from_side(from), bytes).run_now(flavor)
+        });
+        entry!($asynchronous, |flavor, to, from, bytes, stream| {
+            linear($to_side(to), $from_side(from), bytes).run_on(flavor, stream)
+        });
     )*};
 }
 copies! {
-    cuMemcpy cuMemcpyAsync (to: CUdeviceptr, from: CUdeviceptr) any any;
-    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 (to: CUdeviceptr, from: *const c_void) dev host;
-    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 (to: *mut c_void, from: CUdeviceptr) host dev;
-    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 (to: CUdeviceptr, from: CUdeviceptr) dev dev;
+    cuMemcpy cuMemcpyAsync any any;
+    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 dev host;
+    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 host dev;
+    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 dev dev;
 }
 
-pub(super) unsafe fn cuMemcpyPeer(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    _dstContext: sys::CUcontext,
-    srcDevice: CUdeviceptr,
-    _srcContext: sys::CUcontext,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), dev(srcDevice), ByteCount as u64).run_now(flavor)
-}
+entry!(cuMemcpyPeer, |flavor, to, _, from, _, n| linear(dev(to), dev(from), n).run_now(flavor));
+entry!(cuMemcpyPeerAsync, |flavor, to, _, from, _, n, stream| {
+    linear(dev(to), dev(from), n).run_on(flavor, stream)
+});
+entry!(cuMemcpyWithAttributesAsync, |flavor, to, from, n, _, stream| {
+    linear(any(to), any(from), n).run_on(flavor, stream)
+});
 
-pub(super) unsafe fn cuMemcpyPeerAsync(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    _dstContext: sys::CUcontext,
-    srcDevice: CUdeviceptr,
-    _srcContext: sys::CUcontext,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), dev(srcDevice), ByteCount as u64).run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpyWithAttributesAsync(
-    flavor: Flavor,
-    dst: CUdeviceptr,
-    src: CUdeviceptr,
-    size: usize,
-    _attr: *mut sys::CUmemcpyAttributes,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(any(dst), any(src), size as u64).run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpyBatchAsync_v2(
+unsafe fn copy_all(
     flavor: Flavor,
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
-    _attrs: *mut sys::CUmemcpyAttributes,
-    _attrsIdxs: *mut usize,
-    _numAttrs: usize,
     hStream: sys::CUstream,
 ) -> Answer {
-    if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || hStream as usize <= 2 {
-        return Err(INVALID_VALUE);
-    }
+    refuse_if(
+        dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || hStream as usize <= 2,
+        INVALID_VALUE,
+    )?;
     for i in 0..count {
-        Transfer::linear(any(*dsts.add(i)), any(*srcs.add(i)), *sizes.add(i) as u64)
-            .run_on(flavor, hStream)?;
+        linear(any(*dsts.add(i)), any(*srcs.add(i)), *sizes.add(i)).run_on(flavor, hStream)?;
     }
     Ok(())
 }
 
-pub(super) unsafe fn cuMemcpyBatchAsync(
-    flavor: Flavor,
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    attrs: *mut sys::CUmemcpyAttributes,
-    attrsIdxs: *mut usize,
-    numAttrs: usize,
-    failIdx: *mut usize,
-    hStream: sys::CUstream,
-) -> Answer {
+entry!(cuMemcpyBatchAsync, |flavor, dsts, srcs, sizes, count, _, _, _, failIdx, hStream| {
     put_opt(failIdx, usize::MAX);
-    cuMemcpyBatchAsync_v2(flavor, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
-}
+    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+});
+
+entry!(cuMemcpyBatchAsync_v2, |flavor, dsts, srcs, sizes, count, _, _, _, hStream| {
+    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+});
 
 // --- Boxes -----------------------------------------------------------------------------------------
 //
-// The driver's structures with their enumerations as integers.
+// The driver's structures with their enumerations as integers: an end to read from, one to write to, and the extent.
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct End2D {
+    x: usize,
+    y: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: *mut c_void,
+    pitch: usize,
+}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Copy2D {
-    src_x: usize,
-    src_y: usize,
-    src_kind: u32,
-    src_host: u64,
-    src_device: u64,
-    src_array: *mut c_void,
-    src_pitch: usize,
-    dst_x: usize,
-    dst_y: usize,
-    dst_kind: u32,
-    dst_host: u64,
-    dst_device: u64,
-    dst_array: *mut c_void,
-    dst_pitch: usize,
+    from: End2D,
+    to: End2D,
     width: usize,
     height: usize,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+struct End3D {
+    x: usize,
+    y: usize,
+    z: usize,
+    lod: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: *mut c_void,
+    /// Reserved, or the context in the peer variant: the layout is the same.
+    context: *mut c_void,
+    pitch: usize,
+    rows: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct Copy3D {
-    src_x: usize,
-    src_y: usize,
-    src_z: usize,
-    src_lod: usize,
-    src_kind: u32,
-    src_host: u64,
-    src_device: u64,
-    src_array: *mut c_void,
-    /// Reserved, or the source context in the peer variant: the layout is the same.
-    src_context: *mut c_void,
-    src_pitch: usize,
-    src_height: usize,
-    dst_x: usize,
-    dst_y: usize,
-    dst_z: usize,
-    dst_lod: usize,
-    dst_kind: u32,
-    dst_host: u64,
-    dst_device: u64,
-    dst_array: *mut c_void,
-    dst_context: *mut c_void,
-    dst_pitch: usize,
-    dst_height: usize,
+    from: End3D,
+    to: End3D,
     width: usize,
     height: usize,
     depth: usize,
@@ -289,127 +244,55 @@ const _: () = assert!(size_of::<Copy2D>() == size_of::<sys::CUDA_MEMCPY2D>());
 const _: () = assert!(size_of::<Copy3D>() == size_of::<sys::CUDA_MEMCPY3D>());
 const _: () = assert!(size_of::<Copy3D>() == size_of::<sys::CUDA_MEMCPY3D_PEER>());
 
-#[derive(Clone, Copy)]
-struct Corner {
-    kind: u32,
-    host: u64,
-    device: u64,
-    array: *mut c_void,
-    pitch: u64,
-    rows: u64,
-    x: u64,
-    y: u64,
-    z: u64,
+impl From<End2D> for End3D {
+    fn from(End2D { x, y, kind, host, device, array, pitch }: End2D) -> Self {
+        Self { x, y, z: 0, lod: 0, kind, host, device, array, context: null_mut(), pitch, rows: 0 }
+    }
 }
 
-unsafe fn side(c: Corner, width: u64, height: u64) -> Result<Side, CUresult> {
-    let (address, pitch, slice, device) = match c.kind {
-        1 => (c.host, c.pitch, c.pitch * c.rows, false),
-        2 => (c.device, c.pitch, c.pitch * c.rows, true),
+unsafe fn side(end: End3D, width: u64, height: u64) -> Result<Side, CUresult> {
+    let pitch = end.pitch as u64;
+    let slice = pitch * end.rows as u64;
+    let (address, pitch, slice, device) = match end.kind {
+        1 => (end.host, pitch, slice, false),
+        2 => (end.device, pitch, slice, true),
         3 => {
-            let array = Object::<Array>::get(c.array)?;
+            let array = Object::<Array>::get(end.array)?;
             (array.address, array.pitch, array.pitch * array.height.max(1), true)
         }
-        4 => (c.device, c.pitch, c.pitch * c.rows, on_device(c.device)),
+        4 => (end.device, pitch, slice, on_device(end.device)),
         _ => return Err(INVALID_VALUE),
     };
     let pitch = if pitch == 0 { width } else { pitch };
     let slice = if slice == 0 { pitch * height } else { slice };
-    Ok(Side { address: address + c.z * slice + c.y * pitch + c.x, pitch, slice, device })
+    let address = address + end.z as u64 * slice + end.y as u64 * pitch + end.x as u64;
+    Ok(Side { address, pitch, slice, device })
 }
 
-unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Result<Transfer, CUresult> {
-    if copy.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let c = copy.cast::<Copy2D>().read_unaligned();
-    let (width, height) = (c.width as u64, c.height as u64);
-    let corner = |kind, host, device, array, pitch: usize, x: usize, y: usize| Corner {
-        kind,
-        host,
-        device,
-        array,
-        pitch: pitch as u64,
-        rows: 0,
-        x: x as u64,
-        y: y as u64,
-        z: 0,
-    };
-    let from = corner(c.src_kind, c.src_host, c.src_device, c.src_array, c.src_pitch, c.src_x, c.src_y);
-    let to = corner(c.dst_kind, c.dst_host, c.dst_device, c.dst_array, c.dst_pitch, c.dst_x, c.dst_y);
-    Ok(Transfer { to: side(to, width, height)?, from: side(from, width, height)?, width, height, depth: 1 })
-}
-
-pub(crate) unsafe fn from_3d(copy: *const c_void) -> Result<Transfer, CUresult> {
-    if copy.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let c = copy.cast::<Copy3D>().read_unaligned();
-    let (width, height, depth) = (c.width as u64, c.height as u64, c.depth as u64);
-    let from = Corner {
-        kind: c.src_kind,
-        host: c.src_host,
-        device: c.src_device,
-        array: c.src_array,
-        pitch: c.src_pitch as u64,
-        rows: c.src_height as u64,
-        x: c.src_x as u64,
-        y: c.src_y as u64,
-        z: c.src_z as u64,
-    };
-    let to = Corner {
-        kind: c.dst_kind,
-        host: c.dst_host,
-        device: c.dst_device,
-        array: c.dst_array,
-        pitch: c.dst_pitch as u64,
-        rows: c.dst_height as u64,
-        x: c.dst_x as u64,
-        y: c.dst_y as u64,
-        z: c.dst_z as u64,
-    };
+unsafe fn transfer(from: End3D, to: End3D, extent: [usize; 3]) -> Result<Transfer, CUresult> {
+    let [width, height, depth] = extent.map(|n| n as u64);
     Ok(Transfer { to: side(to, width, height)?, from: side(from, width, height)?, width, height, depth })
 }
 
-pub(super) unsafe fn cuMemcpy2D_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY2D) -> Answer {
-    from_2d(pCopy)?.run_now(flavor)
+unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Result<Transfer, CUresult> {
+    refuse_if(copy.is_null(), INVALID_VALUE)?;
+    let c = copy.cast::<Copy2D>().read_unaligned();
+    transfer(c.from.into(), c.to.into(), [c.width, c.height, 1])
 }
 
-pub(super) unsafe fn cuMemcpy2DUnaligned_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY2D) -> Answer {
-    from_2d(pCopy)?.run_now(flavor)
+pub(crate) unsafe fn from_3d(copy: *const c_void) -> Result<Transfer, CUresult> {
+    refuse_if(copy.is_null(), INVALID_VALUE)?;
+    let c = copy.cast::<Copy3D>().read_unaligned();
+    transfer(c.from, c.to, [c.width, c.height, c.depth])
 }
 
-pub(super) unsafe fn cuMemcpy2DAsync_v2(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY2D,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_2d(pCopy)?.run_on(flavor, hStream)
-}
+entry!(cuMemcpy2D_v2 | cuMemcpy2DUnaligned_v2, |flavor, pCopy| from_2d(pCopy)?.run_now(flavor));
+entry!(cuMemcpy2DAsync_v2, |flavor, pCopy, hStream| from_2d(pCopy)?.run_on(flavor, hStream));
+entry!(cuMemcpy3D_v2 | cuMemcpy3DPeer, |flavor, pCopy| from_3d(pCopy.cast())?.run_now(flavor));
 
-pub(super) unsafe fn cuMemcpy3D_v2(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY3D) -> Answer {
-    from_3d(pCopy.cast())?.run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpy3DAsync_v2(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY3D,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_3d(pCopy.cast())?.run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpy3DPeer(flavor: Flavor, pCopy: *const sys::CUDA_MEMCPY3D_PEER) -> Answer {
-    from_3d(pCopy.cast())?.run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpy3DPeerAsync(
-    flavor: Flavor,
-    pCopy: *const sys::CUDA_MEMCPY3D_PEER,
-    hStream: sys::CUstream,
-) -> Answer {
-    from_3d(pCopy.cast())?.run_on(flavor, hStream)
-}
+entry!(cuMemcpy3DAsync_v2 | cuMemcpy3DPeerAsync, |flavor, pCopy, stream| {
+    from_3d(pCopy.cast())?.run_on(flavor, stream)
+});
 
 // --- One-dimensional arrays ------------------------------------------------------------------------
 
@@ -417,76 +300,16 @@ unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Result<Side, CUresult
     Ok(dev(Object::<Array>::get(handle)?.address + offset as u64))
 }
 
-pub(super) unsafe fn cuMemcpyHtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcHost: *const c_void,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, host(srcHost), ByteCount as u64).run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpyAtoH_v2(
-    flavor: Flavor,
-    dstHost: *mut c_void,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(host(dstHost), in_array(srcArray, srcOffset)?, ByteCount as u64).run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpyHtoAAsync_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcHost: *const c_void,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, host(srcHost), ByteCount as u64).run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpyAtoHAsync_v2(
-    flavor: Flavor,
-    dstHost: *mut c_void,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-    hStream: sys::CUstream,
-) -> Answer {
-    Transfer::linear(host(dstHost), in_array(srcArray, srcOffset)?, ByteCount as u64).run_on(flavor, hStream)
-}
-
-pub(super) unsafe fn cuMemcpyDtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcDevice: CUdeviceptr,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, dev(srcDevice), ByteCount as u64).run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpyAtoD_v2(
-    flavor: Flavor,
-    dstDevice: CUdeviceptr,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(dev(dstDevice), in_array(srcArray, srcOffset)?, ByteCount as u64).run_now(flavor)
-}
-
-pub(super) unsafe fn cuMemcpyAtoA_v2(
-    flavor: Flavor,
-    dstArray: sys::CUarray,
-    dstOffset: usize,
-    srcArray: sys::CUarray,
-    srcOffset: usize,
-    ByteCount: usize,
-) -> Answer {
-    Transfer::linear(in_array(dstArray, dstOffset)?, in_array(srcArray, srcOffset)?, ByteCount as u64)
-        .run_now(flavor)
-}
+entry!(cuMemcpyHtoA_v2, |flavor, to, at, from, n| linear(in_array(to, at)?, host(from), n).run_now(flavor));
+entry!(cuMemcpyAtoH_v2, |flavor, to, from, at, n| linear(host(to), in_array(from, at)?, n).run_now(flavor));
+entry!(cuMemcpyDtoA_v2, |flavor, to, at, from, n| linear(in_array(to, at)?, dev(from), n).run_now(flavor));
+entry!(cuMemcpyAtoD_v2, |flavor, to, from, at, n| linear(dev(to), in_array(from, at)?, n).run_now(flavor));
+entry!(cuMemcpyHtoAAsync_v2, |flavor, to, at, from, n, stream| {
+    linear(in_array(to, at)?, host(from), n).run_on(flavor, stream)
+});
+entry!(cuMemcpyAtoHAsync_v2, |flavor, to, from, at, n, stream| {
+    linear(host(to), in_array(from, at)?, n).run_on(flavor, stream)
+});
+entry!(cuMemcpyAtoA_v2, |flavor, to, to_at, from, from_at, n| {
+    linear(in_array(to, to_at)?, in_array(from, from_at)?, n).run_now(flavor)
+});

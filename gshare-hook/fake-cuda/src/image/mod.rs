@@ -167,7 +167,7 @@ struct Part {
 impl Part {
     /// Its names, or `None` where it cannot be read; why is traced once.
     fn names(&self) -> Option<&Names> {
-        let read = || self.entry.names().inspect_err(call_trace::image).ok();
+        let read = || self.entry.names().inspect_err(|error| call_trace::image(error)).ok();
         self.names.get_or_init(read).as_ref()
     }
 }

@@ -170,19 +170,13 @@ nvml! {
 
     fn nvmlDeviceGetTemperature (handle: Handle, sensor: c_uint, celsius: *mut c_uint) {
         let (device, number) = gpu(handle)?;
-        if sensor != 0 {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(sensor != 0, INVALID_ARGUMENT)?;
         put(celsius, sensors(device, number).celsius)
     }
     fn nvmlDeviceGetTemperatureV (handle: Handle, temperature: *mut Temperature) {
         let (device, number) = gpu(handle)?;
-        if temperature.is_null() || (*temperature).sensor != 0 {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*temperature).version != size_of::<Temperature>() as c_uint | 1 << 24 {
-            return Err(VERSION_MISMATCH);
-        }
+        refuse_if(temperature.is_null() || (*temperature).sensor != 0, INVALID_ARGUMENT)?;
+        check_version(temperature, 1)?;
         (*temperature).celsius = sensors(device, number).celsius as c_int;
         Ok(())
     }
@@ -216,9 +210,7 @@ nvml! {
     fn nvmlDeviceGetFieldValues (handle: Handle, count: c_int, values: *mut FieldValue) {
         let (device, number) = gpu(handle)?;
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
-        if values.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(values.is_null(), INVALID_ARGUMENT)?;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_err(|_| UNKNOWN)?;
         for place in 0..count {
             let value = values.add(place);
@@ -249,9 +241,7 @@ nvml! {
     }
     fn nvmlDeviceGetSupportedGraphicsClocks (handle: Handle, memory: c_uint, count: *mut c_uint, list: *mut c_uint) {
         let profile = profile(handle)?;
-        if memory != clock_mhz(profile, 2)? {
-            return Err(NOT_FOUND);
-        }
+        refuse_if(memory != clock_mhz(profile, 2)?, NOT_FOUND)?;
         put_list(vec![clock_mhz(profile, 0)?], count, list)
     }
     fn nvmlDeviceGetCurrentClocksThrottleReasons | nvmlDeviceGetCurrentClocksEventReasons
@@ -269,9 +259,7 @@ nvml! {
     fn nvmlDeviceGetEncoderUtilization | nvmlDeviceGetDecoderUtilization | nvmlDeviceGetJpgUtilization
         | nvmlDeviceGetOfaUtilization (handle: Handle, percent: *mut c_uint, period_us: *mut c_uint) {
         let (device, _) = gpu(handle)?;
-        if device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(device.is_cut(), NOT_SUPPORTED)?;
         put(percent, 0)?;
         put(period_us, 167_000)
     }
@@ -294,21 +282,15 @@ nvml! {
     fn nvmlDeviceGetRemappedRows
         (handle: Handle, corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint, failed: *mut c_uint) {
         // Boards before Ampere retire pages instead.
-        if profile(handle)?.compute_capability.0 < 8 {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(profile(handle)?.compute_capability.0 < 8, NOT_SUPPORTED)?;
         put_zeros([corrected, uncorrected, pending, failed])
     }
     fn nvmlDeviceGetRetiredPages (handle: Handle, _cause: c_uint, count: *mut c_uint, _pages: *mut c_ulonglong) {
-        if profile(handle)?.compute_capability.0 >= 8 {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(profile(handle)?.compute_capability.0 >= 8, NOT_SUPPORTED)?;
         put(count, 0)
     }
     fn nvmlDeviceGetRetiredPagesPendingStatus (handle: Handle, pending: *mut c_uint) {
-        if profile(handle)?.compute_capability.0 >= 8 {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(profile(handle)?.compute_capability.0 >= 8, NOT_SUPPORTED)?;
         put(pending, 0)
     }
 }

@@ -52,9 +52,7 @@ nvml! {
         // NVML_GPU_UTILIZATION_SAMPLES, NVML_VALUE_TYPE_UNSIGNED_INT; times since 1970, unlike the device's own.
         const UTILISATION: c_uint = 1;
         let (device, number) = gpu(handle)?;
-        if kind != UTILISATION || device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(kind != UTILISATION || device.is_cut(), NOT_SUPPORTED)?;
         put(value_type, 1)?;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_err(|_| UNKNOWN)?;
         let time_us = now.as_micros() as u64;
@@ -67,9 +65,7 @@ nvml! {
     }
     fn nvmlGpmQueryDeviceSupport (handle: Handle, support: *mut [c_uint; 2]) {
         gpu(handle)?;
-        if support.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(support.is_null(), INVALID_ARGUMENT)?;
         put(support, [(*support)[0], 1])
     }
     fn nvmlGpmSampleAlloc (sample: *mut *mut Sample) {
@@ -84,9 +80,7 @@ nvml! {
     }
     fn nvmlGpmSampleGet (handle: Handle, sample: *mut Sample) {
         let (device, number) = gpu(handle)?;
-        if device.is_cut() {
-            return Err(NOT_SUPPORTED);
-        }
+        refuse_if(device.is_cut(), NOT_SUPPORTED)?;
         let truth = device.truth();
         let gpu = &truth.gpus[number as usize];
         let sm_ns = truth.processes.iter().map(|process| process.gpus[number as usize].sm_ns).sum();
@@ -96,9 +90,7 @@ nvml! {
         const GRAPHICS_UTIL: c_uint = 1;
         const SM_UTIL: c_uint = 2;
         device()?;
-        if metrics.is_null() || (*metrics).version != 1 || (*metrics).first.is_null() || (*metrics).second.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
+        refuse_if(metrics.is_null() || (*metrics).version != 1 || (*metrics).first.is_null() || (*metrics).second.is_null(), INVALID_ARGUMENT)?;
         let (first, second) = (*(*metrics).first, *(*metrics).second);
         let elapsed = second.time_ns.saturating_sub(first.time_ns);
         let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 100.0).min(100.0) };

@@ -47,9 +47,7 @@ fn first_bits(count: usize, words: c_uint) -> Vec<u64> {
 }
 
 unsafe fn put_set(set: Vec<u64>, to: *mut u64) -> Result<(), Return> {
-    if to.is_null() || set.is_empty() {
-        return Err(INVALID_ARGUMENT);
-    }
+    refuse_if(to.is_null() || set.is_empty(), INVALID_ARGUMENT)?;
     for (word, bits) in set.into_iter().enumerate() {
         to.add(word).write_unaligned(bits);
     }
@@ -76,17 +74,11 @@ nvml! {
     fn nvmlDeviceGetPcieReplayCounter (handle: Handle, count: *mut c_uint) { gpu(handle)?; put(count, 0) }
     fn nvmlDeviceGetBusType (handle: Handle, kind: *mut c_uint) { gpu(handle)?; put(kind, 2) }
     fn nvmlDeviceGetPciInfoExt (handle: Handle, pci: *mut PciExt) {
-        const VERSION: c_uint = size_of::<PciExt>() as c_uint | 1 << 24;
         let (device, number) = gpu(handle)?;
-        if pci.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*pci).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
+        check_version(pci, 1)?;
         let id = device.profile().board.pci_id;
         put(pci, PciExt {
-            version: VERSION,
+            version: (*pci).version,
             domain: 0,
             bus: number + 1,
             device: 0,
@@ -145,15 +137,9 @@ nvml! {
         put(state, [0; 3])
     }
     fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
-        const VERSION: c_uint = size_of::<ConfidentialComputing>() as c_uint | 1 << 24;
         device()?;
-        if settings.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        if (*settings).version != VERSION {
-            return Err(VERSION_MISMATCH);
-        }
-        put(settings, ConfidentialComputing { version: VERSION, state: [0; 4] })
+        check_version(settings, 1)?;
+        put(settings, ConfidentialComputing { version: (*settings).version, state: [0; 4] })
     }
 }
 

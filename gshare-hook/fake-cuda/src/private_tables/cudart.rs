@@ -62,5 +62,5 @@ unsafe extern "C" fn primary_context(context: *mut sys::CUcontext, device: c_int
 extern "C" fn nothing(_unknown: usize) {}
 
 extern "C" fn load_compilers() -> CUresult {
-    base::SUCCESS
+    CUresult::CUDA_SUCCESS
 }

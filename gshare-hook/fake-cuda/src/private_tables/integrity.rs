@@ -84,7 +84,7 @@ fn answer(facts: &Facts<'_>) -> [u64; 2] {
 fn device(ordinal: c_int) -> Result<Device, CUresult> {
     const PCI: [c_uint; 3] = [50, 33, 34];
     let mut found = Device { uuid: [0; 16], pci: [0; 3] };
-    let ok = |code: CUresult| if code == base::SUCCESS { Ok(()) } else { Err(code) };
+    let ok = |code: CUresult| if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) };
     // SAFETY: out-pointers to fields of the sizes that the functions write.
     unsafe {
         ok(exports::cuDeviceGetUuid_v2(found.uuid.as_mut_ptr().cast(), ordinal))?;

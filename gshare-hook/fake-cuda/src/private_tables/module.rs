@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{Table, context_of, sized};
-use crate::driver::{CUresult, Pointer, base, exports, sys};
+use crate::driver::{CUresult, Pointer, exports, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e],
@@ -42,7 +42,7 @@ unsafe extern "C" fn for_each_function(
 }
 
 unsafe fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, CUresult> {
-    let ok = |code: CUresult| if code == base::SUCCESS { Ok(()) } else { Err(code) };
+    let ok = |code: CUresult| if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) };
     let mut count: c_uint = 0;
     // SAFETY: the caller's handle; the list has room for as many functions as are asked for.
     unsafe {

@@ -139,6 +139,24 @@ fn note_busy(history: &mut History, mut from: u64, to: u64) {
     }
 }
 
+/// One more kernel runs from `t` on: of a GPU's, or of a process's on it.
+fn begin_busy(running: &mut u32, since: &mut u64, t: u64) {
+    *running += 1;
+    if *running == 1 {
+        *since = t;
+    }
+}
+
+/// One kernel less runs; the time since the first of them is accounted for when it was the last.
+fn end_busy(running: &mut u32, since: &mut u64, busy_ns: &mut u64, history: &mut History, t: u64) {
+    *running -= 1;
+    if *running == 0 {
+        *busy_ns += t - *since;
+        note_busy(history, *since, t);
+        *since = 0;
+    }
+}
+
 /// Busy ns in the 59 whole buckets before `now`, as percent of them.
 pub(crate) fn utilisation(history: &History, busy_since: Option<u64>, now: u64) -> u32 {
     let mut copy = *history;
@@ -263,32 +281,22 @@ impl Engine<'_> {
         let gpu = self.stream(s).gpu as usize;
         let ran = t - self.stream(s).run_start;
         let p = self.owner(s);
-        let account = &mut self.l.procs[p].gpus[gpu];
+        let own = &mut self.l.procs[p].gpus[gpu];
         if item.kind == COPY {
-            account.copies += 1;
-            account.copy_ns += ran;
-            account.copy_bytes += item.a;
+            own.copies += 1;
+            own.copy_ns += ran;
+            own.copy_bytes += item.a;
             self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = 0;
             return;
         }
-        account.kernels += 1;
-        account.kernel_ns += ran;
-        account.sm_ns += ran * u64::from(item.sm);
-        account.sm_used -= item.sm;
-        account.running -= 1;
-        if account.running == 0 {
-            account.busy_ns += t - account.busy_since;
-            note_busy(&mut account.history, account.busy_since, t);
-            account.busy_since = 0;
-        }
+        own.kernels += 1;
+        own.kernel_ns += ran;
+        own.sm_ns += ran * u64::from(item.sm);
+        own.sm_used -= item.sm;
+        end_busy(&mut own.running, &mut own.busy_since, &mut own.busy_ns, &mut own.history, t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free += item.sm;
-        g.running -= 1;
-        if g.running == 0 {
-            g.busy_ns += t - g.busy_since;
-            note_busy(&mut g.history, g.busy_since, t);
-            g.busy_since = 0;
-        }
+        end_busy(&mut g.running, &mut g.busy_since, &mut g.busy_ns, &mut g.history, t);
     }
 
     fn head(&self, s: u32) -> Item {
@@ -324,26 +332,12 @@ impl Engine<'_> {
             let item = self.head(s);
             let gpu = self.stream(s).gpu as usize;
             match item.kind {
-                RECORD => {
-                    let event = &self.o.events[item.a as usize % EVENTS];
-                    if item.b > event.done.load(Relaxed) {
-                        event.time.store(t, Relaxed);
-                        event.done.store(item.b, Release);
-                    }
-                }
+                RECORD => self.reach(item, t),
                 WAIT => {
                     if !self.satisfied(item) {
-                        self.stream(s).since = t;
-                        self.set_state(s, StreamState::Blocked);
-                        self.stream(s).next = 0;
-                        let tail = self.l.blocked_tail;
-                        if tail == 0 {
-                            self.l.blocked_head = s + 1;
-                        } else {
-                            self.stream(tail - 1).next = s + 1;
-                        }
-                        self.l.blocked_tail = s + 1;
-                        return;
+                        return self.enqueue(s, t, StreamState::Blocked, |l| {
+                            (&mut l.blocked_head, &mut l.blocked_tail)
+                        });
                     }
                 }
                 HOST => {
@@ -352,18 +346,11 @@ impl Engine<'_> {
                     return;
                 }
                 COPY if item.ns > 0 => {
-                    self.stream(s).since = t;
-                    self.set_state(s, StreamState::ReadyCopy);
-                    self.stream(s).next = 0;
                     let e = item.sm as usize % 2;
-                    let tail = self.l.gpus[gpu].copy_tail[e];
-                    if tail == 0 {
-                        self.l.gpus[gpu].copy_head[e] = s + 1;
-                    } else {
-                        self.stream(tail - 1).next = s + 1;
-                    }
-                    self.l.gpus[gpu].copy_tail[e] = s + 1;
-                    return;
+                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| {
+                        let g = &mut l.gpus[gpu];
+                        (&mut g.copy_head[e], &mut g.copy_tail[e])
+                    });
                 }
                 COPY => {
                     let p = self.owner(s);
@@ -372,20 +359,12 @@ impl Engine<'_> {
                     account.copy_bytes += item.a;
                 }
                 KERNEL if item.ns > 0 => {
-                    self.stream(s).since = t;
-                    self.set_state(s, StreamState::Ready);
-                    self.stream(s).next = 0;
                     let p = self.owner(s);
-                    let account = &mut self.l.procs[p].gpus[gpu];
-                    let tail = account.ready_tail;
-                    account.ready_tail = s + 1;
-                    if tail == 0 {
-                        account.ready_head = s + 1;
-                    } else {
-                        self.stream(tail - 1).next = s + 1;
-                    }
-                    self.take_turn(p, gpu);
-                    return;
+                    self.enqueue(s, t, StreamState::Ready, |l| {
+                        let account = &mut l.procs[p].gpus[gpu];
+                        (&mut account.ready_head, &mut account.ready_tail)
+                    });
+                    return self.take_turn(p, gpu);
                 }
                 _ => {
                     let p = self.owner(s);
@@ -393,6 +372,34 @@ impl Engine<'_> {
                 }
             }
             self.bump(s, item);
+        }
+    }
+
+    /// Notes that the stream's head waits since `t`, and puts the stream at the tail of the list of such streams.
+    fn enqueue(
+        &mut self,
+        s: u32,
+        t: u64,
+        state: StreamState,
+        list: impl FnOnce(&mut Locked) -> (&mut u32, &mut u32),
+    ) {
+        let stream = self.stream(s);
+        stream.since = t;
+        stream.state = state as u32;
+        stream.next = 0;
+        let (head, tail) = list(self.l);
+        match std::mem::replace(tail, s + 1) {
+            0 => *head = s + 1,
+            last => self.stream(last - 1).next = s + 1,
+        }
+    }
+
+    /// Notes a record that is reached, or passed over.
+    fn reach(&self, record: Item, t: u64) {
+        let event = &self.o.events[record.a as usize % EVENTS];
+        if record.b > event.done.load(Relaxed) {
+            event.time.store(t, Relaxed);
+            event.done.store(record.b, Release);
         }
     }
 
@@ -515,16 +522,10 @@ impl Engine<'_> {
         let account = &mut self.l.procs[p].gpus[gpu];
         account.queue_wait_ns += waited;
         account.sm_used += item.sm;
-        account.running += 1;
-        if account.running == 1 {
-            account.busy_since = t;
-        }
+        begin_busy(&mut account.running, &mut account.busy_since, t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free -= item.sm;
-        g.running += 1;
-        if g.running == 1 {
-            g.busy_since = t;
-        }
+        begin_busy(&mut g.running, &mut g.busy_since, t);
     }
 
     fn start(&mut self, s: u32, item: Item, t: u64) {
@@ -560,27 +561,15 @@ impl Engine<'_> {
             Work::Kernel { sms, ns } => {
                 let cap = self.l.procs[p].gpus[gpu].sm_cap.max(1);
                 let sms = sms.clamp(1, self.l.gpus[gpu].sms.max(1));
-                if sms > cap {
-                    let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap));
-                    let ns = u64::try_from(longer).unwrap_or(u64::MAX / 4);
-                    Item { kind: KERNEL, sm: cap, ns, a: 0, b: 0, cum: 0 }
-                } else {
-                    Item { kind: KERNEL, sm: sms, ns, a: 0, b: 0, cum: 0 }
-                }
+                let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap));
+                let ns = if sms > cap { u64::try_from(longer).unwrap_or(u64::MAX / 4) } else { ns };
+                Item::new(KERNEL, sms.min(cap), ns, 0, 0)
             }
-            Work::Copy { engine, bytes, ns } => {
-                Item { kind: COPY, sm: engine % 2, ns, a: bytes, b: 0, cum: 0 }
-            }
-            Work::Record { event, sequence } => {
-                Item { kind: RECORD, sm: 0, ns: 0, a: u64::from(event), b: sequence, cum: 0 }
-            }
-            Work::Wait { stream, position } => {
-                Item { kind: WAIT, sm: 0, ns: 0, a: u64::from(stream), b: position, cum: 0 }
-            }
-            Work::WaitEvent { event, sequence } => {
-                Item { kind: WAIT, sm: 1, ns: 0, a: u64::from(event), b: sequence, cum: 0 }
-            }
-            Work::Host => Item { kind: HOST, sm: 0, ns: 0, a: 0, b: 0, cum: 0 },
+            Work::Copy { engine, bytes, ns } => Item::new(COPY, engine % 2, ns, bytes, 0),
+            Work::Record { event, sequence } => Item::new(RECORD, 0, 0, u64::from(event), sequence),
+            Work::Wait { stream, position } => Item::new(WAIT, 0, 0, u64::from(stream), position),
+            Work::WaitEvent { event, sequence } => Item::new(WAIT, 1, 0, u64::from(event), sequence),
+            Work::Host => Item::new(HOST, 0, 0, 0, 0),
         };
         if let Work::Record { event, sequence } = work {
             self.o.events[event as usize % EVENTS].issued.fetch_max(sequence, Relaxed);
@@ -681,7 +670,7 @@ impl Engine<'_> {
         let proc = &mut self.l.procs[slot];
         proc.state = PROC_FREE;
         for (account, cap) in proc.gpus.iter_mut().zip(caps) {
-            *account = ProcGpu { sm_cap: cap, ..EMPTY_ACCOUNT };
+            *account = ProcGpu { sm_cap: cap, ..ProcGpu::default() };
         }
         proc.pid = pid;
         proc.start_time = start_time;
@@ -742,11 +731,7 @@ impl Engine<'_> {
         while position < tail {
             let item = self.stream(s).ring[(position % RING as u64) as usize];
             if item.kind == RECORD {
-                let event = &self.o.events[item.a as usize % EVENTS];
-                if item.b > event.done.load(Relaxed) {
-                    event.time.store(t, Relaxed);
-                    event.done.store(item.b, Release);
-                }
+                self.reach(item, t);
             }
             position += 1;
         }
@@ -848,21 +833,19 @@ impl Engine<'_> {
         let item = self.head(s);
         let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
         let start = self.stream(s).run_start;
+        // An interval that has begun goes on.
+        let begun = |since: u64| if since == 0 { start } else { since };
         if item.kind == COPY {
             self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = s + 1;
         } else {
             let account = &mut self.l.procs[p].gpus[gpu];
             account.sm_used += item.sm;
-            account.running += 1;
-            if account.running == 1 && account.busy_since == 0 {
-                account.busy_since = start;
-            }
+            let since = begun(account.busy_since);
+            begin_busy(&mut account.running, &mut account.busy_since, since);
             let g = &mut self.l.gpus[gpu];
             g.sm_free = g.sm_free.saturating_sub(item.sm);
-            g.running += 1;
-            if g.running == 1 && g.busy_since == 0 {
-                g.busy_since = start;
-            }
+            let since = begun(g.busy_since);
+            begin_busy(&mut g.running, &mut g.busy_since, since);
         }
         self.stream(s).state = StreamState::Running as u32;
         self.stream(s).next = 0;
@@ -953,24 +936,32 @@ impl Engine<'_> {
 
     /// Charges bytes on a GPU to process `p`.
     pub fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
-        let g = &mut self.l.gpus[gpu as usize];
+        let g = &self.l.gpus[gpu as usize];
         let free = g.mem_total.saturating_sub(g.mem_used);
         if bytes > free {
             return Err(SimError::OutOfMemory { asked: bytes, free });
         }
-        g.mem_used += bytes;
-        let account = &mut self.l.procs[p as usize].gpus[gpu as usize];
-        account.mem[kind as usize] += bytes;
-        account.mem_peak = account.mem_peak.max(account.mem.iter().sum());
+        self.count(p as usize, gpu as usize, kind as usize, bytes);
         Ok(())
     }
 
     /// Takes a charge back.
     pub fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
-        let account = &mut self.l.procs[p as usize].gpus[gpu as usize];
-        let bytes = bytes.min(account.mem[kind as usize]);
-        account.mem[kind as usize] -= bytes;
-        self.l.gpus[gpu as usize].mem_used -= bytes;
+        self.uncount(p as usize, gpu as usize, kind as usize, bytes);
+    }
+
+    fn count(&mut self, p: usize, gpu: usize, kind: usize, bytes: u64) {
+        let account = &mut self.l.procs[p].gpus[gpu];
+        account.mem[kind] += bytes;
+        account.mem_peak = account.mem_peak.max(account.mem.iter().sum());
+        self.l.gpus[gpu].mem_used += bytes;
+    }
+
+    fn uncount(&mut self, p: usize, gpu: usize, kind: usize, bytes: u64) {
+        let account = &mut self.l.procs[p].gpus[gpu];
+        let bytes = bytes.min(account.mem[kind]);
+        account.mem[kind] -= bytes;
+        self.l.gpus[gpu].mem_used -= bytes;
     }
 
     /// (free, total) bytes of a GPU.
@@ -1021,17 +1012,11 @@ impl Engine<'_> {
         let (gpu, kind) = (entry.gpu as usize, entry.kind as usize % MEM_KINDS);
         let heir = (0..PROCS).find(|&q| entry.refs[q] > 0 && self.l.procs[q].state == PROC_LIVE);
         if let Some(p) = payer {
-            let account = &mut self.l.procs[p as usize].gpus[gpu];
-            let bytes = entry.bytes.min(account.mem[kind]);
-            account.mem[kind] -= bytes;
-            self.l.gpus[gpu].mem_used -= bytes;
+            self.uncount(p as usize, gpu, kind, entry.bytes);
         }
         match heir {
             Some(q) => {
-                let account = &mut self.l.procs[q].gpus[gpu];
-                account.mem[kind] += entry.bytes;
-                account.mem_peak = account.mem_peak.max(account.mem.iter().sum());
-                self.l.gpus[gpu].mem_used += entry.bytes;
+                self.count(q, gpu, kind, entry.bytes);
                 self.l.shared[id].payer = link(q);
             }
             None => self.l.shared[id].payer = 0,
@@ -1070,26 +1055,3 @@ fn stream_index(a: u64) -> u32 {
 fn link(index: usize) -> u32 {
     index as u32 + 1
 }
-
-const EMPTY_ACCOUNT: ProcGpu = ProcGpu {
-    sm_cap: 0,
-    sm_used: 0,
-    running: 0,
-    ready_head: 0,
-    ready_tail: 0,
-    queued: 0,
-    next: 0,
-    pad: 0,
-    mem: [0; MEM_KINDS],
-    mem_peak: 0,
-    kernels: 0,
-    kernel_ns: 0,
-    busy_ns: 0,
-    busy_since: 0,
-    sm_ns: 0,
-    queue_wait_ns: 0,
-    copies: 0,
-    copy_ns: 0,
-    copy_bytes: 0,
-    history: History { bucket: [0; 64], busy: [0; 64] },
-};

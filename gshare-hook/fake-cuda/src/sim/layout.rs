@@ -71,6 +71,12 @@ pub(crate) struct Item {
     pub(crate) cum: u64,
 }
 
+impl Item {
+    pub(crate) fn new(kind: u32, sm: u32, ns: u64, a: u64, b: u64) -> Self {
+        Self { kind, sm, ns, a, b, cum: 0 }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum StreamState {
@@ -111,7 +117,7 @@ pub(crate) struct Stream {
     pub(crate) ring: [Item; RING],
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct ProcGpu {
     pub(crate) sm_cap: u32,
@@ -180,6 +186,12 @@ pub(crate) struct Gpu {
 pub(crate) struct History {
     pub(crate) bucket: [u64; 64],
     pub(crate) busy: [u64; 64],
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { bucket: [0; 64], busy: [0; 64] }
+    }
 }
 
 #[derive(Clone, Copy)]

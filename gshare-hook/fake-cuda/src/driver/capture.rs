@@ -1,0 +1,334 @@
+//! Stream capture: what streams are asked to do becomes nodes of a graph.
+
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use super::base::*;
+use super::graph::{Graph, Node, NodeRef, nodes};
+use super::stream::Event;
+use super::*;
+
+/// One capture, shared by the streams that take part.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    pub(crate) graph: &'static Object<Graph>,
+    pub(crate) mode: u32,
+    pub(crate) invalid: AtomicBool,
+    origin: u64,
+    thread: std::thread::ThreadId,
+    streams: Mutex<Vec<&'static Object<Stream>>>,
+}
+
+/// A stream's part in a capture.
+#[derive(Clone, Debug)]
+pub(crate) struct Capture {
+    pub(crate) session: Arc<Session>,
+    pub(crate) after: Vec<NodeRef>,
+    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
+    pub(crate) shown: Vec<usize>,
+}
+
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
+
+/// Tells if any stream of the process captures.
+#[inline]
+pub(crate) fn any_capture() -> bool {
+    ACTIVE.load(Acquire) > 0
+}
+
+/// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
+pub(crate) fn not_while_capturing() -> Answer {
+    if ACTIVE.load(Acquire) == 0 {
+        return Ok(());
+    }
+    let mode = CAPTURE_MODE.try_with(std::cell::Cell::get).unwrap_or(0);
+    if mode == 2 {
+        return Ok(());
+    }
+    let me = std::thread::current().id();
+    let mut hit = false;
+    for session in lock(&SESSIONS).iter() {
+        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: nobody.
+        let bars = match session.mode {
+            0 => session.thread == me || mode == 0,
+            1 => session.thread == me,
+            _ => false,
+        };
+        if bars {
+            session.invalid.store(true, Release);
+            hit = true;
+        }
+    }
+    if hit { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// Spoils the capture that a stream takes part in, and refuses.
+fn spoil(stream: &Stream, error: CUresult) -> Answer {
+    if let Some(capture) = lock(&stream.capture).as_ref() {
+        capture.session.invalid.store(true, Release);
+    }
+    Err(error)
+}
+
+/// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
+pub(crate) fn not_capturing(stream: &Stream) -> Answer {
+    if ACTIVE.load(Acquire) == 0 {
+        return Ok(());
+    }
+    if stream.capturing.load(Acquire) {
+        return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    legacy_not_implied(stream)
+}
+
+/// The legacy stream would depend on a blocking stream that captures.
+pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
+    if ACTIVE.load(Acquire) > 0 && stream.kind == StreamKind::Legacy {
+        for other in lock(&stream.context.streams).iter() {
+            if other.blocking() && other.capturing.load(Acquire) {
+                return spoil(other, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses when any stream of the context captures.
+pub(crate) fn context_not_capturing(context: &Context) -> Answer {
+    if ACTIVE.load(Acquire) > 0 {
+        for stream in context.all_streams() {
+            if stream.capturing.load(Acquire) {
+                return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a node to the graph a stream captures.
+pub(crate) fn capture_node(stream: &'static Object<Stream>, node: Node) -> Answer {
+    let mut capture = lock(&stream.capture);
+    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+    match node {
+        Node::Record(event) => {
+            // The event stands for this point of the capture; nothing runs.
+            *lock(&event.captured) = Some((capture.session.clone(), capture.after.clone()));
+            return Ok(());
+        }
+        Node::Wait(event) => {
+            let point = lock(&event.captured).clone();
+            let Some((session, after)) = point else {
+                capture.session.invalid.store(true, Release);
+                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+            };
+            if !Arc::ptr_eq(&session, &capture.session) {
+                capture.session.invalid.store(true, Release);
+                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+            }
+            for node in after {
+                if !capture.after.iter().any(|n| n.id == node.id) {
+                    capture.after.push(node);
+                }
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    let graph = capture.session.graph;
+    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
+    capture.after = vec![node];
+    Ok(())
+}
+
+/// A stream that waits for a captured event takes part in its capture.
+pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Result<bool, CUresult> {
+    if ACTIVE.load(Acquire) == 0 || stream.capturing.load(Acquire) {
+        return Ok(false);
+    }
+    let Some((session, after)) = lock(&event.captured).clone() else { return Ok(false) };
+    if !lock(&SESSIONS).iter().any(|s| Arc::ptr_eq(s, &session)) {
+        return Ok(false);
+    }
+    if stream.kind == StreamKind::Legacy {
+        session.invalid.store(true, Release);
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    lock(&session.streams).push(stream);
+    *lock(&stream.capture) = Some(Capture { session, after, shown: Vec::new() });
+    stream.capturing.store(true, Release);
+    Ok(true)
+}
+
+fn begin(
+    stream: &'static Object<Stream>,
+    mode: u32,
+    graph: Option<&'static Object<Graph>>,
+    after: Vec<NodeRef>,
+) -> Answer {
+    refuse_if(mode > 2, INVALID_VALUE)?;
+    refuse_if(stream.kind == StreamKind::Legacy, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
+    let mut capture = lock(&stream.capture);
+    refuse_if(capture.is_some(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+    let session = Arc::new(Session {
+        id: next_id(),
+        graph: graph.unwrap_or_else(Graph::create),
+        mode,
+        invalid: AtomicBool::new(false),
+        origin: stream.id,
+        thread: std::thread::current().id(),
+        streams: Mutex::new(vec![stream]),
+    });
+    lock(&SESSIONS).push(session.clone());
+    ACTIVE.fetch_add(1, AcqRel);
+    *capture = Some(Capture { session, after, shown: Vec::new() });
+    stream.capturing.store(true, Release);
+    Ok(())
+}
+
+entry!(cuStreamBeginCapture, |flavor, hStream| begin(stream(flavor, hStream)?, 0, None, Vec::new()));
+
+entry!(cuStreamBeginCapture_v2, |flavor, hStream, mode| {
+    begin(stream(flavor, hStream)?, mode, None, Vec::new())
+});
+
+entry!(cuStreamBeginCaptureToGraph, |flavor, hStream, hGraph, dependencies, _, numDependencies, mode| {
+    let graph = Object::<Graph>::get(hGraph)?;
+    let after = nodes(dependencies, numDependencies)?;
+    begin(stream(flavor, hStream)?, mode, Some(graph), after)
+});
+
+entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
+    let stream = stream(flavor, hStream)?;
+    let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    let session = &capture.session;
+    if session.origin != stream.id {
+        session.invalid.store(true, Release);
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    refuse_if(
+        session.mode != 2 && session.thread != std::thread::current().id(),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    )?;
+    // Whatever no node follows must have come back to the origin.
+    let mut joined = true;
+    for other in lock(&session.streams).drain(..) {
+        let part = lock(&other.capture).take();
+        other.capturing.store(false, Release);
+        if let Some(part) = part {
+            let state = lock(&session.graph.state);
+            joined &= part.after.iter().all(|n| {
+                state.edges.iter().any(|(from, _)| *from == n.id)
+                    || capture.after.iter().any(|m| m.id == n.id)
+            });
+        }
+    }
+    lock(&SESSIONS).retain(|s| !Arc::ptr_eq(s, session));
+    ACTIVE.fetch_sub(1, AcqRel);
+    put_opt(phGraph, null_mut());
+    refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+    refuse_if(!joined, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)?;
+    put_opt(phGraph, session.graph.handle());
+    Ok(())
+});
+
+entry!(cuStreamIsCapturing, |flavor, hStream, captureStatus| {
+    let stream = stream(flavor, hStream)?;
+    legacy_not_implied(stream)?;
+    put(captureStatus, capture_status(stream))
+});
+
+fn capture_status(stream: &Stream) -> u32 {
+    match lock(&stream.capture).as_ref() {
+        None => 0,
+        Some(capture) if capture.session.invalid.load(Acquire) => 2,
+        Some(_) => 1,
+    }
+}
+
+unsafe fn capture_info(
+    stream: &'static Object<Stream>,
+    status: *mut c_uint,
+    id: *mut u64,
+    graph: *mut sys::CUgraph,
+    dependencies: *mut *const sys::CUgraphNode,
+    edges: *mut *const sys::CUgraphEdgeData,
+    count: *mut usize,
+) -> Answer {
+    legacy_not_implied(stream)?;
+    put(status, capture_status(stream))?;
+    let mut capture = lock(&stream.capture);
+    if let Some(capture) = capture.as_mut() {
+        put_opt(id, capture.session.id);
+        put_opt(graph, capture.session.graph.handle());
+        capture.shown = capture.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
+        put_opt(dependencies, capture.shown.as_ptr().cast());
+        put_opt(edges, std::ptr::null());
+        put_opt(count, capture.shown.len());
+    }
+    Ok(())
+}
+
+entry!(cuStreamGetCaptureInfo, |flavor, hStream, status, id| {
+    let stream = stream(flavor, hStream)?;
+    capture_info(stream, status, id, null_mut(), null_mut(), null_mut(), null_mut())
+});
+
+entry!(cuStreamGetCaptureInfo_v2, |flavor, hStream, status, id, graph, dependencies, count| {
+    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, null_mut(), count)
+});
+
+entry!(cuStreamGetCaptureInfo_v3, |flavor, hStream, status, id, graph, dependencies, edges, count| {
+    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, edges, count)
+});
+
+unsafe fn update_dependencies(
+    stream: &'static Object<Stream>,
+    new: *const sys::CUgraphNode,
+    count: usize,
+    flags: c_uint,
+) -> Answer {
+    let new = nodes(new, count)?;
+    let mut capture = lock(&stream.capture);
+    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    if flags == 1 {
+        capture.after = new;
+    } else {
+        for node in new {
+            if !capture.after.iter().any(|n| n.id == node.id) {
+                capture.after.push(node);
+            }
+        }
+    }
+    Ok(())
+}
+
+entry!(cuStreamUpdateCaptureDependencies, |flavor, hStream, new, count, flags| {
+    update_dependencies(stream(flavor, hStream)?, new, count, flags)
+});
+
+entry!(cuStreamUpdateCaptureDependencies_v2, |flavor, hStream, new, _, count, flags| {
+    update_dependencies(stream(flavor, hStream)?, new, count, flags)
+});
+
+entry!(cuThreadExchangeStreamCaptureMode, |mode| {
+    refuse_if(mode.is_null() || *mode > 2, INVALID_VALUE)?;
+    let old = CAPTURE_MODE.try_with(|cell| cell.replace(*mode)).unwrap_or(0);
+    *mode = old;
+    Ok(())
+});
+
+/// Adds a node to the graph a stream captures, also a record or a wait.
+pub(crate) fn add_captured(stream: &'static Object<Stream>, node: Node) -> Answer {
+    let mut capture = lock(&stream.capture);
+    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+    let graph = capture.session.graph;
+    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
+    capture.after = vec![node];
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Names of devices, and which of them `CUDA_VISIBLE_DEVICES` shows to a process.
+
+use crate::sim::SimDevice;
+use crate::sim::device_file::device_uuid;
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
+pub(crate) fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{kind}-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The GPU that device `index` of the file is, or is a slice of.
+pub(crate) fn gpu_uuid(device: &SimDevice, index: u32) -> [u8; 16] {
+    // No index of a device: the GPU is none of its slices.
+    device_uuid(device.path(), if device.is_cut() { u32::MAX } else { index })
+}
+
+pub(crate) fn pci_text(gpu: u32) -> String {
+    format!("0000:{:02X}:00.0", gpu + 1)
+}
+
+/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry. Of the slices of a GPU a
+/// process sees one alone: the first that is named, or the first.
+pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
+    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let mut shown = listed(device, list.as_deref());
+    // A driver that loads finds no GPU that is lost.
+    shown.retain(|gpu| !device.is_lost(*gpu));
+    shown.truncate(if device.is_cut() { 1 } else { shown.len() });
+    shown
+}
+
+fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
+    let count = device.devices().len() as u32;
+    let Some(list) = list else { return (0..count).collect() };
+    // By number and as a GPU, the GPU that is cut: its first slice.
+    let numbered = if device.is_cut() { 1 } else { count };
+    let mut out = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let only = |mut matches: Box<dyn Iterator<Item = u32> + '_>| {
+            matches.next().filter(|_| matches.next().is_none())
+        };
+        let found = if word.starts_with("MIG-") {
+            let slices = if device.is_cut() { count } else { 0 };
+            only(Box::new(
+                (0..slices).filter(|i| uuid_text("MIG", &device_uuid(device.path(), *i)).starts_with(word)),
+            ))
+        } else if word.starts_with("GPU-") {
+            only(Box::new(
+                (0..numbered).filter(|i| uuid_text("GPU", &gpu_uuid(device, *i)).starts_with(word)),
+            ))
+        } else {
+            word.parse().ok().filter(|i: &u32| *i < numbered)
+        };
+        match found {
+            Some(gpu) if !out.contains(&gpu) => out.push(gpu),
+            // The same device twice: no device at all, as the driver has it.
+            Some(_) => return Vec::new(),
+            None => break,
+        }
+    }
+    out
+}
