@@ -14,11 +14,11 @@ struct Cli {
     /// Print the rows as comma-separated values, the columns' names first
     #[arg(long, global = true, conflicts_with = "json")]
     csv: bool,
-    /// Draw one column of the rows into this SVG file: a group of bars per input, a bar per policy (fast-fig12: load and pods
-    /// over time)
+    /// Draw one column of the rows into this SVG file: a group of bars per input, a bar per policy. With --series lines over time: a
+    /// panel per input and column, a line per policy
     #[arg(long, global = true, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// The column that --plot draws [default: the first one that is neither policy nor input]
+    /// The column that --plot draws [default: all of a series, else the first one that is neither policy nor input]
     #[arg(long, global = true, requires = "plot", value_name = "COLUMN")]
     figure: Option<String>,
     #[command(subcommand)]

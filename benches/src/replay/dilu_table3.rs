@@ -494,7 +494,7 @@ fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
 fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Value>> {
     let line = |(second, (load, instances)): (usize, &(u64, usize))| {
         let seconds =
-            [("second", second.into()), ("load", (*load).into()), ("instances", (*instances).into())];
+            [("second", second.into()), ("requests", (*load).into()), ("instances", (*instances).into())];
         about.clone().into_iter().chain(row(&seconds)).collect()
     };
     outcome.series.iter().enumerate().map(line).collect()

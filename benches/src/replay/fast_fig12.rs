@@ -209,35 +209,6 @@ fn obey(
     }
 }
 
-/// Requests per second (left) and pods (right) over time, as the figure has them.
-fn plot(series: &[(u64, u32)]) -> Result<String, Box<dyn std::error::Error>> {
-    use plotters::prelude::*;
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, (760, 360)).into_drawing_area();
-        area.fill(&WHITE)?;
-        let most = series.iter().map(|(_, pods)| *pods).max().unwrap_or(1) + 1;
-        let mut chart = ChartBuilder::on(&area)
-            .caption("load and pods over time", ("sans-serif", 16))
-            .margin(10)
-            .x_label_area_size(34)
-            .y_label_area_size(44)
-            .right_y_label_area_size(44)
-            .build_cartesian_2d(0..series.len(), 0..120u64)?
-            .set_secondary_coord(0..series.len(), 0..most);
-        chart.configure_mesh().x_desc("seconds").y_desc("requests per second").draw()?;
-        chart.configure_secondary_axes().y_desc("pods").draw()?;
-        let load = series.iter().enumerate().map(|(second, (load, _))| (second, *load));
-        chart.draw_series(LineSeries::new(load, BLUE.stroke_width(1)))?;
-        // Pods change in steps.
-        let pods = series.iter().enumerate();
-        let pods = pods.flat_map(|(second, (_, pods))| [(second, *pods), (second + 1, *pods)]);
-        chart.draw_secondary_series(LineSeries::new(pods, RED.stroke_width(2)))?;
-        area.present()?;
-    }
-    Ok(svg)
-}
-
 /// Runs both policies on both kinds of arrivals.
 ///
 /// # Errors
@@ -258,14 +229,10 @@ pub fn run(args: &Args) -> Result<Report> {
         policies.push(("headroom", config, Some(half), percent));
     }
     policies.push(("printed", printed, None, 0));
-    for (number, (policy, config, max_p95, headroom)) in policies.into_iter().enumerate() {
+    for (policy, config, max_p95, headroom) in policies {
         let poisson = args.seeds.iter().map(|&seed| ("poisson", Some(seed)));
         for (arrivals, seed) in [("even", None)].into_iter().chain(poisson) {
             let run = simulate(config.clone(), max_p95, args.cold_start, seed)?;
-            if number == 0 && seed.is_none() {
-                let svg = plot(&run.series).map_err(|error| anyhow::anyhow!("cannot draw: {error}"))?;
-                report.drawing = Some(svg);
-            }
             let percent = run.violations as f64 / run.requests as f64 * 100.0;
             let mut line = row(&[
                 ("policy", policy.into()),
@@ -284,7 +251,7 @@ pub fn run(args: &Args) -> Result<Report> {
                     report.rows.push(row(&[
                         ("policy", policy.into()),
                         ("second", second.into()),
-                        ("load", (*load).into()),
+                        ("requests", (*load).into()),
                         ("pods", (*pods).into()),
                     ]));
                 }

@@ -16,12 +16,11 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::request::{ModelProfile, RequestScheduler};
 use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{Report, row};
@@ -53,6 +52,9 @@ pub struct Args {
     /// Requests per minute
     #[arg(long)]
     rate: Option<u64>,
+    /// Rather the out-of-order dispatch with each of these limits (figure 7: 35 functions, 0 to 45); 0 is LALB
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    limits: Vec<u32>,
     /// Rather find the largest rate (in steps of 20 per minute) at which the mean latency stays below 5 s
     #[arg(long)]
     sustainable: bool,
@@ -131,14 +133,11 @@ pub fn run(args: &Args) -> Result<Report> {
             }
         };
         if args.sustainable {
-            for (name, config) in policies(&scenario) {
-                let rate = sustainable(&scenario, args, memory, &shares, config, &seeds)?;
-                report.rows.push(row(&[
-                    ("policy", name.into()),
-                    ("ws", ws.into()),
-                    ("memory_mib", memory.into()),
-                    ("max_per_min", rate.into()),
-                ]));
+            for policy in policies(&scenario, args) {
+                let rate = sustainable(&scenario, args, memory, &shares, policy.config, &seeds)?;
+                let mut line = policy.about(ws, memory);
+                line.insert("max_per_min".to_owned(), rate.into());
+                report.rows.push(line);
             }
         } else {
             rows(&scenario, args, (ws, memory), &shares, &seeds, &mut report)?;
@@ -150,14 +149,54 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn policies(scenario: &Scenario) -> Vec<(&'static str, SchedulerConfig)> {
-    vec![
-        ("load_balance", SchedulerConfig::paper(Policy::LoadBalance)),
-        ("lalb", SchedulerConfig::paper(Policy::Lalb)),
-        ("lalbo3_25", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: scenario.skip_limit })),
-        ("lalbo3_45", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 45 })),
-        ("evict_cost_aware", SchedulerConfig::evict_cost_aware()),
-    ]
+/// A row.
+struct Policy {
+    name: &'static str,
+    limit: Option<u32>,
+    config: SchedulerConfig,
+    /// What it is compared with: the number of the policy, the end of the columns' names, the figures.
+    cuts: Vec<(usize, &'static str, &'static [Measure])>,
+}
+
+impl Policy {
+    fn about(&self, ws: usize, memory: u64) -> Map<String, Value> {
+        let about = [("policy", self.name.into()), ("ws", ws.into()), ("memory_mib", memory.into())];
+        let limit = self.limit.map(|limit| ("limit", limit.into()));
+        row(&about.into_iter().chain(limit).collect::<Vec<_>>())
+    }
+}
+
+const MEAN: Measure = ("latency", |f| f.mean);
+const MISS: Measure = ("miss", |f| f.miss);
+const OVER_LALB: &[Measure] = &[MEAN, MISS, ("variance", |f| f.variance)];
+const OVER_BALANCE: &[Measure] =
+    &[MEAN, MISS, ("false_miss", |f| f.false_miss), ("duplicates", |f| f.duplicates)];
+const OVER_O3: &[Measure] = &[MEAN, ("p99", |f| f.p99), ("max", |f| f.max)];
+
+fn policies(scenario: &Scenario, args: &Args) -> Vec<Policy> {
+    let policy = |name, config, cuts| Policy { name, limit: None, config, cuts };
+    let o3 = |skip_limit| match skip_limit {
+        0 => SchedulerConfig::paper(Dispatch::Lalb),
+        _ => SchedulerConfig::paper(Dispatch::LalbO3 { skip_limit }),
+    };
+    if args.limits.is_empty() {
+        let balance = (0, "", OVER_BALANCE);
+        let ours = (2, "_vs_lalbo3", OVER_O3);
+        return vec![
+            policy("load_balance", SchedulerConfig::paper(Dispatch::LoadBalance), Vec::new()),
+            policy("lalb", o3(0), vec![balance]),
+            policy("lalbo3_25", o3(scenario.skip_limit), vec![balance]),
+            policy("lalbo3_45", o3(45), vec![balance, (1, "_vs_lalb", OVER_LALB)]),
+            policy("evict_cost_aware", SchedulerConfig::evict_cost_aware(), vec![balance, ours]),
+        ];
+    }
+    let lalb = args.limits.iter().position(|limit| *limit == 0);
+    let lalb = lalb.map(|lalb| (lalb, "_vs_lalb", OVER_LALB));
+    let sweep = |&limit: &u32| {
+        let cuts = lalb.filter(|_| limit > 0).into_iter().collect();
+        Policy { limit: Some(limit), ..policy("lalbo3", o3(limit), cuts) }
+    };
+    args.limits.iter().map(sweep).collect()
 }
 
 fn rows(
@@ -168,19 +207,19 @@ fn rows(
     seeds: &[u64],
     report: &mut Report,
 ) -> Result<()> {
-    let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     let rate = args.rate.unwrap_or(scenario.per_minute);
-    for (name, config) in policies(scenario) {
-        for &seed in seeds {
-            let figures = once(scenario, args, memory, shares, rate, config, seed)?;
-            found.entry(name).or_default().push(figures);
-        }
-        let runs = &found[name];
+    let policies = policies(scenario, args);
+    let found: Vec<Vec<Figures>> = policies
+        .iter()
+        .map(|one| {
+            let run = |&seed: &u64| once(scenario, args, memory, shares, rate, one.config, seed);
+            seeds.iter().map(run).collect()
+        })
+        .collect::<Result<_>>()?;
+    for (policy, runs) in policies.iter().zip(&found) {
         let of = |get: fn(&Figures) -> f64| round(mean(runs.iter().map(get)));
-        let mut line = row(&[
-            ("policy", name.into()),
-            ("ws", ws.into()),
-            ("memory_mib", memory.into()),
+        let mut line = policy.about(ws, memory);
+        line.extend(row(&[
             ("mean_s", of(|f| f.mean)),
             ("p99_s", of(|f| f.p99)),
             ("max_s", of(|f| f.max)),
@@ -189,9 +228,9 @@ fn rows(
             ("duplicates", of(|f| f.duplicates)),
             ("makespan_s", of(|f| f.makespan)),
             ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
-        ]);
-        let mut cuts = |base: &str, suffix: &str, which: &[Measure]| {
-            for (what, get) in which {
+        ]));
+        for &(base, suffix, figures) in &policy.cuts {
+            for (what, get) in figures {
                 // Per seed, against the same arrivals; then the mean and the spread over the seeds.
                 let pairs = found[base].iter().zip(runs);
                 let cuts: Vec<f64> =
@@ -201,32 +240,6 @@ fn rows(
                 line.insert(format!("{what}_cut{suffix}_pct"), round(middle));
                 line.insert(format!("{what}_cut{suffix}_sd"), round(spread));
             }
-        };
-        if name != "load_balance" {
-            cuts(
-                "load_balance",
-                "",
-                &[
-                    ("latency", |f| f.mean),
-                    ("miss", |f| f.miss),
-                    ("false_miss", |f| f.false_miss),
-                    ("duplicates", |f| f.duplicates),
-                ],
-            );
-        }
-        if name == "lalbo3_45" {
-            cuts(
-                "lalb",
-                "_vs_lalb",
-                &[("latency", |f| f.mean), ("miss", |f| f.miss), ("variance", |f| f.variance)],
-            );
-        }
-        if name == "evict_cost_aware" {
-            cuts(
-                "lalbo3_25",
-                "_vs_lalbo3",
-                &[("latency", |f| f.mean), ("p99", |f| f.p99), ("max", |f| f.max)],
-            );
         }
         report.rows.push(line);
     }

@@ -42,15 +42,12 @@ pub struct Report {
     pub compared: Vec<paired::Compared>,
     /// The paper's figures for the same rows.
     pub paper: Vec<Map<String, Value>>,
-    /// A drawing of the figure's own, as SVG; without one `--plot` draws bars.
-    #[serde(skip)]
-    pub drawing: Option<String>,
 }
 
 impl Report {
     /// A report without rows.
     pub const fn new(scenario: &'static str, seeds: Vec<u64>) -> Self {
-        Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new(), drawing: None }
+        Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new() }
     }
 
     /// The report as text: a table of the rows, what they come to beside each other, then one of the paper's.
@@ -116,7 +113,7 @@ pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
 }
 
 /// Columns that say what a row is about. All others are figures.
-const ABOUT: [&str; 20] = [
+const ABOUT: [&str; 23] = [
     "policy",
     "against",
     "workload",
@@ -133,6 +130,9 @@ const ABOUT: [&str; 20] = [
     "instances",
     "orders",
     "memory_mib",
+    "limit",
+    "gamma_bp",
+    "max_tokens_percent",
     "max_per_min",
     "seed",
     "second",

@@ -31,7 +31,9 @@
 //!
 //! `queue_ms`, `load_ms`, `execution_ms` and `transfer_ms` add up to the mean (Figure 14), `pipelines_percent` is the
 //! part of the answered requests that ran on more than one slice, `hit_app0` to `hit_app3` are the SLO hits of each
-//! application in the order of Table 4 (Figure 9).
+//! application in the order of Table 4 (Figure 9). With `--series` `gpus_held` and `gpus_active` are the GPUs of which a slice is
+//! held, or works, at any time of a second (Figure 3a), `slices_held` and `slices_active` the slices (Figure 5), and
+//! `active_` with the name of a profile those of one kind (Figure 3b).
 //!
 //! # Seeds and windows
 //! `replay fluidfaas --help` says what a seed draws and what the tables that compare mean. The last few requests decide
@@ -60,6 +62,7 @@ use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
 use serde_json::{Map, Value};
 use static_split::StaticSplit;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Flags of the scenario.
@@ -104,6 +107,9 @@ pub struct Args {
     /// Only these policies [default: all]
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
+    /// Also print GPUs and slices held and at work in every second, of the first run of each policy
+    #[arg(long)]
+    series: bool,
 }
 
 /// The slices that a deadline is reckoned on.
@@ -378,6 +384,38 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
     }
 }
 
+/// Rows of seconds.
+type Series = Vec<Map<String, Value>>;
+
+/// GPUs and slices that are held and at work in each second.
+fn series(outcome: &Outcome, model: &GpuModel) -> Series {
+    let second = |at: Timestamp| usize::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(usize::MAX);
+    let seconds = second(outcome.finished) + 1;
+    let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (what, spans) in [("held", &outcome.held), ("active", &outcome.worked)] {
+        let mut gpus = BTreeSet::new();
+        for ((node, gpu, slice), spans) in spans {
+            let within = |&(from, to): &(Timestamp, Timestamp)| second(from)..=second(to).min(seconds - 1);
+            for at in spans.iter().flat_map(within).collect::<BTreeSet<_>>() {
+                let mut count =
+                    |name: String| counts.entry(name).or_insert_with(|| vec![0; seconds])[at] += 1;
+                count(format!("slices_{what}"));
+                if let (Some(profile), "active") = (model.get(slice.profile), what) {
+                    count(format!("active_{}", profile.name));
+                }
+                if gpus.insert((at, *node, *gpu)) {
+                    count(format!("gpus_{what}"));
+                }
+            }
+        }
+    }
+    let row = |at: usize| {
+        let counts = counts.iter().map(|(name, counts)| (name.clone(), counts[at].into()));
+        counts.chain([("second".to_owned(), at.into())]).collect()
+    };
+    (0..seconds).map(row).collect()
+}
+
 /// Pairs of policies that are compared. The second and the third show what the order of the queue does.
 const PAIRS: [(&str, &str); 5] = [
     ("ours", "paper on our order"),
@@ -432,8 +470,8 @@ impl Cell<'_> {
         ])
     }
 
-    /// A policy on the requests of a seed.
-    fn run(&self, args: &Args, policy: &Policy, draw: &Draw) -> Result<Figures> {
+    /// A policy on the requests of a seed: its figures and, if wanted, what it does over time.
+    fn run(&self, args: &Args, policy: &Policy, draw: &Draw, over_time: bool) -> Result<(Figures, Series)> {
         let (scenario, slos) = self.scenario(args, policy, draw)?;
         let router = SlackRouter::new(policy.router.clone())?;
         let outcome = match &policy.keeping {
@@ -454,7 +492,8 @@ impl Cell<'_> {
         };
         let seed = draw.seed;
         let outcome = outcome.map_err(|fault| anyhow::anyhow!("{}: seed {seed}: {fault}", policy.name))?;
-        Ok(figures(&outcome, &slos, Timestamp::ZERO + args.warm_up))
+        let series = if over_time { series(&outcome, self.node.model()) } else { Vec::new() };
+        Ok((figures(&outcome, &slos, Timestamp::ZERO + args.warm_up), series))
     }
 
     /// The requests of a seed: the same for every policy.
@@ -523,13 +562,15 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
     }
     let runs = in_parallel(threads, cells.len() * policies.len() * draws.len(), |number| {
         let policy = &policies[number / draws.len() % policies.len()];
-        cells[number / draws.len() / policies.len()].run(args, policy, &draws[number % draws.len()])
+        let draw = number % draws.len();
+        let over_time = args.series && draw == 0;
+        cells[number / draws.len() / policies.len()].run(args, policy, &draws[draw], over_time)
     })?;
     let mut compared = PAIRS.map(|(ours, with)| Compared::new(with, &COMPARED).of(ours));
     for (cell, runs) in cells.iter().zip(runs.chunks(policies.len() * draws.len())) {
-        let of = |runs: &[Figures]| Run {
-            together: measures(runs),
-            by_seed: runs.chunks(1).map(measures).collect(),
+        let of = |runs: &[(Figures, Series)]| {
+            let figures: Vec<Figures> = runs.iter().map(|(figures, _)| *figures).collect();
+            Run { together: measures(&figures), by_seed: figures.chunks(1).map(measures).collect() }
         };
         let all: Vec<Run> = runs.chunks(draws.len()).map(of).collect();
         let find = |name| policies.iter().position(|one| one.name == name).map(|at| &all[at]);
@@ -539,15 +580,18 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
             }
         }
         let in_time = |run: &Run| run.together.get("in_time_per_s").and_then(Value::as_f64).unwrap_or(0.0);
-        for (policy, run) in policies.iter().zip(&all) {
-            let mut row = row(&[("policy", policy.name.into())]);
-            row.extend(cell.input());
+        for ((policy, run), runs) in policies.iter().zip(&all).zip(runs.chunks(draws.len())) {
+            let mut about = row(&[("policy", policy.name.into())]);
+            about.extend(cell.input());
+            let mut row = about.clone();
             row.extend(run.together.clone());
             if let Some(ours) = find("ours") {
                 // The share that is left without a mechanism shows what it adds.
                 row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
             report.rows.push(row);
+            let over_time = |second: &Map<String, Value>| about.clone().into_iter().chain(second.clone());
+            report.rows.extend(runs[0].1.iter().map(|second| over_time(second).collect()));
         }
     }
     report.compared.extend(compared.into_iter().filter(|one| !one.cells.is_empty()));
