@@ -754,3 +754,46 @@ fn draw(seed: u64, count: usize) -> Vec<Event> {
     events.sort_by_key(|event| event.second);
     events
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn rows(flags: &str) -> Vec<Map<String, Value>> {
+        let flags = format!("dilu-fig20 --count 100 --tie-orders 2 {flags}");
+        run(&Cli::parse_from(flags.split_whitespace()).args).unwrap().rows
+    }
+
+    #[test]
+    fn several_gammas_give_what_each_gives_alone() {
+        let peaks = |rows: &[Map<String, Value>], gamma: Option<u32>| -> Vec<_> {
+            let of = rows.iter().filter(|row| row.get("gamma_bp") == gamma.map(Value::from).as_ref());
+            of.map(|row| (row["policy"].clone(), row["peak_gpus"].clone())).collect()
+        };
+        let both = rows("--gamma 10000,15000");
+        for gamma in [10_000, 15_000] {
+            let alone = peaks(&rows(&format!("--gamma {gamma}")), None);
+            let with_gamma = peaks(&both, Some(gamma));
+            assert_eq!(with_gamma.len(), 4, "paper_dilu and three of ours");
+            assert!(with_gamma.iter().all(|one| alone.contains(one)), "{with_gamma:?} {alone:?}");
+        }
+    }
+
+    #[test]
+    fn gpus_over_time_reach_the_peak() {
+        let rows = rows("--mode ours --series");
+        let of = |key: &str| {
+            let ours = rows.iter().filter(|row| row["policy"] == "ours");
+            ours.filter_map(|row| row.get(key).and_then(Value::as_u64)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("gpus").into_iter().max(), of("peak_gpus").first().copied());
+        assert!(of("second").windows(2).all(|pair| pair[0] < pair[1]) && of("second")[0] == 0);
+    }
+}

@@ -429,3 +429,34 @@ fn figures(
         busy: outcome.running.as_secs_f64() / makespan / 12.0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_sweep_begins_at_lalb_and_meets_the_fixed_limit() {
+        let rows = |flags: &str| {
+            let flags = format!("lalb --ws 35 --memory 7200 --seeds 2 {flags}");
+            run(&Cli::parse_from(flags.split_whitespace()).args).unwrap().rows
+        };
+        let (sweep, fixed) = (rows("--limits 0,5,25,45"), rows(""));
+        assert_eq!(
+            sweep.iter().map(|row| row["limit"].as_u64().unwrap()).collect::<Vec<_>>(),
+            [0, 5, 25, 45]
+        );
+        for (one, policy) in [(0, "lalb"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
+            let other = fixed.iter().find(|row| row["policy"] == policy).unwrap();
+            assert!(["mean_s", "p99_s", "miss_pct"].iter().all(|key| sweep[one][*key] == other[*key]));
+        }
+        let cut = "latency_cut_vs_lalb_pct";
+        assert!(!sweep[0].contains_key(cut) && sweep[3][cut] == fixed[3][cut], "{sweep:?}");
+    }
+}

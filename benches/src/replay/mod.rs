@@ -5,6 +5,7 @@
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`, and where seeds decide much `compared`, which says
 //! how sure they are, see [`paired`]. `--csv` prints the rows alone, `--plot` draws one column of them, see [`plot`].
 
+mod cli;
 pub mod dilu_cv;
 pub mod dilu_fig20;
 pub mod dilu_table2;
@@ -21,6 +22,8 @@ pub mod paired;
 pub mod plot;
 pub mod progress;
 pub mod store_memory;
+
+pub use cli::main;
 
 use anyhow::Result;
 use serde::Serialize;

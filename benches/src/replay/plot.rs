@@ -192,7 +192,7 @@ fn draw_lines(title: &str, panels: &[Panel], svg: &mut String) -> Result<(), Box
         let high = lines.iter().flat_map(|(_, line)| line).map(|point| point.1).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(part)
             .margin(8)
-            .x_label_area_size(26)
+            .x_label_area_size(34)
             .y_label_area_size(64)
             .build_cartesian_2d(0.0..last, 0.0..high * 1.05)?;
         chart.configure_mesh().x_desc("seconds").y_desc(name.as_str()).y_labels(5).draw()?;

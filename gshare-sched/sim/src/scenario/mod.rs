@@ -70,7 +70,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
-pub use own::Own;
+pub use own::{Make, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};

@@ -9,7 +9,8 @@ use gshare_sched::platform::OwnPolicies;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
+/// Makes a new one of a policy.
+pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
 /// Policies of a program's own by the names that `policies.packer`, `policies.scaler` and `policies.router` may have besides ours.
 /// Each seed gets a new one.
@@ -80,6 +81,16 @@ impl Own {
     ) -> Self {
         self.routers.insert(name.to_owned(), Arc::new(make));
         self
+    }
+
+    /// The packers by name, for programs that run them elsewhere.
+    pub fn packers(&self) -> impl Iterator<Item = (&str, &Make<dyn Packer>)> {
+        self.packers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The scalers likewise.
+    pub fn scalers(&self) -> impl Iterator<Item = (&str, &Make<dyn HorizontalScaler>)> {
+        self.scalers.iter().map(|(name, make)| (name.as_str(), make))
     }
 
     /// New ones of those that these policies name.
