@@ -19,6 +19,7 @@ use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
+use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -112,7 +113,7 @@ type Measure = (&'static str, fn(&Figures) -> f64);
 ///
 /// # Errors
 /// When the scenario or the trace does not parse, or a scheduler broke a promise.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let scenario = Scenario::of_the_paper()?;
     let seeds: Vec<u64> = args.seed.map_or_else(
         || (args.first_seed..args.first_seed.saturating_add(args.seeds)).collect(),
@@ -133,14 +134,14 @@ pub fn run(args: &Args) -> Result<Report> {
             }
         };
         if args.sustainable {
-            for policy in policies(&scenario, args) {
-                let rate = sustainable(&scenario, args, memory, &shares, policy.config, &seeds)?;
+            for policy in policies(&scenario, args, own) {
+                let rate = sustainable(&scenario, args, memory, &shares, &policy.new, &seeds)?;
                 let mut line = policy.about(ws, memory);
                 line.insert("max_per_min".to_owned(), rate.into());
                 report.rows.push(line);
             }
         } else {
-            rows(&scenario, args, (ws, memory), &shares, &seeds, &mut report)?;
+            rows(&scenario, args, own, (ws, memory), &shares, &seeds, &mut report)?;
         }
     }
     if !args.sustainable {
@@ -149,16 +150,19 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// A row.
-struct Policy {
-    name: &'static str,
+/// Makes a new scheduler.
+type New<'a> = Box<dyn Fn() -> Result<Box<dyn RequestScheduler>> + 'a>;
+
+/// A row of the table.
+struct Policy<'a> {
+    name: &'a str,
     limit: Option<u32>,
-    config: SchedulerConfig,
-    /// What it is compared with: the number of the policy, the end of the columns' names, the figures.
+    new: New<'a>,
+    /// Comparisons: the number of the other policy, the end of the columns' names, the figures.
     cuts: Vec<(usize, &'static str, &'static [Measure])>,
 }
 
-impl Policy {
+impl Policy<'_> {
     fn about(&self, ws: usize, memory: u64) -> Map<String, Value> {
         let about = [("policy", self.name.into()), ("ws", ws.into()), ("memory_mib", memory.into())];
         let limit = self.limit.map(|limit| ("limit", limit.into()));
@@ -173,8 +177,11 @@ const OVER_BALANCE: &[Measure] =
     &[MEAN, MISS, ("false_miss", |f| f.false_miss), ("duplicates", |f| f.duplicates)];
 const OVER_O3: &[Measure] = &[MEAN, ("p99", |f| f.p99), ("max", |f| f.max)];
 
-fn policies(scenario: &Scenario, args: &Args) -> Vec<Policy> {
-    let policy = |name, config, cuts| Policy { name, limit: None, config, cuts };
+fn policies<'a>(scenario: &Scenario, args: &Args, own: &'a Own) -> Vec<Policy<'a>> {
+    let policy = |name, config: SchedulerConfig, cuts| {
+        let new: New<'a> = Box::new(move || Ok(Box::new(LocalityScheduler::new(config)?)));
+        Policy { name, limit: None, new, cuts }
+    };
     let o3 = |skip_limit| match skip_limit {
         0 => SchedulerConfig::paper(Dispatch::Lalb),
         _ => SchedulerConfig::paper(Dispatch::LalbO3 { skip_limit }),
@@ -182,13 +189,21 @@ fn policies(scenario: &Scenario, args: &Args) -> Vec<Policy> {
     if args.limits.is_empty() {
         let balance = (0, "", OVER_BALANCE);
         let ours = (2, "_vs_lalbo3", OVER_O3);
-        return vec![
+        let mut all = vec![
             policy("load_balance", SchedulerConfig::paper(Dispatch::LoadBalance), Vec::new()),
             policy("lalb", o3(0), vec![balance]),
             policy("lalbo3_25", o3(scenario.skip_limit), vec![balance]),
             policy("lalbo3_45", o3(45), vec![balance, (1, "_vs_lalb", OVER_LALB)]),
             policy("evict_cost_aware", SchedulerConfig::evict_cost_aware(), vec![balance, ours]),
         ];
+        let own = own.requests().map(|(name, make)| Policy {
+            name,
+            limit: None,
+            new: Box::new(|| Ok(make())),
+            cuts: vec![balance, ours],
+        });
+        all.extend(own);
+        return all;
     }
     let lalb = args.limits.iter().position(|limit| *limit == 0);
     let lalb = lalb.map(|lalb| (lalb, "_vs_lalb", OVER_LALB));
@@ -202,17 +217,18 @@ fn policies(scenario: &Scenario, args: &Args) -> Vec<Policy> {
 fn rows(
     scenario: &Scenario,
     args: &Args,
+    own: &Own,
     (ws, memory): (usize, u64),
     shares: &[Vec<f64>],
     seeds: &[u64],
     report: &mut Report,
 ) -> Result<()> {
     let rate = args.rate.unwrap_or(scenario.per_minute);
-    let policies = policies(scenario, args);
+    let policies = policies(scenario, args, own);
     let found: Vec<Vec<Figures>> = policies
         .iter()
         .map(|one| {
-            let run = |&seed: &u64| once(scenario, args, memory, shares, rate, one.config, seed);
+            let run = |&seed: &u64| once(scenario, args, memory, shares, rate, &one.new, seed);
             seeds.iter().map(run).collect()
         })
         .collect::<Result<_>>()?;
@@ -252,14 +268,14 @@ fn sustainable(
     args: &Args,
     memory: u64,
     shares: &[Vec<f64>],
-    config: SchedulerConfig,
+    new: &New<'_>,
     seeds: &[u64],
 ) -> Result<u64> {
     let mut best = 0;
     for rate in (100..=560).step_by(20) {
         let runs: Result<Vec<f64>> = seeds
             .iter()
-            .map(|&seed| once(scenario, args, memory, shares, rate, config, seed).map(|figures| figures.mean))
+            .map(|&seed| once(scenario, args, memory, shares, rate, new, seed).map(|figures| figures.mean))
             .collect();
         if mean(runs?.into_iter()) >= 5.0 {
             break;
@@ -362,7 +378,7 @@ fn once(
     memory: u64,
     shares: &[Vec<f64>],
     rate: u64,
-    config: SchedulerConfig,
+    new: &New<'_>,
     seed: u64,
 ) -> Result<Figures> {
     let mut rng = Rng::new(seed);
@@ -391,10 +407,10 @@ fn once(
             }
         })
         .collect();
-    let mut scheduler = LocalityScheduler::new(config)?;
+    let mut scheduler = new()?;
     let work = Workload { gpus, models, arrivals, ..Workload::default() };
     let outcome =
-        simulate(&mut scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
+        simulate(&mut *scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
     let mut latencies: Vec<f64> = Vec::new();
     for fate in &outcome.fates {
         match fate {
@@ -405,14 +421,14 @@ fn once(
         }
     }
     latencies.sort_by(f64::total_cmp);
-    Ok(figures(&latencies, &outcome, &scheduler))
+    Ok(figures(&latencies, &outcome, &*scheduler))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "reports")]
 fn figures(
     latencies: &[f64],
     outcome: &gshare_sim::request_cluster::Outcome,
-    scheduler: &LocalityScheduler,
+    scheduler: &dyn RequestScheduler,
 ) -> Figures {
     let stats = scheduler.stats();
     let average = mean(latencies.iter().copied());
@@ -445,14 +461,16 @@ mod tests {
     fn a_sweep_begins_at_lalb_and_meets_the_fixed_limit() {
         let rows = |flags: &str| {
             let flags = format!("lalb --ws 35 --memory 7200 --seeds 2 {flags}");
-            run(&Cli::parse_from(flags.split_whitespace()).args).unwrap().rows
+            let own = || Box::new(LocalityScheduler::new(SchedulerConfig::paper(Dispatch::Lalb)).unwrap());
+            let own = Own::default().with_requests("mine", move || own());
+            run(&Cli::parse_from(flags.split_whitespace()).args, &own).unwrap().rows
         };
         let (sweep, fixed) = (rows("--limits 0,5,25,45"), rows(""));
         assert_eq!(
             sweep.iter().map(|row| row["limit"].as_u64().unwrap()).collect::<Vec<_>>(),
             [0, 5, 25, 45]
         );
-        for (one, policy) in [(0, "lalb"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
+        for (one, policy) in [(0, "lalb"), (0, "mine"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
             let other = fixed.iter().find(|row| row["policy"] == policy).unwrap();
             assert!(["mean_s", "p99_s", "miss_pct"].iter().all(|key| sweep[one][*key] == other[*key]));
         }

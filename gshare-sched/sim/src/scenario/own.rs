@@ -1,9 +1,10 @@
 //! Policies of a program's own, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, Policies, RouterName, ScalerName};
+use super::{PackerName, Policies, RequestName, RouterName, ScalerName};
 use gshare_core::pack::Packer;
 use gshare_core::pipeline::routing::Router;
+use gshare_core::request::RequestScheduler;
 use gshare_core::scale::HorizontalScaler;
 use gshare_sched::platform::OwnPolicies;
 use std::collections::BTreeMap;
@@ -12,8 +13,8 @@ use std::sync::Arc;
 /// Makes a new one of a policy.
 pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer`, `policies.scaler` and `policies.router` may have besides ours.
-/// Each seed gets a new one.
+/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.router` and `policies.request` may
+/// have besides ours. Each seed gets a new one.
 ///
 /// # Example
 /// ```
@@ -36,6 +37,7 @@ pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
     routers: BTreeMap<String, Make<dyn Router>>,
+    requests: BTreeMap<String, Make<dyn RequestScheduler>>,
 }
 
 impl core::fmt::Debug for Own {
@@ -45,6 +47,7 @@ impl core::fmt::Debug for Own {
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
+            .field("requests", &names(self.requests.keys().collect()))
             .finish()
     }
 }
@@ -83,6 +86,17 @@ impl Own {
         self
     }
 
+    /// Adds a scheduler of requests on whole devices; one of this name before is replaced.
+    #[must_use]
+    pub fn with_requests(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn RequestScheduler> + Send + Sync + 'static,
+    ) -> Self {
+        self.requests.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
     /// The packers by name, for programs that run them elsewhere.
     pub fn packers(&self) -> impl Iterator<Item = (&str, &Make<dyn Packer>)> {
         self.packers.iter().map(|(name, make)| (name.as_str(), make))
@@ -91,6 +105,16 @@ impl Own {
     /// The scalers likewise.
     pub fn scalers(&self) -> impl Iterator<Item = (&str, &Make<dyn HorizontalScaler>)> {
         self.scalers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The routers likewise.
+    pub fn routers(&self) -> impl Iterator<Item = (&str, &Make<dyn Router>)> {
+        self.routers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The schedulers of requests likewise.
+    pub fn requests(&self) -> impl Iterator<Item = (&str, &Make<dyn RequestScheduler>)> {
+        self.requests.iter().map(|(name, make)| (name.as_str(), make))
     }
 
     /// New ones of those that these policies name.
@@ -109,6 +133,10 @@ impl Own {
         if let RouterName::Own(name) = &policies.router {
             let ours = ["paper", "ours", "first_come"];
             own.router = Some(named("policies.router", name, &ours, &self.routers)?());
+        }
+        if let RequestName::Own(name) = &policies.request {
+            let ours = ["lalb", "lalbo3", "ours"];
+            own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
         }
         Ok(own)
     }
