@@ -3,8 +3,8 @@
 //! A figure of a case is the mean of that of its seeds. Two cases that differ in one axis are compared seed by seed, see
 //! [`paired`](crate::replay::paired); there is no verdict over fewer than [`VERDICT_SEEDS`] seeds.
 
-use crate::replay::columns;
 use crate::replay::paired::Paired;
+use crate::replay::{columns, mean};
 use gshare_core::Duration;
 use gshare_sim::scenario::{Case, FIGURES, PaperText, figure};
 use gshare_sim::world::{FunctionOutcome, Outcome};
@@ -68,11 +68,10 @@ impl CaseRun {
     }
 
     /// The mean over those seeds that have the figure.
-    #[expect(clippy::cast_precision_loss, reason = "a count of seeds")]
     fn mean(&self, function: &str, name: &'static str) -> Option<f64> {
         let key = (function.to_owned(), name);
         let values: Vec<f64> = self.by_seed.iter().filter_map(|seed| seed.get(&key).copied()).collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        (!values.is_empty()).then(|| mean(values))
     }
 
     fn functions(&self) -> Vec<&str> {

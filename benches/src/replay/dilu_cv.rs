@@ -39,7 +39,8 @@
 //! not measured alone.
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, mean, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use gshare_core::scale::{ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalEvent};
@@ -54,7 +55,6 @@ use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::contended_gpu::{LaneEnd, LaneKernel, SharedGpu};
 use std::collections::VecDeque;
-use std::num::NonZero;
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -623,7 +623,7 @@ impl Outcome {
             all.sort_unstable();
             all
         };
-        let trained = outcomes.iter().map(|one| one.trained).sum::<f64>() / outcomes.len() as f64;
+        let trained = mean(outcomes.iter().map(|one| one.trained));
         Self { latencies: all(|one| &one.latencies), other: all(|one| &one.other), trained }
     }
 
@@ -732,8 +732,8 @@ fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     sorted.get(index).map_or(f64::NAN, |latency| latency.as_secs_f64() * 1e3)
 }
 
-fn mean(latencies: &[Duration]) -> f64 {
-    latencies.iter().map(|latency| latency.as_secs_f64() * 1e3).sum::<f64>() / latencies.len() as f64
+fn mean_ms(latencies: &[Duration]) -> f64 {
+    mean(latencies.iter().map(|latency| latency.as_secs_f64() * 1e3))
 }
 
 /// Runs every policy on every pair and load.
@@ -767,9 +767,8 @@ pub fn run(args: &Args) -> Result<Report> {
             cells.extend(args.cv.iter().flat_map(of));
         }
     }
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let (of_cell, seeds) = (policies.len() * args.seeds.len(), args.seeds.len());
-    let outcomes = in_parallel(threads, cells.len() * of_cell, |job| {
+    let outcomes = in_parallel(cpus(), cells.len() * of_cell, |job| {
         let (pair, bursts, cv, tokens) = cells[job / of_cell];
         let (policy, seed) = (policies[job % of_cell / seeds], args.seeds[job % seeds]);
         let others = load(Bursts::Gaps, args.rate, 1.0, !seed, args.time)?;
@@ -789,9 +788,8 @@ pub fn run(args: &Args) -> Result<Report> {
             let both = outcomes.iter().zip(alone);
             let by_seed = both.map(|(outcome, alone)| figures(outcome, alone, args.slo)).collect();
             let together = figures(&Outcome::together(outcomes), &Outcome::together(alone), args.slo);
-            let mut line = row(&[("policy", (*policy).into())]);
-            line.extend(input.clone().into_iter().chain(together.clone()));
-            report.rows.push(line);
+            let about = joined(&row(&[("policy", (*policy).into())]), &input);
+            report.rows.push(joined(&about, &together));
             runs.push((*policy, Run { together, by_seed }));
         }
         let find = |name: &str| runs.iter().find(|(policy, _)| *policy == name).map(|(_, run)| run);
@@ -814,7 +812,7 @@ pub fn run(args: &Args) -> Result<Report> {
     ] {
         let pair = name(&pair);
         let figures = [("pair", pair.into()), ("cv", cv.into()), ("p95_over_exclusive", ratio.into())];
-        report.paper.push(row(&[("policy", policy.into())]).into_iter().chain(row(&figures)).collect());
+        report.paper.push(joined(&row(&[("policy", policy.into())]), &row(&figures)));
     }
     Ok(report)
 }
@@ -841,7 +839,7 @@ fn figures(outcome: &Outcome, alone: &Outcome, slo: Duration) -> serde_json::Map
         ("p95_ms", percentile(&outcome.latencies, 95).into()),
         ("p50_over_exclusive", ratio(&|one| percentile(&one.latencies, 50)).into()),
         ("p95_over_exclusive", ratio(&|one| percentile(&one.latencies, 95)).into()),
-        ("mean_over_exclusive", ratio(&|one| mean(&one.latencies)).into()),
+        ("mean_over_exclusive", ratio(&|one| mean_ms(&one.latencies)).into()),
         ("violations_percent", (late / outcome.latencies.len().max(1) as f64 * 100.0).into()),
     ]);
     if outcome.other.is_empty() {

@@ -23,7 +23,7 @@ use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Report, row};
+use super::{Report, joined, row};
 use crate::mixes::SplitMix64;
 
 const MEMORY_GB: f64 = 40.0;
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<Report> {
             for (second, gpus) in outcome.series.iter().filter(|_| args.series) {
                 let second = second - outcome.series[0].0;
                 let at = row(&[("second", second.into()), ("gpus", (*gpus).into())]);
-                report.rows.push(about.clone().into_iter().chain(at).collect());
+                report.rows.push(joined(&about, &at));
             }
         };
         if args.mode != Mode::Ours {

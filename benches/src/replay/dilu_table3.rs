@@ -46,7 +46,8 @@
 //! verdict for starts, late requests and GPU time.
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, mean, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
@@ -58,7 +59,6 @@ use gshare_sim::scenario::{Make, Own};
 use gshare_sim::{EventQueue, Rng};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, VecDeque};
-use std::num::NonZero;
 use std::path::PathBuf;
 
 /// Flags of the scenario.
@@ -484,7 +484,7 @@ fn generated(shape: &str, seed: u64) -> Vec<f64> {
 
 /// The figures of one run, or the means of several.
 fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
-    let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+    let mean = |of: &dyn Fn(&Outcome) -> f64| mean(outcomes.iter().map(of));
     let percent = |part: f64, one: &Outcome| part / one.requests.max(1) as f64 * 100.0;
     row(&[
         ("cold_starts", mean(&|one| one.cold_starts as f64).into()),
@@ -503,7 +503,7 @@ fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Valu
             ("requests", (*load).into()),
             ("instances_held", (*instances).into()),
         ];
-        about.clone().into_iter().chain(row(&seconds)).collect()
+        joined(about, &row(&seconds))
     };
     outcome.series.iter().enumerate().map(line).collect()
 }
@@ -532,8 +532,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     }
     let own = own.scalers().map(|(name, make)| (name, Starts::Own(make), Late::Last, true));
     let policies: Vec<Policy<'_>> = own.chain(POLICIES).collect();
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let outcomes = in_parallel(threads, policies.len() * traces.len(), |job| {
+    let outcomes = in_parallel(cpus(), policies.len() * traces.len(), |job| {
         let (policy, (_, rates)) = (policies[job / traces.len()], &traces[job % traces.len()]);
         World::new(policy, args)?.run(rates)
     })?;
@@ -546,7 +545,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
             let outcomes = &outcomes[from..from + kind.len()];
             let about = row(&[("policy", (*name).into()), ("trace", kind[0].into())]);
             let together = figures(outcomes);
-            report.rows.push(about.clone().into_iter().chain(together.clone()).collect());
+            report.rows.push(joined(&about, &together));
             if args.series {
                 report.rows.extend(outcomes.iter().flat_map(|outcome| series(&about, outcome)));
             }

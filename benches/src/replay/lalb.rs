@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-use super::{Report, row};
+use super::{Report, mean, row};
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -283,11 +283,6 @@ fn sustainable(
         best = rate;
     }
     Ok(best)
-}
-
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 pub(super) fn round(value: f64) -> Value {

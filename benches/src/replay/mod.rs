@@ -110,6 +110,17 @@ pub fn in_parallel<T: Send>(
     done.into_iter().map(|(_, answer)| answer).collect()
 }
 
+/// The mean of some numbers; not a number without any.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+/// A row of what it is about and its figures.
+pub fn joined(about: &Map<String, Value>, figures: &Map<String, Value>) -> Map<String, Value> {
+    about.iter().chain(figures).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
 /// A row from pairs: `row(&[("policy", "ours".into()), ("gpus", 1.into())])`.
 pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()

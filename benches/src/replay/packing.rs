@@ -13,7 +13,7 @@ use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig, lower_bound, pack_batch};
 use gshare_sim::scenario::Own;
 
-use super::{Report, row};
+use super::{Report, mean, row};
 use crate::churn::{Churn, Nothing};
 use crate::mixes::Mix;
 use crate::peers::{self, Guillotiere, Ours, Pool, Scan};
@@ -294,17 +294,14 @@ fn fill(set: &[(u16, u16)], mut pool: impl Pool) -> usize {
 fn churned(args: &Args, seeds: &[u64], mix: Mix, own: &Own, report: &mut Report) -> Result<()> {
     let gpus = args.gpus as usize;
     let baf = MaxRectsConfig::default().with_rearrange_gpus(0);
-    let mean = |ratio: &dyn Fn(u64) -> f64| {
-        seeds.iter().map(|seed| ratio(*seed)).sum::<f64>()
-            / f64::from(u32::try_from(seeds.len()).unwrap_or(1))
-    };
+    let of_seeds = |ratio: &dyn Fn(u64) -> f64| mean(seeds.iter().map(|seed| ratio(*seed)));
     let ours = |config: MaxRectsConfig| {
-        mean(&|seed| used(args, Churn::new(Ours::new(args.gpus, config), mix, gpus, 0.5, 1, seed)))
+        of_seeds(&|seed| used(args, Churn::new(Ours::new(args.gpus, config), mix, gpus, 0.5, 1, seed)))
     };
     let guillotiere =
-        mean(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
+        of_seeds(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
     let scan = |seed| Churn::new(Scan::new(gpus, 100).keeping(16), mix, gpus, 0.5, 100, seed);
-    let keep = mean(&|seed| used(args, scan(seed)));
+    let keep = of_seeds(&|seed| used(args, scan(seed)));
     let plain = ours(baf);
     let mut rows = vec![
         ("best_area_fit", plain),
@@ -320,7 +317,7 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, own: &Own, report: &mut Report)
             Ok(used(args, Churn::new(peers::with_gpus(args.gpus, make())?, mix, gpus, 0.5, 1, *seed)))
         };
         let ratios = seeds.iter().map(ratio).collect::<Result<Vec<_>>>()?;
-        rows.push((name, ratios.iter().sum::<f64>() / ratios.len() as f64));
+        rows.push((name, mean(ratios)));
     }
     for (policy, used) in rows {
         report.rows.push(row(&[

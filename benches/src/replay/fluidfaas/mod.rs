@@ -46,7 +46,8 @@ mod applications;
 mod static_split;
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
@@ -582,7 +583,7 @@ impl Cell<'_> {
 /// # Errors
 /// Flags or a trace that cannot be; a policy that broke the simulation's book.
 pub fn run(args: &Args, own: &Own) -> Result<Report> {
-    run_on(std::thread::available_parallelism()?.get(), args, own)
+    run_on(cpus(), args, own)
 }
 
 fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
@@ -629,17 +630,14 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
         }
         let in_time = |run: &Run| run.together.get("in_time_per_s").and_then(Value::as_f64).unwrap_or(0.0);
         for ((policy, run), runs) in policies.iter().zip(&all).zip(runs.chunks(draws.len())) {
-            let mut about = row(&[("policy", policy.name.into())]);
-            about.extend(cell.input());
-            let mut row = about.clone();
-            row.extend(run.together.clone());
+            let about = joined(&row(&[("policy", policy.name.into())]), &cell.input());
+            let mut row = joined(&about, &run.together);
             if let Some(ours) = find("ours") {
                 // The share that is left without a mechanism shows what it adds.
                 row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
             report.rows.push(row);
-            let over_time = |second: &Map<String, Value>| about.clone().into_iter().chain(second.clone());
-            report.rows.extend(runs[0].1.iter().map(|second| over_time(second).collect()));
+            report.rows.extend(runs[0].1.iter().map(|second| joined(&about, second)));
         }
     }
     report.compared.extend(compared.into_iter().filter(|one| !one.cells.is_empty()));
