@@ -86,7 +86,8 @@ impl Own {
         self
     }
 
-    /// Adds a scheduler of requests on whole devices; one of this name before is replaced.
+    /// Adds a scheduler of requests on whole devices; one of this name before is replaced. The scenario's `policies.host_memory` is
+    /// for ours.
     #[must_use]
     pub fn with_requests(
         mut self,
@@ -162,6 +163,7 @@ mod tests {
     use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
     use gshare_core::{Engine, FunctionId, InstanceId, Timestamp};
     use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+    use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const TEXT: &str = r#"
@@ -228,5 +230,29 @@ mod tests {
         let plan = scenario.plan().unwrap();
         world::run(&plan, 0, || scenario.platform()).unwrap();
         assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+    }
+
+    #[test]
+    fn a_scheduler_of_a_programs_own_has_the_whole_devices() {
+        let function = |name: &str| {
+            format!(
+                "[[function]]\nname = \"{name}\"\nwork = \"inference\"\nmemory = \"3GiB\"\nregime = \"whole\"\n\
+                 loads = [\"2s\", \"1s\"]\nload = {{ shape = \"poisson\", rate = 1 }}\n\
+                 profile = [{{ sm = \"100%\", rps = 10.0, p50 = \"100ms\" }}]\n"
+            )
+        };
+        let functions: String = ["a", "b", "c", "d", "e"].map(function).concat();
+        let run = |name: &str| {
+            let text = format!(
+                "length = \"20s\"\npolicies = {{ request = \"{name}\" }}\n\
+                 node = [{{ device = [{{ memory = \"8GiB\", regime = \"whole\", count = 2 }}] }}]\n{functions}"
+            );
+            let mut scenario = Scenario::parse(&text).unwrap();
+            let lalb = || LocalityScheduler::new(SchedulerConfig::paper(Policy::Lalb)).unwrap();
+            scenario.own = Own::default().with_requests("mine", move || Box::new(lalb()));
+            world::run(&scenario.plan().unwrap(), 0, || scenario.platform()).unwrap().hash
+        };
+        assert_eq!(run("mine"), run("lalb"));
+        assert_ne!(run("mine"), run("ours"));
     }
 }
