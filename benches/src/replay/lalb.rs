@@ -277,7 +277,7 @@ fn sustainable(
             .iter()
             .map(|&seed| once(scenario, args, memory, shares, rate, new, seed).map(|figures| figures.mean))
             .collect();
-        if mean(runs?.into_iter()) >= 5.0 {
+        if mean(runs?) >= 5.0 {
             break;
         }
         best = rate;

@@ -391,10 +391,7 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        let before = Profiled {
-            models: vec![unknown; models as usize],
-            eviction: duration(mean(evictions.into_iter())),
-        };
+        let before = Profiled { models: vec![unknown; models as usize], eviction: duration(mean(evictions)) };
         Ok(costs.means(&before))
     }
 
