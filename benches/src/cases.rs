@@ -3,8 +3,8 @@
 //! A figure of a case is the mean of that of its seeds. Two cases that differ in one axis are compared seed by seed, see
 //! [`paired`](crate::replay::paired); there is no verdict over fewer than [`VERDICT_SEEDS`] seeds.
 
-use crate::replay::columns;
 use crate::replay::paired::Paired;
+use crate::replay::{columns, mean};
 use gshare_core::Duration;
 use gshare_sim::scenario::{Case, FIGURES, PaperText, figure};
 use gshare_sim::world::{FunctionOutcome, Outcome};
@@ -39,31 +39,39 @@ impl CaseRun {
     /// Adds a seed.
     pub fn take(&mut self, outcome: &Outcome) {
         self.total.add(outcome);
-        let mut functions = outcome.functions.clone();
-        if let [first, rest @ ..] = &outcome.functions[..]
-            && !rest.is_empty()
-        {
-            let mut all = first.clone();
-            for function in rest {
-                all.add(function);
-            }
-            all.slo = outcome.functions.iter().find_map(|function| function.slo);
-            ALL.clone_into(&mut all.name);
-            functions.push(all);
-        }
-        let figures = |of: &FunctionOutcome| {
-            let value = |(name, _)| Some(((of.name.clone(), name), figure(of, name, self.length)?));
-            FIGURES.into_iter().filter_map(value).collect::<Vec<_>>()
+        let sum = |of: fn(&FunctionOutcome) -> bool| {
+            let mut all = FunctionOutcome::default();
+            outcome.functions.iter().filter(|one| of(one)).for_each(|one| all.add(one));
+            all.slo = outcome.functions.iter().find_map(|one| one.slo);
+            all
         };
-        self.by_seed.push(functions.iter().flat_map(figures).collect());
+        let mut figures = BTreeMap::new();
+        for (name, _) in FIGURES {
+            let mut note = |function: &str, of: &FunctionOutcome| {
+                figures
+                    .extend(figure(of, name, self.length).map(|value| ((function.to_owned(), name), value)));
+            };
+            outcome.functions.iter().for_each(|of| note(&of.name, of));
+            if outcome.functions.len() > 1 {
+                // GPU time of a trainer is none that requests were answered with.
+                note(
+                    ALL,
+                    &sum(match name {
+                        "rps_per_gpu" => |of| of.answered > 0,
+                        "trained_per_gpu" => |of| !of.trained.is_zero(),
+                        _ => |_| true,
+                    }),
+                );
+            }
+        }
+        self.by_seed.push(figures);
     }
 
     /// The mean over those seeds that have the figure.
-    #[expect(clippy::cast_precision_loss, reason = "a count of seeds")]
     fn mean(&self, function: &str, name: &'static str) -> Option<f64> {
         let key = (function.to_owned(), name);
         let values: Vec<f64> = self.by_seed.iter().filter_map(|seed| seed.get(&key).copied()).collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        (!values.is_empty()).then(|| mean(values))
     }
 
     fn functions(&self) -> Vec<&str> {

@@ -3,7 +3,7 @@
 //! Peers that know one bin only are asked bin by bin, first fit, as their documentation shows. Sizes go to them in
 //! whole per cents or in basis points, whichever the input has.
 
-use gshare_core::pack::{Demand, GpuSpec, Packer};
+use gshare_core::pack::{Demand, GpuSpec, PackError, Packer};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 
@@ -56,6 +56,32 @@ impl Pool for Ours {
     }
     fn used(&self) -> usize {
         self.0.open_gpus() as usize
+    }
+}
+
+/// A pool of `gpus` GPUs of a packer that does not have them yet.
+///
+/// # Errors
+/// The packer's own.
+pub fn with_gpus(gpus: u32, mut packer: Box<dyn Packer>) -> Result<Box<dyn Packer>, PackError> {
+    for gpu in 0..gpus {
+        packer.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(16)))?;
+    }
+    Ok(packer)
+}
+
+impl Pool for Box<dyn Packer> {
+    type Handle = PlacementId;
+    fn place(&mut self, w: u16, h: u16) -> Option<PlacementId> {
+        (**self).place(&demand(w, h)).ok().map(|placed| placed.placement.id)
+    }
+    fn release(&mut self, handle: PlacementId) {
+        (**self).release(handle).expect("a live handle");
+    }
+    fn used(&self) -> usize {
+        let mut used = 0;
+        self.gpus(&mut |gpu| used += usize::from(gpu.placements > 0));
+        used
     }
 }
 

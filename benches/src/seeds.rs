@@ -8,6 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+/// How many CPUs there are; one if that is not known.
+pub fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 /// Calls `run` for every seed, on as many threads as there are CPUs, and `take` with each result, by seed and on this thread, until
 /// it breaks.
 pub fn in_order<T: Send, B>(
@@ -15,11 +20,10 @@ pub fn in_order<T: Send, B>(
     run: impl Fn(u64) -> T + Sync,
     mut take: impl FnMut(u64, T) -> ControlFlow<B>,
 ) -> ControlFlow<B> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let next = AtomicU64::new(seeds.start);
     thread::scope(|scope| {
         let (sender, results) = mpsc::channel();
-        for _ in 0..threads {
+        for _ in 0..cpus() {
             let (sender, run, next, end) = (sender.clone(), &run, &next, seeds.end);
             scope.spawn(move || {
                 loop {

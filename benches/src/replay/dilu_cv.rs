@@ -39,7 +39,8 @@
 //! not measured alone.
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, mean, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use gshare_core::scale::{ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalEvent};
@@ -54,7 +55,6 @@ use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::contended_gpu::{LaneEnd, LaneKernel, SharedGpu};
 use std::collections::VecDeque;
-use std::num::NonZero;
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -83,9 +83,9 @@ pub struct Args {
     /// The largest batch; a power of two, at most 32
     #[arg(long, default_value_t = 32)]
     max_batch: u64,
-    /// Tokens of a period, in per cent of what the device can do in it
-    #[arg(long, default_value_t = 100)]
-    max_tokens: u64,
+    /// Tokens of a period, in per cent of what the device can do in it; with several, everything runs with each
+    #[arg(long, value_delimiter = ',', default_value = "100", value_name = "PERCENT")]
+    max_tokens: Vec<u64>,
     /// Static partitions of the first instance, in per cent; the other one has the rest
     #[arg(long, value_delimiter = ',', default_value = "30,40,50,60,70,80,90")]
     splits: Vec<u16>,
@@ -623,7 +623,7 @@ impl Outcome {
             all.sort_unstable();
             all
         };
-        let trained = outcomes.iter().map(|one| one.trained).sum::<f64>() / outcomes.len() as f64;
+        let trained = mean(outcomes.iter().map(|one| one.trained));
         Self { latencies: all(|one| &one.latencies), other: all(|one| &one.other), trained }
     }
 
@@ -641,7 +641,7 @@ impl Outcome {
 }
 
 /// A policy by its name.
-fn gate(policy: &str, args: &Args, trains: bool) -> Result<(Gate, [SmShare; 2])> {
+fn gate(policy: &str, max_tokens: u64, trains: bool) -> Result<(Gate, [SmShare; 2])> {
     let (most, whole) = (if trains { 90 } else { 60 }, [SmShare::WHOLE; 2]);
     let limits = [sm(60)?, sm(most)?];
     let printed = ServiceClass::slo_sensitive(60).context("tolerance")?;
@@ -653,7 +653,7 @@ fn gate(policy: &str, args: &Args, trains: bool) -> Result<(Gate, [SmShare; 2])>
         let periods = Periods::new(max_tokens, class, quotas, trains, learn)?;
         Ok((Gate::CoScaler(Box::new(periods)), whole))
     };
-    let tokens = MAX_TOKENS * args.max_tokens / 100;
+    let tokens = MAX_TOKENS * max_tokens / 100;
     Ok(match policy {
         "mps_r" => (Gate::Open, [sm(30)?, sm(30)?]),
         "mps_l" => (Gate::Open, limits),
@@ -674,7 +674,7 @@ fn gate(policy: &str, args: &Args, trains: bool) -> Result<(Gate, [SmShare; 2])>
 /// One seed: the loads of both.
 type Loads = [Vec<Timestamp>; 2];
 
-fn simulate(policy: &str, pair: Pair, args: &Args, [load, others]: &Loads) -> Result<Outcome> {
+fn simulate(policy: &str, pair: Pair, args: &Args, tokens: u64, [load, others]: &Loads) -> Result<Outcome> {
     let (first, other) = pair.models();
     let serves = |model, load| Work::Serves(Box::new(Server::new(model, args.max_batch, load)));
     let beside = || other.map_or(Work::Trains { kernels: 0 }, |model| serves(model, others));
@@ -682,7 +682,7 @@ fn simulate(policy: &str, pair: Pair, args: &Args, [load, others]: &Loads) -> Re
         let alone = |work| Node::new(Gate::Open, [SmShare::WHOLE; 2], work);
         vec![alone([serves(first, load), Work::Nothing]), alone([Work::Nothing, beside()])]
     } else {
-        let (gate, partitions) = gate(policy, args, other.is_none())?;
+        let (gate, partitions) = gate(policy, tokens, other.is_none())?;
         vec![Node::new(gate, partitions, [serves(first, load), beside()])]
     };
     let mut outcome = Outcome::default();
@@ -732,8 +732,8 @@ fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     sorted.get(index).map_or(f64::NAN, |latency| latency.as_secs_f64() * 1e3)
 }
 
-fn mean(latencies: &[Duration]) -> f64 {
-    latencies.iter().map(|latency| latency.as_secs_f64() * 1e3).sum::<f64>() / latencies.len() as f64
+fn mean_ms(latencies: &[Duration]) -> f64 {
+    mean(latencies.iter().map(|latency| latency.as_secs_f64() * 1e3))
 }
 
 /// Runs every policy on every pair and load.
@@ -748,11 +748,9 @@ pub fn run(args: &Args) -> Result<Report> {
         "--max-batch is {}: need 1, 2, 4, 8, 16 or 32",
         args.max_batch
     );
-    ensure!(
-        (1..=100_000).contains(&args.max_tokens),
-        "--max-tokens is {}: need 1 to 100000 per cent",
-        args.max_tokens
-    );
+    for tokens in &args.max_tokens {
+        ensure!((1..=100_000).contains(tokens), "--max-tokens is {tokens}: need 1 to 100000 per cent");
+    }
     ensure!(args.splits.iter().all(|part| (1..100).contains(part)), "--splits: need 1 to 99 per cent each");
     let mut report = Report::new("dilu-cv", args.seeds.clone());
     let splits: Vec<String> = args.splits.iter().map(|part| format!("split_{part}")).collect();
@@ -765,30 +763,33 @@ pub fn run(args: &Args) -> Result<Report> {
     let mut cells = Vec::new();
     for &pair in &args.pairs {
         for &bursts in &args.loads {
-            cells.extend(args.cv.iter().map(|&cv| (pair, bursts, cv)));
+            let of = |&cv: &f64| args.max_tokens.iter().map(move |&tokens| (pair, bursts, cv, tokens));
+            cells.extend(args.cv.iter().flat_map(of));
         }
     }
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let (of_cell, seeds) = (policies.len() * args.seeds.len(), args.seeds.len());
-    let outcomes = in_parallel(threads, cells.len() * of_cell, |job| {
-        let (pair, bursts, cv) = cells[job / of_cell];
+    let outcomes = in_parallel(cpus(), cells.len() * of_cell, |job| {
+        let (pair, bursts, cv, tokens) = cells[job / of_cell];
         let (policy, seed) = (policies[job % of_cell / seeds], args.seeds[job % seeds]);
         let others = load(Bursts::Gaps, args.rate, 1.0, !seed, args.time)?;
-        simulate(policy, pair, args, &[load(bursts, args.rate, cv, seed, args.time)?, others])
+        simulate(policy, pair, args, tokens, &[load(bursts, args.rate, cv, seed, args.time)?, others])
     })?;
     let mut splits = Compared::new("best_split", &FIGURES);
     let mut printed = Compared::new("dilu", &FIGURES[..1]);
-    for (&(pair, bursts, cv), outcomes) in cells.iter().zip(outcomes.chunks(of_cell)) {
-        let input = row(&[("pair", name(&pair).into()), ("load", name(&bursts).into()), ("cv", cv.into())]);
+    for (&(pair, bursts, cv, tokens), outcomes) in cells.iter().zip(outcomes.chunks(of_cell)) {
+        let mut input =
+            row(&[("pair", name(&pair).into()), ("load", name(&bursts).into()), ("cv", cv.into())]);
+        if args.max_tokens.len() > 1 {
+            input.insert("max_tokens_percent".into(), tokens.into());
+        }
         let alone = &outcomes[..seeds];
         let mut runs = Vec::new();
         for (policy, outcomes) in policies.iter().zip(outcomes.chunks(seeds)) {
             let both = outcomes.iter().zip(alone);
             let by_seed = both.map(|(outcome, alone)| figures(outcome, alone, args.slo)).collect();
             let together = figures(&Outcome::together(outcomes), &Outcome::together(alone), args.slo);
-            let mut line = row(&[("policy", (*policy).into())]);
-            line.extend(input.clone().into_iter().chain(together.clone()));
-            report.rows.push(line);
+            let about = joined(&row(&[("policy", (*policy).into())]), &input);
+            report.rows.push(joined(&about, &together));
             runs.push((*policy, Run { together, by_seed }));
         }
         let find = |name: &str| runs.iter().find(|(policy, _)| *policy == name).map(|(_, run)| run);
@@ -811,7 +812,7 @@ pub fn run(args: &Args) -> Result<Report> {
     ] {
         let pair = name(&pair);
         let figures = [("pair", pair.into()), ("cv", cv.into()), ("p95_over_exclusive", ratio.into())];
-        report.paper.push(row(&[("policy", policy.into())]).into_iter().chain(row(&figures)).collect());
+        report.paper.push(joined(&row(&[("policy", policy.into())]), &row(&figures)));
     }
     Ok(report)
 }
@@ -838,7 +839,7 @@ fn figures(outcome: &Outcome, alone: &Outcome, slo: Duration) -> serde_json::Map
         ("p95_ms", percentile(&outcome.latencies, 95).into()),
         ("p50_over_exclusive", ratio(&|one| percentile(&one.latencies, 50)).into()),
         ("p95_over_exclusive", ratio(&|one| percentile(&one.latencies, 95)).into()),
-        ("mean_over_exclusive", ratio(&|one| mean(&one.latencies)).into()),
+        ("mean_over_exclusive", ratio(&|one| mean_ms(&one.latencies)).into()),
         ("violations_percent", (late / outcome.latencies.len().max(1) as f64 * 100.0).into()),
     ]);
     if outcome.other.is_empty() {
@@ -867,7 +868,7 @@ mod tests {
     fn p95(policy: &str, pair: Pair, args: &Args) -> f64 {
         let other = load(Bursts::Gaps, args.rate, 1.0, !1, args.time).unwrap();
         let loads = [load(Bursts::Counts, args.rate, 6.0, 1, args.time).unwrap(), other];
-        percentile(&simulate(policy, pair, args, &loads).unwrap().latencies, 95)
+        percentile(&simulate(policy, pair, args, 100, &loads).unwrap().latencies, 95)
     }
 
     /// Dilu, section 5.2: static shares break under bursts; the co-scaler stays near the GPU of its own.
@@ -918,7 +919,7 @@ mod tests {
                 "ours",
             ] {
                 for pair in Pair::ALL {
-                    let outcome = simulate(policy, pair, &args, &loads).unwrap();
+                    let outcome = simulate(policy, pair, &args, 100, &loads).unwrap();
                     assert_eq!(outcome.latencies.len(), loads[0].len(), "{policy}");
                     let other = if pair.models().1.is_some() {
                         outcome.other.len() == loads[1].len()

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Workload};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
@@ -23,7 +23,7 @@ use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Report, row};
+use super::{Report, joined, row};
 use crate::mixes::SplitMix64;
 
 const MEMORY_GB: f64 = 40.0;
@@ -48,9 +48,12 @@ pub struct Args {
     /// Other orders of GPUs of the same score to try
     #[arg(long, default_value_t = 20)]
     tie_orders: u64,
-    /// Most limits on a GPU, in basis points of its SMs
-    #[arg(long, default_value_t = 15_000)]
-    gamma: u32,
+    /// Most limits on a GPU, in basis points of its SMs; with several, Dilu's and ours run under each
+    #[arg(long, value_delimiter = ',', default_value = "15000", value_name = "BASIS_POINTS")]
+    gamma: Vec<u32>,
+    /// Also print the GPUs in use in each second in which something starts or ends
+    #[arg(long)]
+    series: bool,
     /// Also with a repacking plan before a GPU is opened; takes minutes at 3,200 instances
     #[arg(long)]
     repacking: bool,
@@ -115,19 +118,40 @@ pub fn run(args: &Args) -> Result<Report> {
     };
     let mut report = Report::new("dilu-fig20", inputs.iter().filter_map(|(seed, _)| *seed).collect());
     report.paper = scenario.paper;
+    ensure!(!args.gamma.is_empty(), "--gamma: need at least one");
     for (seed, events) in &inputs {
         let starts = events.iter().filter(|event| event.start).count();
+        let mut push = |policy: &str, gamma: Option<&u32>, outcome: &Outcome, orders: &[usize]| {
+            let mut about = row(&[("policy", policy.into())]);
+            about.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
+            let gamma = gamma.filter(|_| args.gamma.len() > 1);
+            about.extend(gamma.map(|gamma| ("gamma_bp".to_owned(), (*gamma).into())));
+            let mut line = outcome.row(starts);
+            line.extend(about.clone());
+            if policy.starts_with("paper") {
+                line.insert("least_of_any_order".into(), orders.first().copied().into());
+                line.insert("median_of_any_order".into(), orders.get(orders.len() / 2).copied().into());
+                line.insert("most_of_any_order".into(), orders.last().copied().into());
+            }
+            report.rows.push(line);
+            for (second, gpus) in outcome.series.iter().filter(|_| args.series) {
+                let second = second - outcome.series[0].0;
+                let at = row(&[("second", second.into()), ("gpus", (*gpus).into())]);
+                report.rows.push(joined(&about, &at));
+            }
+        };
         if args.mode != Mode::Ours {
             for rules in Rules::ALL {
-                let mut line = paper(events, rules, Ties::Lowest)?.row(rules.name(), starts, *seed);
-                let peaks =
-                    (0..args.tie_orders).map(|order| Ok(paper(events, rules, Ties::Shuffled(order))?.peak));
-                let mut peaks = peaks.collect::<Result<Vec<_>>>()?;
-                peaks.sort_unstable();
-                line.insert("least_of_any_order".into(), peaks.first().copied().into());
-                line.insert("median_of_any_order".into(), peaks.get(peaks.len() / 2).copied().into());
-                line.insert("most_of_any_order".into(), peaks.last().copied().into());
-                report.rows.push(line);
+                // The others have no limits to add up.
+                let gammas = if rules == Rules::Dilu { &args.gamma[..] } else { &args.gamma[..1] };
+                for gamma in gammas {
+                    let paper = |ties| paper(events, rules, f64::from(*gamma) / 1e4, ties);
+                    let orders = (0..args.tie_orders).map(|order| Ok(paper(Ties::Shuffled(order))?.peak));
+                    let mut orders = orders.collect::<Result<Vec<_>>>()?;
+                    orders.sort_unstable();
+                    let gamma = Some(gamma).filter(|_| rules == Rules::Dilu);
+                    push(rules.name(), gamma, &paper(Ties::Lowest)?, &orders);
+                }
             }
         }
         if args.mode != Mode::Paper {
@@ -139,10 +163,8 @@ pub fn run(args: &Args) -> Result<Report> {
                 ("ours_same_node", best_fit, Rule::SameNode),
                 ("ours_repacking", best_fit, Rule::Repacking),
             ] {
-                if rule != Rule::Repacking || args.repacking {
-                    report.rows.push(
-                        self::ours(events, config.with_gamma_bp(args.gamma), rule)?.row(name, starts, *seed),
-                    );
+                for gamma in args.gamma.iter().filter(|_| rule != Rule::Repacking || args.repacking) {
+                    push(name, Some(gamma), &self::ours(events, config.with_gamma_bp(*gamma), rule)?, &[]);
                 }
             }
         }
@@ -161,40 +183,37 @@ struct Outcome {
     /// Mean over the GPUs in use, at the peak.
     sm_free: f64,
     memory_free: f64,
-    gpu_seconds: f64,
     moves: usize,
     spent: Duration,
-    last: Option<(i64, usize)>,
+    /// The GPUs in use after the events of each second that had any.
+    series: Vec<(i64, usize)>,
 }
 
 impl Outcome {
-    #[expect(clippy::cast_precision_loss, reason = "a report")]
     fn observe(&mut self, second: i64, gpus: usize, fragmentation: impl FnOnce() -> (f64, f64)) {
-        if let Some((then, held)) = self.last {
-            self.gpu_seconds += (second - then) as f64 * held as f64;
+        match self.series.last_mut() {
+            Some((then, last)) if *then == second => *last = gpus,
+            _ => self.series.push((second, gpus)),
         }
-        self.last = Some((second, gpus));
         if gpus > self.peak {
             self.peak = gpus;
             (self.sm_free, self.memory_free) = fragmentation();
         }
     }
 
-    fn row(&self, policy: &str, instances: usize, seed: Option<u64>) -> Map<String, Value> {
-        let mut line = row(&[
-            ("policy", policy.into()),
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    fn row(&self, instances: usize) -> Map<String, Value> {
+        let seconds: f64 =
+            self.series.windows(2).map(|pair| (pair[1].0 - pair[0].0) as f64 * pair[0].1 as f64).sum();
+        row(&[
             ("instances", instances.into()),
             ("peak_gpus", self.peak.into()),
-            ("gpu_minutes", (self.gpu_seconds / 60.0).round().into()),
+            ("gpu_minutes", (seconds / 60.0).round().into()),
             ("sm_fragmentation", self.sm_free.into()),
             ("memory_fragmentation", self.memory_free.into()),
             ("moves", self.moves.into()),
             ("placing_ms", (self.spent.as_secs_f64() * 1e3).into()),
-        ]);
-        if let Some(seed) = seed {
-            line.insert("seed".into(), seed.into());
-        }
-        line
+        ])
     }
 }
 
@@ -228,8 +247,8 @@ struct PaperGpu {
 }
 
 impl PaperGpu {
-    fn holds(&self, request: f64, limit: f64, memory: f64) -> bool {
-        self.request + request <= 1.0 && self.limit + limit <= 1.5 && self.memory + memory <= MEMORY_GB
+    fn holds(&self, request: f64, limit: f64, memory: f64, gamma: f64) -> bool {
+        self.request + request <= 1.0 && self.limit + limit <= gamma && self.memory + memory <= MEMORY_GB
     }
 }
 
@@ -252,7 +271,7 @@ impl Ties {
 }
 
 /// The published rules, on floating-point sums that are never set back to zero.
-fn paper(events: &[Event], rules: Rules, ties: Ties) -> Result<Outcome> {
+fn paper(events: &[Event], rules: Rules, gamma: f64, ties: Ties) -> Result<Outcome> {
     let mut gpus = vec![PaperGpu::default(); NODES * GPUS_PER_NODE];
     let mut idle: Vec<usize> = (0..gpus.len()).collect();
     idle.sort_by_key(|gpu| ties.rank(*gpu));
@@ -276,12 +295,12 @@ fn paper(events: &[Event], rules: Rules, ties: Ties) -> Result<Outcome> {
                 _ if rules == Rules::Exclusive => {
                     idle.iter().take(job.gpus).map(|gpu| (*gpu, charge, charge)).collect()
                 }
-                Workload::Training => paper_training(&gpus, &active, &idle, job.gpus, charge),
+                Workload::Training => paper_training(&gpus, &active, &idle, job.gpus, charge, gamma),
                 kind => {
                     let mut best: Option<(f64, usize)> = None;
                     for gpu in &active {
                         let state = &gpus[*gpu];
-                        if state.holds(request, limit, memory) {
+                        if state.holds(request, limit, memory, gamma) {
                             let score = alpha * (1.0 - (state.request + request))
                                 + beta * (1.0 - (state.memory + memory) / MEMORY_GB);
                             if best.is_none_or(|best| score < best.0) {
@@ -290,7 +309,9 @@ fn paper(events: &[Event], rules: Rules, ties: Ties) -> Result<Outcome> {
                         }
                     }
                     let split = || match kind {
-                        Workload::LargeModel if rules == Rules::Dilu => paper_split(&gpus, &active, charge),
+                        Workload::LargeModel if rules == Rules::Dilu => {
+                            paper_split(&gpus, &active, charge, gamma)
+                        }
                         _ => None,
                     };
                     match best {
@@ -348,6 +369,19 @@ fn mean_free<'a>(gpus: impl Iterator<Item = &'a PaperGpu>) -> (f64, f64) {
     (sm / count.max(1) as f64, memory / count.max(1) as f64)
 }
 
+/// The GPUs that fit, by node: nodes and GPUs in the order in which they come.
+fn by_node(active: &[usize], fits: impl Fn(usize) -> bool) -> Vec<(usize, Vec<usize>)> {
+    let mut nodes: Vec<(usize, Vec<usize>)> = Vec::new();
+    for &gpu in active.iter().filter(|gpu| fits(**gpu)) {
+        let node = gpu / GPUS_PER_NODE;
+        match nodes.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, list)) => list.push(gpu),
+            None => nodes.push((node, vec![gpu])),
+        }
+    }
+    nodes
+}
+
 /// The first node with enough fitting active GPUs; else the first where active and idle ones together suffice.
 fn paper_training(
     gpus: &[PaperGpu],
@@ -355,16 +389,9 @@ fn paper_training(
     idle: &[usize],
     count: usize,
     charge: PaperGpu,
+    gamma: f64,
 ) -> Vec<(usize, PaperGpu, PaperGpu)> {
-    let fits = |gpu: &&usize| gpus[**gpu].holds(charge.request, charge.limit, charge.memory);
-    let mut nodes: Vec<(usize, Vec<usize>)> = Vec::new();
-    for gpu in active.iter().filter(fits) {
-        let node = gpu / GPUS_PER_NODE;
-        match nodes.iter_mut().find(|(known, _)| *known == node) {
-            Some((_, list)) => list.push(*gpu),
-            None => nodes.push((node, vec![*gpu])),
-        }
-    }
+    let nodes = by_node(active, |gpu| gpus[gpu].holds(charge.request, charge.limit, charge.memory, gamma));
     let enough = nodes.iter().find(|(_, list)| list.len() >= count);
     let chosen: Vec<usize> = match enough {
         Some((_, list)) => list[..count].to_vec(),
@@ -390,16 +417,9 @@ fn paper_split(
     gpus: &[PaperGpu],
     active: &[usize],
     charge: PaperGpu,
+    gamma: f64,
 ) -> Option<Vec<(usize, PaperGpu, PaperGpu)>> {
-    let mut nodes: Vec<(usize, Vec<usize>)> = Vec::new();
-    for gpu in active.iter().filter(|gpu| gpus[**gpu].holds(charge.request, charge.limit, 0.0)) {
-        let node = gpu / GPUS_PER_NODE;
-        match nodes.iter_mut().find(|(known, _)| *known == node) {
-            Some((_, list)) => list.push(*gpu),
-            None => nodes.push((node, vec![*gpu])),
-        }
-    }
-    for (_, mut list) in nodes {
+    for (_, mut list) in by_node(active, |gpu| gpus[gpu].holds(charge.request, charge.limit, 0.0, gamma)) {
         let free: f64 = list.iter().map(|gpu| MEMORY_GB - gpus[*gpu].memory).sum();
         if free < charge.memory {
             continue;
@@ -733,4 +753,47 @@ fn draw(seed: u64, count: usize) -> Vec<Event> {
     }
     events.sort_by_key(|event| event.second);
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn rows(flags: &str) -> Vec<Map<String, Value>> {
+        let flags = format!("dilu-fig20 --count 100 --tie-orders 2 {flags}");
+        run(&Cli::parse_from(flags.split_whitespace()).args).unwrap().rows
+    }
+
+    #[test]
+    fn several_gammas_give_what_each_gives_alone() {
+        let peaks = |rows: &[Map<String, Value>], gamma: Option<u32>| -> Vec<_> {
+            let of = rows.iter().filter(|row| row.get("gamma_bp") == gamma.map(Value::from).as_ref());
+            of.map(|row| (row["policy"].clone(), row["peak_gpus"].clone())).collect()
+        };
+        let both = rows("--gamma 10000,15000");
+        for gamma in [10_000, 15_000] {
+            let alone = peaks(&rows(&format!("--gamma {gamma}")), None);
+            let with_gamma = peaks(&both, Some(gamma));
+            assert_eq!(with_gamma.len(), 4, "paper_dilu and three of ours");
+            assert!(with_gamma.iter().all(|one| alone.contains(one)), "{with_gamma:?} {alone:?}");
+        }
+    }
+
+    #[test]
+    fn gpus_over_time_reach_the_peak() {
+        let rows = rows("--mode ours --series");
+        let of = |key: &str| {
+            let ours = rows.iter().filter(|row| row["policy"] == "ours");
+            ours.filter_map(|row| row.get(key).and_then(Value::as_u64)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("gpus").into_iter().max(), of("peak_gpus").first().copied());
+        assert!(of("second").windows(2).all(|pair| pair[0] < pair[1]) && of("second")[0] == 0);
+    }
 }

@@ -26,6 +26,9 @@
 //! | `_late` | the order of `ours` |
 //! | `_late_rated` | that, and an instance is taken for what `ours` takes it for at a peak: 93 % of what it does as it runs, so 109 requests/s at its request and 140 at its limit, and not for the published 48 |
 //!
+//! A scaler of the program's own (see [`super::main`]) is in the place of `paper_late_rated`'s, and is told the ratings at request and
+//! limit.
+//!
 //! `ours` with the published rating too is `paper_late`: it starts what the lazy scaler starts, unless an instance can do more.
 //!
 //! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first batch of a
@@ -43,7 +46,8 @@
 //! verdict for starts, late requests and GPU time.
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, mean, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
@@ -51,10 +55,10 @@ use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::pipeline::Late;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
 use gshare_sim::load_trace::read_rates;
+use gshare_sim::scenario::{Make, Own};
 use gshare_sim::{EventQueue, Rng};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, VecDeque};
-use std::num::NonZero;
 use std::path::PathBuf;
 
 /// Flags of the scenario.
@@ -87,19 +91,20 @@ const LIMIT: f64 = 0.6;
 const THRESHOLD: f64 = 48.0;
 
 /// The scaler that starts instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Starts {
+#[derive(Clone, Copy)]
+enum Starts<'a> {
     Eager,
     KeepAlive,
     Lazily,
     ForPeaks,
+    Own(&'a Make<dyn HorizontalScaler>),
 }
 
 /// A row: its name, who starts instances, the order of serving, and whether an instance is taken for what ours is at a peak.
-type Policy = (&'static str, Starts, Late, bool);
+type Policy<'a> = (&'a str, Starts<'a>, Late, bool);
 
 /// `ours` is the last.
-const POLICIES: [Policy; 11] = [
+const POLICIES: [Policy<'_>; 11] = [
     ("eager", Starts::Eager, Late::InOrder, false),
     ("eager_late", Starts::Eager, Late::Last, false),
     ("eager_late_rated", Starts::Eager, Late::Last, true),
@@ -216,21 +221,17 @@ fn point(percent: u16, throughput: f64, micros: u64) -> Result<ProfilePoint> {
 }
 
 /// Its first instance is started by the first event.
-fn engine(
-    mut scaler: impl HorizontalScaler + 'static,
-    points: Vec<ProfilePoint>,
-    slo: Duration,
-) -> Result<Scaler> {
+fn engine(mut scaler: Box<dyn HorizontalScaler>, points: Vec<ProfilePoint>, slo: Duration) -> Result<Scaler> {
     let profile = ProfileTable::sparse(points)?;
     // Half of the SLO, the rest is for queueing (Dilu, section 3.2).
     let max_p95 = Some(Duration::from_nanos(slo.as_nanos() / 2));
     let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 64 };
     let added = HorizontalEvent::FunctionAdded { function: FUNCTION, spec };
     scaler.handle(Timestamp::ZERO, added, &mut Vec::new())?;
-    Ok(Scaler::Engine(Box::new(scaler)))
+    Ok(Scaler::Engine(scaler))
 }
 
-fn scaler(starts: Starts, rated: bool, slo: Duration) -> Result<Scaler> {
+fn scaler(starts: Starts<'_>, rated: bool, slo: Duration) -> Result<Scaler> {
     let (batch, request, limit) = TIMES[TIMES.len() - 1];
     let eager = |keep_alive| {
         let each = throughput(rated, false);
@@ -241,7 +242,11 @@ fn scaler(starts: Starts, rated: bool, slo: Duration) -> Result<Scaler> {
         Starts::KeepAlive => eager(KEEP_ALIVE),
         Starts::Lazily => {
             let scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
-            engine(scaler, vec![point(30, throughput(rated, true), request)?], slo)
+            engine(Box::new(scaler), vec![point(30, throughput(rated, true), request)?], slo)
+        }
+        Starts::Own(make) => {
+            let at_limit = point(60, throughput(rated, true), limit)?;
+            engine(make(), vec![point(30, throughput(rated, false), request)?, at_limit], slo)
         }
         Starts::ForPeaks => {
             // Rated as the others are: 117.1 requests/s, where the execution time says 117.0.
@@ -249,13 +254,13 @@ fn scaler(starts: Starts, rated: bool, slo: Duration) -> Result<Scaler> {
             let at_request = THRESHOLD / config.rated_share.as_fraction();
             let at_limit = batch as f64 * 1e6 / limit as f64;
             let points = vec![point(30, at_request, request)?, point(60, at_limit, limit)?];
-            engine(PeakHorizontal::new(config)?, points, slo)
+            engine(Box::new(PeakHorizontal::new(config)?), points, slo)
         }
     }
 }
 
 impl<'a> World<'a> {
-    fn new((_, starts, late, rated): Policy, args: &'a Args) -> Result<Self> {
+    fn new((_, starts, late, rated): Policy<'_>, args: &'a Args) -> Result<Self> {
         let scaler = scaler(starts, rated, args.slo)?;
         let mut world = Self {
             args,
@@ -479,7 +484,7 @@ fn generated(shape: &str, seed: u64) -> Vec<f64> {
 
 /// The figures of one run, or the means of several.
 fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
-    let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+    let mean = |of: &dyn Fn(&Outcome) -> f64| mean(outcomes.iter().map(of));
     let percent = |part: f64, one: &Outcome| part / one.requests.max(1) as f64 * 100.0;
     row(&[
         ("cold_starts", mean(&|one| one.cold_starts as f64).into()),
@@ -493,9 +498,12 @@ fn figures(outcomes: &[Outcome]) -> Map<String, Value> {
 /// Load and instances of every second.
 fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Value>> {
     let line = |(second, (load, instances)): (usize, &(u64, usize))| {
-        let seconds =
-            [("second", second.into()), ("load", (*load).into()), ("instances", (*instances).into())];
-        about.clone().into_iter().chain(row(&seconds)).collect()
+        let seconds = [
+            ("second", second.into()),
+            ("requests", (*load).into()),
+            ("instances_held", (*instances).into()),
+        ];
+        joined(about, &row(&seconds))
     };
     outcome.series.iter().enumerate().map(line).collect()
 }
@@ -504,7 +512,7 @@ fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Valu
 ///
 /// # Errors
 /// When a trace cannot be read: which line, and what is wrong with it.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     ensure!(args.scale.is_finite() && args.scale > 0.0, "--scale is {}: need more than 0", args.scale);
     let generates = args.trace.is_empty();
     let mut report = Report::new("dilu-table3", if generates { args.seeds.clone() } else { Vec::new() });
@@ -522,21 +530,22 @@ pub fn run(args: &Args) -> Result<Report> {
             traces.extend(args.seeds.iter().map(of));
         }
     }
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let outcomes = in_parallel(threads, POLICIES.len() * traces.len(), |job| {
-        let (policy, (_, rates)) = (POLICIES[job / traces.len()], &traces[job % traces.len()]);
+    let own = own.scalers().map(|(name, make)| (name, Starts::Own(make), Late::Last, true));
+    let policies: Vec<Policy<'_>> = own.chain(POLICIES).collect();
+    let outcomes = in_parallel(cpus(), policies.len() * traces.len(), |job| {
+        let (policy, (_, rates)) = (policies[job / traces.len()], &traces[job % traces.len()]);
         World::new(policy, args)?.run(rates)
     })?;
     let kinds: Vec<&str> = traces.iter().map(|(name, _)| name.as_str()).collect();
-    let (ours, mut runs) = (POLICIES.len() - 1, Vec::new());
+    let (ours, mut runs) = (policies.len() - 1, Vec::new());
     for kind in kinds.chunk_by(|one, other| one == other) {
         let from = traces.iter().position(|(name, _)| name == kind[0]).unwrap_or(0);
         let mut of_kind = Vec::new();
-        for ((name, ..), outcomes) in POLICIES.iter().zip(outcomes.chunks(traces.len())) {
+        for ((name, ..), outcomes) in policies.iter().zip(outcomes.chunks(traces.len())) {
             let outcomes = &outcomes[from..from + kind.len()];
             let about = row(&[("policy", (*name).into()), ("trace", kind[0].into())]);
             let together = figures(outcomes);
-            report.rows.push(about.clone().into_iter().chain(together.clone()).collect());
+            report.rows.push(joined(&about, &together));
             if args.series {
                 report.rows.extend(outcomes.iter().flat_map(|outcome| series(&about, outcome)));
             }
@@ -545,7 +554,7 @@ pub fn run(args: &Args) -> Result<Report> {
         }
         runs.push((kind[0], of_kind));
     }
-    for (other, (name, ..)) in POLICIES[..ours].iter().enumerate() {
+    for (other, (name, ..)) in policies[..ours].iter().enumerate() {
         let mut compared = Compared::new(*name, &FIGURES);
         for (trace, of_kind) in &runs {
             compared.push(row(&[("trace", (*trace).into())]), &of_kind[other], &of_kind[ours]);

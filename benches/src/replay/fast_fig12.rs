@@ -13,9 +13,10 @@
 use super::{Report, row};
 use anyhow::{Context, Result};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent};
-use gshare_core::{BasisPoints, Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
+use gshare_core::{BasisPoints, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
+use gshare_sim::scenario::Own;
 use gshare_sim::{EventQueue, Rng};
 use std::collections::BTreeMap;
 
@@ -103,13 +104,15 @@ struct Pod {
     point: ProfilePoint,
 }
 
+/// Makes a new scaler.
+type New<'a> = Box<dyn Fn() -> Result<Box<dyn HorizontalScaler>> + 'a>;
+
 fn simulate(
-    config: HeuristicHorizontalConfig,
+    mut scaler: Box<dyn HorizontalScaler>,
     max_p95: Option<Duration>,
     cold: Duration,
     seed: Option<u64>,
 ) -> Result<Run> {
-    let mut scaler = HeuristicHorizontal::new(config)?;
     let function = FunctionId::new(0);
     let spec = FunctionScale { profile: profile()?, max_p95, min_instances: 1, max_instances: 64 };
     let (mut run, mut pods) = (Run::default(), BTreeMap::<InstanceId, Pod>::new());
@@ -209,40 +212,11 @@ fn obey(
     }
 }
 
-/// Requests per second (left) and pods (right) over time, as the figure has them.
-fn plot(series: &[(u64, u32)]) -> Result<String, Box<dyn std::error::Error>> {
-    use plotters::prelude::*;
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, (760, 360)).into_drawing_area();
-        area.fill(&WHITE)?;
-        let most = series.iter().map(|(_, pods)| *pods).max().unwrap_or(1) + 1;
-        let mut chart = ChartBuilder::on(&area)
-            .caption("load and pods over time", ("sans-serif", 16))
-            .margin(10)
-            .x_label_area_size(34)
-            .y_label_area_size(44)
-            .right_y_label_area_size(44)
-            .build_cartesian_2d(0..series.len(), 0..120u64)?
-            .set_secondary_coord(0..series.len(), 0..most);
-        chart.configure_mesh().x_desc("seconds").y_desc("requests per second").draw()?;
-        chart.configure_secondary_axes().y_desc("pods").draw()?;
-        let load = series.iter().enumerate().map(|(second, (load, _))| (second, *load));
-        chart.draw_series(LineSeries::new(load, BLUE.stroke_width(1)))?;
-        // Pods change in steps.
-        let pods = series.iter().enumerate();
-        let pods = pods.flat_map(|(second, (_, pods))| [(second, *pods), (second + 1, *pods)]);
-        chart.draw_secondary_series(LineSeries::new(pods, RED.stroke_width(2)))?;
-        area.present()?;
-    }
-    Ok(svg)
-}
-
 /// Runs both policies on both kinds of arrivals.
 ///
 /// # Errors
 /// When the built-in profile or a configuration is refused.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let mut report = Report::new("fast-fig12", args.seeds.clone());
     let mut printed = HeuristicHorizontalConfig::default();
     (printed.headroom, printed.dead_band, printed.predict_reports) =
@@ -250,22 +224,24 @@ pub fn run(args: &Args) -> Result<Report> {
     (printed.down_cooldown, printed.late_share) = (Duration::ZERO, BasisPoints::ZERO);
     // Half of the SLO, the rest is for queueing (Dilu, section 3.2).
     let half = Duration::from_nanos(SLO.as_nanos() / 2);
-    let mut policies = vec![("ours", HeuristicHorizontalConfig::default(), Some(half), 10)];
+    let ours = |config: HeuristicHorizontalConfig| -> New<'_> {
+        Box::new(move || Ok(Box::new(HeuristicHorizontal::new(config.clone())?)))
+    };
+    let mut policies = vec![("ours", ours(HeuristicHorizontalConfig::default()), Some(half), 10)];
     for &percent in &args.headrooms {
         let mut config = HeuristicHorizontalConfig::default();
         config.headroom = BasisPoints::from_percent(percent).context("--headrooms: need at most 100")?;
         config.late_share = BasisPoints::ZERO;
-        policies.push(("headroom", config, Some(half), percent));
+        policies.push(("headroom", ours(config), Some(half), percent));
     }
-    policies.push(("printed", printed, None, 0));
-    for (number, (policy, config, max_p95, headroom)) in policies.into_iter().enumerate() {
+    policies.push(("printed", ours(printed), None, 0));
+    for (name, make) in own.scalers() {
+        policies.push((name, Box::new(|| Ok(make())), Some(half), 0));
+    }
+    for (policy, new, max_p95, headroom) in policies {
         let poisson = args.seeds.iter().map(|&seed| ("poisson", Some(seed)));
         for (arrivals, seed) in [("even", None)].into_iter().chain(poisson) {
-            let run = simulate(config.clone(), max_p95, args.cold_start, seed)?;
-            if number == 0 && seed.is_none() {
-                let svg = plot(&run.series).map_err(|error| anyhow::anyhow!("cannot draw: {error}"))?;
-                report.drawing = Some(svg);
-            }
+            let run = simulate(new()?, max_p95, args.cold_start, seed)?;
             let percent = run.violations as f64 / run.requests as f64 * 100.0;
             let mut line = row(&[
                 ("policy", policy.into()),
@@ -284,7 +260,7 @@ pub fn run(args: &Args) -> Result<Report> {
                     report.rows.push(row(&[
                         ("policy", policy.into()),
                         ("second", second.into()),
-                        ("load", (*load).into()),
+                        ("requests", (*load).into()),
                         ("pods", (*pods).into()),
                     ]));
                 }
@@ -303,13 +279,27 @@ pub fn run(args: &Args) -> Result<Report> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_scaler_of_the_programs_own_has_rows_beside_ours() {
+        let args =
+            Args { seeds: vec![1], cold_start: Duration::from_secs(2), headrooms: Vec::new(), series: false };
+        let default = || HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
+        let own = Own::default().with_scaler("mine", move || Box::new(default()));
+        let rows = run(&args, &own).unwrap().rows;
+        let figures = |policy: &str| -> Vec<_> {
+            let of = rows.iter().filter(|row| row["policy"] == policy);
+            of.map(|row| (row["violations_percent"].clone(), row["gpu_seconds"].clone())).collect()
+        };
+        assert_eq!((figures("mine").len(), figures("mine")), (2, figures("ours")));
+    }
+
     /// FaST-GShare, figure 12: violations below 1 %.
     #[test]
     fn load_that_climbs_and_falls_is_served_within_the_slo() {
         let half = Some(Duration::from_nanos(SLO.as_nanos() / 2));
         let run = |seed| {
-            let config = HeuristicHorizontalConfig::default();
-            let run = simulate(config, half, Duration::from_secs(2), seed).unwrap();
+            let scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
+            let run = simulate(Box::new(scaler), half, Duration::from_secs(2), seed).unwrap();
             assert!(run.requests > 12_000);
             assert!(run.violations * 100 < run.requests, "{} of {}", run.violations, run.requests);
             run

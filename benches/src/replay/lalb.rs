@@ -16,15 +16,15 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::request::{ModelProfile, RequestScheduler};
 use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
+use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{Report, row};
+use super::{Report, mean, row};
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -53,6 +53,9 @@ pub struct Args {
     /// Requests per minute
     #[arg(long)]
     rate: Option<u64>,
+    /// Rather the out-of-order dispatch with each of these limits (figure 7: 35 functions, 0 to 45); 0 is LALB
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    limits: Vec<u32>,
     /// Rather find the largest rate (in steps of 20 per minute) at which the mean latency stays below 5 s
     #[arg(long)]
     sustainable: bool,
@@ -110,7 +113,7 @@ type Measure = (&'static str, fn(&Figures) -> f64);
 ///
 /// # Errors
 /// When the scenario or the trace does not parse, or a scheduler broke a promise.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let scenario = Scenario::of_the_paper()?;
     let seeds: Vec<u64> = args.seed.map_or_else(
         || (args.first_seed..args.first_seed.saturating_add(args.seeds)).collect(),
@@ -131,17 +134,14 @@ pub fn run(args: &Args) -> Result<Report> {
             }
         };
         if args.sustainable {
-            for (name, config) in policies(&scenario) {
-                let rate = sustainable(&scenario, args, memory, &shares, config, &seeds)?;
-                report.rows.push(row(&[
-                    ("policy", name.into()),
-                    ("ws", ws.into()),
-                    ("memory_mib", memory.into()),
-                    ("max_per_min", rate.into()),
-                ]));
+            for policy in policies(&scenario, args, own) {
+                let rate = sustainable(&scenario, args, memory, &shares, &policy.new, &seeds)?;
+                let mut line = policy.about(ws, memory);
+                line.insert("max_per_min".to_owned(), rate.into());
+                report.rows.push(line);
             }
         } else {
-            rows(&scenario, args, (ws, memory), &shares, &seeds, &mut report)?;
+            rows(&scenario, args, own, (ws, memory), &shares, &seeds, &mut report)?;
         }
     }
     if !args.sustainable {
@@ -150,37 +150,92 @@ pub fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn policies(scenario: &Scenario) -> Vec<(&'static str, SchedulerConfig)> {
-    vec![
-        ("load_balance", SchedulerConfig::paper(Policy::LoadBalance)),
-        ("lalb", SchedulerConfig::paper(Policy::Lalb)),
-        ("lalbo3_25", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: scenario.skip_limit })),
-        ("lalbo3_45", SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 45 })),
-        ("evict_cost_aware", SchedulerConfig::evict_cost_aware()),
-    ]
+/// Makes a new scheduler.
+type New<'a> = Box<dyn Fn() -> Result<Box<dyn RequestScheduler>> + 'a>;
+
+/// A row of the table.
+struct Policy<'a> {
+    name: &'a str,
+    limit: Option<u32>,
+    new: New<'a>,
+    /// Comparisons: the number of the other policy, the end of the columns' names, the figures.
+    cuts: Vec<(usize, &'static str, &'static [Measure])>,
+}
+
+impl Policy<'_> {
+    fn about(&self, ws: usize, memory: u64) -> Map<String, Value> {
+        let about = [("policy", self.name.into()), ("ws", ws.into()), ("memory_mib", memory.into())];
+        let limit = self.limit.map(|limit| ("limit", limit.into()));
+        row(&about.into_iter().chain(limit).collect::<Vec<_>>())
+    }
+}
+
+const MEAN: Measure = ("latency", |f| f.mean);
+const MISS: Measure = ("miss", |f| f.miss);
+const OVER_LALB: &[Measure] = &[MEAN, MISS, ("variance", |f| f.variance)];
+const OVER_BALANCE: &[Measure] =
+    &[MEAN, MISS, ("false_miss", |f| f.false_miss), ("duplicates", |f| f.duplicates)];
+const OVER_O3: &[Measure] = &[MEAN, ("p99", |f| f.p99), ("max", |f| f.max)];
+
+fn policies<'a>(scenario: &Scenario, args: &Args, own: &'a Own) -> Vec<Policy<'a>> {
+    let policy = |name, config: SchedulerConfig, cuts| {
+        let new: New<'a> = Box::new(move || Ok(Box::new(LocalityScheduler::new(config)?)));
+        Policy { name, limit: None, new, cuts }
+    };
+    let o3 = |skip_limit| match skip_limit {
+        0 => SchedulerConfig::paper(Dispatch::Lalb),
+        _ => SchedulerConfig::paper(Dispatch::LalbO3 { skip_limit }),
+    };
+    if args.limits.is_empty() {
+        let balance = (0, "", OVER_BALANCE);
+        let ours = (2, "_vs_lalbo3", OVER_O3);
+        let mut all = vec![
+            policy("load_balance", SchedulerConfig::paper(Dispatch::LoadBalance), Vec::new()),
+            policy("lalb", o3(0), vec![balance]),
+            policy("lalbo3_25", o3(scenario.skip_limit), vec![balance]),
+            policy("lalbo3_45", o3(45), vec![balance, (1, "_vs_lalb", OVER_LALB)]),
+            policy("evict_cost_aware", SchedulerConfig::evict_cost_aware(), vec![balance, ours]),
+        ];
+        let own = own.requests().map(|(name, make)| Policy {
+            name,
+            limit: None,
+            new: Box::new(|| Ok(make())),
+            cuts: vec![balance, ours],
+        });
+        all.extend(own);
+        return all;
+    }
+    let lalb = args.limits.iter().position(|limit| *limit == 0);
+    let lalb = lalb.map(|lalb| (lalb, "_vs_lalb", OVER_LALB));
+    let sweep = |&limit: &u32| {
+        let cuts = lalb.filter(|_| limit > 0).into_iter().collect();
+        Policy { limit: Some(limit), ..policy("lalbo3", o3(limit), cuts) }
+    };
+    args.limits.iter().map(sweep).collect()
 }
 
 fn rows(
     scenario: &Scenario,
     args: &Args,
+    own: &Own,
     (ws, memory): (usize, u64),
     shares: &[Vec<f64>],
     seeds: &[u64],
     report: &mut Report,
 ) -> Result<()> {
-    let mut found: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
     let rate = args.rate.unwrap_or(scenario.per_minute);
-    for (name, config) in policies(scenario) {
-        for &seed in seeds {
-            let figures = once(scenario, args, memory, shares, rate, config, seed)?;
-            found.entry(name).or_default().push(figures);
-        }
-        let runs = &found[name];
+    let policies = policies(scenario, args, own);
+    let found: Vec<Vec<Figures>> = policies
+        .iter()
+        .map(|one| {
+            let run = |&seed: &u64| once(scenario, args, memory, shares, rate, &one.new, seed);
+            seeds.iter().map(run).collect()
+        })
+        .collect::<Result<_>>()?;
+    for (policy, runs) in policies.iter().zip(&found) {
         let of = |get: fn(&Figures) -> f64| round(mean(runs.iter().map(get)));
-        let mut line = row(&[
-            ("policy", name.into()),
-            ("ws", ws.into()),
-            ("memory_mib", memory.into()),
+        let mut line = policy.about(ws, memory);
+        line.extend(row(&[
             ("mean_s", of(|f| f.mean)),
             ("p99_s", of(|f| f.p99)),
             ("max_s", of(|f| f.max)),
@@ -189,9 +244,9 @@ fn rows(
             ("duplicates", of(|f| f.duplicates)),
             ("makespan_s", of(|f| f.makespan)),
             ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
-        ]);
-        let mut cuts = |base: &str, suffix: &str, which: &[Measure]| {
-            for (what, get) in which {
+        ]));
+        for &(base, suffix, figures) in &policy.cuts {
+            for (what, get) in figures {
                 // Per seed, against the same arrivals; then the mean and the spread over the seeds.
                 let pairs = found[base].iter().zip(runs);
                 let cuts: Vec<f64> =
@@ -201,32 +256,6 @@ fn rows(
                 line.insert(format!("{what}_cut{suffix}_pct"), round(middle));
                 line.insert(format!("{what}_cut{suffix}_sd"), round(spread));
             }
-        };
-        if name != "load_balance" {
-            cuts(
-                "load_balance",
-                "",
-                &[
-                    ("latency", |f| f.mean),
-                    ("miss", |f| f.miss),
-                    ("false_miss", |f| f.false_miss),
-                    ("duplicates", |f| f.duplicates),
-                ],
-            );
-        }
-        if name == "lalbo3_45" {
-            cuts(
-                "lalb",
-                "_vs_lalb",
-                &[("latency", |f| f.mean), ("miss", |f| f.miss), ("variance", |f| f.variance)],
-            );
-        }
-        if name == "evict_cost_aware" {
-            cuts(
-                "lalbo3_25",
-                "_vs_lalbo3",
-                &[("latency", |f| f.mean), ("p99", |f| f.p99), ("max", |f| f.max)],
-            );
         }
         report.rows.push(line);
     }
@@ -239,26 +268,21 @@ fn sustainable(
     args: &Args,
     memory: u64,
     shares: &[Vec<f64>],
-    config: SchedulerConfig,
+    new: &New<'_>,
     seeds: &[u64],
 ) -> Result<u64> {
     let mut best = 0;
     for rate in (100..=560).step_by(20) {
         let runs: Result<Vec<f64>> = seeds
             .iter()
-            .map(|&seed| once(scenario, args, memory, shares, rate, config, seed).map(|figures| figures.mean))
+            .map(|&seed| once(scenario, args, memory, shares, rate, new, seed).map(|figures| figures.mean))
             .collect();
-        if mean(runs?.into_iter()) >= 5.0 {
+        if mean(runs?) >= 5.0 {
             break;
         }
         best = rate;
     }
     Ok(best)
-}
-
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 pub(super) fn round(value: f64) -> Value {
@@ -349,7 +373,7 @@ fn once(
     memory: u64,
     shares: &[Vec<f64>],
     rate: u64,
-    config: SchedulerConfig,
+    new: &New<'_>,
     seed: u64,
 ) -> Result<Figures> {
     let mut rng = Rng::new(seed);
@@ -378,10 +402,10 @@ fn once(
             }
         })
         .collect();
-    let mut scheduler = LocalityScheduler::new(config)?;
+    let mut scheduler = new()?;
     let work = Workload { gpus, models, arrivals, ..Workload::default() };
     let outcome =
-        simulate(&mut scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
+        simulate(&mut *scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
     let mut latencies: Vec<f64> = Vec::new();
     for fate in &outcome.fates {
         match fate {
@@ -392,14 +416,14 @@ fn once(
         }
     }
     latencies.sort_by(f64::total_cmp);
-    Ok(figures(&latencies, &outcome, &scheduler))
+    Ok(figures(&latencies, &outcome, &*scheduler))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "reports")]
 fn figures(
     latencies: &[f64],
     outcome: &gshare_sim::request_cluster::Outcome,
-    scheduler: &LocalityScheduler,
+    scheduler: &dyn RequestScheduler,
 ) -> Figures {
     let stats = scheduler.stats();
     let average = mean(latencies.iter().copied());
@@ -414,5 +438,38 @@ fn figures(
         duplicates: outcome.first_model_copies_milli as f64 / 1000.0,
         makespan,
         busy: outcome.running.as_secs_f64() / makespan / 12.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_sweep_begins_at_lalb_and_meets_the_fixed_limit() {
+        let rows = |flags: &str| {
+            let flags = format!("lalb --ws 35 --memory 7200 --seeds 2 {flags}");
+            let own = || Box::new(LocalityScheduler::new(SchedulerConfig::paper(Dispatch::Lalb)).unwrap());
+            let own = Own::default().with_requests("mine", move || own());
+            run(&Cli::parse_from(flags.split_whitespace()).args, &own).unwrap().rows
+        };
+        let (sweep, fixed) = (rows("--limits 0,5,25,45"), rows(""));
+        assert_eq!(
+            sweep.iter().map(|row| row["limit"].as_u64().unwrap()).collect::<Vec<_>>(),
+            [0, 5, 25, 45]
+        );
+        for (one, policy) in [(0, "lalb"), (0, "mine"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
+            let other = fixed.iter().find(|row| row["policy"] == policy).unwrap();
+            assert!(["mean_s", "p99_s", "miss_pct"].iter().all(|key| sweep[one][*key] == other[*key]));
+        }
+        let cut = "latency_cut_vs_lalb_pct";
+        assert!(!sweep[0].contains_key(cut) && sweep[3][cut] == fixed[3][cut], "{sweep:?}");
     }
 }

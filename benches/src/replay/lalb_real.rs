@@ -32,8 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use super::lalb::{Scenario, arrivals, mean, round, zipf};
-use super::{Report, row};
+use super::lalb::{Scenario, arrivals, round, zipf};
+use super::{Report, mean, row};
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -391,10 +391,7 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        let before = Profiled {
-            models: vec![unknown; models as usize],
-            eviction: duration(mean(evictions.into_iter())),
-        };
+        let before = Profiled { models: vec![unknown; models as usize], eviction: duration(mean(evictions)) };
         Ok(costs.means(&before))
     }
 

@@ -5,6 +5,7 @@
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`, and where seeds decide much `compared`, which says
 //! how sure they are, see [`paired`]. `--csv` prints the rows alone, `--plot` draws one column of them, see [`plot`].
 
+mod cli;
 pub mod dilu_cv;
 pub mod dilu_fig20;
 pub mod dilu_table2;
@@ -21,6 +22,8 @@ pub mod paired;
 pub mod plot;
 pub mod progress;
 pub mod store_memory;
+
+pub use cli::main;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -42,15 +45,12 @@ pub struct Report {
     pub compared: Vec<paired::Compared>,
     /// The paper's figures for the same rows.
     pub paper: Vec<Map<String, Value>>,
-    /// A drawing of the figure's own, as SVG; without one `--plot` draws bars.
-    #[serde(skip)]
-    pub drawing: Option<String>,
 }
 
 impl Report {
     /// A report without rows.
     pub const fn new(scenario: &'static str, seeds: Vec<u64>) -> Self {
-        Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new(), drawing: None }
+        Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new() }
     }
 
     /// The report as text: a table of the rows, what they come to beside each other, then one of the paper's.
@@ -110,13 +110,24 @@ pub fn in_parallel<T: Send>(
     done.into_iter().map(|(_, answer)| answer).collect()
 }
 
+/// The mean of some numbers; not a number without any.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+/// A row of what it is about and its figures.
+pub fn joined(about: &Map<String, Value>, figures: &Map<String, Value>) -> Map<String, Value> {
+    about.iter().chain(figures).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
 /// A row from pairs: `row(&[("policy", "ours".into()), ("gpus", 1.into())])`.
 pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
 }
 
 /// Columns that say what a row is about. All others are figures.
-const ABOUT: [&str; 20] = [
+const ABOUT: [&str; 23] = [
     "policy",
     "against",
     "workload",
@@ -133,6 +144,9 @@ const ABOUT: [&str; 20] = [
     "instances",
     "orders",
     "memory_mib",
+    "limit",
+    "gamma_bp",
+    "max_tokens_percent",
     "max_per_min",
     "seed",
     "second",

@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use gshare_core::pack::{GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig, lower_bound, pack_batch};
+use gshare_sim::scenario::Own;
 
-use super::{Report, row};
+use super::{Report, mean, row};
 use crate::churn::{Churn, Nothing};
 use crate::mixes::Mix;
 use crate::peers::{self, Guillotiere, Ours, Pool, Scan};
@@ -52,17 +53,17 @@ struct Instance {
 ///
 /// # Errors
 /// When a file does not parse.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let seeds: Vec<u64> = (args.seed..args.seed + args.seeds).collect();
     let mut report = Report::new("packing", seeds.clone());
     if let Some(folder) = &args.instances {
         standard(folder, &mut report)?;
     }
     for mix in Mix::PERCENT {
-        still(args, &seeds, mix, &mut report)?;
+        still(args, &seeds, mix, own, &mut report)?;
     }
     for mix in Mix::PERCENT {
-        churned(args, &seeds, mix, &mut report);
+        churned(args, &seeds, mix, own, &mut report)?;
     }
     Ok(report)
 }
@@ -236,7 +237,7 @@ fn best_known(path: &Path) -> Result<Option<[usize; 10]>> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
-fn still(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) -> Result<()> {
+fn still(args: &Args, seeds: &[u64], mix: Mix, own: &Own, report: &mut Report) -> Result<()> {
     let sets: Vec<Vec<(u16, u16)>> = seeds.iter().map(|seed| mix.demands(*seed, args.count)).collect();
     let percent: Vec<Vec<(u16, u16)>> =
         sets.iter().map(|set| set.iter().map(|(w, h)| (w / 100, h / 100)).collect()).collect();
@@ -254,7 +255,7 @@ fn still(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) -> Result<()
         batch += pack_batch(whole, &sized(set))?.bins;
     }
     let baf = MaxRectsConfig::default().with_rearrange_gpus(0);
-    let rows = [
+    let mut rows = vec![
         ("online_best_area_fit", ours(baf)),
         ("online_contact", ours(baf.with_heuristic(Heuristic::ContactCorner))),
         ("online_default", ours(MaxRectsConfig::default())),
@@ -266,6 +267,11 @@ fn still(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) -> Result<()
             percent.iter().filter_map(|set| peers::bin_packing_batch((100, 100), set)).sum(),
         ),
     ];
+    for (name, make) in own.packers() {
+        let bins =
+            |set: &Vec<(u16, u16)>| Ok(fill(set, peers::with_gpus(u32::try_from(args.count)?, make())?));
+        rows.push((name, sets.iter().map(bins).sum::<Result<usize>>()?));
+    }
     for (policy, bins) in rows {
         report.rows.push(row(&[
             ("policy", policy.into()),
@@ -285,22 +291,19 @@ fn fill(set: &[(u16, u16)], mut pool: impl Pool) -> usize {
     pool.used()
 }
 
-fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
+fn churned(args: &Args, seeds: &[u64], mix: Mix, own: &Own, report: &mut Report) -> Result<()> {
     let gpus = args.gpus as usize;
     let baf = MaxRectsConfig::default().with_rearrange_gpus(0);
-    let mean = |ratio: &dyn Fn(u64) -> f64| {
-        seeds.iter().map(|seed| ratio(*seed)).sum::<f64>()
-            / f64::from(u32::try_from(seeds.len()).unwrap_or(1))
-    };
+    let of_seeds = |ratio: &dyn Fn(u64) -> f64| mean(seeds.iter().map(|seed| ratio(*seed)));
     let ours = |config: MaxRectsConfig| {
-        mean(&|seed| used(args, Churn::new(Ours::new(args.gpus, config), mix, gpus, 0.5, 1, seed)))
+        of_seeds(&|seed| used(args, Churn::new(Ours::new(args.gpus, config), mix, gpus, 0.5, 1, seed)))
     };
     let guillotiere =
-        mean(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
+        of_seeds(&|seed| used(args, Churn::new(Guillotiere::new(gpus, 100), mix, gpus, 0.5, 100, seed)));
     let scan = |seed| Churn::new(Scan::new(gpus, 100).keeping(16), mix, gpus, 0.5, 100, seed);
-    let keep = mean(&|seed| used(args, scan(seed)));
+    let keep = of_seeds(&|seed| used(args, scan(seed)));
     let plain = ours(baf);
-    for (policy, used) in [
+    let mut rows = vec![
         ("best_area_fit", plain),
         ("default", ours(MaxRectsConfig::default())),
         ("default_rearranging_64", ours(baf.with_rearrange_gpus(64))),
@@ -308,7 +311,15 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
         ("contact_rearranging", ours(contact_rearranging())),
         ("paper_keep_16", keep),
         ("peer_guillotiere", guillotiere),
-    ] {
+    ];
+    for (name, make) in own.packers() {
+        let ratio = |seed: &u64| {
+            Ok(used(args, Churn::new(peers::with_gpus(args.gpus, make())?, mix, gpus, 0.5, 1, *seed)))
+        };
+        let ratios = seeds.iter().map(ratio).collect::<Result<Vec<_>>>()?;
+        rows.push((name, mean(ratios)));
+    }
+    for (policy, used) in rows {
         report.rows.push(row(&[
             ("policy", policy.into()),
             ("input", format!("churn_{}_50%", mix.name()).into()),
@@ -317,6 +328,7 @@ fn churned(args: &Args, seeds: &[u64], mix: Mix, report: &mut Report) {
             ("over_best_area_fit", (used / plain).into()),
         ]));
     }
+    Ok(())
 }
 
 /// The mean over the measured rounds of GPUs in use per GPU's worth of area in use.
@@ -330,4 +342,22 @@ fn used<P: Pool>(args: &Args, mut churn: Churn<P>) -> f64 {
         sum += churn.used_ratio();
     }
     sum / f64::from(args.rounds.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packer_of_the_programs_own_has_rows_beside_ours() {
+        let args = Args { instances: None, seed: 1, seeds: 2, gpus: 20, rounds: 5, count: 60 };
+        let own = Own::default().with_packer("mine", || Box::new(MaxRects::new(MaxRectsConfig::default())));
+        let rows = run(&args, &own).unwrap().rows;
+        let figures = |policies: [&str; 2]| -> Vec<serde_json::Value> {
+            let of = rows.iter().filter(|row| policies.iter().any(|policy| row["policy"] == *policy));
+            of.map(|row| row.get("bins").or(row.get("used_gpus_over_used_area")).unwrap().clone()).collect()
+        };
+        let mine = figures(["mine", "mine"]);
+        assert_eq!((mine.len(), &mine), (2 * Mix::PERCENT.len(), &figures(["online_default", "default"])));
+    }
 }

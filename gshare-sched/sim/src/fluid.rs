@@ -21,7 +21,7 @@ use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use crate::world::stages::Staged;
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::mig::GpuModel;
+use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
 use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
 use gshare_core::pipeline::{AssignedSlice, Goal};
@@ -92,6 +92,9 @@ pub struct Spent {
     pub slices: usize,
 }
 
+/// Spans of time of each slice: node, GPU, slice.
+pub type Spans = BTreeMap<(usize, GpuId, SliceAt), Vec<(Timestamp, Timestamp)>>;
+
 /// The result of a run.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
@@ -104,6 +107,10 @@ pub struct Outcome {
     pub gpu_time: Duration,
     /// Time slices were held by instances, times their compute slices.
     pub held_slice_time: Duration,
+    /// From when to when each slice worked, in the order in which the work was given to it.
+    pub worked: Spans,
+    /// From when to when each instance held each of its slices, in the order of the ends.
+    pub held: Spans,
     /// Orders of the keepers by name.
     pub orders: BTreeMap<&'static str, u64>,
     /// When instances of each function started, or changed between shared and exclusive.
@@ -192,7 +199,6 @@ struct Host<'a, R, K> {
     /// Time up to which a wake-up is scheduled.
     wake: Timestamp,
     outcome: Outcome,
-    active: BTreeMap<(usize, GpuId), Vec<(u64, u64)>>,
     left: usize,
     /// Events that engines are yet to be told, in order.
     tasks: VecDeque<Task>,
@@ -230,7 +236,6 @@ where
         epochs: 0,
         wake: Timestamp::ZERO,
         outcome: Outcome::default(),
-        active: BTreeMap::new(),
         left: scenario.loads.iter().map(|load| load.arrivals.len()).sum(),
         tasks: VecDeque::new(),
         short: BTreeMap::new(),
@@ -536,8 +541,8 @@ where
                 let end = begin + work + hand_offs;
                 instance.free[place] = end;
                 self.outcome.slice_time = self.outcome.slice_time.saturating_add(work + hand_offs);
-                let active = self.active.entry((node_of(id), slice.gpu)).or_default();
-                active.push((begin.as_nanos(), end.as_nanos()));
+                let of = (node_of(id), slice.gpu, slice.slice);
+                self.outcome.worked.entry(of).or_default().push((begin, end));
                 if end >= last {
                     (last, longest) = (end, (work, hand_offs));
                 }
@@ -641,8 +646,11 @@ where
 
     /// Adds the time its slices were held.
     fn settle(&mut self, id: InstanceId, instance: &Instance) {
-        let held = self.queue.now().saturating_since(instance.since);
+        let now = self.queue.now();
+        let held = now.saturating_since(instance.since);
         for slice in instance.home.slices() {
+            let of = (node_of(id), slice.gpu, slice.slice);
+            self.outcome.held.entry(of).or_default().push((instance.since, now));
             let share = self.owners.get(&Place(node_of(id), slice)).map_or(1, |owners| owners.len().max(1));
             let compute = self.scenario.model.get(slice.slice.profile).map_or(0, |one| one.compute_slices);
             let time = held.saturating_mul(compute.into()).as_nanos() / share as u64;
@@ -829,14 +837,17 @@ where
                 self.settle(id, &instance);
             }
         }
-        for spans in self.active.values_mut() {
+        let mut of_gpu: BTreeMap<(usize, GpuId), Vec<(Timestamp, Timestamp)>> = BTreeMap::new();
+        for (&(node, gpu, _), spans) in &self.outcome.worked {
+            of_gpu.entry((node, gpu)).or_default().extend(spans);
+        }
+        for spans in of_gpu.values_mut() {
             spans.sort_unstable();
-            let (mut total, mut end) = (0u64, 0u64);
+            let mut end = Timestamp::ZERO;
             for &(from, to) in spans.iter() {
-                total += to.saturating_sub(from.max(end));
+                self.outcome.gpu_time += to.saturating_since(from.max(end));
                 end = end.max(to);
             }
-            self.outcome.gpu_time = self.outcome.gpu_time.saturating_add(Duration::from_nanos(total));
         }
     }
 }

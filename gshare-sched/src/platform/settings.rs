@@ -14,6 +14,7 @@ use crate::scale::{
 use gshare_core::pack::Packer;
 use gshare_core::pipeline::routing::Router;
 use gshare_core::platform::Pool;
+use gshare_core::request::RequestScheduler;
 use gshare_core::scale::HorizontalScaler;
 
 /// The policy that starts and stops instances on fractional devices.
@@ -77,6 +78,8 @@ pub struct OwnPolicies {
     pub packer: Option<Box<dyn Packer>>,
     /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
     pub router: Option<Box<dyn Router>>,
+    /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
+    pub requests: Option<Box<dyn RequestScheduler>>,
 }
 
 impl core::fmt::Debug for OwnPolicies {
@@ -85,6 +88,7 @@ impl core::fmt::Debug for OwnPolicies {
             .field("scaler", &self.scaler.is_some())
             .field("packer", &self.packer.is_some())
             .field("router", &self.router.is_some())
+            .field("requests", &self.requests.is_some())
             .finish()
     }
 }
@@ -154,11 +158,12 @@ impl PlatformSettings {
         if let Some(router) = own.router.take() {
             sliced = sliced.with_router(router);
         }
-        let pools: Vec<Box<dyn Pool>> = vec![
-            Box::new(self.fractional.build(own)?),
-            Box::new(sliced),
-            Box::new(WholePool::with_config(self.whole)?),
-        ];
+        let whole = match own.requests.take() {
+            Some(requests) => WholePool::new(requests),
+            None => WholePool::with_config(self.whole)?,
+        };
+        let pools: Vec<Box<dyn Pool>> =
+            vec![Box::new(self.fractional.build(own)?), Box::new(sliced), Box::new(whole)];
         Platform::new(self.platform.clone(), pools)
     }
 }

@@ -17,6 +17,8 @@
 //! - `paper` is FluidFaaS as printed, `paper with its hand-offs` with the 10 to 40 ms that it measured;
 //! - `ours`, and with `--ablate` ours with one mechanism switched off each.
 //!
+//! A router of the program's own (see [`super::main`]) goes with the keeper of `ours`.
+//!
 //! Names say when the order is not their own. The first table that compares takes ours beside the paper's keeper *on our
 //! order*: what is left there is not the order of the queue.
 //!
@@ -31,7 +33,9 @@
 //!
 //! `queue_ms`, `load_ms`, `execution_ms` and `transfer_ms` add up to the mean (Figure 14), `pipelines_percent` is the
 //! part of the answered requests that ran on more than one slice, `hit_app0` to `hit_app3` are the SLO hits of each
-//! application in the order of Table 4 (Figure 9).
+//! application in the order of Table 4 (Figure 9). With `--series` `gpus_held` and `gpus_active` are the GPUs of which a slice is
+//! held, or works, at any time of a second (Figure 3a), `slices_held` and `slices_active` the slices (Figure 5), and
+//! `active_` with the name of a profile those of one kind (Figure 3b).
 //!
 //! # Seeds and windows
 //! `replay fluidfaas --help` says what a seed draws and what the tables that compare mean. The last few requests decide
@@ -42,14 +46,16 @@ mod applications;
 mod static_split;
 
 use super::paired::{Compared, Run};
-use super::{Report, in_parallel, row};
+use super::{Report, in_parallel, joined, row};
+use crate::seeds::cpus;
 use anyhow::{Context, Result, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
 use gshare_core::dag::Dag;
 use gshare_core::mig::{GpuModel, SliceAt};
+use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, Router};
 use gshare_core::pipeline::{Goal, HandOff, Node, NodeGpu, RankMode};
-use gshare_core::{Duration, GpuId, Timestamp};
+use gshare_core::{Duration, Engine, GpuId, Timestamp};
 use gshare_sched::pipeline::{
     Choice, EvictionPolicy, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
     Partitioner, RouterConfig, SlackRouter,
@@ -58,8 +64,10 @@ use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
+use gshare_sim::scenario::{Make, Own};
 use serde_json::{Map, Value};
 use static_split::StaticSplit;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Flags of the scenario.
@@ -104,6 +112,9 @@ pub struct Args {
     /// Only these policies [default: all]
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
+    /// Also print GPUs and slices held and at work in every second, of the first run of each policy
+    #[arg(long)]
+    series: bool,
 }
 
 /// The slices that a deadline is reckoned on.
@@ -227,20 +238,48 @@ enum Keeping {
     Static,
 }
 
+/// The policy that orders requests.
+enum Routing<'a> {
+    Slack(RouterConfig),
+    Own(&'a Make<dyn Router>),
+}
+
+/// Any router.
+struct Boxed(Box<dyn Router>);
+
+impl Engine for Boxed {
+    type Event = RouteEvent;
+    type Action = RouteAction;
+    type Error = RouteError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: RouteEvent,
+        to: &mut Vec<RouteAction>,
+    ) -> Result<(), RouteError> {
+        self.0.handle(now, event, to)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+}
+
 /// A policy of the table.
-struct Policy {
-    name: &'static str,
+struct Policy<'a> {
+    name: &'a str,
     keeping: Keeping,
-    router: RouterConfig,
+    router: Routing<'a>,
     rank: RankMode,
     hand_off: HandOff,
 }
 
-fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy> {
+fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>> {
     let policy = |name, keeper, router, rank| Policy {
         name,
         keeping: Keeping::Keeper(keeper),
-        router,
+        router: Routing::Slack(router),
         rank,
         hand_off: HandOff::default(),
     };
@@ -378,6 +417,38 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
     }
 }
 
+/// Rows of seconds.
+type Series = Vec<Map<String, Value>>;
+
+/// GPUs and slices that are held and at work in each second.
+fn series(outcome: &Outcome, model: &GpuModel) -> Series {
+    let second = |at: Timestamp| usize::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(usize::MAX);
+    let seconds = second(outcome.finished) + 1;
+    let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (what, spans) in [("held", &outcome.held), ("active", &outcome.worked)] {
+        let mut gpus = BTreeSet::new();
+        for ((node, gpu, slice), spans) in spans {
+            let within = |&(from, to): &(Timestamp, Timestamp)| second(from)..=second(to).min(seconds - 1);
+            for at in spans.iter().flat_map(within).collect::<BTreeSet<_>>() {
+                let mut count =
+                    |name: String| counts.entry(name).or_insert_with(|| vec![0; seconds])[at] += 1;
+                count(format!("slices_{what}"));
+                if let (Some(profile), "active") = (model.get(slice.profile), what) {
+                    count(format!("active_{}", profile.name));
+                }
+                if gpus.insert((at, *node, *gpu)) {
+                    count(format!("gpus_{what}"));
+                }
+            }
+        }
+    }
+    let row = |at: usize| {
+        let counts = counts.iter().map(|(name, counts)| (name.clone(), counts[at].into()));
+        counts.chain([("second".to_owned(), at.into())]).collect()
+    };
+    (0..seconds).map(row).collect()
+}
+
 /// Pairs of policies that are compared. The second and the third show what the order of the queue does.
 const PAIRS: [(&str, &str); 5] = [
     ("ours", "paper on our order"),
@@ -432,10 +503,19 @@ impl Cell<'_> {
         ])
     }
 
-    /// A policy on the requests of a seed.
-    fn run(&self, args: &Args, policy: &Policy, draw: &Draw) -> Result<Figures> {
+    /// A policy on the requests of a seed: its figures and, if wanted, what it does over time.
+    fn run(
+        &self,
+        args: &Args,
+        policy: &Policy<'_>,
+        draw: &Draw,
+        over_time: bool,
+    ) -> Result<(Figures, Series)> {
         let (scenario, slos) = self.scenario(args, policy, draw)?;
-        let router = SlackRouter::new(policy.router.clone())?;
+        let router = Boxed(match &policy.router {
+            Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
+            Routing::Own(make) => make(),
+        });
         let outcome = match &policy.keeping {
             Keeping::Keeper(config) => {
                 let keeper = |_| -> Result<Keeper> {
@@ -454,11 +534,12 @@ impl Cell<'_> {
         };
         let seed = draw.seed;
         let outcome = outcome.map_err(|fault| anyhow::anyhow!("{}: seed {seed}: {fault}", policy.name))?;
-        Ok(figures(&outcome, &slos, Timestamp::ZERO + args.warm_up))
+        let series = if over_time { series(&outcome, self.node.model()) } else { Vec::new() };
+        Ok((figures(&outcome, &slos, Timestamp::ZERO + args.warm_up), series))
     }
 
     /// The requests of a seed: the same for every policy.
-    fn scenario(&self, args: &Args, policy: &Policy, draw: &Draw) -> Result<(Scenario, Vec<Duration>)> {
+    fn scenario(&self, args: &Args, policy: &Policy<'_>, draw: &Draw) -> Result<(Scenario, Vec<Duration>)> {
         let mut rng = Rng::new(draw.seed);
         let generated;
         let shape = match &draw.window {
@@ -501,17 +582,24 @@ impl Cell<'_> {
 ///
 /// # Errors
 /// Flags or a trace that cannot be; a policy that broke the simulation's book.
-pub fn run(args: &Args) -> Result<Report> {
-    run_on(std::thread::available_parallelism()?.get(), args)
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
+    run_on(cpus(), args, own)
 }
 
-fn run_on(threads: usize, args: &Args) -> Result<Report> {
+fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
     let mut report = Report::new("fluidfaas", args.seeds.clone());
     let model = GpuModel::find("A100-80")?;
     let cells = Cell::all(args, &model)?;
     let mut our_order = RouterConfig::default();
     our_order.late_stretch_percent = args.late_stretch.unwrap_or(our_order.late_stretch_percent);
     let mut policies = policies(args.ablate, &our_order);
+    policies.extend(own.routers().map(|(name, make)| Policy {
+        name,
+        keeping: Keeping::Keeper(KeeperConfig::default()),
+        router: Routing::Own(make),
+        rank: RankMode::Bottleneck,
+        hand_off: HandOff::default(),
+    }));
     let names: Vec<_> = policies.iter().map(|one| one.name).collect();
     if let Some(unknown) = args.policy.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("--policy {unknown}: need one of: {}", names.join("; "));
@@ -523,13 +611,15 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
     }
     let runs = in_parallel(threads, cells.len() * policies.len() * draws.len(), |number| {
         let policy = &policies[number / draws.len() % policies.len()];
-        cells[number / draws.len() / policies.len()].run(args, policy, &draws[number % draws.len()])
+        let draw = number % draws.len();
+        let over_time = args.series && draw == 0;
+        cells[number / draws.len() / policies.len()].run(args, policy, &draws[draw], over_time)
     })?;
     let mut compared = PAIRS.map(|(ours, with)| Compared::new(with, &COMPARED).of(ours));
     for (cell, runs) in cells.iter().zip(runs.chunks(policies.len() * draws.len())) {
-        let of = |runs: &[Figures]| Run {
-            together: measures(runs),
-            by_seed: runs.chunks(1).map(measures).collect(),
+        let of = |runs: &[(Figures, Series)]| {
+            let figures: Vec<Figures> = runs.iter().map(|(figures, _)| *figures).collect();
+            Run { together: measures(&figures), by_seed: figures.chunks(1).map(measures).collect() }
         };
         let all: Vec<Run> = runs.chunks(draws.len()).map(of).collect();
         let find = |name| policies.iter().position(|one| one.name == name).map(|at| &all[at]);
@@ -539,15 +629,15 @@ fn run_on(threads: usize, args: &Args) -> Result<Report> {
             }
         }
         let in_time = |run: &Run| run.together.get("in_time_per_s").and_then(Value::as_f64).unwrap_or(0.0);
-        for (policy, run) in policies.iter().zip(&all) {
-            let mut row = row(&[("policy", policy.name.into())]);
-            row.extend(cell.input());
-            row.extend(run.together.clone());
+        for ((policy, run), runs) in policies.iter().zip(&all).zip(runs.chunks(draws.len())) {
+            let about = joined(&row(&[("policy", policy.name.into())]), &cell.input());
+            let mut row = joined(&about, &run.together);
             if let Some(ours) = find("ours") {
                 // The share that is left without a mechanism shows what it adds.
                 row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
             report.rows.push(row);
+            report.rows.extend(runs[0].1.iter().map(|second| joined(&about, second)));
         }
     }
     report.compared.extend(compared.into_iter().filter(|one| !one.cells.is_empty()));
@@ -626,7 +716,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_is_not_known_is_refused_beside_one_that_is() {
-        let error = run_on(1, &parsed("--policy ours,theirs")).unwrap_err().to_string();
+        let error = run_on(1, &parsed("--policy ours,theirs"), &Own::default()).unwrap_err().to_string();
         assert!(error.starts_with("--policy theirs: need one of: monolithic; "), "{error}");
     }
 
@@ -666,9 +756,37 @@ mod tests {
 
     /// Parts of a latency add up, and hits of applications to the hits of all.
     #[test]
+    fn a_router_of_the_programs_own_goes_with_our_keeper() {
+        let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,mine";
+        let slack = || SlackRouter::new(RouterConfig::default()).unwrap();
+        let own = Own::default().with_router("mine", move || Box::new(slack()));
+        let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
+        let [ours, mine] = &rows[..] else { panic!("{rows:?}") };
+        assert!(mine["policy"] == "mine" && mine["mean_ms"] == ours["mean_ms"], "{rows:?}");
+        assert_eq!(mine["in_time_over_ours"], 1.0);
+    }
+
+    #[test]
+    fn slices_over_time_are_held_while_they_work() {
+        let flags =
+            "--seeds 1,2 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours";
+        let rows = run_on(1, &parsed(&format!("{flags} --series")), &Own::default()).unwrap().rows;
+        assert_eq!(rows[1]["second"], 0);
+        let of = |row: &Map<String, Value>, key: &str| row.get(key).and_then(Value::as_u64).unwrap_or(0);
+        for row in &rows[1..] {
+            let kinds = row.iter().filter(|(key, _)| key.starts_with("active_"));
+            let active = of(row, "slices_active");
+            assert_eq!(kinds.map(|(key, _)| of(row, key)).sum::<u64>(), active, "{row:?}");
+            assert!(active <= of(row, "slices_held") && of(row, "slices_held") <= 48, "{row:?}");
+            assert!(of(row, "gpus_active") <= of(row, "gpus_held").min(active), "{row:?}");
+        }
+        assert!(rows.iter().any(|row| of(row, "slices_active") > 10));
+    }
+
+    #[test]
     fn breakdowns_add_up() {
         let args = parsed("--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1");
-        for row in run_on(2, &args).unwrap().rows {
+        for row in run_on(2, &args, &Own::default()).unwrap().rows {
             let of = |name: &str| row[name].as_f64().unwrap();
             let parts = ["queue_ms", "load_ms", "execution_ms", "transfer_ms"].map(of);
             assert!((parts.iter().sum::<f64>() - of("mean_ms")).abs() < 1e-3, "{row:?}");
@@ -685,7 +803,8 @@ mod tests {
         let args = parsed(
             "--seeds 1,2,3 --length 60s --warm-up 20s --workload heavy,medium --partition p2 --policy paper,ours",
         );
-        let printed = |threads| serde_json::to_string(&run_on(threads, &args).unwrap()).unwrap();
+        let printed =
+            |threads| serde_json::to_string(&run_on(threads, &args, &Own::default()).unwrap()).unwrap();
         let alone = printed(1);
         assert_eq!(alone, printed(3));
         let report: Value = serde_json::from_str(&alone).unwrap();

@@ -87,7 +87,7 @@ impl Case {
 }
 
 /// Figures of a function, and whether less of it is better.
-pub const FIGURES: [(&str, bool); 9] = [
+pub const FIGURES: [(&str, bool); 11] = [
     ("rps", false),
     ("svr_percent", true),
     ("mean_ms", true),
@@ -97,15 +97,18 @@ pub const FIGURES: [(&str, bool); 9] = [
     ("cold_starts", true),
     ("trained_s", false),
     ("gpu_held_s", true),
+    ("rps_per_gpu", false),
+    ("trained_per_gpu", false),
 ];
 
 /// A figure of what became of a function while load came for `length` in all: answered requests per second, the part of the
-/// requests that missed the SLO, latencies, requests that waited for a start, training that was done, GPU time that was held. None
-/// where the function has none of it.
+/// requests that missed the SLO, latencies, requests that waited for a start, training that was done, GPU time that was held, and
+/// answers and training for each second of that. None where the function has none of it.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 pub fn figure(of: &FunctionOutcome, name: &str, length: Duration) -> Option<f64> {
     let answers = of.answered > 0;
     let ms = |time: Duration| answers.then(|| time.as_secs_f64() * 1e3);
+    let per_gpu = |done: f64| (done > 0.0 && !of.held.is_zero()).then(|| done / of.held.as_secs_f64());
     match name {
         "rps" => answers.then(|| of.answered as f64 / length.as_secs_f64()),
         "svr_percent" => of.attainment().map(|met| 100.0 - 100.0 * met),
@@ -116,6 +119,8 @@ pub fn figure(of: &FunctionOutcome, name: &str, length: Duration) -> Option<f64>
         "cold_starts" => answers.then_some(of.cold_starts as f64),
         "trained_s" => (!of.trained.is_zero()).then(|| of.trained.as_secs_f64()),
         "gpu_held_s" => Some(of.held.as_secs_f64()),
+        "rps_per_gpu" => per_gpu(of.answered as f64),
+        "trained_per_gpu" => per_gpu(of.trained.as_secs_f64()),
         _ => None,
     }
 }

@@ -54,8 +54,8 @@
 //! # Example
 //! ```
 //! use gshare_sim::scenario::Scenario;
-//! let error = Scenario::parse("length = \"10m\"\npolicies = { request = \"lalp\" }").unwrap_err().to_string();
-//! assert!(error.contains("unknown variant `lalp`, expected one of `lalb`, `lalbo3`, `ours`"), "{error}");
+//! let error = Scenario::parse("length = \"10m\"\npolicies = { keeper = \"papre\" }").unwrap_err().to_string();
+//! assert!(error.contains("unknown variant `papre`, expected `paper` or `ours`"), "{error}");
 //! ```
 
 mod cases;
@@ -70,7 +70,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
-pub use own::Own;
+pub use own::{Make, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
@@ -220,7 +220,7 @@ pub enum QueueName {
 }
 
 /// A scheduler of requests on whole devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RequestName {
@@ -231,6 +231,9 @@ pub enum RequestName {
     /// By deadlines and the worth of copies. The default.
     #[default]
     Ours,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A router of requests to instances on MIG slices.

@@ -1,18 +1,20 @@
 //! Policies of a program's own, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, Policies, RouterName, ScalerName};
+use super::{PackerName, Policies, RequestName, RouterName, ScalerName};
 use gshare_core::pack::Packer;
 use gshare_core::pipeline::routing::Router;
+use gshare_core::request::RequestScheduler;
 use gshare_core::scale::HorizontalScaler;
 use gshare_sched::platform::OwnPolicies;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
+/// Makes a new one of a policy.
+pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer`, `policies.scaler` and `policies.router` may have besides ours.
-/// Each seed gets a new one.
+/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.router` and `policies.request` may
+/// have besides ours. Each seed gets a new one.
 ///
 /// # Example
 /// ```
@@ -35,6 +37,7 @@ pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
     routers: BTreeMap<String, Make<dyn Router>>,
+    requests: BTreeMap<String, Make<dyn RequestScheduler>>,
 }
 
 impl core::fmt::Debug for Own {
@@ -44,6 +47,7 @@ impl core::fmt::Debug for Own {
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
+            .field("requests", &names(self.requests.keys().collect()))
             .finish()
     }
 }
@@ -82,6 +86,38 @@ impl Own {
         self
     }
 
+    /// Adds a scheduler of requests on whole devices; one of this name before is replaced. The scenario's `policies.host_memory` is
+    /// for ours.
+    #[must_use]
+    pub fn with_requests(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn RequestScheduler> + Send + Sync + 'static,
+    ) -> Self {
+        self.requests.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
+    /// The packers by name, for programs that run them elsewhere.
+    pub fn packers(&self) -> impl Iterator<Item = (&str, &Make<dyn Packer>)> {
+        self.packers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The scalers likewise.
+    pub fn scalers(&self) -> impl Iterator<Item = (&str, &Make<dyn HorizontalScaler>)> {
+        self.scalers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The routers likewise.
+    pub fn routers(&self) -> impl Iterator<Item = (&str, &Make<dyn Router>)> {
+        self.routers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
+    /// The schedulers of requests likewise.
+    pub fn requests(&self) -> impl Iterator<Item = (&str, &Make<dyn RequestScheduler>)> {
+        self.requests.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
     /// New ones of those that these policies name.
     ///
     /// # Errors
@@ -98,6 +134,10 @@ impl Own {
         if let RouterName::Own(name) = &policies.router {
             let ours = ["paper", "ours", "first_come"];
             own.router = Some(named("policies.router", name, &ours, &self.routers)?());
+        }
+        if let RequestName::Own(name) = &policies.request {
+            let ours = ["lalb", "lalbo3", "ours"];
+            own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
         }
         Ok(own)
     }
@@ -123,6 +163,7 @@ mod tests {
     use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
     use gshare_core::{Engine, FunctionId, InstanceId, Timestamp};
     use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+    use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const TEXT: &str = r#"
@@ -189,5 +230,29 @@ mod tests {
         let plan = scenario.plan().unwrap();
         world::run(&plan, 0, || scenario.platform()).unwrap();
         assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+    }
+
+    #[test]
+    fn a_scheduler_of_a_programs_own_has_the_whole_devices() {
+        let function = |name: &str| {
+            format!(
+                "[[function]]\nname = \"{name}\"\nwork = \"inference\"\nmemory = \"3GiB\"\nregime = \"whole\"\n\
+                 loads = [\"2s\", \"1s\"]\nload = {{ shape = \"poisson\", rate = 1 }}\n\
+                 profile = [{{ sm = \"100%\", rps = 10.0, p50 = \"100ms\" }}]\n"
+            )
+        };
+        let functions: String = ["a", "b", "c", "d", "e"].map(function).concat();
+        let run = |name: &str| {
+            let text = format!(
+                "length = \"20s\"\npolicies = {{ request = \"{name}\" }}\n\
+                 node = [{{ device = [{{ memory = \"8GiB\", regime = \"whole\", count = 2 }}] }}]\n{functions}"
+            );
+            let mut scenario = Scenario::parse(&text).unwrap();
+            let lalb = || LocalityScheduler::new(SchedulerConfig::paper(Policy::Lalb)).unwrap();
+            scenario.own = Own::default().with_requests("mine", move || Box::new(lalb()));
+            world::run(&scenario.plan().unwrap(), 0, || scenario.platform()).unwrap().hash
+        };
+        assert_eq!(run("mine"), run("lalb"));
+        assert_ne!(run("mine"), run("ours"));
     }
 }

@@ -51,10 +51,10 @@ impl Scenario {
         if self.policies.keeper == PipelineName::Paper {
             settings.sliced.keeper = KeeperConfig::paper();
         }
-        settings.whole = match self.policies.request {
+        settings.whole = match &self.policies.request {
             RequestName::Lalb => SchedulerConfig::paper(Policy::Lalb),
             RequestName::Lalbo3 => SchedulerConfig::default(),
-            RequestName::Ours => SchedulerConfig::evict_cost_aware(),
+            RequestName::Ours | RequestName::Own(_) => SchedulerConfig::evict_cost_aware(),
         };
         if self.policies.queue == QueueName::Arrival {
             settings.fractional.pool.late_wait = None;

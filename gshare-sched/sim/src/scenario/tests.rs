@@ -92,7 +92,7 @@ fn what_cannot_be_is_refused_by_field_and_bound() {
     for (from, to, says) in [
         ("\"lazy\"", "\"lasy\"", "policies.scaler is lasy: one of heuristic, lazy, peaks"),
         ("\"dilu\"", "\"first_fit\"", "policies.packer is first_fit: one of max_rects, dilu"),
-        ("\"lalbo3\"", "\"lru\"", "expected one of `lalb`, `lalbo3`, `ours`"),
+        ("\"lalbo3\"", "\"lru\"", "policies.request is lru: one of lalb, lalbo3, ours"),
         (
             "router = \"paper\"",
             "router = \"slack\"",

@@ -1,0 +1,110 @@
+//! The program `replay`: runs a figure of a paper again. `replay --help` lists them.
+
+use crate::replay;
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use gshare_sim::scenario::Own;
+use std::path::PathBuf;
+
+#[derive(Debug, Parser)]
+#[command(about = "Runs a figure of a paper again and prints it beside the paper's numbers", version)]
+struct Cli {
+    /// Print one JSON object: {"scenario", "seeds", "rows": [{"policy", ...}], "paper": [...]}
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print the rows as comma-separated values, the columns' names first
+    #[arg(long, global = true, conflicts_with = "json")]
+    csv: bool,
+    /// Draw one column of the rows into this SVG file: a group of bars per input, a bar per policy. With --series lines over time: a
+    /// panel per input and column, a line per policy
+    #[arg(long, global = true, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// The column that --plot draws [default: all of a series, else the first one that is neither policy nor input]
+    #[arg(long, global = true, requires = "plot", value_name = "COLUMN")]
+    figure: Option<String>,
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Debug, Subcommand)]
+enum Scenario {
+    /// Dilu, section 5.2: bursts of inference requests beside another model or a trainer, under every way to share the GPU
+    DiluCv(replay::dilu_cv::Args),
+    /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
+    DiluTable2(replay::dilu_table2::Args),
+    /// Dilu, table 3: cold starts, SLO violations and GPU time on bursty, periodic and sporadic load
+    DiluTable3(replay::dilu_table3::Args),
+    /// FaST-GShare, section 5.4 and figure 11: eight pods, how many GPUs, in every order of arrival
+    FastFig11(replay::fast_fig11::Args),
+    /// FaST-GShare, sections 3.3.3 and 3.4.2: quotas met on GPUs packed to the brim, by queue and by slots
+    FastSlots(replay::fast_slots::Args),
+    /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
+    Lalb(replay::lalb::Args),
+    /// The same policy on real processes and simulated GPUs, beside its simulation
+    LalbReal(replay::lalb_real::Args),
+    /// Dilu, figure 20: GPUs in use at the peak of a large simulation
+    DiluFig20(replay::dilu_fig20::Args),
+    /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
+    Packing(replay::packing::Args),
+    /// FaST-GShare, section 5.5 and figure 13: memory of 1, 3 and 7 pods that share a model, and how many fit
+    StoreMemory(replay::store_memory::Args),
+    /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
+    FastFig12(replay::fast_fig12::Args),
+    /// FluidFaaS, section 7: pipelines over MIG slices, three workloads on three cuts of 16 A100-80
+    ///
+    /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all
+    /// seeds together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. Each further one
+    /// has a policy of ours minus another one seed by seed (on a trace: window by window), in percent of the other: mean ±
+    /// its standard error (the mean of ever more seeds would be within about two of them 19 times in 20), and "better",
+    /// "worse", or "level" where it is within two standard errors of 0. The first of them is ours beside the paper's keeper
+    /// on our order of the queue. Below a table is in how many cells ours is not worse by the first one, without tolerance.
+    /// The runs are spread over the CPUs; what is printed does not depend on their number. With `--json` these tables are
+    /// `compared`: [{`policy`, `with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`,
+    /// `verdict`}}], `not_worse`: {`p95_ms`: ...}, `verdicts`: {`better`: ...}}].
+    Fluidfaas(replay::fluidfaas::Args),
+    /// FluidFaaS, section 5.3: who is evicted from shared slices, and how long functions stay warm
+    FluidfaasEvict(replay::fluidfaas_evict::Args),
+}
+
+/// Reads the command line and carries it out. Policies of the program's own have rows beside ours: its scalers in `dilu-table3` and
+/// `fast-fig12`, its routers in `fluidfaas`, its schedulers of requests in `lalb`, its packers, if they pack rectangles, in `packing`.
+/// ```no_run
+/// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+/// use gshare_sim::scenario::Own;
+/// fn main() -> anyhow::Result<()> {
+///     gshare_bench::replay::main(&Own::default().with_packer("mine", || Box::new(MaxRects::new(MaxRectsConfig::default()))))
+/// }
+/// ```
+///
+/// # Errors
+/// Flags or files that cannot be, with name and bound; a file that cannot be written.
+pub fn main(own: &Own) -> Result<()> {
+    let cli = Cli::parse();
+    let report = match &cli.scenario {
+        Scenario::DiluCv(args) => replay::dilu_cv::run(args)?,
+        Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
+        Scenario::DiluTable3(args) => replay::dilu_table3::run(args, own)?,
+        Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
+        Scenario::FastSlots(args) => replay::fast_slots::run(args)?,
+        Scenario::Lalb(args) => replay::lalb::run(args, own)?,
+        Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
+        Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
+        Scenario::Packing(args) => replay::packing::run(args, own)?,
+        Scenario::StoreMemory(args) => replay::store_memory::run(args)?,
+        Scenario::FastFig12(args) => replay::fast_fig12::run(args, own)?,
+        Scenario::Fluidfaas(args) => replay::fluidfaas::run(args, own)?,
+        Scenario::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args)?,
+    };
+    if let Some(path) = &cli.plot {
+        let svg = replay::plot::svg(&report, cli.figure.as_deref())?;
+        std::fs::write(path, svg).with_context(|| format!("--plot: cannot write {}", path.display()))?;
+    }
+    if cli.csv {
+        print!("{}", report.csv());
+    } else if cli.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
