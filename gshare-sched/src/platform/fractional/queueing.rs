@@ -206,12 +206,12 @@ impl FractionalPool {
             let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
             rate = rate.saturating_add(waiting);
         }
-        let unused = of.queue.is_empty()
-            && now.saturating_since(of.used) >= self.config.keep_alive
-            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         let waits = !of.queue.is_empty();
         let (min_instances, max_instances) = (of.spec.min_instances, of.spec.max_instances);
-        let rest = of.activated && unused;
+        let rest = of.activated
+            && !waits
+            && now.saturating_since(of.used) >= self.config.keep_alive
+            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         if rest {
             of.activated = false;
         }
