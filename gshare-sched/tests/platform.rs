@@ -1,5 +1,6 @@
 //! The platform with a host in virtual time.
 
+mod platform_overload;
 mod platform_pools;
 #[path = "support/platform.rs"]
 mod support;

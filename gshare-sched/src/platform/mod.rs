@@ -144,6 +144,8 @@ pub struct Platform {
     pools: Vec<Box<dyn Pool>>,
     now: Timestamp,
     devices: BTreeMap<GpuId, Device>,
+    /// Bytes of memory of all devices.
+    memory: u128,
     functions: BTreeMap<FunctionId, Function>,
     instances: Instances,
     requests: BTreeMap<RequestId, Request>,
@@ -189,6 +191,7 @@ impl Platform {
             pools,
             now: Timestamp::ZERO,
             devices: BTreeMap::new(),
+            memory: 0,
             functions: BTreeMap::new(),
             instances,
             requests: BTreeMap::new(),
@@ -345,12 +348,14 @@ impl Platform {
         self.pools[pool].handle(self.now, PoolEvent::DeviceJoined { gpu, spec }, &mut orders)?;
         // The device counts before the pool's orders for it are looked at.
         self.devices.insert(gpu, Device { pool, memory });
+        self.memory += u128::from(memory.get());
         self.take(pool, orders, actions);
         Ok(())
     }
 
     fn lose_device(&mut self, gpu: GpuId, actions: &mut Vec<PlatformAction>) {
         let Some(device) = self.devices.remove(&gpu) else { return };
+        self.memory -= u128::from(device.memory.get());
         self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
         for (instance, of) in self.instances.lose(gpu) {
             self.forget_instance(instance, &of);
@@ -359,7 +364,7 @@ impl Platform {
 
     /// Memory of all devices.
     fn memory(&self) -> Bytes {
-        Bytes(self.devices.values().map(|device| device.memory.get()).fold(0, u64::saturating_add))
+        Bytes(u64::try_from(self.memory).unwrap_or(u64::MAX))
     }
 
     /// Checks what must hold between events; for tests and fuzzing.
@@ -381,6 +386,8 @@ impl Platform {
             let named = self.instances.of_function(*function);
             assert_eq!(of.instances, named, "{function} counts other instances than there are");
         }
+        let memory: u128 = self.devices.values().map(|device| u128::from(device.memory.get())).sum();
+        assert_eq!(self.memory, memory, "the memory of all devices is another");
         assert!(self.answers.is_empty(), "a pool was not told something");
         self.check_requests();
     }

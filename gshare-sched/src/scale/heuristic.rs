@@ -251,7 +251,7 @@ impl HeuristicHorizontal {
         let mut left = known.capacity();
         let mut spare = known.deployed().saturating_sub(known.spec().min_instances);
         // Mostly not even the smallest can go: then there is nothing to sort.
-        let smallest = known.smallest().filter(|_| spare > 0);
+        let smallest = if spare > 0 { known.smallest() } else { None };
         if !smallest.is_some_and(|smallest| enough(left.saturating_sub(smallest))) {
             return;
         }

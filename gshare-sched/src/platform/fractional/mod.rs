@@ -13,8 +13,12 @@
 //!    for [`keep_alive`](FractionalConfig::keep_alive).
 //! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
 //!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room. One that
-//!    has missed its SLO waits behind those that can be in time, for [`late_wait`](FractionalConfig::late_wait): in the order of
-//!    arrival all that come behind a burst would be late.
+//!    has missed its SLO waits behind those that can be in time: in the order of arrival all that come behind a burst would be
+//!    late. How long it waits behind them is bounded: the first is **overdue**, and goes before all others, once it is late by
+//!    [`late_wait`](FractionalConfig::late_wait) or by [`late_stretch_percent`](FractionalConfig::late_stretch_percent) of the
+//!    time that the function's ready instances need for all that waits, the longer of the two. Under overload that lasts
+//!    a fixed time alone would make all that wait overdue, and none would be in time. Who waits for
+//!    [`max_wait`](FractionalConfig::max_wait) is rejected, overdue or not.
 //! 4. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
 //!    instances on the device where the fewest must go are parked for it; after
 //!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
@@ -118,6 +122,8 @@ struct Function {
     instances: BTreeSet<InstanceId>,
     /// Ready instances with room: requests they have, how slow they are, name.
     open: BTreeSet<(u32, u64, InstanceId)>,
+    /// The throughputs of its ready instances added up, in thousandths of a request per second.
+    serves: u128,
     /// Requests that came since the last report, and when that was.
     arrived: u32,
     reported: Timestamp,
@@ -362,6 +368,7 @@ impl FractionalPool {
             queue: BTreeSet::new(),
             instances: BTreeSet::new(),
             open: BTreeSet::new(),
+            serves: 0,
             arrived: 0,
             reported: self.now,
             used: self.now,
@@ -542,6 +549,10 @@ impl Pool for FractionalPool {
         for (id, of) in &self.functions {
             assert!(of.queue.is_empty() || of.open.is_empty(), "{id} has room, and requests that wait");
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
+            let ready = of.instances.iter().map(|one| &self.instances[one]);
+            let ready = ready.filter(|of| of.state == State::Ready);
+            let serves: u128 = ready.map(|of| u128::from(of.throughput.as_milli())).sum();
+            assert_eq!(of.serves, serves, "{id} counts another throughput than its instances have");
             for (_, request) in &of.queue {
                 assert_eq!(self.requests[request].on, None, "{request} waits and runs");
             }

@@ -179,8 +179,8 @@ impl FractionalPool {
 
     /// The instance holds what it needs: its processes are started.
     pub(super) fn order_start(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.instances.get_mut(&instance) else { return };
-        of.state = State::Starting;
+        self.enter(instance, State::Starting);
+        let Some(of) = self.instances.get(&instance) else { return };
         let (function, node) = (of.function, of.node);
         let from = node.map_or(Tier::Disk, |node| self.cache.tier(node, function));
         let spec = &self.functions[&function].spec;
@@ -210,8 +210,8 @@ impl FractionalPool {
             (InstanceReport::Refused, State::Starting) => self.refused(instance, actions),
             (InstanceReport::Parked, State::Parking) => {
                 self.timers.clear(Timer::Answer(instance));
+                self.enter(instance, State::Parked);
                 if let Some(of) = self.instances.get_mut(&instance) {
-                    of.state = State::Parked;
                     let placements = core::mem::take(&mut of.placements);
                     self.release(placements);
                 }
@@ -228,11 +228,27 @@ impl FractionalPool {
         }
     }
 
+    /// Puts the instance into a state; the one before.
+    pub(super) fn enter(&mut self, instance: InstanceId, state: State) -> Option<State> {
+        let of = self.instances.get_mut(&instance)?;
+        let before = core::mem::replace(&mut of.state, state);
+        let throughput = u128::from(of.throughput.as_milli());
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            match (before, state) {
+                (State::Ready, State::Ready) => {}
+                (State::Ready, _) => function.serves -= throughput,
+                (_, State::Ready) => function.serves += throughput,
+                _ => {}
+            }
+        }
+        Some(before)
+    }
+
     /// Opens an instance to requests.
     fn open(&mut self, instance: InstanceId) {
-        let now = self.now;
+        self.enter(instance, State::Ready);
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        (of.state, of.used) = (State::Ready, now);
+        of.used = self.now;
         let (function, key) = (of.function, Self::open_key(instance, of));
         if let Some(of) = self.functions.get_mut(&function)
             && of.gang.is_none()
@@ -269,16 +285,12 @@ impl FractionalPool {
 
     /// Tells the host to end the instance.
     pub(super) fn stop(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.instances.get_mut(&instance) else { return };
-        if of.state == State::Stopping {
+        if self.instances.get(&instance).is_none_or(|of| of.state == State::Stopping) {
             return;
         }
         self.close(instance);
         self.timers.clear(Timer::Answer(instance));
-        let Some(of) = self.instances.get_mut(&instance) else { return };
-        let waits = of.state == State::WaitingForRoom;
-        of.state = State::Stopping;
-        if waits {
+        if self.enter(instance, State::Stopping) == Some(State::WaitingForRoom) {
             // Nobody was told of it.
             self.gone(instance, actions);
         } else {
@@ -302,9 +314,7 @@ impl FractionalPool {
             return;
         }
         self.close(instance);
-        if let Some(of) = self.instances.get_mut(&instance) {
-            of.state = State::Draining;
-        }
+        self.enter(instance, State::Draining);
         if self.instances[&instance].scaled.is_none() {
             // The scaler does not watch over it any more.
             self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
@@ -335,6 +345,7 @@ impl FractionalPool {
         self.unwant(instance);
         let scaled = self.instances.get(&instance).and_then(|of| of.scaled);
         self.forget_scaled(instance);
+        self.enter(instance, State::Stopping);
         let Some(of) = self.instances.remove(&instance) else { return };
         self.release(of.placements);
         if let Some(function) = self.functions.get_mut(&of.function) {

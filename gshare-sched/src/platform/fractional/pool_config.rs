@@ -25,6 +25,11 @@ pub struct FractionalConfig {
     /// patience. None: the order of arrival, as in FaST-GShare and Dilu; all that come behind a burst are late then.
     #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
     pub late_wait: Option<Duration>,
+    /// The same in percent of the time that its function's ready instances need, by then, for all that waits; the longer holds. 200, as
+    /// for pipelines: under a backlog of more than half of `late_wait` a late request waits twice as long as it would first come,
+    /// first served, so that about half of the others can be in time. With a fixed bound alone lasting overload makes all that
+    /// wait overdue, and none is in time. 0: the fixed bound alone.
+    pub late_stretch_percent: u32,
     /// The time for which a function that may have no instance keeps one after its last request. 60 s: the gaps between
     /// requests of functions that are in use at all are shorter.
     #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
@@ -54,6 +59,7 @@ pub struct FractionalConfig {
 
 gshare_core::with_fields!(FractionalConfig {
     with_late_wait(late_wait: Option<Duration>),
+    with_late_stretch_percent(late_stretch_percent: u32),
     with_park(park: bool),
     with_park_idle(park_idle: Duration),
     with_park_busy_after(park_busy_after: Duration),
@@ -68,6 +74,7 @@ impl Default for FractionalConfig {
             max_wait: Duration::from_secs(60),
             max_attempts: 3,
             late_wait: Some(Duration::from_secs(20)),
+            late_stretch_percent: 200,
             keep_alive: Duration::from_secs(60),
             park: true,
             park_idle: Duration::from_millis(200),
@@ -121,6 +128,13 @@ impl FractionalConfig {
     #[must_use]
     pub fn with_max_waiting(self, max_waiting: u32) -> Self {
         Self { max_waiting, ..self }
+    }
+
+    /// How long after its SLO a late request is overdue while its function is `behind`. None: it keeps its place.
+    pub(super) fn overdue_after(&self, behind: Duration) -> Option<Duration> {
+        let wait = self.late_wait?;
+        let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
+        Some(wait.max(Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX))))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

@@ -14,13 +14,23 @@ impl Instance {
 }
 
 impl Function {
+    /// The time that its ready instances need for what waits.
+    fn behind(&self) -> Duration {
+        let nanos = self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
     /// The request that is served next, answered at `done`: the first, or while that is late and not overdue the first that can be in
-    /// time.
-    fn next(&self, done: Timestamp, late_wait: Option<Duration>) -> Option<(Timestamp, RequestId)> {
+    /// time. `bound` has how long after its SLO a late request is overdue, and is asked only if the first is late.
+    fn next(
+        &self,
+        done: Timestamp,
+        bound: impl FnOnce(&Self) -> Option<Duration>,
+    ) -> Option<(Timestamp, RequestId)> {
         let first = *self.queue.first()?;
-        let Some((slo, late_wait)) = self.spec.slo.zip(late_wait) else { return Some(first) };
+        let Some(slo) = self.spec.slo else { return Some(first) };
         let due = first.0.saturating_add(slo);
-        if done <= due || done >= due.saturating_add(late_wait) {
+        if done <= due || bound(self).is_none_or(|bound| done >= due.saturating_add(bound)) {
             return Some(first);
         }
         let in_time =
@@ -76,10 +86,14 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        // What is behind hardly changes while the instances that have room are given some of it.
+        let mut bound = None;
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
             let takes = self.instances.get(&key.2).map_or(Duration::ZERO, Instance::takes);
-            let Some(waiting) = of.next(self.now.saturating_add(takes), self.config.late_wait) else { break };
+            let config = &self.config;
+            let bound = |of: &Function| *bound.get_or_insert_with(|| config.overdue_after(of.behind()));
+            let Some(waiting) = of.next(self.now.saturating_add(takes), bound) else { break };
             of.queue.remove(&waiting);
             of.open.remove(&key);
             let (request, instance) = (waiting.1, key.2);
@@ -192,12 +206,12 @@ impl FractionalPool {
             let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
             rate = rate.saturating_add(waiting);
         }
-        let unused = of.queue.is_empty()
-            && now.saturating_since(of.used) >= self.config.keep_alive
-            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         let waits = !of.queue.is_empty();
         let (min_instances, max_instances) = (of.spec.min_instances, of.spec.max_instances);
-        let rest = of.activated && unused;
+        let rest = of.activated
+            && !waits
+            && now.saturating_since(of.used) >= self.config.keep_alive
+            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         if rest {
             of.activated = false;
         }

@@ -171,8 +171,8 @@ impl FractionalPool {
         let (_, _, gpu, victims) = best?;
         for victim in victims {
             self.close(victim);
-            let Some(of) = self.instances.get_mut(&victim) else { continue };
-            of.state = State::Emptying;
+            self.enter(victim, State::Emptying);
+            let Some(of) = self.instances.get(&victim) else { continue };
             if of.requests.is_empty() {
                 self.park(victim, actions);
             }
@@ -192,16 +192,15 @@ impl FractionalPool {
     }
 
     pub(super) fn park(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
-        if let Some(of) = self.instances.get_mut(&instance) {
-            of.state = State::Parking;
+        if self.enter(instance, State::Parking).is_some() {
             self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
             actions.push(PoolAction::Order(PlatformAction::Park { instance }));
         }
     }
 
     fn order_unpark(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.instances.get_mut(&instance) else { return };
-        of.state = State::Unparking;
+        self.enter(instance, State::Unparking);
+        let Some(of) = self.instances.get(&instance) else { return };
         let (function, parts) = (of.function, self.parts(&self.instances[&instance]));
         let spec = &self.functions[&function].spec;
         // The process is there: what is left of a load from host memory is the copy, at its share of the whole load.

@@ -1,0 +1,185 @@
+//! The order in which a fractional pool serves the requests of a function that has more of them than it answers.
+
+use crate::support::{Host, MS, gib, inference};
+use gshare_core::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection, Work,
+};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp,
+};
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const FUNCTION: FunctionId = FunctionId::new(0);
+/// What the profile of the function says that an instance answers in a second.
+const RATE: u64 = 50;
+
+/// A pool with one function of that many ready instances, and a host that knows which of its requests wait.
+struct Line {
+    pool: FractionalPool,
+    config: FractionalConfig,
+    slo: Duration,
+    instances: u64,
+    now: Timestamp,
+    /// Requests that wait, by arrival.
+    waiting: BTreeSet<(Timestamp, RequestId)>,
+    /// Requests that are answered then.
+    served: BTreeMap<(Timestamp, RequestId), Duration>,
+    late: usize,
+    in_time: usize,
+}
+
+impl Line {
+    fn new(config: &FractionalConfig, slo: Duration, instances: u32) -> Self {
+        let mut pool = FractionalPool::new(config.clone(), FractionalPolicies::fast().unwrap()).unwrap();
+        let (mut orders, now) = (Vec::new(), Timestamp::ZERO);
+        for gpu in 0..instances {
+            let spec = DeviceSpec::new(NodeId::new(0), gib(16));
+            pool.handle(now, PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }, &mut orders).unwrap();
+        }
+        let (whole, time) = (SmShare::WHOLE, MS(1_000 / RATE));
+        let point = ProfilePoint::measured(whole, Quota::WHOLE, 1, RATE as f64, time, time).unwrap();
+        let work = Work::Inference { profile: Some(ProfileTable::grid(vec![point]).unwrap()) };
+        let spec = FunctionSpec::new(work, Bytes::from_gib(1)).with_slo(slo);
+        let spec = Box::new(spec.with_instances(instances, instances));
+        pool.handle(now, PoolEvent::FunctionAdded { function: FUNCTION, spec }, &mut orders).unwrap();
+        for instance in (0..u64::from(instances)).map(InstanceId::new) {
+            let ready = PoolEvent::Instance { instance, report: InstanceReport::Ready };
+            pool.handle(now, ready, &mut orders).unwrap();
+        }
+        Self {
+            pool,
+            config: config.clone(),
+            slo,
+            instances: instances.into(),
+            now,
+            waiting: BTreeSet::new(),
+            served: BTreeMap::new(),
+            late: 0,
+            in_time: 0,
+        }
+    }
+
+    /// Tells the pool, and checks each of its choices. Requests that are dispatched now take `takes`.
+    fn tell(&mut self, event: PoolEvent, takes: Duration) {
+        let mut orders = Vec::new();
+        self.pool.handle(self.now, event, &mut orders).unwrap();
+        let mut behind = None;
+        for order in orders {
+            match order {
+                PoolAction::Order(PlatformAction::Reject { request, reason }) => {
+                    let of = *self.waiting.iter().find(|(_, id)| *id == request).unwrap();
+                    assert_eq!(reason, Rejection::WaitedTooLong);
+                    assert!(self.now.saturating_since(of.0) >= self.config.max_wait, "{request} early");
+                    self.waiting.remove(&of);
+                }
+                PoolAction::Order(PlatformAction::Dispatch { request, .. }) => {
+                    let queue = self.waiting.len() as u64;
+                    let whole = MS(1_000).saturating_mul(queue).as_nanos() / (RATE * self.instances);
+                    let behind = *behind.get_or_insert(Duration::from_nanos(whole));
+                    self.check(request, behind);
+                    let of = *self.waiting.iter().find(|(_, id)| *id == request).unwrap();
+                    self.waiting.remove(&of);
+                    let done = self.now + takes;
+                    self.served.insert((done, request), takes);
+                    let late = done.saturating_since(of.0) > self.slo;
+                    *(if late { &mut self.late } else { &mut self.in_time }) += 1;
+                }
+                _ => {}
+            }
+        }
+        self.pool.invariants();
+        let oldest = self.waiting.first().map_or(Duration::ZERO, |of| self.now.saturating_since(of.0));
+        assert!(oldest <= self.config.max_wait, "one waits for {oldest}");
+    }
+
+    /// The bound that the documentation gives: who came later goes first only while the oldest is late, and not by more than
+    /// it says, and can itself be in time.
+    fn check(&self, request: RequestId, behind: Duration) {
+        let done = self.now + MS(1_000 / RATE);
+        let age = |of: &(Timestamp, RequestId)| done.saturating_since(of.0);
+        let oldest = self.waiting.first().unwrap();
+        let stretched = behind.as_nanos() * u64::from(self.config.late_stretch_percent) / 100;
+        let bound = self.config.late_wait.map(|wait| wait.max(Duration::from_nanos(stretched)));
+        let waits = bound.is_some_and(|bound| age(oldest) > self.slo && age(oldest) < self.slo + bound);
+        let in_time = self.waiting.iter().find(|of| age(of) <= self.slo);
+        let right = if waits { in_time.unwrap_or(oldest) } else { oldest };
+        assert_eq!(request, right.1, "{behind} behind, the oldest of {oldest:?}, now {}", self.now);
+    }
+
+    /// Lets time pass up to `end`, with what is due in it.
+    fn run_until(&mut self, end: Timestamp, takes: Duration) {
+        loop {
+            let answer = self.served.first_key_value().map(|(&key, &took)| (key, took));
+            let due = self.pool.next_deadline();
+            let next = answer.map(|((at, _), _)| at).into_iter().chain(due).min();
+            let Some(next) = next.filter(|at| *at <= end) else { break };
+            self.now = self.now.max(next);
+            match answer.filter(|((at, _), _)| due.is_none_or(|due| *at < due)) {
+                Some((key, took)) => {
+                    self.served.remove(&key);
+                    self.tell(PoolEvent::Done { request: key.1, took }, takes);
+                }
+                None => self.tell(PoolEvent::DeadlineReached, takes),
+            }
+        }
+        self.now = end;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
+
+    /// Whatever comes and however long it takes, the order is the documented one, and none waits for longer than it may.
+    #[test]
+    fn a_late_request_is_passed_over_only_within_its_bound(
+        late_wait in prop::option::weighted(0.9, 0u64..800),
+        stretch in 0u32..400,
+        max_wait in 500u64..8_000,
+        slo in 40u64..300,
+        instances in 1u32..4,
+        steps in prop::collection::vec((0u64..25, 1u64..40), 1..300),
+    ) {
+        let config = FractionalConfig::default()
+            .with_late_wait(late_wait.map(MS))
+            .with_late_stretch_percent(stretch)
+            .with_max_wait(MS(max_wait));
+        let mut line = Line::new(&config, MS(slo), instances);
+        for (number, (pause, takes)) in steps.into_iter().enumerate() {
+            line.run_until(line.now + MS(pause), MS(takes));
+            let (request, arrived) = (RequestId::new(number as u64), line.now);
+            line.waiting.insert((arrived, request));
+            line.tell(PoolEvent::Arrived { request, function: FUNCTION, arrived, deadline: None }, MS(takes));
+        }
+        line.run_until(line.now + MS(20_000), MS(20));
+        prop_assert!(line.waiting.is_empty() && line.served.is_empty());
+    }
+}
+
+/// One instance answers 50 requests a second, and 60 come, for five minutes. With a fixed bound all that wait are overdue once
+/// the queue is longer than it.
+#[test]
+fn overload_that_lasts_does_not_make_everything_late() {
+    let in_time = |stretch| {
+        let config = FractionalConfig::default().with_late_stretch_percent(stretch);
+        let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
+        host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+        host.deploy(0, inference(2).with_instances(1, 1));
+        host.takes = MS(20);
+        host.run(MS(4_000));
+        host.load(0, Duration::from_micros(16_667), 18_000);
+        host.run(MS(400_000));
+        let slowest = host.answered(0).into_iter().max().unwrap();
+        assert!(slowest <= MS(60_020), "none waits for longer than it may: {slowest}");
+        let stats = host.platform.function(FUNCTION).unwrap().stats;
+        assert_eq!(stats.answered + stats.rejected, 18_000, "each ends once");
+        stats.within_slo
+    };
+    let (fixed, stretched) = (in_time(0), in_time(200));
+    assert!(fixed < 4_000 && stretched > 10_000, "{fixed} and {stretched} of 18000 in time");
+}
