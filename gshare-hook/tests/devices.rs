@@ -1,9 +1,7 @@
 //! Several devices, other processes' memory, green contexts, all views of a limit, and the policies for a lost daemon.
 
-mod common;
-
-use common::daemon::Daemon;
-use common::{Run, assert_same, built, program};
+use crate::common::daemon::{Daemon, Told};
+use crate::common::{Done, Run, assert_same, built, program};
 use gshare_core::{Bytes, Duration, ResourceSpec};
 
 fn limited_to(bytes: Bytes) -> ResourceSpec {
@@ -69,7 +67,7 @@ fn a_green_context_that_is_current_is_measured_and_may_go() {
 }
 
 /// The second line that `mig` prints.
-fn uuid(run: &common::Done) -> &str {
+fn uuid(run: &Done) -> &str {
     run.stdout.lines().nth(1).unwrap_or_else(|| panic!("{}{}", run.stdout, run.stderr))
 }
 
@@ -162,7 +160,7 @@ fn the_driver_nvml_and_its_list_of_processes_tell_the_same() {
 fn under_a_limit_nvml_tells_how_busy_ones_own_processes_are_and_nobody_elses() {
     let program = program("devices", &[]);
     let bare = Run::bare(&program, &["utilisation"]).finish();
-    let told = |mine: usize, others: usize, run: &common::Done| {
+    let told = |mine: usize, others: usize, run: &Done| {
         let count = |line: &str| run.stdout.lines().filter(|found| *found == line).count();
         for view in ["sample", "rate"] {
             let found = [1, 0].map(|own| count(&format!("{view}: mine {own} busy 1")));
@@ -215,7 +213,7 @@ const SLACK: Duration = Duration::from_millis(10);
 
 /// Runs two programs side by side, each of so many kernels, and gives what the daemon was told. The daemon gives tokens in
 /// turns, which expire `slack` after their GPU time.
-fn in_turns(token: Duration, slack: Duration, kernel: &str, count: &str) -> common::daemon::Told {
+fn in_turns(token: Duration, slack: Duration, kernel: &str, count: &str) -> Told {
     let program = program("devices", &[]);
     let place = tempfile::tempdir().unwrap();
     let daemon = Daemon::start_in_turns(&place.path().join("g.sock"), token, slack);

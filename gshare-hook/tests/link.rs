@@ -1,33 +1,15 @@
 //! Daemons that die, are stuck, refuse, answer late or change their minds, and programs that cut the hook off from them.
-#![allow(unsafe_code)] // the environment is set before `main`
-
-mod common;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration as StdDuration, Instant};
 
-use common::daemon::{Daemon, Manners};
-use common::{Run, assert_same, program};
+use crate::common::daemon::{Daemon, Manners};
+use crate::common::{Done, Run, assert_same, program};
 use gshare_core::wire::{RefusalCode, ToClient};
 use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-
-/// Runs before `main`. These tests wait far more than they compute, so all of them run at once, unless the caller says
-/// otherwise; the test runner takes the number from the environment and by itself would use one thread per CPU.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ALL_AT_ONCE: extern "C" fn() = {
-    extern "C" fn set() {
-        const THREADS: &str = "RUST_TEST_THREADS";
-        if std::env::var_os(THREADS).is_none() {
-            // SAFETY: initialisers run before `main`, and the process has no other thread yet.
-            unsafe { std::env::set_var(THREADS, "32") }
-        }
-    }
-    set
-};
 
 fn limited_to(bytes: Bytes) -> ResourceSpec {
     let spec = ResourceSpec::UNLIMITED;
@@ -152,7 +134,7 @@ fn processes_of_two_containers_are_not_taken_for_one() {
 }
 
 /// A daemon that says this and closes, with Hello unread; gives how often the program came.
-fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (common::Done, u32) {
+fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (Done, u32) {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("g.sock");

@@ -1,11 +1,9 @@
 //! Memory whose size or owner is not what the call says.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::daemon::Daemon;
-use common::{Run, assert_same, program};
+use crate::common::daemon::Daemon;
+use crate::common::{Run, assert_same, program};
 use gshare_core::{Bytes, Duration, ResourceSpec};
 
 /// What its other half, `between.c`, calls must be visible.

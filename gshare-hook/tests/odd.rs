@@ -1,9 +1,7 @@
 //! Programs that are within their rights and that a meter easily hangs, loses or stops to measure.
 
-mod common;
-
-use common::daemon::{Daemon, Told};
-use common::{Done, Run, assert_same, program};
+use crate::common::daemon::{Daemon, Told};
+use crate::common::{Done, Run, assert_same, program};
 use gshare_core::{Duration, ResourceSpec};
 
 /// Runs a kind bare and under a daemon, sees that both print the same, and gives what the daemon was told and what the devices did,

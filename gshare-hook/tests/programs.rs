@@ -1,10 +1,8 @@
 //! One small C program per behaviour, run bare and under the hook on a simulated device: both print the same, and what the
 //! hook accounts agrees with what the device did.
 
-mod common;
-
-use common::daemon::Daemon;
-use common::{Run, assert_same, program};
+use crate::common::daemon::Daemon;
+use crate::common::{Run, assert_same, program};
 use gshare_core::{Bytes, Duration, ResourceSpec};
 
 const LAUNCHES: [&str; 19] = [

@@ -1,12 +1,10 @@
 //! How programs find the driver's functions under the hook: the variant is always the one that was asked for.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::process::Command;
 
-use common::{Run, assert_same, built, program};
+use crate::common::{Run, assert_same, built, program};
 use gshare_cuda_abi::{Class, SYMBOLS, by_name};
 
 /// Names of class launch and alloc that are not wrapped, with the reason (see the library's `exports`).

@@ -1,11 +1,9 @@
 //! What the ring of a hooked process tells.
 
-mod common;
-
 use std::time::Duration as StdDuration;
 
-use common::daemon::{Daemon, Manners};
-use common::{Run, program};
+use crate::common::daemon::{Daemon, Manners};
+use crate::common::{Run, program};
 use gshare_core::wait_ring::{Denial, Event, FromDaemon, Snapshot, Why};
 use gshare_core::{Bytes, ResourceSpec};
 

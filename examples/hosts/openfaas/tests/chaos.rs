@@ -1,8 +1,6 @@
 //! `kill -9` at random: functions, stages, the node's daemon and the host itself, under load.
 
-mod common;
-
-use common::{Provider, call, within};
+use crate::common::{Provider, call, within};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,7 +20,7 @@ fn daemon_process() {
 
 fn daemon(socket: &Path) -> Child {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "daemon_process"])
+        .args(["--exact", "chaos::daemon_process"])
         .env("OPENFAAS_CHAOS_DAEMON", socket)
         .stdout(Stdio::null())
         .spawn()

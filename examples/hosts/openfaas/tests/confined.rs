@@ -1,8 +1,6 @@
 //! Functions as another user, in cgroups of their own. These tests take root; without it they say that they were skipped.
 
-mod common;
-
-use common::{Provider, within};
+use crate::common::{Provider, within};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};

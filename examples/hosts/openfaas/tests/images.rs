@@ -1,8 +1,6 @@
 //! Functions in container images, by podman. Where there is none, or where it can run no container, the test says so and ends.
 
-mod common;
-
-use common::{Provider, within};
+use crate::common::{Provider, within};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

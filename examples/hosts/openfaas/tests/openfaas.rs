@@ -1,8 +1,6 @@
 //! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
 
-mod common;
-
-use common::{Provider, call, set_lost, within};
+use crate::common::{Provider, call, set_lost, within};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -203,7 +201,7 @@ fn requests_go_on_when_the_daemon_dies() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("daemon.sock");
     let mut daemon = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "daemon_process"])
+        .args(["--exact", "openfaas::daemon_process"])
         .env("OPENFAAS_TEST_DAEMON", &socket)
         .stdout(Stdio::null())
         .spawn()

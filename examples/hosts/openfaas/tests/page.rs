@@ -1,8 +1,6 @@
 //! The page in a headless Chromium: it shows what `/system/state` says. Where there is no Chromium the test says so and ends.
 
-mod common;
-
-use common::{Provider, within};
+use crate::common::{Provider, within};
 use serde_json::Value;
 use std::process::Command;
 

@@ -1,9 +1,7 @@
 //! The whole story on two GPUs, a third one that is cut into MIG devices and one that serves one request at a time, all of them
 //! simulated: functions are deployed with what they want, over HTTP alone, and everything else follows.
 
-mod common;
-
-use common::{Provider, call, set_lost, within};
+use crate::common::{Provider, call, set_lost, within};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

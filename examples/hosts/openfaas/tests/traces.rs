@@ -1,8 +1,6 @@
 //! Traces: a collector on loopback gets the spans of a slow request, and its function the request's place in the trace.
 
-mod common;
-
-use common::{PATIENCE, Provider};
+use crate::common::{PATIENCE, Provider};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -163,6 +161,8 @@ fn a_request_that_wakes_a_function_from_parked_or_from_zero_shows_the_load_and_i
     assert_eq!(load("first").as_deref(), Some("return from parked"));
     let scaled = provider.call("POST", "/system/scale-function/first", r#"{"replicas":0}"#);
     assert_eq!(scaled.0, 202, "{}", scaled.1);
-    common::within(|| provider.call("GET", "/system/function/first", "").1.contains("\"instances\":[]"));
+    crate::common::within(|| {
+        provider.call("GET", "/system/function/first", "").1.contains("\"instances\":[]")
+    });
     assert_eq!(load("first").as_deref(), Some("cold start"), "from zero");
 }

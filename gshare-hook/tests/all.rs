@@ -1,0 +1,27 @@
+//! All tests of the library in real processes as one program: those that wait do so side by side.
+#![allow(unsafe_code)] // the environment is set before `main`
+
+mod common;
+
+mod devices;
+mod link;
+mod memory;
+mod odd;
+mod programs;
+mod resolution;
+mod trace;
+
+/// Runs before `main`. These tests wait far more than they compute, so four run at once, unless the caller says
+/// otherwise; the test runner takes the number from the environment and by itself would use one thread per CPU.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static SIDE_BY_SIDE: extern "C" fn() = {
+    extern "C" fn set() {
+        const THREADS: &str = "RUST_TEST_THREADS";
+        if std::env::var_os(THREADS).is_none() {
+            // SAFETY: initialisers run before `main`, and the process has no other thread yet.
+            unsafe { std::env::set_var(THREADS, "4") }
+        }
+    }
+    set
+};
