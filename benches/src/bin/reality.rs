@@ -1,7 +1,7 @@
 //! `reality`: the same functions and load in `World` and as real processes on the simulated driver, and how far the two are apart.
 //!
 //! A scenario is deployed to a host that this program starts; the host measures the functions, and `World` is given the points
-//! that it measured, and the time of a call that uses no GPU. Then both get the same Poisson arrivals, whose rates change in
+//! that it measured, the time of a call that uses no GPU, and the time in which a program starts. Then both get the same Poisson arrivals, whose rates change in
 //! steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook and the daemon are real on one
 //! side, and on the other nothing is.
 //!
@@ -137,15 +137,15 @@ fn dag(served: &Served) -> Value {
     json!({"name": served.name, "components": COMPONENTS.map(component), "edges": edges})
 }
 
-/// Both sides know how long the program takes: it is started anew when it comes back to a slice, and has next to no weights. Use
-/// is measured in windows of a second instead of ten, so that the load of two minutes has as many as twenty minutes would.
-fn settings() -> PlatformSettings {
-    const RESTART_MS: u64 = 250;
+/// Both sides know how long the program takes to start: it is started anew when it comes back to a slice, and has next to no weights.
+/// Use is measured in windows of a second instead of ten, so that the load of two minutes has as many as twenty minutes would.
+fn settings(start: Duration) -> PlatformSettings {
     let mut settings = PlatformSettings::default();
     settings.sliced.keeper.window = Duration::from_secs(1);
     let load = &mut settings.sliced.keeper.load;
     load.start = Duration::ZERO;
-    load.host_bytes_per_second = COMPONENTS.len() as u64 * COMPONENT.get() * 1_000 / RESTART_MS;
+    load.host_bytes_per_second =
+        COMPONENTS.len() as u64 * COMPONENT.get() * 1_000_000 / (start.as_nanos() / 1_000).max(1);
     load.storage_bytes_per_second = 1 << 40;
     settings
 }
@@ -166,14 +166,14 @@ impl Drop for Host {
 }
 
 impl Host {
-    fn start(programs: &Path, scenario: &Scenario, state: &Path) -> Result<Self> {
+    fn start(programs: &Path, scenario: &Scenario, state: &Path, start: Duration) -> Result<Self> {
         let program = programs.join("gshare-openfaas");
         let sim = match scenario.slices {
             [] => format!("--sim=v100,devices={}", scenario.gpus),
             slices => format!("--sim=a100,devices={},mig={}", scenario.gpus, slices.join("+")),
         };
         let file = state.join("settings.json");
-        std::fs::write(&file, serde_json::to_string(&settings())?)?;
+        std::fs::write(&file, serde_json::to_string(&settings(start))?)?;
         let mut child = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", &sim, "--settings"])
             .arg(file)
@@ -297,6 +297,35 @@ fn overhead(url: &str, name: &str) -> Result<Duration> {
     Ok(Duration::from_nanos(u64::try_from(times[CALLS / 2].as_nanos())?))
 }
 
+/// Median time by which a call takes longer if the program has to be started for it.
+fn start(options: &Options) -> Result<Duration> {
+    const STARTS: usize = 5;
+    let (dir, scenario) = (tempfile::tempdir()?, &SCENARIOS[0]);
+    let programs = options.programs.canonicalize()?;
+    let host = Host::start(&programs, scenario, dir.path(), Duration::from_millis(400))?;
+    let share = json!({"fastgshare/gpu_mem": "1GiB", "fastgshare/gpu_quota_request": "0.5", "fastgshare/gpu_sm_partition": "50"});
+    host.deploy(&programs, "cold", &share, &json!({}))?;
+    let address = format!("{}/function/cold", host.url);
+    let call = || -> Result<Duration> {
+        let begun = Instant::now();
+        ureq::get(&address).call().with_context(|| address.clone())?;
+        Ok(Duration::from_nanos(u64::try_from(begun.elapsed().as_nanos())?))
+    };
+    let mut times = Vec::new();
+    for _ in 0..STARTS {
+        ureq::post(&format!("{}/system/scale-function/cold", host.url)).send(r#"{"replicas":0}"#)?;
+        let begun = Instant::now();
+        while host.function("cold")?["instances"].as_array().is_none_or(|all| !all.is_empty()) {
+            ensure!(begun.elapsed() < PATIENCE, "an instance does not end");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let cold = call()?;
+        times.push(cold.saturating_sub(call()?));
+    }
+    times.sort_unstable();
+    Ok(times[STARTS / 2])
+}
+
 /// Figures of each function on a host with real processes, its state after the load, and the time of a call without a GPU.
 struct Real {
     functions: Vec<(Seen, Value)>,
@@ -304,12 +333,13 @@ struct Real {
 }
 
 /// Runs a scenario on a host with real processes.
-fn real(options: &Options, scenario: &Scenario) -> Result<Real> {
+fn real(options: &Options, scenario: &Scenario, start: Duration) -> Result<Real> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
-    let host = Host::start(&programs, scenario, dir.path())?;
+    let host = Host::start(&programs, scenario, dir.path(), start)?;
     for served in scenario.functions {
-        let mut annotations = json!({"gshare/slo": format!("{}ms", served.slo_ms), "gshare/load": "400ms"});
+        let load = format!("{}us", start.as_nanos() / 1_000);
+        let mut annotations = json!({"gshare/slo": format!("{}ms", served.slo_ms), "gshare/load": load});
         let mut variables = json!({"KERNELS": served.kernels.to_string()});
         if !scenario.slices.is_empty() {
             let file = dir.path().join(format!("{}.json", served.name));
@@ -366,7 +396,12 @@ fn real(options: &Options, scenario: &Scenario) -> Result<Real> {
 
 /// The function as it is deployed in `World`, with the points that the host measured; and the part of the SMs that an instance has,
 /// 0 to 1, on a device that is shared out.
-fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(FunctionSpec, Option<f64>)> {
+fn spec(
+    scenario: &Scenario,
+    served: &Served,
+    state: &Value,
+    start: Duration,
+) -> Result<(FunctionSpec, Option<f64>)> {
     let mut memory = Bytes(state["memory_bytes"].as_u64().context("the measured memory")?);
     let (work, sm) = if scenario.slices.is_empty() {
         let profile: ProfileTable =
@@ -380,13 +415,18 @@ fn spec(scenario: &Scenario, served: &Served, state: &Value) -> Result<(Function
         memory = Bytes::from_mib(64);
         (Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) }, None)
     };
-    let load = Duration::from_millis(400);
     let spec = FunctionSpec::new(work, memory).with_slo(Duration::from_millis(served.slo_ms));
-    Ok((spec.with_instances(1, 20).with_loads(load, load), sm))
+    Ok((spec.with_instances(1, 20).with_loads(start, start), sm))
 }
 
 /// The same in `World`.
-fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) -> Result<Vec<Seen>> {
+fn simulated(
+    options: &Options,
+    scenario: &Scenario,
+    real: &Real,
+    start: Duration,
+    depth: Depth,
+) -> Result<Vec<Seen>> {
     let device = match scenario.slices {
         [] => DeviceSpec::new(NodeId::new(0), Bytes(17_066_885_120)),
         slices => {
@@ -398,7 +438,7 @@ fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) 
     let mut functions = Vec::new();
     let mut parts = Vec::new();
     for (served, (_, state)) in scenario.functions.iter().zip(&real.functions) {
-        let (spec, sm) = spec(scenario, served, state)?;
+        let (spec, sm) = spec(scenario, served, state, start)?;
         let mut function = Function::new(served.name, spec);
         function.host = real.overhead;
         function.load = counts(&times(served.rates, options.seconds, options.seed), options.seconds);
@@ -415,7 +455,7 @@ fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) 
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
     plan.depth = depth;
-    let make = || settings().build().map_err(|error| error.to_string());
+    let make = || settings(start).build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {
         let mean =
@@ -434,9 +474,10 @@ fn simulated(options: &Options, scenario: &Scenario, real: &Real, depth: Depth) 
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    let start = start(&options)?;
     if !options.json {
         println!(
-            "simulated driver; {} s a scenario; latencies from the time that a request is due",
+            "simulated driver; {} s a scenario; a program starts in {start}; latencies from the time that a request is due",
             options.seconds
         );
         println!(
@@ -455,13 +496,13 @@ fn main() -> Result<()> {
     let wanted =
         |scenario: &&Scenario| options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
     for scenario in SCENARIOS.iter().filter(wanted) {
-        let real = real(&options, scenario).with_context(|| scenario.name)?;
+        let real = real(&options, scenario, start).with_context(|| scenario.name)?;
         let mut rows: Vec<(&str, Vec<Seen>)> =
             vec![("real", real.functions.iter().map(|(seen, _)| *seen).collect())];
         // Kernels are simulated on shares of a device alone.
         let depths = [("requests", Depth::Requests), ("kernels", Depth::Kernels)];
         for (name, depth) in depths.into_iter().take(if scenario.slices.is_empty() { 2 } else { 1 }) {
-            rows.push((name, simulated(&options, scenario, &real, depth)?));
+            rows.push((name, simulated(&options, scenario, &real, start, depth)?));
         }
         for (index, served) in scenario.functions.iter().enumerate() {
             for (place, seen) in &rows {
