@@ -131,7 +131,7 @@ fn exports() -> Result<String, std::fmt::Error> {
          pub(crate) mod args {{\nuse super::*;\n{types}}}\n\
          {functions}\
          pub(crate) static POINTERS: [Pointer; {count}] = [\n{pointers}];\n\
-         /// Which rows of the table have a function.\n\
+         /// For each row of the table, `true` if it has a function.\n\
          pub(super) static SERVED: [bool; {count}] = [\n{served}];\n"
     ))
 }

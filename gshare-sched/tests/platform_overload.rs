@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const FUNCTION: FunctionId = FunctionId::new(0);
-/// What the profile of the function says that an instance answers in a second.
+/// Requests that an instance answers in a second, by the profile of the function.
 const RATE: u64 = 50;
 
 /// A pool with one function of that many ready instances, and a host that knows which of its requests wait.
@@ -134,7 +134,7 @@ impl Line {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
 
-    /// Whatever comes and however long it takes, the order is the documented one, and none waits for longer than it may.
+    /// For any arrivals and times of service the order is the documented one, and none waits for longer than it may.
     #[test]
     fn a_late_request_is_passed_over_only_within_its_bound(
         late_wait in prop::option::weighted(0.9, 0u64..800),

@@ -87,6 +87,7 @@ pub use first_come::{FirstCome, FirstComeConfig};
 pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};
 pub use plan::{NoPlan, PassedOver, Plan, plan};
+pub(crate) use router_config::overdue_after;
 pub use router_config::{Late, RouterConfig};
 pub use routing::SlackRouter;
 

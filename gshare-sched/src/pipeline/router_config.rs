@@ -96,9 +96,7 @@ impl RouterConfig {
     /// When a late request is overdue while its function is `behind`.
     pub(super) fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
         let Some(wait) = self.late_wait else { return Timestamp::MAX };
-        let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
-        let stretched = Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX));
-        deadline.saturating_add(wait.max(stretched))
+        deadline.saturating_add(overdue_after(wait, self.late_stretch_percent, behind))
     }
 
     /// The same with another treatment of late requests.
@@ -112,4 +110,10 @@ impl RouterConfig {
     pub fn with_fair_quantum(self, quantum: Duration) -> Self {
         Self { fair_quantum: Some(quantum), ..self }
     }
+}
+
+/// How long a late request is passed over while its function is `behind`: a fixed time, or so many percent of that if it is longer.
+pub(crate) fn overdue_after(wait: Duration, stretch_percent: u32, behind: Duration) -> Duration {
+    let stretched = u128::from(behind.as_nanos()) * u128::from(stretch_percent) / 100;
+    wait.max(Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX)))
 }

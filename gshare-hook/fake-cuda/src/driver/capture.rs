@@ -52,7 +52,7 @@ pub(crate) fn not_while_capturing() -> Answer {
     let me = std::thread::current().id();
     let mut hit = false;
     for session in lock(&SESSIONS).iter() {
-        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: nobody.
+        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: no thread.
         let bars = match session.mode {
             0 => session.thread == me || mode == 0,
             1 => session.thread == me,
@@ -214,7 +214,7 @@ entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
         session.mode != 2 && session.thread != std::thread::current().id(),
         CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
     )?;
-    // Whatever no node follows must have come back to the origin.
+    // Each node without a follower must have come back to the origin.
     let mut joined = true;
     for other in lock(&session.streams).drain(..) {
         let part = lock(&other.capture).take();

@@ -1,4 +1,4 @@
-//! Graphs.
+//! Graphs: their nodes, edges, executable forms and launches.
 //!
 //! A launch of a graph runs its nodes one after the other, in an order that respects the edges, on the stream it is
 //! launched on: branches do not overlap (hardware would overlap them).

@@ -171,7 +171,7 @@ unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys
     }
 }
 
-// This one has no guard: the free path has nothing that panics, and the rest brings its own.
+// The export has no guard: nothing panics on the free path, and the rest brings its own.
 entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params, extra| {
     let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
     let ok = gx != 0

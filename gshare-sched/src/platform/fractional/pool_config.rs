@@ -1,6 +1,7 @@
 //! Settings of the fractional pool.
 
 use crate::pack::{MaxRects, MaxRectsConfig};
+use crate::pipeline::overdue_after;
 use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use gshare_core::pack::Packer;
 use gshare_core::scale::HorizontalScaler;
@@ -65,6 +66,12 @@ gshare_core::with_fields!(FractionalConfig {
     with_park_busy_after(park_busy_after: Duration),
     with_park_timeout(park_timeout: Duration),
     with_restart_after(restart_after: Duration),
+    with_sm_limit_factor(sm_limit_factor: u16),
+    with_max_wait(max_wait: Duration),
+    with_keep_alive(keep_alive: Duration),
+    with_host_memory(host_memory: Bytes),
+    with_max_attempts(max_attempts: u8),
+    with_max_waiting(max_waiting: u32),
 });
 
 impl Default for FractionalConfig {
@@ -94,47 +101,9 @@ impl FractionalConfig {
         Self { park: false, ..self }
     }
 
-    /// The same settings with another factor between SM request and limit.
-    #[must_use]
-    pub fn with_sm_limit_factor(self, sm_limit_factor: u16) -> Self {
-        Self { sm_limit_factor, ..self }
-    }
-
-    /// The same settings with another longest wait.
-    #[must_use]
-    pub fn with_max_wait(self, max_wait: Duration) -> Self {
-        Self { max_wait, ..self }
-    }
-
-    /// The same settings with another time for which an unused instance is kept.
-    #[must_use]
-    pub fn with_keep_alive(self, keep_alive: Duration) -> Self {
-        Self { keep_alive, ..self }
-    }
-
-    /// The same settings with another amount of host memory for weights on each node.
-    #[must_use]
-    pub fn with_host_memory(self, host_memory: Bytes) -> Self {
-        Self { host_memory, ..self }
-    }
-
-    /// The same settings with another bound on how often a request is dispatched.
-    #[must_use]
-    pub fn with_max_attempts(self, max_attempts: u8) -> Self {
-        Self { max_attempts, ..self }
-    }
-
-    /// The same settings with another bound on the requests of one function that wait.
-    #[must_use]
-    pub fn with_max_waiting(self, max_waiting: u32) -> Self {
-        Self { max_waiting, ..self }
-    }
-
     /// How long after its SLO a late request is overdue while its function is `behind`. None: it keeps its place.
     pub(super) fn overdue_after(&self, behind: Duration) -> Option<Duration> {
-        let wait = self.late_wait?;
-        let stretched = u128::from(behind.as_nanos()) * u128::from(self.late_stretch_percent) / 100;
-        Some(wait.max(Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX))))
+        self.late_wait.map(|wait| overdue_after(wait, self.late_stretch_percent, behind))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

@@ -86,7 +86,7 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        // What is behind hardly changes while the instances that have room are given some of it.
+        // The backlog hardly changes while the instances that have room are given some of it.
         let mut bound = None;
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
