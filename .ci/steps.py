@@ -158,10 +158,11 @@ def frameworks():
     run(*BUILD_TESTS)
     run(sys.executable, "-m", "unittest", "discover", "-q", "-s", "tests", "-t", ".", cwd=suite)
     run(sys.executable, suite / "suite.py", "--ci", "--sim", "--bin", "target/debug", "--make-venvs", "target/suite-venvs")
-    # The simulated H100 answers as a real one did, but for what is listed.
-    recording, known = (suite / f"recordings/h100-580.159.04{end}" for end in (".json", ".known.json"))
-    asks = [sys.executable, suite / "answers.py", "--against", recording, "--known", known]
-    run("target/debug/gshare", "run", "--sim=h100,driver=13.0", "--", *asks)
+    # The simulated H100 and H200 answer as real ones did, but for what is listed.
+    driver = suite / "recordings/580.159.04"
+    for card in ("h100", "h200"):
+        asks = [suite / "answers.py", "--against", driver.with_name(f"{card}-{driver.name}.json"), "--known", f"{driver}.known.json"]
+        run("target/debug/gshare", "run", f"--sim={card},driver=13.0", "--", sys.executable, *asks)
 
 
 def commands():

@@ -431,8 +431,12 @@ def answers_of(name):
         PARTS[name](a)
     except (AttributeError, TypeError, OSError) as error:
         traceback.print_exc()
-        a.found[f"{name} ended early"] = f"{type(error).__name__}: {error}"
+        a.found[name + EARLY] = f"{type(error).__name__}: {error}"
     return a.found
+
+
+# The name of a part that gave no answers ends with this.
+EARLY = " ended early"
 
 
 def answers():
@@ -443,7 +447,7 @@ def answers():
         try:
             found |= json.loads(done.stdout)
         except ValueError:
-            found[f"{name} ended early"] = f"exit code {done.returncode}"
+            found[name + EARLY] = f"exit code {done.returncode}"
     return found
 
 
@@ -456,7 +460,7 @@ def main():
     found = answers_of(arguments.part) if arguments.part else answers()
     if arguments.against is None:
         print("{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()) + "\n}")
-        return 0
+        return 1 if any(key.endswith(EARLY) for key in found) else 0
     recorded = json.loads(arguments.against.read_text())
     known = json.loads(arguments.known.read_text()) if arguments.known else {}
     listed = {question for questions in known.values() for question in questions}
