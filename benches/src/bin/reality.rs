@@ -1,9 +1,10 @@
 //! `reality`: the same functions and load in `World` and as real processes on the simulated driver, and how far the two are apart.
 //!
 //! A scenario is deployed to a host that this program starts; the host measures the functions, and `World` is given the points
-//! that it measured, the time of a call that uses no GPU, and the time in which a program starts. Then both get the same Poisson arrivals, whose rates change in
-//! steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook and the daemon are real on one
-//! side, and on the other nothing is.
+//! that it measured, the time of a call that uses no GPU, and the time in which a program starts. Then both get the same Poisson
+//! arrivals, whose rates change in steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook
+//! and the daemon are real on one side, and on the other nothing is. One run differs from the next, since a decision that falls the
+//! other way changes all that follow: with `--seeds` the difference is the mean over the seeds, with its standard error.
 //!
 //! The last scenario is partition P1 of FluidFaaS (Table 7) on two GPUs: pipelines of three components under bursts. Their
 //! times on slices are given, not measured: a kernel of the program takes the less the more SMs its slice has.
@@ -32,13 +33,17 @@ struct Options {
     /// Seconds of load for each scenario.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
-    /// The seed of the arrivals.
+    /// The seed of the arrivals, or the first of several.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// How many seeds each scenario is run with.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    seeds: u64,
     /// Only the scenarios in whose name this is.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Print one JSON object for each function and depth.
+    /// Print one JSON object for each function and depth, and one for each depth and scenario with the differences
+    /// (`[mean, standard error]`).
     #[arg(long)]
     json: bool,
 }
@@ -282,19 +287,18 @@ fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
     })
 }
 
-/// Median time of calls that use no GPU: of the client, HTTP and the host alone.
+/// Median time of calls that use no GPU, sent as those of the load are: of the client, HTTP and the host alone.
 fn overhead(url: &str, name: &str) -> Result<Duration> {
-    const CALLS: usize = 200;
-    let address = format!("{url}/function/{name}/echo");
-    let mut times = Vec::new();
+    const RATE: &[f64] = &[20.0];
+    const SECONDS: u64 = 5;
+    let name = format!("{name}/echo");
     // The first call may have to wait for an instance.
-    for _ in 0..=CALLS {
-        let begun = Instant::now();
-        ureq::get(&address).call().with_context(|| address.clone())?;
-        times.push(begun.elapsed());
-    }
-    times.sort_unstable();
-    Ok(Duration::from_nanos(u64::try_from(times[CALLS / 2].as_nanos())?))
+    load(url, &name, &[0.0]);
+    let mut latencies = load(url, &name, &times(RATE, SECONDS, 0));
+    latencies.sort_unstable_by(f64::total_cmp);
+    let median =
+        latencies.get(latencies.len() / 2).with_context(|| format!("{name}: nothing was answered"))?;
+    Ok(Duration::from(std::time::Duration::from_secs_f64(median / 1e3)))
 }
 
 /// Median time by which a call takes longer if the program has to be started for it.
@@ -333,7 +337,7 @@ struct Real {
 }
 
 /// Runs a scenario on a host with real processes.
-fn real(options: &Options, scenario: &Scenario, start: Duration) -> Result<Real> {
+fn real(options: &Options, scenario: &Scenario, start: Duration, seed: u64) -> Result<Real> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
     let host = Host::start(&programs, scenario, dir.path(), start)?;
@@ -355,19 +359,20 @@ fn real(options: &Options, scenario: &Scenario, start: Duration) -> Result<Real>
         // A pipeline starts with its first request.
         names.clear();
     }
+    host.wait(&names)?;
     if scenario.trainer {
+        // Beside a trainer the points would hold the waits for its turns.
         let annotations = json!({"gshare/workload": "training", "fastgshare/gpu_mem": "1GiB"});
         host.deploy(&programs, "trainer", &annotations, &json!({"STEPS": "1000000"}))?;
-        names.push("trainer");
+        host.wait(&["trainer"])?;
     }
-    host.wait(&names)?;
     let overhead = overhead(&host.url, scenario.functions[0].name)?;
     let before: Vec<Value> =
         scenario.functions.iter().map(|of| host.function(of.name)).collect::<Result<_>>()?;
     let latencies: Vec<Vec<f64>> = std::thread::scope(|scope| {
         let begin = |served: &'static Served| {
             let url = host.url.as_str();
-            let times = times(served.rates, options.seconds, options.seed);
+            let times = times(served.rates, options.seconds, seed);
             scope.spawn(move || load(url, served.name, &times))
         };
         let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
@@ -424,7 +429,7 @@ fn simulated(
     options: &Options,
     scenario: &Scenario,
     real: &Real,
-    start: Duration,
+    (start, seed): (Duration, u64),
     depth: Depth,
 ) -> Result<Vec<Seen>> {
     let device = match scenario.slices {
@@ -441,7 +446,7 @@ fn simulated(
         let (spec, sm) = spec(scenario, served, state, start)?;
         let mut function = Function::new(served.name, spec);
         function.host = real.overhead;
-        function.load = counts(&times(served.rates, options.seconds, options.seed), options.seconds);
+        function.load = counts(&times(served.rates, options.seconds, seed), options.seconds);
         functions.push(function);
         parts.push(sm);
     }
@@ -456,7 +461,7 @@ fn simulated(
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
     plan.depth = depth;
     let make = || settings(start).build().map_err(|error| error.to_string());
-    let outcome = world::run(&plan, options.seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
+    let outcome = world::run(&plan, seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {
         let mean =
             of.latencies.iter().map(|latency| latency.as_secs_f64()).sum::<f64>() / of.answered.max(1) as f64;
@@ -496,29 +501,79 @@ fn main() -> Result<()> {
     let wanted =
         |scenario: &&Scenario| options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
     for scenario in SCENARIOS.iter().filter(wanted) {
-        let real = real(&options, scenario, start).with_context(|| scenario.name)?;
-        let mut rows: Vec<(&str, Vec<Seen>)> =
-            vec![("real", real.functions.iter().map(|(seen, _)| *seen).collect())];
         // Kernels are simulated on shares of a device alone.
-        let depths = [("requests", Depth::Requests), ("kernels", Depth::Kernels)];
-        for (name, depth) in depths.into_iter().take(if scenario.slices.is_empty() { 2 } else { 1 }) {
-            rows.push((name, simulated(&options, scenario, &real, start, depth)?));
+        let depths: &[_] = match scenario.slices {
+            [] => &[("requests", Depth::Requests), ("kernels", Depth::Kernels)],
+            _ => &[("requests", Depth::Requests)],
+        };
+        // For each seed and place, all functions: the real ones first.
+        let mut runs: Vec<Vec<Vec<Seen>>> = Vec::new();
+        for seed in options.seed..options.seed.saturating_add(options.seeds) {
+            let real = real(&options, scenario, start, seed).with_context(|| scenario.name)?;
+            let mut places = vec![real.functions.iter().map(|(seen, _)| *seen).collect()];
+            for (_, depth) in depths {
+                places.push(simulated(&options, scenario, &real, (start, seed), *depth)?);
+            }
+            runs.push(places);
         }
+        let names = ["real"].into_iter().chain(depths.iter().map(|(name, _)| *name));
+        let functions = scenario.functions.len();
         for (index, served) in scenario.functions.iter().enumerate() {
-            for (place, seen) in &rows {
-                print(&options, (scenario.name, served.name, place), seen[index]);
+            for (place, name) in names.clone().enumerate() {
+                let all: Vec<Seen> = runs.iter().map(|run| run[place][index]).collect();
+                print(&options, (scenario.name, served.name, name), sum(&all));
             }
         }
-        if scenario.functions.len() > 1 {
-            for (place, seen) in &rows {
-                print(&options, (scenario.name, "all", place), sum(seen));
+        for (place, name) in names.enumerate() {
+            let of = |run: &Vec<Vec<Seen>>| (sum(&run[0]), sum(&run[place]));
+            let pairs: Vec<(Seen, Seen)> = runs.iter().map(of).collect();
+            if functions > 1 {
+                let all: Vec<Seen> = pairs.iter().map(|pair| pair.1).collect();
+                print(&options, (scenario.name, "all", name), sum(&all));
+            }
+            if place > 0 {
+                apart(&options, (scenario.name, name), &pairs);
             }
         }
     }
     Ok(())
 }
 
-/// The figures of all functions together.
+/// Prints how far all functions of a scenario are from the real ones: the mean of the seeds, and its standard error.
+fn apart(options: &Options, (scenario, place): (&str, &str), pairs: &[(Seen, Seen)]) {
+    let percent = |real: f64, other: f64| (real > 0.0).then(|| (other / real - 1.0) * 100.0);
+    let of = |figure: &dyn Fn(&(Seen, Seen)) -> Option<f64>| -> Option<(f64, Option<f64>)> {
+        let all: Vec<f64> = pairs.iter().map(figure).collect::<Option<_>>()?;
+        let count = all.len() as f64;
+        let mean = all.iter().sum::<f64>() / count;
+        let squares = all.iter().map(|one| (one - mean).powi(2)).sum::<f64>();
+        Some((mean, (all.len() > 1).then(|| (squares / (count - 1.0) / count).sqrt())))
+    };
+    let within = of(&|(real, other)| Some((other.attainment - real.attainment) * 100.0));
+    let latency = of(&|(real, other)| percent(real.mean_ms, other.mean_ms));
+    let gpu = of(&|(real, other)| percent(real.gpu_ms, other.gpu_ms));
+    if options.json {
+        return println!(
+            "{}",
+            json!({"scenario": scenario, "where": place, "seeds": pairs.len(), "within_points": within,
+            "mean_ms_percent": latency, "gpu_ms_percent": gpu})
+        );
+    }
+    let text = |figure: Option<(f64, Option<f64>)>, unit: &str| match figure {
+        None => "-".to_owned(),
+        Some((mean, None)) => format!("{mean:+.1} {unit}"),
+        Some((mean, Some(error))) => format!("{mean:+.1} +- {error:.1} {unit}"),
+    };
+    println!(
+        "{scenario}, {place} beside real, {} seeds: within {}, mean latency {}, GPU time {}",
+        pairs.len(),
+        text(within, "points"),
+        text(latency, "%"),
+        text(gpu, "%")
+    );
+}
+
+/// The figures of several functions, or runs, together.
 fn sum(seen: &[Seen]) -> Seen {
     let requests = seen.iter().map(|of| of.requests).sum();
     let mean = |of: fn(&Seen) -> f64| {

@@ -103,6 +103,53 @@ fn kernels_and_profiles_serve_the_same_scenario_alike() {
     assert!(compared >= 3, "{compared} functions are called often enough");
 }
 
+/// A trainer has all SMs, so a request beside it waits for a turn, which takes as long as the request itself.
+#[test]
+fn a_request_waits_for_the_turn_of_a_trainer_at_both_depths() {
+    let scenario = |rate: u32, trainer: &str| {
+        let text = format!(
+            r#"
+            length = "60s"
+            node = [{{ device = [{{ memory = "16GiB" }}] }}]
+
+            [[function]]
+            name = "requests"
+            work = "inference"
+            memory = "1GiB"
+            slo = "120ms"
+            loads = ["20ms", "20ms"]
+            instances = [1, 8]
+            profile = [{{ sm = "25%", quota = "40%", rps = 40.0, p50 = "10ms" }}]
+            load = {{ shape = "poisson", rate = {rate} }}
+            {trainer}
+            "#
+        );
+        Scenario::parse(&text).unwrap()
+    };
+    let trainer = r#"
+            [[function]]
+            name = "trainer"
+            work = "training"
+            memory = "1GiB"
+            share = { time = ["10%", "100%"], sm = "100%" }
+            train = "1h"
+            "#;
+    let mean = |scenario: &Scenario, depth: Depth| {
+        let mut plan = scenario.plan().unwrap();
+        plan.depth = depth;
+        let outcome = world::run(&plan, 1, || scenario.platform()).unwrap();
+        outcome.functions[0].mean().as_secs_f64() * 1e3
+    };
+    for rate in [2, 5, 10, 20, 40] {
+        let alone = mean(&scenario(rate, ""), Depth::Requests);
+        let beside = scenario(rate, trainer);
+        let [by_profile, by_kernels] = [Depth::Requests, Depth::Kernels].map(|depth| mean(&beside, depth));
+        let ratio = by_profile / by_kernels;
+        assert!((0.85..1.15).contains(&ratio), "{rate}/s: {by_profile} ms and {by_kernels} ms");
+        assert!(by_profile > 1.3 * alone, "{rate}/s: {by_profile} ms, and {alone} ms without the trainer");
+    }
+}
+
 #[test]
 fn a_node_with_too_many_fractional_devices_is_refused_by_name() {
     let (mut scenario, _) = kernels("1s", true);

@@ -14,8 +14,9 @@
 //!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
 //!   device that of all of it, on a fractional device that of the share's limits. While the programs on a fractional device
 //!   want more than it has, each has its request and a part of the rest, SLO-sensitive ones first. It is then as slow as the
-//!   profile says of that part of its SMs; of what goes below the guaranteed SMs it loses time, in proportion. Caches and
-//!   memory bandwidth are left out;
+//!   profile says of that part of its SMs; of what goes below the guaranteed SMs it loses time, in proportion. Where the SMs of
+//!   two programs do not fit beside each other they take turns: a program that begins to work, while the other has more to do than
+//!   a turn, waits for up to two tokens of 10 ms first. Caches and memory bandwidth are left out;
 //! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
 //!   its slice, with hand-offs; the components behind a branch are drawn for each request;
 //! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and

@@ -3,7 +3,7 @@
 use super::curve::Curve;
 use super::kernels::{Nodes, Running, Worker};
 use super::run_plan::Function;
-use super::slow_down::{FULL, InUse, Use};
+use super::slow_down::{FULL, InUse, TURN, Use};
 use super::stages::Staged;
 use crate::rng::Rng;
 use gshare_core::platform::{DeviceSpec, Part, Regime, Work};
@@ -61,6 +61,8 @@ pub(super) struct Body {
     area: u64,
     /// The shares it takes of devices whose programs slow each other down.
     uses: Vec<(usize, Use)>,
+    /// When it ended its last work.
+    rests: Timestamp,
     /// When each part of a pipeline is free.
     free: Vec<Timestamp>,
     /// Its processes, where kernels are simulated.
@@ -82,6 +84,7 @@ impl Body {
             gpu_times: Vec::new(),
             area: 0,
             uses: Vec::new(),
+            rests: Timestamp::ZERO,
             free: Vec::new(),
             workers: Vec::new(),
         }
@@ -248,7 +251,8 @@ impl<'a> Floor<'a> {
             match device.spec.effective_regime() {
                 Regime::Fractional => {
                     let sensitive = function.class.is_some_and(ServiceClass::is_slo_sensitive);
-                    body.uses.push((part.gpu.index(), Use { share: part.share.tokens(), sensitive }));
+                    let one = Use { share: part.share.tokens(), sm: part.share.sm(), sensitive };
+                    body.uses.push((part.gpu.index(), one));
                     body.area +=
                         u64::from(part.share.time().limit().get()) * u64::from(part.share.sm_limit().get());
                 }
@@ -306,7 +310,11 @@ impl<'a> Floor<'a> {
             let (batch, time, curve) = measured
                 .map_or((1, Duration::ZERO, None), |one| (one.batch, one.time, Some(Rc::clone(&one.curve))));
             let (work, shared) = (vary(time), u128::from(batch));
-            self.begin(now, id, body, Some(request), work, curve);
+            // A program that goes on at once keeps the device.
+            let rested = body.jobs.is_empty() && body.rests < now;
+            let most = if rested { self.turn(now, &body.uses) } else { Duration::ZERO };
+            let turn = Duration::from_nanos(noise.between(0, most.as_nanos()));
+            self.begin(now, id, body, Some(request), work.saturating_add(turn), curve);
             let gpu =
                 body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
             return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
@@ -329,6 +337,22 @@ impl<'a> Floor<'a> {
         }
         self.begin(now, id, body, Some(request), end.saturating_since(now), None);
         used
+    }
+
+    /// The longest time that a program waits for its first turn on these devices: none where it runs beside what works there, or
+    /// beside some of it, since then the rest does not have the device. Work that ends within a turn leaves it by then; what the
+    /// two lose to each other is in their pace.
+    fn turn(&self, now: Timestamp, uses: &[(usize, Use)]) -> Duration {
+        let waits = |&(device, one): &(usize, Use)| {
+            let jobs = self.devices[device].jobs.iter().map(|job| &self.jobs[*job]);
+            let mut others = jobs.filter_map(|job| {
+                let other = job.uses.iter().find(|(of, _)| *of == device)?.1;
+                Some((other.fits_beside(one), job.left_at(now)))
+            });
+            let turns = |(beside, left): (bool, u64)| !beside && left > TURN.as_nanos();
+            !self.devices[device].jobs.is_empty() && others.all(turns)
+        };
+        if uses.iter().any(waits) { TURN } else { Duration::ZERO }
     }
 
     /// Begins a job of `work` at full pace; without a curve its pace is the part of its limits that it has.
@@ -397,6 +421,7 @@ impl<'a> Floor<'a> {
         ended.epoch = ended.epoch.wrapping_add(1);
         self.spare.push(job);
         body.jobs.retain(|one| *one != job);
+        body.rests = now;
         if !body.workers.is_empty() {
             return Duration::from_nanos(left);
         }

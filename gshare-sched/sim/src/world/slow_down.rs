@@ -1,9 +1,13 @@
 //! How programs that share a fractional device slow each other down.
 
-use gshare_core::QuotaRange;
+use gshare_core::{Duration, QuotaRange, SmShare};
 
 /// All of a limit, or the pace that was profiled with it.
 pub(super) const FULL: u64 = 1_000_000;
+
+/// The longest time until a program that begins to work has the device, beside one that goes on working with the other SMs: two
+/// tokens of the daemon's longest, since the other holds one and may have had it extended already.
+pub(super) const TURN: Duration = Duration::from_millis(20);
 
 /// The whole device, in basis points.
 const WHOLE: u64 = 10_000;
@@ -24,10 +28,17 @@ pub(super) struct InUse {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Use {
     pub(super) share: QuotaRange,
+    /// SMs that its kernels take, in basis points.
+    pub(super) sm: SmShare,
     pub(super) sensitive: bool,
 }
 
 impl Use {
+    /// Whether kernels of both run at a time. Otherwise the two programs take turns.
+    pub(super) fn fits_beside(self, other: Self) -> bool {
+        self.sm.get() + other.sm.get() <= SmShare::WHOLE.get()
+    }
+
     fn request(self) -> u64 {
         self.share.request().get().into()
     }
@@ -91,7 +102,7 @@ mod tests {
 
     fn used(request: u16, limit: u16, sensitive: bool) -> Use {
         let share = QuotaRange::new(Quota::new(request).unwrap(), Quota::new(limit).unwrap()).unwrap();
-        Use { share, sensitive }
+        Use { share, sm: SmShare::WHOLE, sensitive }
     }
 
     fn sum(all: &[Use]) -> InUse {

@@ -124,6 +124,8 @@ struct Function {
     open: BTreeSet<(u32, u64, InstanceId)>,
     /// The throughputs of its ready instances added up, in thousandths of a request per second.
     serves: u128,
+    /// The requests that its ready instances serve at once, added up.
+    at_once: u64,
     /// Requests that came since the last report, and when that was.
     arrived: u32,
     reported: Timestamp,
@@ -369,6 +371,7 @@ impl FractionalPool {
             instances: BTreeSet::new(),
             open: BTreeSet::new(),
             serves: 0,
+            at_once: 0,
             arrived: 0,
             reported: self.now,
             used: self.now,
@@ -551,8 +554,13 @@ impl Pool for FractionalPool {
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
             let ready = of.instances.iter().map(|one| &self.instances[one]);
             let ready = ready.filter(|of| of.state == State::Ready);
-            let serves: u128 = ready.map(|of| u128::from(of.throughput.as_milli())).sum();
+            let (mut serves, mut at_once) = (0, 0);
+            for one in ready {
+                serves += u128::from(one.throughput.as_milli());
+                at_once += u64::from(one.capacity);
+            }
             assert_eq!(of.serves, serves, "{id} counts another throughput than its instances have");
+            assert_eq!(of.at_once, at_once, "{id} counts another capacity than its instances have");
             for (_, request) in &of.queue {
                 assert_eq!(self.requests[request].on, None, "{request} waits and runs");
             }

@@ -232,12 +232,18 @@ impl FractionalPool {
     pub(super) fn enter(&mut self, instance: InstanceId, state: State) -> Option<State> {
         let of = self.instances.get_mut(&instance)?;
         let before = core::mem::replace(&mut of.state, state);
-        let throughput = u128::from(of.throughput.as_milli());
+        let (throughput, capacity) = (u128::from(of.throughput.as_milli()), u64::from(of.capacity));
         if let Some(function) = self.functions.get_mut(&of.function) {
             match (before, state) {
                 (State::Ready, State::Ready) => {}
-                (State::Ready, _) => function.serves -= throughput,
-                (_, State::Ready) => function.serves += throughput,
+                (State::Ready, _) => {
+                    function.serves -= throughput;
+                    function.at_once -= capacity;
+                }
+                (_, State::Ready) => {
+                    function.serves += throughput;
+                    function.at_once += capacity;
+                }
                 _ => {}
             }
         }

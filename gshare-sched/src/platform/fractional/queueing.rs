@@ -180,14 +180,8 @@ impl FractionalPool {
     pub(super) fn report_early(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let half = self.scaler.tick().as_nanos() / 2;
         let Some(of) = self.functions.get(&function) else { return };
-        if of.queue.is_empty() || self.now.saturating_since(of.reported).as_nanos() < half {
-            return;
-        }
-        let serving = |one: &InstanceId| match self.instances[one].state {
-            State::Ready => u64::from(self.instances[one].capacity),
-            _ => 0,
-        };
-        if of.queue.len() as u64 >= of.instances.iter().map(serving).sum() {
+        let due = self.now.saturating_since(of.reported).as_nanos() >= half;
+        if due && !of.queue.is_empty() && of.queue.len() as u64 >= of.at_once {
             self.report(function, actions);
         }
     }
