@@ -20,6 +20,7 @@ pub mod pack;
 pub mod pipeline;
 pub mod platform;
 pub mod profile;
+pub mod queue_order;
 pub mod request;
 pub mod resource;
 pub mod scale;

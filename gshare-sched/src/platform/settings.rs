@@ -14,6 +14,7 @@ use crate::scale::{
 use gshare_core::pack::Packer;
 use gshare_core::pipeline::routing::Router;
 use gshare_core::platform::Pool;
+use gshare_core::queue_order::QueueOrder;
 use gshare_core::request::RequestScheduler;
 use gshare_core::scale::HorizontalScaler;
 
@@ -76,6 +77,8 @@ pub struct OwnPolicies {
     pub scaler: Option<Box<dyn HorizontalScaler>>,
     /// Places them there, instead of [`FractionalSettings::packer`].
     pub packer: Option<Box<dyn Packer>>,
+    /// Orders the requests that wait there, instead of [`FractionalConfig::late_wait`].
+    pub order: Option<Box<dyn QueueOrder>>,
     /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
     pub router: Option<Box<dyn Router>>,
     /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
@@ -87,6 +90,7 @@ impl core::fmt::Debug for OwnPolicies {
         f.debug_struct("OwnPolicies")
             .field("scaler", &self.scaler.is_some())
             .field("packer", &self.packer.is_some())
+            .field("order", &self.order.is_some())
             .field("router", &self.router.is_some())
             .field("requests", &self.requests.is_some())
             .finish()
@@ -108,7 +112,11 @@ impl FractionalSettings {
                 DiluPacker::new(config).map_err(|error| PlatformError::Policy { why: error.to_string() })?,
             ),
         };
-        Ok(FractionalPool::new(self.pool.clone(), FractionalPolicies { scaler, packer })?)
+        let pool = FractionalPool::new(self.pool.clone(), FractionalPolicies { scaler, packer })?;
+        Ok(match own.order {
+            Some(order) => pool.with_order(order),
+            None => pool,
+        })
     }
 }
 

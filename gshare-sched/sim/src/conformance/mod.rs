@@ -18,6 +18,7 @@
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_core::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_core::scale::VerticalScaler) |
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_core::request::RequestScheduler) |
+//! | [`queue_order()`] | [`QueueOrder`](gshare_core::queue_order::QueueOrder) |
 //! | [`pipelines()`] | [`PipelinePartitioner`](gshare_core::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_core::pipeline::SliceAssigner) |
 //! | [`router_and_keeper()`] | the engines of [`routing`](gshare_core::pipeline::routing) and [`instances`](gshare_core::pipeline::instances) |
 //! | [`pool()`] | [`Pool`](gshare_core::platform::Pool) |
@@ -25,6 +26,7 @@
 
 mod fluid;
 mod horizontal;
+mod order;
 mod packer;
 mod pipelines;
 mod pool;
@@ -35,6 +37,7 @@ mod vertical;
 
 pub use fluid::router_and_keeper;
 pub use horizontal::horizontal_scaler;
+pub use order::queue_order;
 pub use packer::{Shares, packer, packer_ext};
 pub use pipelines::pipelines;
 pub use pool::{PoolReport, PoolTrial, pool};

@@ -208,7 +208,7 @@ pub enum PackerName {
 }
 
 /// An order of the requests of a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum QueueName {
@@ -217,6 +217,9 @@ pub enum QueueName {
     /// By arrival, but late ones behind those that can be in time. The default.
     #[default]
     LateLast,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A scheduler of requests on whole devices.

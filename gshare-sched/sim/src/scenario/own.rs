@@ -1,9 +1,10 @@
 //! Policies of a program's own, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, Policies, RequestName, RouterName, ScalerName};
+use super::{PackerName, Policies, QueueName, RequestName, RouterName, ScalerName};
 use gshare_core::pack::Packer;
 use gshare_core::pipeline::routing::Router;
+use gshare_core::queue_order::QueueOrder;
 use gshare_core::request::RequestScheduler;
 use gshare_core::scale::HorizontalScaler;
 use gshare_sched::platform::OwnPolicies;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 /// Makes a new one of a policy.
 pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.router` and `policies.request` may
-/// have besides ours. Each seed gets a new one.
+/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.queue`, `policies.router` and
+/// `policies.request` may have besides ours. Each seed gets a new one.
 ///
 /// # Example
 /// ```
@@ -36,6 +37,7 @@ pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
+    orders: BTreeMap<String, Make<dyn QueueOrder>>,
     routers: BTreeMap<String, Make<dyn Router>>,
     requests: BTreeMap<String, Make<dyn RequestScheduler>>,
 }
@@ -46,6 +48,7 @@ impl core::fmt::Debug for Own {
         f.debug_struct("Own")
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
+            .field("orders", &names(self.orders.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
             .field("requests", &names(self.requests.keys().collect()))
             .finish()
@@ -72,6 +75,17 @@ impl Own {
         make: impl Fn() -> Box<dyn HorizontalScaler> + Send + Sync + 'static,
     ) -> Self {
         self.scalers.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
+    /// Adds an order of the requests of a function on fractional devices; one of this name before is replaced.
+    #[must_use]
+    pub fn with_order(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn QueueOrder> + Send + Sync + 'static,
+    ) -> Self {
+        self.orders.insert(name.to_owned(), Arc::new(make));
         self
     }
 
@@ -131,6 +145,9 @@ impl Own {
             let ours = ["heuristic", "lazy", "peaks"];
             own.scaler = Some(named("policies.scaler", name, &ours, &self.scalers)?());
         }
+        if let QueueName::Own(name) = &policies.queue {
+            own.order = Some(named("policies.queue", name, &["arrival", "late_last"], &self.orders)?());
+        }
         if let RouterName::Own(name) = &policies.router {
             let ours = ["paper", "ours", "first_come"];
             own.router = Some(named("policies.router", name, &ours, &self.routers)?());
@@ -158,10 +175,12 @@ fn named<'a, P: ?Sized>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conformance::queue_order;
     use crate::scenario::Scenario;
     use crate::world;
     use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
-    use gshare_core::{Engine, FunctionId, InstanceId, Timestamp};
+    use gshare_core::queue_order::WaitQueue;
+    use gshare_core::{Engine, FunctionId, InstanceId, RequestId, Timestamp};
     use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -230,6 +249,55 @@ mod tests {
         let plan = scenario.plan().unwrap();
         world::run(&plan, 0, || scenario.platform()).unwrap();
         assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+    }
+
+    #[derive(Debug)]
+    struct NewestFirst;
+
+    impl QueueOrder for NewestFirst {
+        fn next(&mut self, queue: &WaitQueue<'_>) -> Option<(Timestamp, RequestId)> {
+            queue.waiting.last().copied()
+        }
+    }
+
+    /// A broken order: the request that it names does not wait.
+    #[derive(Debug)]
+    struct Elsewhere;
+
+    impl QueueOrder for Elsewhere {
+        fn next(&mut self, queue: &WaitQueue<'_>) -> Option<(Timestamp, RequestId)> {
+            queue.waiting.last().map(|(arrived, _)| (*arrived, RequestId::new(u64::MAX)))
+        }
+    }
+
+    /// One and a half times the load that the device serves: in the order of arrival everybody waits for as long as the queue is.
+    #[test]
+    fn an_order_of_a_programs_own_serves_the_requests_of_a_scenario() {
+        let run = |name: &str| {
+            let text = format!(
+                "length = \"20s\"\npolicies = {{ queue = \"{name}\" }}\n\
+                 node = [{{ device = [{{ memory = \"8GiB\" }}] }}]\n\
+                 [[function]]\nname = \"f\"\nwork = \"inference\"\nmemory = \"1GiB\"\nslo = \"1s\"\n\
+                 load = {{ shape = \"poisson\", rate = 15 }}\n\
+                 profile = [{{ sm = \"100%\", rps = 10.0, p50 = \"100ms\" }}]\n"
+            );
+            let mut scenario = Scenario::parse(&text).unwrap();
+            scenario.own = Own::default()
+                .with_order("newest", || Box::new(NewestFirst))
+                .with_order("elsewhere", || Box::new(Elsewhere));
+            let outcome = world::run(&scenario.plan().unwrap(), 0, || scenario.platform()).unwrap();
+            (outcome.functions[0].attainment().unwrap(), outcome.hash)
+        };
+        let (newest, arrival) = (run("newest"), run("arrival"));
+        assert!(newest.0 > 0.4 && arrival.0 < 0.1, "{} and {}", newest.0, arrival.0);
+        assert_eq!(run("elsewhere"), arrival, "the first is served instead");
+    }
+
+    #[test]
+    fn orders_are_held_to_their_contract() {
+        queue_order(&|| Box::new(NewestFirst), 0..20).unwrap();
+        let broken = queue_order(&|| Box::new(Elsewhere), 0..20).unwrap_err();
+        assert!(broken.claim.contains("one that waits"), "{broken}");
     }
 
     #[test]

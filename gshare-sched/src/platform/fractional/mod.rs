@@ -17,8 +17,8 @@
 //!    late. How long it waits behind them is bounded: the first is **overdue**, and goes before all others, once it is late by
 //!    [`late_wait`](FractionalConfig::late_wait) or by [`late_stretch_percent`](FractionalConfig::late_stretch_percent) of the
 //!    time that the function's ready instances need for all that waits, the longer of the two. Under overload that lasts
-//!    a fixed time alone would make all that wait overdue, and none would be in time. Who waits for
-//!    [`max_wait`](FractionalConfig::max_wait) is rejected, overdue or not.
+//!    a fixed time alone would make all that wait overdue, and none would be in time. Another order is a [`QueueOrder`]. Who waits
+//!    for [`max_wait`](FractionalConfig::max_wait) is rejected, overdue or not.
 //! 4. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
 //!    instances on the device where the fewest must go are parked for it; after
 //!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
@@ -44,6 +44,7 @@
 //! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
+mod late_last;
 mod placing;
 mod pool_config;
 mod queueing;
@@ -60,10 +61,12 @@ use gshare_core::platform::{
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
 use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::queue_order::QueueOrder;
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gshare_core::{
     ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
+use late_last::LateLast;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A state of an instance, finer than [`Life`].
@@ -167,6 +170,7 @@ pub struct FractionalPool {
     config: FractionalConfig,
     scaler: Box<dyn HorizontalScaler>,
     packer: Box<dyn Packer>,
+    order: Box<dyn QueueOrder>,
     now: Timestamp,
     devices: BTreeMap<GpuId, DeviceSpec>,
     functions: BTreeMap<FunctionId, Function>,
@@ -209,6 +213,7 @@ impl FractionalPool {
         config.validate()?;
         let cache = HostCache::new(config.host_memory);
         Ok(Self {
+            order: Box::new(LateLast::new(&config)),
             config,
             scaler: policies.scaler,
             packer: policies.packer,
@@ -227,6 +232,12 @@ impl FractionalPool {
             room_changed: false,
             idle_gangs: BTreeSet::new(),
         })
+    }
+
+    /// With an order of waiting requests of the host's own, instead of that by [`FractionalConfig::late_wait`].
+    #[must_use]
+    pub fn with_order(self, order: Box<dyn QueueOrder>) -> Self {
+        Self { order, ..self }
     }
 
     fn unknown(what: impl core::fmt::Display) -> PoolError {

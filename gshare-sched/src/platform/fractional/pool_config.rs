@@ -1,7 +1,6 @@
 //! Settings of the fractional pool.
 
 use crate::pack::{MaxRects, MaxRectsConfig};
-use crate::pipeline::overdue_after;
 use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
 use gshare_core::pack::Packer;
 use gshare_core::scale::HorizontalScaler;
@@ -99,11 +98,6 @@ impl FractionalConfig {
     #[must_use]
     pub fn without_parking(self) -> Self {
         Self { park: false, ..self }
-    }
-
-    /// How long after its SLO a late request is overdue while its function is `behind`. None: it keeps its place.
-    pub(super) fn overdue_after(&self, behind: Duration) -> Option<Duration> {
-        self.late_wait.map(|wait| overdue_after(wait, self.late_stretch_percent, behind))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

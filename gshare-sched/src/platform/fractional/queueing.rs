@@ -4,6 +4,7 @@ use super::{
     Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
     PoolAction, Rejection, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
+use gshare_core::queue_order::WaitQueue;
 
 impl Instance {
     /// How long it takes for as many requests as it serves at once.
@@ -18,24 +19,6 @@ impl Function {
     fn behind(&self) -> Duration {
         let nanos = self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
-
-    /// The request that is served next, answered at `done`: the first, or while that is late and not overdue the first that can be in
-    /// time. `bound` has how long after its SLO a late request is overdue, and is asked only if the first is late.
-    fn next(
-        &self,
-        done: Timestamp,
-        bound: impl FnOnce(&Self) -> Option<Duration>,
-    ) -> Option<(Timestamp, RequestId)> {
-        let first = *self.queue.first()?;
-        let Some(slo) = self.spec.slo else { return Some(first) };
-        let due = first.0.saturating_add(slo);
-        if done <= due || bound(self).is_none_or(|bound| done >= due.saturating_add(bound)) {
-            return Some(first);
-        }
-        let in_time =
-            Timestamp::ZERO.saturating_add(done.saturating_since(Timestamp::ZERO.saturating_add(slo)));
-        self.queue.range((in_time, RequestId::new(0))..).next().copied().or(Some(first))
     }
 }
 
@@ -86,14 +69,16 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        // The backlog hardly changes while the instances that have room are given some of it.
-        let mut bound = None;
+        // It hardly changes while the instances that have room are given some of it.
+        let backlog = self.functions.get(&function).map_or(Duration::ZERO, Function::behind);
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
             let takes = self.instances.get(&key.2).map_or(Duration::ZERO, Instance::takes);
-            let config = &self.config;
-            let bound = |of: &Function| *bound.get_or_insert_with(|| config.overdue_after(of.behind()));
-            let Some(waiting) = of.next(self.now.saturating_add(takes), bound) else { break };
+            let Some(&first) = of.queue.first() else { break };
+            let done = self.now.saturating_add(takes);
+            let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
+            let chosen = self.order.next(&queue);
+            let waiting = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
             of.queue.remove(&waiting);
             of.open.remove(&key);
             let (request, instance) = (waiting.1, key.2);
