@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Kills of one run; `OPENFAAS_KILLS` asks for more.
 const KILLS: usize = 12;
@@ -104,6 +105,7 @@ fn whatever_is_killed_comes_back_and_each_request_ends_once() {
         usize::try_from(random % below as u64).unwrap()
     };
     let mut seen: BTreeMap<u16, usize> = BTreeMap::new();
+    let mut longest = Duration::ZERO;
     for number in 0..kills {
         let (address, stop) = (provider.address, AtomicBool::new(false));
         let statuses = std::thread::scope(|scope| {
@@ -126,6 +128,7 @@ fn whatever_is_killed_comes_back_and_each_request_ends_once() {
                 .into_iter()
                 .map(|name| scope.spawn(load(name)))
                 .collect();
+            let begun = Instant::now();
             // The last two of six are the daemon and the host.
             match next(6) {
                 4 => {
@@ -147,6 +150,7 @@ fn whatever_is_killed_comes_back_and_each_request_ends_once() {
             }
             provider.replicas("resnet", 2);
             within(|| provider.call("GET", "/function/pipe", "").0 == 200);
+            longest = longest.max(begun.elapsed());
             stop.store(true, Ordering::Relaxed);
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<u16>>()
         });
@@ -156,7 +160,7 @@ fn whatever_is_killed_comes_back_and_each_request_ends_once() {
         }
         assert!(orphans(&state, provider.child.id()).is_empty(), "kill {number}");
     }
-    println!("{kills} kills, answers by status: {seen:?}");
+    println!("{kills} kills, all back after at most {longest:?}, answers by status: {seen:?}");
     assert!(seen[&200] > kills, "{seen:?}");
     let _ = (daemon_child.kill(), daemon_child.wait());
 }
