@@ -69,7 +69,7 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        // It hardly changes while the instances that have room are given some of it.
+        // The backlog hardly changes while the instances that have room are given some of it.
         let backlog = self.functions.get(&function).map_or(Duration::ZERO, Function::behind);
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
