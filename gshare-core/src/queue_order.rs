@@ -1,4 +1,4 @@
-//! Which of a function's waiting requests is served next, where its instances share devices.
+//! The order in which the waiting requests of a function are served, where its instances share devices.
 //!
 //! An engine that gives requests to instances asks a [`QueueOrder`] each time that an instance has room. It is asked about one function
 //! at a time: requests of different functions never compete for an instance.

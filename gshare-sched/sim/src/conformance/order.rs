@@ -1,4 +1,4 @@
-//! Whether an order of waiting requests keeps the contract of [`QueueOrder`].
+//! The suite for orders of waiting requests: the contract of [`QueueOrder`].
 //!
 //! # What is run
 //! Queues of up to 20 requests that wait for up to a minute, some with an SLO, are emptied one request at a time while others

@@ -34,7 +34,7 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// Whether kernels of both run at a time. Otherwise the two programs take turns.
+    /// True if kernels of both run at a time; otherwise the two programs take turns.
     pub(super) fn fits_beside(self, other: Self) -> bool {
         self.sm.get() + other.sm.get() <= SmShare::WHOLE.get()
     }
