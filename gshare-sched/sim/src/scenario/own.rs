@@ -55,83 +55,46 @@ impl core::fmt::Debug for Own {
     }
 }
 
-impl Own {
+/// Of each kind of policy: how one is added, and how all of a program's own are read.
+macro_rules! own {
+    ($($(#[$adds:meta])* $with:ident, $all:ident: $policy:ident;)*) => {
+        impl Own {
+            $(
+                $(#[$adds])*
+                #[must_use]
+                pub fn $with(
+                    mut self,
+                    name: &str,
+                    make: impl Fn() -> Box<dyn $policy> + Send + Sync + 'static,
+                ) -> Self {
+                    self.$all.insert(name.to_owned(), Arc::new(make));
+                    self
+                }
+
+                /// Those that were added, by name, for programs that run them elsewhere.
+                pub fn $all(&self) -> impl Iterator<Item = (&str, &Make<dyn $policy>)> {
+                    self.$all.iter().map(|(name, make)| (name.as_str(), make))
+                }
+            )*
+        }
+    };
+}
+
+own! {
     /// Adds a packer; one of this name before is replaced.
-    #[must_use]
-    pub fn with_packer(
-        mut self,
-        name: &str,
-        make: impl Fn() -> Box<dyn Packer> + Send + Sync + 'static,
-    ) -> Self {
-        self.packers.insert(name.to_owned(), Arc::new(make));
-        self
-    }
-
+    with_packer, packers: Packer;
     /// Adds a scaler; one of this name before is replaced.
-    #[must_use]
-    pub fn with_scaler(
-        mut self,
-        name: &str,
-        make: impl Fn() -> Box<dyn HorizontalScaler> + Send + Sync + 'static,
-    ) -> Self {
-        self.scalers.insert(name.to_owned(), Arc::new(make));
-        self
-    }
-
+    with_scaler, scalers: HorizontalScaler;
     /// Adds an order of the requests of a function on fractional devices; one of this name before is replaced.
-    #[must_use]
-    pub fn with_order(
-        mut self,
-        name: &str,
-        make: impl Fn() -> Box<dyn QueueOrder> + Send + Sync + 'static,
-    ) -> Self {
-        self.orders.insert(name.to_owned(), Arc::new(make));
-        self
-    }
-
+    with_order, orders: QueueOrder;
     /// Adds a router; one of this name before is replaced.
-    #[must_use]
-    pub fn with_router(
-        mut self,
-        name: &str,
-        make: impl Fn() -> Box<dyn Router> + Send + Sync + 'static,
-    ) -> Self {
-        self.routers.insert(name.to_owned(), Arc::new(make));
-        self
-    }
-
+    with_router, routers: Router;
     /// Adds a scheduler of requests on whole devices; one of this name before is replaced. The scenario's `policies.host_memory` is
     /// for ours.
-    #[must_use]
-    pub fn with_requests(
-        mut self,
-        name: &str,
-        make: impl Fn() -> Box<dyn RequestScheduler> + Send + Sync + 'static,
-    ) -> Self {
-        self.requests.insert(name.to_owned(), Arc::new(make));
-        self
-    }
+    with_requests, requests: RequestScheduler;
+}
 
-    /// The packers by name, for programs that run them elsewhere.
-    pub fn packers(&self) -> impl Iterator<Item = (&str, &Make<dyn Packer>)> {
-        self.packers.iter().map(|(name, make)| (name.as_str(), make))
-    }
-
-    /// The scalers likewise.
-    pub fn scalers(&self) -> impl Iterator<Item = (&str, &Make<dyn HorizontalScaler>)> {
-        self.scalers.iter().map(|(name, make)| (name.as_str(), make))
-    }
-
-    /// The routers likewise.
-    pub fn routers(&self) -> impl Iterator<Item = (&str, &Make<dyn Router>)> {
-        self.routers.iter().map(|(name, make)| (name.as_str(), make))
-    }
-
-    /// The schedulers of requests likewise.
-    pub fn requests(&self) -> impl Iterator<Item = (&str, &Make<dyn RequestScheduler>)> {
-        self.requests.iter().map(|(name, make)| (name.as_str(), make))
-    }
-
+impl Own {
     /// New ones of those that these policies name.
     ///
     /// # Errors
@@ -282,6 +245,13 @@ mod tests {
                  profile = [{{ sm = \"100%\", rps = 10.0, p50 = \"100ms\" }}]\n"
             );
             let mut scenario = Scenario::parse(&text).unwrap();
+            if name == "newest" {
+                let refused = scenario.plan().unwrap_err().to_string();
+                assert!(
+                    refused.contains("policies.queue") && refused.contains("arrival, late_last"),
+                    "{refused}"
+                );
+            }
             scenario.own = Own::default()
                 .with_order("newest", || Box::new(NewestFirst))
                 .with_order("elsewhere", || Box::new(Elsewhere));

@@ -120,6 +120,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_turn_is_two_of_the_daemons_longest_tokens() {
+        let longest = gshare_sched::token::MultiTokenConfig::default().max_token;
+        assert_eq!(TURN, Duration::from_nanos(2 * longest.as_nanos()));
+    }
+
     proptest! {
         /// No program has less than its request while the requests fit, all together have no more than the device, and
         /// SLO-sensitive programs are at their limits before others have more than they asked for.
