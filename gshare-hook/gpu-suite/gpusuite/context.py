@@ -34,7 +34,7 @@ class Row:
     alone: bool = True
 
 
-# The daemon's `window_ms` where no configuration says another.
+# The daemon's `window` where no configuration says another.
 DAEMON_WINDOW_SECONDS = 0.1
 
 
