@@ -97,6 +97,10 @@ class Context:
             raise OutOfTime("the time of the whole run was spent before")
         return min(most, left)
 
+    def has(self, seconds):
+        """Tells if the whole run has time for a step of so many seconds."""
+        return self.end is None or time.monotonic() + seconds <= self.end
+
     def note(self, **figures):
         """Adds figures of the current row to the JSON."""
         self.figures.update(figures)

@@ -1,5 +1,6 @@
 """Comparison of outcomes, choice of environments, arguments and tables, without a driver."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
@@ -7,12 +8,13 @@ import tempfile
 import threading
 import types
 import unittest
+import unittest.mock
 
 from gpusuite import context, table
 from gpusuite.environments import Environment, Environments, make
-from gpusuite.errors import ArgumentError, Failed, NotInstalled
+from gpusuite.errors import ArgumentError, Failed, NotInstalled, OutOfTime
 from gpusuite.programs import Program
-from gpusuite.rows import all_rows, outcomes
+from gpusuite.rows import all_rows, cost, outcomes
 
 SUITE = pathlib.Path(__file__).resolve().parent.parent
 
@@ -55,6 +57,37 @@ class Outcomes(unittest.TestCase):
         self.assertIn("values equal", self.compare(real, real, simulated=False))
         with self.assertRaisesRegex(Failed, "values differ"):
             self.compare(real, answer(work=None, values="bb"), simulated=False)
+
+
+class Starts(unittest.TestCase):
+    """The row of starts over a clock and programs of this class: a start takes 5 s bare and 5.1 s hooked."""
+
+    def judged(self, minutes):
+        clock = types.SimpleNamespace(now=0.0)
+
+        def workload(_python, _name, _script, hooked=None):
+            def finish(_most):
+                clock.now += 5.1 if hooked else 5.0
+                return 0, ""
+
+            return types.SimpleNamespace(finish=finish)
+
+        node = types.SimpleNamespace(workload=workload)
+        machine = types.SimpleNamespace(node=lambda: contextlib.nullcontext(node))
+        with unittest.mock.patch("time.monotonic", lambda: clock.now):
+            run = context.Context(machine, None, "full", [], minutes)
+            run.environment = lambda _needs: types.SimpleNamespace(python="python")
+            return cost.Start("torch", ())(run), clock.now
+
+    def test_pairs_that_were_counted_are_judged_where_the_time_of_the_run_ends(self):
+        text, seconds = self.judged(minutes=1.6)
+        self.assertIn("+2.00 [+2.00, +2.00] %", text)
+        self.assertLess(seconds, 96)
+        self.assertAlmostEqual(self.judged(minutes=None)[1], 13 * 10.1)
+
+    def test_too_few_pairs_are_no_time(self):
+        with self.assertRaises(OutOfTime):
+            self.judged(minutes=0.8)
 
 
 class Choice(unittest.TestCase):
