@@ -136,6 +136,70 @@ pub enum OnDaemonLoss {
     Closed,
 }
 
+/// How long a process waits for a daemon that is gone, says nothing, or may take back a refusal: 200 ms to 600 s, 5 s by default.
+///
+/// Under [`OnDaemonLoss::Closed`] launches fail then, and with either policy allocations for which a daemon has to be asked. A daemon
+/// that keeps a thread waiting is probed after three fifths of it, and has one fifth to greet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DaemonWait(Duration);
+
+impl DaemonWait {
+    /// The shortest one: less is within the pauses of a daemon on a busy host.
+    pub const SHORTEST: Duration = Duration::from_millis(200);
+    /// The longest one.
+    pub const LONGEST: Duration = Duration::from_secs(600);
+
+    /// A wait of this length; `None` below [`SHORTEST`](Self::SHORTEST) and above [`LONGEST`](Self::LONGEST).
+    pub fn new(length: Duration) -> Option<Self> {
+        (Self::SHORTEST..=Self::LONGEST).contains(&length).then_some(Self(length))
+    }
+
+    /// Its length.
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+
+    /// How long a daemon may say nothing while a thread waits for it before it is probed, in ns.
+    pub const fn silence_ns(self) -> u64 {
+        self.0.as_nanos() / 5 * 3
+    }
+
+    /// How long a daemon may take to greet, in ns.
+    pub const fn greeting_ns(self) -> u64 {
+        self.0.as_nanos() / 5
+    }
+}
+
+impl Default for DaemonWait {
+    fn default() -> Self {
+        Self(Duration::from_secs(5))
+    }
+}
+
+impl core::fmt::Display for DaemonWait {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl core::str::FromStr for DaemonWait {
+    type Err = ParseDaemonWaitError;
+    fn from_str(text: &str) -> Result<Self, ParseDaemonWaitError> {
+        Self::new(text.parse()?).ok_or(ParseDaemonWaitError::OutOfBounds)
+    }
+}
+
+/// A text that is no [`DaemonWait`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseDaemonWaitError {
+    /// It is no length of time.
+    #[error(transparent)]
+    Malformed(#[from] crate::ParseUnitError),
+    /// It is shorter or longer than a wait may be.
+    #[error("need {} to {}", DaemonWait::SHORTEST, DaemonWait::LONGEST)]
+    OutOfBounds,
+}
+
 /// Why a daemon turned a process away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -12,6 +12,7 @@
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::wait_ring`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
+//! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
 //!
 //! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
 //! environment (`su`, `sudo`, `cron`, `env -i`) keeps the share that its container was given.
@@ -23,7 +24,7 @@ use std::ffi::OsString;
 
 use gshare_core::scale::ServiceClass;
 use gshare_core::wait_ring::Category;
-use gshare_core::wire::OnDaemonLoss;
+use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, SmShare};
 
 /// Where the daemon listens unless told otherwise.
@@ -57,6 +58,8 @@ pub(crate) struct Config {
     pub(crate) class: Option<ServiceClass>,
     /// What to do when the daemon is gone.
     pub(crate) on_loss: OnDaemonLoss,
+    /// How long launches and allocations wait for a daemon.
+    pub(crate) daemon_wait: DaemonWait,
     /// What is written down of what happens.
     pub(crate) trace: Wanted,
     /// What could not be read, for people.
@@ -78,6 +81,7 @@ impl Config {
         let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
+        let daemon_wait = text("GSHARE_DAEMON_WAIT");
         let words = text("GSHARE_TRACE").unwrap_or_default();
         let run = parsed("GSHARE_RUN", run, read::<RunId>, &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
@@ -85,6 +89,8 @@ impl Config {
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
         let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
         let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
+        let daemon_wait =
+            parsed("GSHARE_DAEMON_WAIT", daemon_wait, read::<DaemonWait>, &mut complaints).unwrap_or_default();
         let file = get("GSHARE_TRACE_RING").filter(|name| !name.is_empty());
         let (trace, unknown) = Wanted::read(&words, file);
         complaints.extend(unknown.err().map(|error| format!("GSHARE_TRACE={words}: {error}")));
@@ -102,6 +108,7 @@ impl Config {
             limited: quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some(),
             class,
             on_loss,
+            daemon_wait,
             trace,
             complaints,
         }

@@ -115,6 +115,7 @@ impl Helper {
             hello: hello(runtime),
             spec: config.spec,
             on_loss: config.on_loss,
+            daemon_wait: config.daemon_wait,
             class: config.class,
             seed: now,
         };

@@ -37,8 +37,6 @@ use crate::{clock, helper, resolve, runs, tls};
 const DEVICES: usize = 64;
 /// How long the first use of a device waits for the daemon, in all.
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
-/// How long an allocation waits for the daemon's answer.
-const ANSWER_WAIT: StdDuration = StdDuration::from_secs(5);
 /// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 /// How long the end of the process waits for its last reports: longer than the meter takes.
@@ -275,6 +273,11 @@ impl Runtime {
         self.bell.ring();
     }
 
+    /// How long an allocation waits for the daemon's answer.
+    fn answer_wait(&self) -> StdDuration {
+        self.config.daemon_wait.get().into()
+    }
+
     /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
         if device.memory.reserve(bytes).is_ok() {
@@ -283,7 +286,7 @@ impl Runtime {
         // The helper thread takes them for this one as soon as they are granted: another thread cannot be faster.
         let answer = Answer::default();
         self.ask(Request::Memory(device, bytes, answer.clone()));
-        match answer.wait(ANSWER_WAIT) {
+        match answer.wait(self.answer_wait()) {
             Some(true) => self.charged(device, bytes),
             answer => self.denied(device, bytes, answer.is_some()),
         }
@@ -304,7 +307,7 @@ impl Runtime {
         }
         let answer = Answer::default();
         self.ask(Request::View(device, answer.clone()));
-        let at_most = if device.memory.awaits_part() { ANSWER_WAIT } else { VIEW_WAIT };
+        let at_most = if device.memory.awaits_part() { self.answer_wait() } else { VIEW_WAIT };
         answer.wait(at_most) != Some(false)
     }
 

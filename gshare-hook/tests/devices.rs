@@ -183,6 +183,7 @@ fn a_process_that_has_lost_its_daemon_goes_on_or_fails_as_it_was_told() {
     let closed = Run::hooked(&program, &["launches"])
         .env("GSHARE_QUOTA", "0.9")
         .env("GSHARE_ON_DAEMON_LOSS", "closed")
+        .env("GSHARE_DAEMON_WAIT", "1s")
         .finish();
     assert_eq!(
         closed.code,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration as StdDuration, Instant};
 
 use crate::common::daemon::{Daemon, Manners};
-use crate::common::{Done, Run, assert_same, program};
+use crate::common::{Done, Run, assert_same, program, side_by_side};
 use gshare_core::wire::{RefusalCode, ToClient};
 use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -19,6 +19,11 @@ fn limited_to(bytes: Bytes) -> ResourceSpec {
 fn limited(percent: u16) -> ResourceSpec {
     let limit = Quota::from_percent(percent).unwrap();
     ResourceSpec::UNLIMITED.with_quota(QuotaRange::new(Quota::ZERO, limit).unwrap())
+}
+
+/// A hooked run whose launches and allocations wait for a daemon for a second.
+fn impatient(program: &Path, arguments: &[&str]) -> Run {
+    Run::hooked(program, arguments).env("GSHARE_DAEMON_WAIT", "1s")
 }
 
 /// Waits until it is so, at most ten seconds.
@@ -44,11 +49,11 @@ fn failed_after(stdout: &str) -> Option<u64> {
 }
 
 #[test]
-fn launches_wait_five_seconds_for_a_daemon_that_died() {
+fn launches_wait_for_a_daemon_that_died_as_long_as_the_environment_says() {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
     let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
-    let run = Run::hooked(&program, &["works", "20000"])
+    let run = impatient(&program, &["works", "20000"])
         .env("GSHARE_SOCKET", &daemon.socket)
         .env("GSHARE_ON_DAEMON_LOSS", "closed");
     let done = std::thread::scope(|scope| {
@@ -58,21 +63,21 @@ fn launches_wait_five_seconds_for_a_daemon_that_died() {
         run.join().unwrap()
     });
     let waited = failed_after(&done.stdout);
-    assert!(waited.is_some_and(|ms| (4_500..8_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
+    assert!(waited.is_some_and(|ms| (900..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
     assert_eq!(done.stderr, "");
 }
 
 #[test]
-fn launches_wait_five_seconds_for_a_daemon_that_says_nothing() {
+fn launches_wait_as_long_for_a_daemon_that_says_nothing() {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("g.sock");
     let _listens = listener(&socket);
-    let run = Run::hooked(&program, &["works", "20000"]).env("GSHARE_SOCKET", &socket);
+    let run = impatient(&program, &["works", "20000"]).env("GSHARE_SOCKET", &socket);
     let done = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
     let waited = failed_after(&done.stdout);
-    // Those seconds began before the launch.
-    assert!(waited.is_some_and(|ms| (2_000..8_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
+    // That second began before the launch.
+    assert!(waited.is_some_and(|ms| (400..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 
 /// Its sockets are there, and nobody answers: who waits for a token would wait for ever.
@@ -82,13 +87,13 @@ fn a_daemon_that_is_stopped_is_as_good_as_gone() {
     let place = tempfile::tempdir().unwrap();
     let manners = Manners { stops_after: Some(5), ..Manners::default() };
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
-    let run = || Run::hooked(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
+    let run = || impatient(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
     let open = run().finish();
     assert_eq!(open.code, Some(0), "{}{}", open.stdout, open.stderr);
     drop(daemon);
     let manners = Manners { stops_after: Some(5), ..Manners::default() };
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
-    let run = Run::hooked(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
+    let run = impatient(&program, &["works", "300"]).env("GSHARE_SOCKET", &daemon.socket);
     let closed = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
     assert!(failed_after(&closed.stdout).is_some(), "{}{}", closed.stdout, closed.stderr);
 }
@@ -97,12 +102,12 @@ fn a_daemon_that_is_stopped_is_as_good_as_gone() {
 fn a_daemon_that_keeps_others_waiting_is_not() {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
-    let manners = Manners { keeps_waiting: StdDuration::from_secs(6), ..Manners::default() };
+    let manners = Manners { keeps_waiting: StdDuration::from_millis(2_500), ..Manners::default() };
     let began = Instant::now();
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
-    let done = Run::hooked(&program, &["works", "100"]).env("GSHARE_SOCKET", &daemon.socket).finish();
+    let done = impatient(&program, &["works", "100"]).env("GSHARE_SOCKET", &daemon.socket).finish();
     assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
-    assert!(began.elapsed() >= StdDuration::from_secs(6), "it was not waited for: {:?}", began.elapsed());
+    assert!(began.elapsed() >= StdDuration::from_millis(2_500), "it was not waited for: {:?}", began.elapsed());
     let told = daemon.told();
     assert_eq!(told.attached.len(), 1, "and it was asked whether it is there: {told:?}");
     assert!(told.names.len() > 1, "{told:?}");
@@ -141,7 +146,7 @@ fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (Done, u32) {
     let listens = listener(&socket);
     let (over, mut comes) = (AtomicBool::new(false), 0);
     let done = std::thread::scope(|scope| {
-        let run = Run::hooked(&program, &["works", ms]).env("GSHARE_SOCKET", &socket);
+        let run = impatient(&program, &["works", ms]).env("GSHARE_SOCKET", &socket);
         let run = scope.spawn(|| {
             let done = run.finish();
             over.store(true, Ordering::Release);
@@ -168,7 +173,7 @@ fn a_process_that_is_refused_launches_nothing() {
         let (done, comes) =
             turned_away_at_the_door(&ToClient::Refused { code, text: "not you".to_owned() }, "20000");
         let waited = failed_after(&done.stdout);
-        assert!(waited.is_some_and(|ms| (ms >= 2_000) == waits && ms < 8_000), "{}", done.stdout);
+        assert!(waited.is_some_and(|ms| (ms >= 400) == waits && ms < 4_000), "{}", done.stdout);
         let line =
             format!("gshare: the daemon refused this process: not you ({code:?}); its launches fail\n");
         assert_eq!(done.stderr, line);
@@ -257,7 +262,7 @@ fn memory_given_back_while_a_daemon_thinks_is_told_it() {
 #[test]
 fn another_limit_leaves_the_daemon_with_what_is_in_use() {
     let program = program("link", &[]);
-    for (first, second) in [(Some(64), 32), (None, 64)] {
+    let changed = |first: Option<u64>, second| {
         let place = tempfile::tempdir().unwrap();
         let spec = first.map_or(ResourceSpec::UNLIMITED, |mib| limited_to(Bytes::from_mib(mib)));
         let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners { spec, ..Manners::default() });
@@ -275,7 +280,12 @@ fn another_limit_leaves_the_daemon_with_what_is_in_use() {
         });
         let stated = if first.is_some() { told.memory } else { told.attached.iter().sum() };
         assert_eq!(stated, 6 << 20, "{told:?}");
-    }
+    };
+    std::thread::scope(|scope| {
+        for (first, second) in [(Some(64), 32), (None, 64)] {
+            scope.spawn(move || changed(first, second));
+        }
+    });
 }
 
 /// Its thread holds the lock that the helper would need to look a function up.
@@ -322,15 +332,15 @@ fn a_process_waits_for_a_daemon_that_was_named() {
 
 /// Other processes of the run may hold the limit. A process without a run has the limit for itself.
 #[test]
-fn memory_of_a_run_is_refused_in_words_when_no_daemon_has_come_for_five_seconds() {
+fn memory_of_a_run_is_refused_in_words_when_no_daemon_has_come() {
     let program = program("link", &[]);
-    let run = || Run::hooked(&program, &["holds", "32", "0", "0"]).env("GSHARE_MEM", "64MiB");
+    let run = || impatient(&program, &["holds", "32", "0", "0"]).env("GSHARE_MEM", "64MiB");
     let began = Instant::now();
     let done = run().env("GSHARE_RUN", "7").finish();
     let waited = began.elapsed();
     assert_eq!((done.code, done.stdout.ends_with("failed: 2\n")), (Some(1), true), "{}", done.stdout);
-    assert!(waited >= StdDuration::from_millis(4_500), "{waited:?}");
-    let told = "gshare: out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 5 s";
+    assert!(waited >= StdDuration::from_millis(900), "{waited:?}");
+    let told = "gshare: out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 1s";
     assert!(done.stderr.starts_with(told) && done.stderr.lines().count() == 1, "{}", done.stderr);
     let done = run().finish();
     assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("free 64 of 64 MiB\n", ""));
@@ -353,7 +363,7 @@ fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
 fn a_program_that_closed_the_hooks_descriptors_is_metered_as_before() {
     let program = program("link", &[]);
     let kinds = ["closes_and_works", "3000"];
-    let alone = Run::hooked(&program, &kinds).env("GSHARE_QUOTA", "0.2").finish();
+    let alone = Run::hooked(&program, &kinds).env("GSHARE_QUOTA", "0.2");
     let place = tempfile::tempdir().unwrap();
     // A token of 4 ms, which is given to a client once in 20 ms.
     let manners = Manners {
@@ -362,7 +372,8 @@ fn a_program_that_closed_the_hooks_descriptors_is_metered_as_before() {
         ..Manners::default()
     };
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
-    let served = Run::hooked(&program, &kinds).env("GSHARE_SOCKET", &daemon.socket).finish();
+    let served = Run::hooked(&program, &kinds).env("GSHARE_SOCKET", &daemon.socket);
+    let (alone, served) = side_by_side(alone, served);
     let told = daemon.told();
     assert_eq!(told.names.len(), 2, "it connected again: {told:?}");
     for done in [alone, served] {
@@ -402,10 +413,10 @@ fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
 fn a_process_that_was_stopped_still_gets_its_memory() {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
-    let (spec, memory_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_secs(7));
+    let (spec, memory_pause) = (limited_to(Bytes::from_mib(64)), StdDuration::from_millis(2_500));
     let daemon =
         Daemon::start_as(&place.path().join("g.sock"), Manners { spec, memory_pause, ..Manners::default() });
-    let run = Run::hooked(&program, &["stopped"]).env("GSHARE_SOCKET", &daemon.socket);
+    let run = impatient(&program, &["stopped"]).env("GSHARE_SOCKET", &daemon.socket);
     let done = run.finish();
     assert_eq!(
         done.stdout, "cuCtxSynchronize() = 0\ncuMemAlloc_v2(&memory, 1 << 20) = 0\n",

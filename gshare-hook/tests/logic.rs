@@ -87,12 +87,14 @@ fn all_variables_are_read() {
         ("GSHARE_SM", "24"),
         ("GSHARE_MEM", "256MiB"),
         ("GSHARE_ON_DAEMON_LOSS", "closed"),
+        ("GSHARE_DAEMON_WAIT", "250ms"),
     ]);
     assert!(config.disabled && config.limited && config.complaints.is_empty(), "{config:?}");
     assert_eq!((config.name.as_deref(), config.run), (Some("alice"), Some(gshare_core::RunId::new(77))));
     assert_eq!(config.spec.quota().to_string(), "30%:80%");
     assert_eq!(config.spec.memory(), Some(Bytes::from_mib(256)));
     assert_eq!(config.on_loss, OnDaemonLoss::Closed);
+    assert_eq!(config.daemon_wait.get(), gshare_core::Duration::from_millis(250));
 }
 
 #[test]
@@ -106,6 +108,18 @@ fn what_cannot_be_read_is_named_and_left_out() {
         assert!(complaint.starts_with(key), "{complaint}");
     }
     assert_eq!(config.complaints.len(), 3);
+}
+
+#[test]
+fn a_wait_for_the_daemon_is_within_its_bounds() {
+    for (text, wait) in [("200ms", 200), ("600s", 600_000)] {
+        assert_eq!(config(&[("GSHARE_DAEMON_WAIT", text)]).daemon_wait.get().as_nanos(), wait * 1_000_000);
+    }
+    for text in ["199ms", "601s"] {
+        let config = config(&[("GSHARE_DAEMON_WAIT", text)]);
+        assert_eq!(config.complaints, [format!("GSHARE_DAEMON_WAIT={text}: need 200ms to 600s")]);
+        assert_eq!(config.daemon_wait, gshare_core::wire::DaemonWait::default());
+    }
 }
 
 #[test]

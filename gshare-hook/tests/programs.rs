@@ -2,7 +2,7 @@
 //! hook accounts agrees with what the device did.
 
 use crate::common::daemon::Daemon;
-use crate::common::{Run, assert_same, program};
+use crate::common::{Run, assert_same, program, side_by_side};
 use gshare_core::{Bytes, Duration, ResourceSpec};
 
 const LAUNCHES: [&str; 19] = [
@@ -31,12 +31,13 @@ const LAUNCHES: [&str; 19] = [
 fn every_kind_of_launch_is_transparent_and_metered() {
     let program = program("launch", &[]);
     for kind in LAUNCHES.into_iter().chain(["sync_each", "sync_longer", "sync_turns"]) {
-        let bare = Run::bare(&program, &[kind]).finish();
-        assert_eq!(bare.code, Some(0), "{kind}: {} {}", bare.stdout, bare.stderr);
+        let bare = Run::bare(&program, &[kind]);
         let place = tempfile::tempdir().unwrap();
         let daemon =
             Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
-        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_SOCKET", &daemon.socket).finish();
+        let hooked = Run::hooked(&program, &[kind]).env("GSHARE_SOCKET", &daemon.socket);
+        let (bare, hooked) = side_by_side(bare, hooked);
+        assert_eq!(bare.code, Some(0), "{kind}: {} {}", bare.stdout, bare.stderr);
         assert_same(kind, &bare, &hooked);
         let (told, truth) = (daemon.told(), &hooked.truth[0].gpus[0]);
         // Copies on the device count as its work like kernels do.

@@ -51,7 +51,7 @@ fn a_wait_under_a_limit_without_a_daemon_is_explained() {
 fn a_wait_for_a_daemon_that_gives_no_token_is_explained_while_it_lasts() {
     let place = tempfile::tempdir().unwrap();
     // From its own start on, and programs may start late.
-    let manners = Manners { keeps_waiting: StdDuration::from_secs(6), ..Manners::default() };
+    let manners = Manners { keeps_waiting: StdDuration::from_secs(3), ..Manners::default() };
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
     let run = Run::hooked(&program("link", &[]), &["works", "100"]).env("GSHARE_SOCKET", &daemon.socket);
     let (_, ring) = traced(run, None);

@@ -43,15 +43,15 @@
 //!
 //! # Without a daemon
 //! With policy *open* the process keeps its last part of the share by its own clock. With *closed* launches wait, and fail
-//! after 5 s. A daemon that says nothing for 3 s while a thread waits is probed by a second connection; if it does not greet,
+//! after [`Settings::daemon_wait`], 5 s by default. A daemon that says nothing for three fifths of that while a thread waits is probed by a second connection; if it does not greet,
 //! it is as good as gone (a stopped process keeps its sockets).
 //!
 //! With either policy it allocates within its last part of the memory: parts of the processes of an instance add up to the limit
 //! of the instance. A process whose run may have others ([`MemoryAccount::of_member`]) has no part before a daemon has stated one:
-//! allocations and looks at memory wait for that, until the daemon has been away for 5 s; then the allocations fail, and one
+//! allocations and looks at memory wait for that, until the daemon has been away for that long; then the allocations fail, and one
 //! line says why. The only process of a run has the whole limit.
 //!
-//! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for 5 s, if another
+//! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for as long, if another
 //! attempt may succeed, and fail then. Where the operator lets such processes run, the daemon says so ([`ToClient::Unserved`])
 //! and names the limits, which are kept as without a daemon. A device that the daemon does not manage is nobody's: it is used
 //! within the process's own limits.
@@ -86,7 +86,7 @@ pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 
 use gshare_core::scale::ServiceClass;
 use gshare_core::wait_ring::{Event, Why};
-use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, Timestamp};
 
 pub(crate) use MeterAction as Action;
@@ -109,6 +109,8 @@ pub struct Settings {
     pub spec: ResourceSpec,
     /// Treatment of launches when the daemon is gone.
     pub on_loss: OnDaemonLoss,
+    /// How long launches and allocations wait for a daemon.
+    pub daemon_wait: DaemonWait,
     /// How the process asks to be treated beside others.
     pub class: Option<ServiceClass>,
     /// Seed of the delays between attempts to connect.

@@ -4,10 +4,6 @@
 pub(crate) const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
 /// The longest delay while a daemon refuses the process, in ns.
 pub(crate) const REFUSED: u64 = 5_000_000_000;
-/// How long the daemon may take to say Welcome, and to answer a probe, in ns.
-pub(crate) const WELCOME: u64 = 1_000_000_000;
-/// How long a daemon may say nothing while a thread waits for it before it is probed, in ns.
-pub(crate) const SILENCE: u64 = 3_000_000_000;
 
 /// A time without a daemon that serves the process.
 #[derive(Clone, Copy, Debug)]

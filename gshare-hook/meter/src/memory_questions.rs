@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use gshare_core::wire::ToDaemon;
+use gshare_core::wire::{DaemonWait, ToDaemon};
 use gshare_core::{Bytes, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
@@ -98,10 +98,10 @@ pub(crate) fn reserve_alone(memory: &MemoryAccount, bytes: u64) -> bool {
 }
 
 /// The line about an allocation that failed since no daemon was there.
-pub(crate) fn no_part(spec: ResourceSpec) -> String {
+pub(crate) fn no_part(spec: ResourceSpec, waited: DaemonWait) -> String {
     let limit = spec.memory().unwrap_or(Bytes::ZERO);
     format!(
-        "out of memory: the processes of this run share a limit of {limit}, and no daemon has said within 5 s what this one may \
+        "out of memory: the processes of this run share a limit of {limit}, and no daemon has said within {waited} what this one may \
          have of it; its allocations fail until one does"
     )
 }

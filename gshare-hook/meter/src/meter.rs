@@ -5,8 +5,8 @@ use gshare_core::wait_ring::Event;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, Timestamp};
 
-use crate::device::{Around, Attachment, CLOSED_WAIT, Device, Tenure};
-use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED, SILENCE, WELCOME};
+use crate::device::{Around, Attachment, Device, Tenure};
+use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED};
 use crate::memory_questions::{self, Deferred, Shortage};
 use crate::moving::Moving;
 use crate::{
@@ -140,7 +140,7 @@ impl<G: Ground> Meter<G> {
             Link::Greeting { by, .. } => by,
             Link::Up { probe: Some(by), .. } => by,
             Link::Up { heard, probe: None } => {
-                self.waits_since.map_or(u64::MAX, |since| since.max(heard) + SILENCE + 1)
+                self.waits_since.map_or(u64::MAX, |since| since.max(heard) + self.settings.daemon_wait.silence_ns() + 1)
             }
             Link::Connecting { .. } | Link::Closing { .. } => u64::MAX,
         };
@@ -149,14 +149,14 @@ impl<G: Ground> Meter<G> {
                 device.look_at.min(fails_at)
             }
             Attachment::Asking if self.settings.on_loss == OnDaemonLoss::Closed => {
-                let fails_at = self.link.outage().map_or(0, |outage| outage.since + CLOSED_WAIT + 1);
+                let fails_at = self.link.outage().map_or(0, |outage| outage.since + self.daemon_wait_ns() + 1);
                 if fails_at > self.now.as_nanos() { device.look_at.min(fails_at) } else { device.look_at }
             }
             _ => device.look_at,
         };
         let devices = self.devices.iter().map(of_device).min().unwrap_or(u64::MAX);
         let outage = self.link.outage();
-        let memory = self.devices.iter().filter_map(|device| device.memory_fails_at(outage)).min();
+        let memory = self.devices.iter().filter_map(|device| device.memory_fails_at(outage, self.settings.daemon_wait)).min();
         let leaving = self.leaving.map_or(u64::MAX, |leaving| leaving.by);
         let next = link.min(devices).min(leaving).min(memory.unwrap_or(u64::MAX));
         (next != u64::MAX).then(|| Timestamp::from_nanos(next))
@@ -275,6 +275,10 @@ impl<G: Ground> Meter<G> {
         self.devices.iter_mut().find(|device| device.client() == Some(client))
     }
 
+    fn daemon_wait_ns(&self) -> u64 {
+        self.settings.daemon_wait.get().as_nanos()
+    }
+
     fn around(&self, now: u64) -> Around {
         let class = self.class.or(self.settings.class);
         Around {
@@ -282,7 +286,7 @@ impl<G: Ground> Meter<G> {
             syncs: self.syncs,
             slo_sensitive: class.is_some_and(ServiceClass::is_slo_sensitive),
             on_loss: self.settings.on_loss,
-            outage_since: self.link.outage().map_or(now, |outage| outage.since),
+            closed_at: self.link.outage().map_or(now, |outage| outage.since) + self.daemon_wait_ns(),
             retry_at: if let Link::Down { retry_at, .. } = self.link { retry_at } else { now },
         }
     }
@@ -296,7 +300,7 @@ impl<G: Ground> Meter<G> {
         if let Some(class) = self.settings.class {
             actions.push(Action::Say(ToDaemon::Class { class }));
         }
-        self.link = Link::Greeting { by: now + WELCOME, outage };
+        self.link = Link::Greeting { by: now + self.settings.daemon_wait.greeting_ns(), outage };
         actions.push(Action::Note { device: None, event: Event::Connected {} });
     }
 
@@ -376,8 +380,8 @@ impl<G: Ground> Meter<G> {
             return;
         }
         let since = *self.waits_since.get_or_insert(now);
-        if now.saturating_sub(since.max(heard)) > SILENCE {
-            self.link = Link::Up { heard, probe: Some(now + WELCOME) };
+        if now.saturating_sub(since.max(heard)) > self.settings.daemon_wait.silence_ns() {
+            self.link = Link::Up { heard, probe: Some(now + self.settings.daemon_wait.greeting_ns()) };
             actions.push(Action::Probe(self.settings.hello.clone()));
         }
     }
@@ -385,6 +389,7 @@ impl<G: Ground> Meter<G> {
     /// Decides who lets launches in on devices that no daemon serves.
     fn settle(&mut self, now: u64, actions: &mut Actions) {
         let since = if let Link::Down { outage, .. } = self.link { Some(outage.since) } else { None };
+        let daemon_wait_ns = self.daemon_wait_ns();
         for device in &mut self.devices {
             if let Standing::Unserved(spec) = self.standing {
                 device.own_memory(spec);
@@ -402,7 +407,7 @@ impl<G: Ground> Meter<G> {
                     (Standing::Served, None) => {}
                     (Standing::Served, Some(since)) => match self.settings.on_loss {
                         OnDaemonLoss::Open => device.go_local(device.spec, now, actions),
-                        OnDaemonLoss::Closed if now.saturating_sub(since) > CLOSED_WAIT => {
+                        OnDaemonLoss::Closed if now.saturating_sub(since) > daemon_wait_ns => {
                             device.fail_launches(actions);
                         }
                         OnDaemonLoss::Closed => device.wait_closed(actions),
@@ -570,7 +575,7 @@ impl<G: Ground> Meter<G> {
         actions: &mut Actions,
     ) {
         let up = self.link.is_up();
-        let fails_at = if is_final(code) { now } else { now + CLOSED_WAIT };
+        let fails_at = if is_final(code) { now } else { now + self.daemon_wait_ns() };
         if !is_final(code) {
             self.refusals = self.refusals.saturating_add(1);
         }
@@ -637,7 +642,7 @@ impl<G: Ground> Meter<G> {
     fn fail_memory(&mut self, now: u64, actions: &mut Actions) {
         let outage = self.link.outage();
         for device in &mut self.devices {
-            if device.memory_fails_at(outage).is_none_or(|fails_at| now < fails_at) {
+            if device.memory_fails_at(outage, self.settings.daemon_wait).is_none_or(|fails_at| now < fails_at) {
                 continue;
             }
             let refused = matches!(device.attachment, Attachment::Refused { .. });
@@ -647,7 +652,7 @@ impl<G: Ground> Meter<G> {
                         actions.push(Action::Answer { ticket, granted: false });
                         // Why the daemon refuses has been told.
                         if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
-                            actions.push(Action::Tell(memory_questions::no_part(device.spec)));
+                            actions.push(Action::Tell(memory_questions::no_part(device.spec, self.settings.daemon_wait)));
                         }
                     }
                     Deferred::View { ticket } => actions.push(Action::Answer { ticket, granted: false }),

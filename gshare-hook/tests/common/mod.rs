@@ -3,9 +3,10 @@
 
 pub mod daemon;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use fake_cuda::sim::{ProcessTruth, SimDevice};
 
@@ -40,18 +41,23 @@ pub fn built() -> &'static Built {
     })
 }
 
-/// Compiles `tests/programs/NAME.c`.
+/// The program of `tests/programs/NAME.c`, compiled once by each test binary that needs it.
 pub fn program(name: &str, flags: &[&str]) -> PathBuf {
+    static COMPILED: Mutex<BTreeMap<String, &'static OnceLock<PathBuf>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().expect("no test panics while it looks");
+    let place = *compiled.entry(name.to_owned()).or_insert_with(|| Box::leak(Box::default()));
+    drop(compiled);
+    place.get_or_init(|| compile(name, flags)).clone()
+}
+
+fn compile(name: &str, flags: &[&str]) -> PathBuf {
     let built = built();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
-    // Tests of one binary run side by side: compile to a name of our own, then move it into place.
-    static SERIAL: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let serial = SERIAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let shared = flags.contains(&"-shared");
-    let made = built.programs.join(format!("{name}.{serial}"));
+    let place = built.programs.join(if shared { format!("{name}.so") } else { name.to_owned() });
     let done = Command::new("gcc")
         .args(["-O1", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-o"])
-        .arg(&made)
+        .arg(&place)
         .arg(&source)
         .args(if shared { &["-fPIC"][..] } else { &[] })
         .args(flags.iter().filter(|flag| **flag != "-nodriver"))
@@ -62,9 +68,6 @@ pub fn program(name: &str, flags: &[&str]) -> PathBuf {
         .output()
         .expect("gcc runs");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let name = if shared { format!("{name}.so") } else { name.to_owned() };
-    let place = built.programs.join(name);
-    std::fs::rename(&made, &place).expect("target is writable");
     place
 }
 
@@ -162,6 +165,15 @@ impl Run {
             truth,
         }
     }
+}
+
+/// Runs two programs at the same time, each on its own device.
+pub fn side_by_side(one: Run, other: Run) -> (Done, Done) {
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| one.finish());
+        let other = other.finish();
+        (one.join().expect("the program runs"), other)
+    })
 }
 
 /// Asserts that a hooked run printed what the bare one did, and ended the same way.

@@ -32,8 +32,8 @@ int main(int argc, char **argv) {
         times /= 5;
     }
     if (strstr(kind, "mem")) {
-        MUST(cuMemAlloc_v2(&memory, 64 << 20));
-        MUST(cuMemAlloc_v2(&other, 64 << 20));
+        MUST(cuMemAlloc_v2(&memory, 8 << 20));
+        MUST(cuMemAlloc_v2(&other, 8 << 20));
     }
     if (!strncmp(kind, "old", 3)) SHOW(cuFuncSetBlockShape(f, 64, 1, 1));
     Result sum = 0;
@@ -55,8 +55,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(kind, "old_grid")) r = cuLaunchGrid(f, 80, 1);
         else if (!strcmp(kind, "old_grid_async")) r = cuLaunchGridAsync(f, 80, 1, stream);
         else if (!strcmp(kind, "streams")) r = cuLaunchKernel(f, ONE, streams[i % 3], 0, 0);
-        else if (!strcmp(kind, "memcpy")) r = cuMemcpyDtoDAsync_v2(memory, other, 64 << 20, stream);
-        else if (!strcmp(kind, "memset")) r = cuMemsetD32Async(memory, 1, 16 << 20, stream);
+        else if (!strcmp(kind, "memcpy")) r = cuMemcpyDtoDAsync_v2(memory, other, 8 << 20, stream);
+        else if (!strcmp(kind, "memset")) r = cuMemsetD32Async(memory, 1, 2 << 20, stream);
         else if (!strcmp(kind, "sync_each")) {
             r = cuLaunchKernel(f, ONE, stream, 0, 0);
             r |= cuStreamSynchronize(stream);

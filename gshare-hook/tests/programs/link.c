@@ -92,7 +92,7 @@ static void stopped(void) {
     if (!pid) {
         usleep(300000);
         kill(getppid(), SIGSTOP);
-        usleep(6000000);
+        usleep(2000000);
         kill(getppid(), SIGCONT);
         _exit(0);
     }

@@ -529,6 +529,9 @@ fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
+        // The file is nearly all holes: what the kernel reads ahead of a first touch is megabytes of zeros.
+        // SAFETY: the mapping that was just made; advice changes no content.
+        let _ = unsafe { libc::madvise(at, size_of::<Image>(), libc::MADV_RANDOM) };
         known.image.store(at as usize, Relaxed);
     }
     Ok(known.image.load(Relaxed) as *mut Image)

@@ -4,7 +4,7 @@
 //! does about it: which spec it takes, whether launches run free, wait or fail, and whether a lease of the party before ends.
 
 use gshare_core::gate::LocalShare;
-use gshare_core::wire::ToDaemon;
+use gshare_core::wire::{DaemonWait, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, Quota, ResourceSpec, SmShare, Timestamp};
 
 use super::{Device, Ground, Tenure};
@@ -13,8 +13,6 @@ use crate::{Action, Actions};
 
 /// Bound of the GPU time in flight before the daemon has named one.
 pub(super) const IN_FLIGHT: Duration = Duration::from_millis(4);
-/// How long launches, and allocations under a shared limit, wait without a daemon that serves them before they fail, in ns.
-pub(crate) const CLOSED_WAIT: u64 = 5_000_000_000;
 /// Window of the local clock before the daemon has named one.
 pub(super) const LOCAL_WINDOW: Duration = Duration::from_millis(100);
 
@@ -130,11 +128,11 @@ impl<G: Ground> Device<G> {
     }
 
     /// When questions are answered that wait for a daemon's word on the memory that the process may have; `None`: none wait.
-    pub(crate) fn memory_fails_at(&self, outage: Option<Outage>) -> Option<u64> {
+    pub(crate) fn memory_fails_at(&self, outage: Option<Outage>, daemon_wait: DaemonWait) -> Option<u64> {
         let waits = !self.asked && !self.questions.deferred.is_empty() && self.ground.memory().awaits_part();
         waits.then(|| match self.attachment {
             Attachment::Refused { fails_at } => fails_at,
-            _ => outage.map_or(0, |outage| outage.since + CLOSED_WAIT),
+            _ => outage.map_or(0, |outage| outage.since + daemon_wait.get().as_nanos()),
         })
     }
 

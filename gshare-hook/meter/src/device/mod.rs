@@ -16,7 +16,7 @@ use crate::segment::{Segment, SegmentId};
 use crate::timeline::{Timeline, UNKNOWN};
 use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
 
-pub(crate) use attachment::{Attachment, CLOSED_WAIT};
+pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
 pub(crate) use token_request::{REMAINDER, Tenure};
 
@@ -339,7 +339,7 @@ impl<G: Ground> Device<G> {
         match &self.attachment {
             Attachment::Asking if self.asked => Why::Attaching {},
             Attachment::Asking if around.on_loss == OnDaemonLoss::Closed => {
-                Why::Closed { left_ns: (around.outage_since + CLOSED_WAIT).saturating_sub(now) }
+                Why::Closed { left_ns: around.closed_at.saturating_sub(now) }
             }
             Attachment::Asking => Why::NoDaemon { retry_ns: around.retry_at.saturating_sub(now) },
             Attachment::Refused { fails_at } => Why::Refused { left_ns: fails_at.saturating_sub(now) },
@@ -368,7 +368,7 @@ pub(crate) struct Around {
     pub(crate) syncs: u64,
     pub(crate) slo_sensitive: bool,
     pub(crate) on_loss: OnDaemonLoss,
-    /// Since when there has been no daemon, and when the next attempt to connect is made, in ns.
-    pub(crate) outage_since: u64,
+    /// When launches fail for want of a daemon, and when the next attempt to connect is made, in ns.
+    pub(crate) closed_at: u64,
     pub(crate) retry_at: u64,
 }

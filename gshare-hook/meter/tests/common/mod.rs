@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gshare_core::gate::LaunchGate;
 use gshare_core::wait_ring::Why;
-use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp,
 };
@@ -121,7 +121,7 @@ impl Bench {
 
     fn with_memory(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind, memory: MemoryAccount) -> Self {
         let (now, hello) = (1_000 * MS, ToDaemon::TokenRequest { client: CLIENT });
-        let settings = Settings { hello, spec, on_loss, class: None, seed: 7 };
+        let settings = Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: None, seed: 7 };
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
         }

@@ -8,7 +8,7 @@ use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
-use gshare_core::wire::OnDaemonLoss;
+use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
 use gshared::{Config, Daemon, Running};
@@ -220,6 +220,7 @@ impl Stage {
             slo_sensitive: None,
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
+            daemon_wait: DaemonWait::default(),
             shim: Shim::default(),
             place: Where::at(self.socket()),
             command: vec![program.into(), spin::NAME.into()],

@@ -6,7 +6,7 @@ use super::sim::{Kind, Simulate};
 use super::{Where, print_json, private};
 use anyhow::{Context as _, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
-use gshare_core::wire::OnDaemonLoss;
+use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
 use gshare_fake_cuda_spec::Spec;
 use gshare_profile::executor::{Executor, simulated_gpu};
@@ -403,6 +403,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             slo_sensitive: None,
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
+            daemon_wait: DaemonWait::default(),
             shim: Shim::default(),
             place: place.clone(),
             command: command.clone(),

@@ -7,7 +7,7 @@
 //! | `LD_PRELOAD` | the hook, before whatever was there |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
-//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS` | the options |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
@@ -17,7 +17,7 @@ use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
 use gshare_core::scale::ServiceClass;
-use gshare_core::wire::{OnDaemonLoss, ToDaemon};
+use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
 use gshared::enforce::Enforcement;
@@ -65,6 +65,9 @@ pub(crate) struct Options {
     /// What launches do when the daemon is gone: keep the last share, or fail.
     #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
     pub(crate) on_daemon_loss: OnDaemonLoss,
+    /// How long launches and allocations wait for a daemon that is gone or says nothing: 200ms to 600s.
+    #[arg(long, value_name = "TIME", default_value_t = DaemonWait::default())]
+    pub(crate) daemon_wait: DaemonWait,
     #[command(flatten)]
     pub(crate) shim: Shim,
     #[command(flatten)]
@@ -231,6 +234,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
         OnDaemonLoss::Closed => "closed",
     };
     set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
+    set("GSHARE_DAEMON_WAIT", Some(options.daemon_wait.to_string()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
     command.envs(Enforcement::of_node(simulated).environment(&spec));

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::virtual_gpu::{Kernel, VirtualGpu};
 use gshare_core::gate::LaunchGate;
 use gshare_core::scale::ServiceClass;
-use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, Timestamp};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
@@ -198,7 +198,7 @@ impl Process {
             on_loss: who.on_loss,
         };
         let (spec, on_loss) = (who.spec, who.on_loss);
-        let settings = Settings { hello, spec, on_loss, class: who.class, seed: rng.next_u64() };
+        let settings = Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: who.class, seed: rng.next_u64() };
         let memory = MemoryAccount::of_member(who.memory.0);
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
