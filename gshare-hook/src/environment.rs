@@ -89,8 +89,8 @@ impl Config {
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
         let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
         let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
-        let daemon_wait =
-            parsed("GSHARE_DAEMON_WAIT", daemon_wait, read::<DaemonWait>, &mut complaints).unwrap_or_default();
+        let daemon_wait = parsed("GSHARE_DAEMON_WAIT", daemon_wait, read::<DaemonWait>, &mut complaints)
+            .unwrap_or_default();
         let file = get("GSHARE_TRACE_RING").filter(|name| !name.is_empty());
         let (trace, unknown) = Wanted::read(&words, file);
         complaints.extend(unknown.err().map(|error| format!("GSHARE_TRACE={words}: {error}")));

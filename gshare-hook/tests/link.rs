@@ -107,7 +107,11 @@ fn a_daemon_that_keeps_others_waiting_is_not() {
     let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
     let done = impatient(&program, &["works", "100"]).env("GSHARE_SOCKET", &daemon.socket).finish();
     assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
-    assert!(began.elapsed() >= StdDuration::from_millis(2_500), "it was not waited for: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() >= StdDuration::from_millis(2_500),
+        "it was not waited for: {:?}",
+        began.elapsed()
+    );
     let told = daemon.told();
     assert_eq!(told.attached.len(), 1, "and it was asked whether it is there: {told:?}");
     assert!(told.names.len() > 1, "{told:?}");

@@ -85,7 +85,7 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
     let mut pick = |of: &[u64]| of[usize::try_from(rng.between(0, of.len() as u64 - 1)).unwrap()];
     let (mut worst, mut longest) = (0.0_f64, 0.0_f64);
     let mut alone = BTreeMap::new();
-    for case in 0..60 {
+    for case in 0..40 {
         let shares: &[u64] = [&[50, 50][..], &[30, 70], &[70, 30], &[10, 20, 70]][case % 4];
         let capped = case % 8 < 4;
         let programs: Vec<(QuotaRange, Program)> = (1..)

@@ -208,7 +208,7 @@ fn an_idle_slot_is_not_lost() {
 fn whole_nodes_run_by_slots() {
     let mut shares = node::ShareReport::EMPTY;
     let setup = node::Setup { tokens: Box::new(slots), terms: terms(), error_max: node::ERROR_MAX };
-    (0..48).for_each(|seed| shares.add(&node::run(seed, &setup).unwrap().shares));
+    (0..36).for_each(|seed| shares.add(&node::run(seed, &setup).unwrap().shares));
     println!("{shares:#?}");
     for errors in [shares.capped, shares.side_by_side, shares.elastic] {
         assert!(errors.spans > 50, "the promise was put to the test");

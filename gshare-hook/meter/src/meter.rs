@@ -139,9 +139,9 @@ impl<G: Ground> Meter<G> {
             Link::Down { retry_at, .. } => retry_at,
             Link::Greeting { by, .. } => by,
             Link::Up { probe: Some(by), .. } => by,
-            Link::Up { heard, probe: None } => {
-                self.waits_since.map_or(u64::MAX, |since| since.max(heard) + self.settings.daemon_wait.silence_ns() + 1)
-            }
+            Link::Up { heard, probe: None } => self
+                .waits_since
+                .map_or(u64::MAX, |since| since.max(heard) + self.settings.daemon_wait.silence_ns() + 1),
             Link::Connecting { .. } | Link::Closing { .. } => u64::MAX,
         };
         let of_device = |device: &Device<G>| match device.attachment {
@@ -149,14 +149,19 @@ impl<G: Ground> Meter<G> {
                 device.look_at.min(fails_at)
             }
             Attachment::Asking if self.settings.on_loss == OnDaemonLoss::Closed => {
-                let fails_at = self.link.outage().map_or(0, |outage| outage.since + self.daemon_wait_ns() + 1);
+                let fails_at =
+                    self.link.outage().map_or(0, |outage| outage.since + self.daemon_wait_ns() + 1);
                 if fails_at > self.now.as_nanos() { device.look_at.min(fails_at) } else { device.look_at }
             }
             _ => device.look_at,
         };
         let devices = self.devices.iter().map(of_device).min().unwrap_or(u64::MAX);
         let outage = self.link.outage();
-        let memory = self.devices.iter().filter_map(|device| device.memory_fails_at(outage, self.settings.daemon_wait)).min();
+        let memory = self
+            .devices
+            .iter()
+            .filter_map(|device| device.memory_fails_at(outage, self.settings.daemon_wait))
+            .min();
         let leaving = self.leaving.map_or(u64::MAX, |leaving| leaving.by);
         let next = link.min(devices).min(leaving).min(memory.unwrap_or(u64::MAX));
         (next != u64::MAX).then(|| Timestamp::from_nanos(next))
@@ -642,7 +647,8 @@ impl<G: Ground> Meter<G> {
     fn fail_memory(&mut self, now: u64, actions: &mut Actions) {
         let outage = self.link.outage();
         for device in &mut self.devices {
-            if device.memory_fails_at(outage, self.settings.daemon_wait).is_none_or(|fails_at| now < fails_at) {
+            if device.memory_fails_at(outage, self.settings.daemon_wait).is_none_or(|fails_at| now < fails_at)
+            {
                 continue;
             }
             let refused = matches!(device.attachment, Attachment::Refused { .. });
@@ -652,7 +658,10 @@ impl<G: Ground> Meter<G> {
                         actions.push(Action::Answer { ticket, granted: false });
                         // Why the daemon refuses has been told.
                         if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
-                            actions.push(Action::Tell(memory_questions::no_part(device.spec, self.settings.daemon_wait)));
+                            actions.push(Action::Tell(memory_questions::no_part(
+                                device.spec,
+                                self.settings.daemon_wait,
+                            )));
                         }
                     }
                     Deferred::View { ticket } => actions.push(Action::Answer { ticket, granted: false }),

@@ -264,7 +264,7 @@ fn a_process_that_no_daemon_has_served_holds_nothing_of_a_limit_that_it_shares()
         assert_eq!(bench.ground.memory.free_alone(), 0);
         let (again, seen) = (bench.reserve(1), bench.view());
         assert_eq!((bench.answer(again), bench.answer(seen)), (Some(false), Some(false)), "at once");
-        let said = "out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 5 s";
+        let said = "out of memory: the processes of this run share a limit of 64 MiB, and no daemon has said within 5s";
         assert!(bench.lines.len() == 1 && bench.lines[0].starts_with(said), "{:?}", bench.lines);
         assert!(bench.busy >= launched * MS, "launches are another matter");
         // A daemon comes after all.

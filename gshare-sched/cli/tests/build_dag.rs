@@ -12,7 +12,7 @@ use std::time::Duration;
 const GSHARE: &str = env!("CARGO_BIN_EXE_gshare");
 const FIXTURE: &str = env!("CARGO_BIN_EXE_gshare-fixture");
 /// What a loaded machine does to the times is not what is tested.
-const QUICK: [&str; 6] = ["--time", "2s", "--steady", "100", "--warmup", "60s"];
+const QUICK: [&str; 6] = ["--time", "700ms", "--steady", "100", "--warmup", "60s"];
 
 fn gshare(args: &[&str]) -> Output {
     let library = hooked::libraries().join("libfake_cuda.so");

@@ -390,6 +390,7 @@ fn options_that_cannot_be_are_refused_with_their_bounds() {
     assert!(refused(&["--mem", "0"]).contains("GPU memory is 0"));
     assert!(refused(&["--mem", "4"]).contains("4GiB"));
     assert!(refused(&["--on-daemon-loss", "maybe"]).contains("need `open` or `closed`"));
+    assert!(refused(&["--daemon-wait", "199ms"]).contains("--daemon-wait <TIME>': need 200ms to 600s"));
 }
 
 #[test]

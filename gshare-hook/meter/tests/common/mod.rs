@@ -121,7 +121,8 @@ impl Bench {
 
     fn with_memory(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind, memory: MemoryAccount) -> Self {
         let (now, hello) = (1_000 * MS, ToDaemon::TokenRequest { client: CLIENT });
-        let settings = Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: None, seed: 7 };
+        let settings =
+            Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: None, seed: 7 };
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
         }

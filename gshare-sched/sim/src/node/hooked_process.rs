@@ -198,7 +198,14 @@ impl Process {
             on_loss: who.on_loss,
         };
         let (spec, on_loss) = (who.spec, who.on_loss);
-        let settings = Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: who.class, seed: rng.next_u64() };
+        let settings = Settings {
+            hello,
+            spec,
+            on_loss,
+            daemon_wait: DaemonWait::default(),
+            class: who.class,
+            seed: rng.next_u64(),
+        };
         let memory = MemoryAccount::of_member(who.memory.0);
         if spec.memory().is_some() {
             memory.limit_to(spec.memory());
