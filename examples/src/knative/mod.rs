@@ -40,8 +40,8 @@ pub mod settings;
 pub mod shell;
 pub mod target_writes;
 
+use crate::kubernetes::controller_metrics::Metrics;
 use crate::kubernetes::lease;
-use crate::kubernetes::metrics::Metrics;
 use anyhow::Context as _;
 use decider::Policy;
 use futures::FutureExt as _;

@@ -15,7 +15,7 @@ use super::decider::{Decider, Policy, TICK, load};
 use super::outside::{Outside, Waiting};
 use super::settings::{Defaults, Settings};
 use super::target_writes::{self, Observed, Pass, Write};
-use crate::kubernetes::metrics::{KNATIVE_DESIRED, KNATIVE_PASSES, KNATIVE_TARGETS, Metrics};
+use crate::kubernetes::controller_metrics::{KNATIVE_DESIRED, KNATIVE_PASSES, KNATIVE_TARGETS, Metrics};
 use crate::kubernetes::said;
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use gshare_core::Timestamp;

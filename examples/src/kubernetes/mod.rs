@@ -1,10 +1,10 @@
 //! Hosts for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]), and pods that our packer places
 //! ([`fastpod`]). Controllers may have several replicas, of which one leads ([`lease`]).
 
+pub mod controller_metrics;
 pub mod dra;
 pub mod fastpod;
 pub mod lease;
-pub mod metrics;
 pub mod plugin;
 
 use gshare_core::{ResourceSpec, RunId};

@@ -1,10 +1,10 @@
 //! A plugin of the kubelet: the socket by which it is found and registered, and the one that serves it. The kubelet looks for
 //! plugins of both kinds, drivers of devices and device plugins, in one directory, and finds them again after its own restart.
 
+use super::controller_metrics::Metrics;
 use super::dra::authority::Tolerant;
 use super::dra::kubelet::registration_server::{Registration, RegistrationServer};
 use super::dra::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use super::metrics::Metrics;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

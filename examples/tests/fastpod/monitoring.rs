@@ -3,8 +3,8 @@
 use super::api_server::documents;
 use super::kustomize::check;
 use clap::Parser as _;
+use gshare_examples::kubernetes::controller_metrics::ALL;
 use gshare_examples::kubernetes::dra;
-use gshare_examples::kubernetes::metrics::ALL;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;

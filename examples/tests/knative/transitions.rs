@@ -9,7 +9,7 @@ use gshare_examples::knative::decider::{PodLoad, Policy};
 use gshare_examples::knative::outside::{Outside, OutsideError, Waiting};
 use gshare_examples::knative::settings::Defaults;
 use gshare_examples::knative::shell::{Config, Moment, PassError, Shell};
-use gshare_examples::kubernetes::metrics::Metrics;
+use gshare_examples::kubernetes::controller_metrics::Metrics;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff;
 use kube::runtime::reflector::store::Writer;

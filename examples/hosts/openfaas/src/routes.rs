@@ -6,8 +6,8 @@ use super::api::{
 };
 use super::deployment::{Plan, Wants};
 use super::host::{Version, View};
+use super::host_metrics::Metrics;
 use super::logs::Stamped;
-use super::metrics::Metrics;
 use super::node::Node;
 use super::records::Record;
 use super::{guard, later, proxy};

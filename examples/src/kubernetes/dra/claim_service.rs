@@ -4,7 +4,7 @@ use super::cdi::Directory;
 use super::claim::{ClaimError, answer, check_uid, prepare};
 use super::kubelet::*;
 use super::{DRIVER, Node, health};
-use crate::kubernetes::metrics::{DRA_PREPARED, Metrics};
+use crate::kubernetes::controller_metrics::{DRA_PREPARED, Metrics};
 use crate::kubernetes::plugin::{Plugin, ServeError, Sockets};
 use crate::kubernetes::{plugin, said};
 use k8s_openapi::api::resource::v1::ResourceClaim;

@@ -2,7 +2,7 @@
 
 use super::claim_service::{Driver, serve};
 use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
-use crate::kubernetes::metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
+use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
 use crate::kubernetes::plugin::Sockets;
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;

@@ -13,7 +13,7 @@ use super::backoff::{Backoff, WINDOW};
 use super::fastpod_writes::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
 use super::pods::{self, LABEL, NODE_LABEL, owner};
 use super::{FaSTPod, nodes};
-use crate::kubernetes::metrics::{
+use crate::kubernetes::controller_metrics::{
     FASTPOD_HELD_UP, FASTPOD_LOOK_SECONDS, FASTPOD_LOOKS, FASTPOD_NODES, FASTPOD_OBJECTS, FASTPOD_REPLICAS,
     FASTPOD_WRITES, Metrics,
 };

@@ -26,8 +26,8 @@
 use super::kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use super::kubelet::*;
 use super::pods::{File, Injected};
+use crate::kubernetes::controller_metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
 use crate::kubernetes::dra::cdi;
-use crate::kubernetes::metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
 use crate::kubernetes::plugin::{Plugin, ServeError, Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};

@@ -22,7 +22,7 @@
 //! | [`storage`] | `C693336E-1121-DF11-A8C3-68F355D89593` | libcudart |
 //! | [`checks`] | `263E8860-7CD2-6143-92F6-BBD5006DFA7E` | libcudart |
 //! | [`integrity`] | `D4082055-BDE6-704B-8D34-BA123C66E1F2` | libcudart |
-//! | [`context`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
+//! | [`context_table`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
 //! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
 //! | [`products`] | `1734DC26-800D-4745-8726-C0F1E7DD8BCA` | cuBLASLt on an H100 or H200 |
 //!
@@ -36,7 +36,7 @@ use crate::driver::{CUresult, Pointer, base, sys};
 
 mod callbacks;
 mod checks;
-mod context;
+mod context_table;
 mod cudart;
 mod integrity;
 mod module;
@@ -62,7 +62,7 @@ static TABLES: [Table; 9] = [
     storage::TABLE,
     checks::TABLE,
     integrity::TABLE,
-    context::TABLE,
+    context_table::TABLE,
     module::TABLE,
     products::TABLE,
 ];

@@ -14,13 +14,13 @@ mod fast_scale;
 mod filter;
 mod horizontal;
 mod instances;
-mod pack;
+mod model_store;
+mod packer;
 mod partition;
 mod platform;
 mod request;
 mod route;
-mod store;
-mod token;
+mod token_scheduler;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
 ///
@@ -71,11 +71,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::FastScale(options) => fast_scale::run(options),
         Kind::Horizontal(options) => horizontal::run(options),
         Kind::Peaks(options) => horizontal::run_peaks(options),
-        Kind::Token(options) => token::run(options),
+        Kind::Token(options) => token_scheduler::run(options),
         Kind::Request(options) => request::run(options),
-        Kind::SlotToken(options) => token::run_slots(options),
-        Kind::Pack(options) => pack::run(options),
-        Kind::Store(options) => store::run(options),
+        Kind::SlotToken(options) => token_scheduler::run_slots(options),
+        Kind::Pack(options) => packer::run(options),
+        Kind::Store(options) => model_store::run(options),
         Kind::Partition(options) => partition::run(options),
         Kind::Platform(options) => platform::run(options),
         Kind::Instances(options) => instances::run(options),
