@@ -154,7 +154,7 @@ impl DaemonWait {
         (Self::SHORTEST..=Self::LONGEST).contains(&length).then_some(Self(length))
     }
 
-    /// Its length.
+    /// The length of the wait.
     pub const fn get(self) -> Duration {
         self.0
     }
@@ -192,10 +192,10 @@ impl core::str::FromStr for DaemonWait {
 /// A text that is no [`DaemonWait`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseDaemonWaitError {
-    /// It is no length of time.
+    /// The text is no length of time.
     #[error(transparent)]
     Malformed(#[from] crate::ParseUnitError),
-    /// It is shorter or longer than a wait may be.
+    /// The length is below [`DaemonWait::SHORTEST`] or above [`DaemonWait::LONGEST`].
     #[error("need {} to {}", DaemonWait::SHORTEST, DaemonWait::LONGEST)]
     OutOfBounds,
 }

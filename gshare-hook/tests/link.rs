@@ -76,7 +76,7 @@ fn launches_wait_as_long_for_a_daemon_that_says_nothing() {
     let run = impatient(&program, &["works", "20000"]).env("GSHARE_SOCKET", &socket);
     let done = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
     let waited = failed_after(&done.stdout);
-    // That second began before the launch.
+    // The wait began before the launch.
     assert!(waited.is_some_and(|ms| (400..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 

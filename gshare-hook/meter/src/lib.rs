@@ -43,13 +43,13 @@
 //!
 //! # Without a daemon
 //! With policy *open* the process keeps its last part of the share by its own clock. With *closed* launches wait, and fail
-//! after [`Settings::daemon_wait`], 5 s by default. A daemon that says nothing for three fifths of that while a thread waits is probed by a second connection; if it does not greet,
-//! it is as good as gone (a stopped process keeps its sockets).
+//! after [`Settings::daemon_wait`], 5 s by default. A daemon that says nothing for three fifths of that while a thread waits is
+//! probed by a second connection; if it does not greet, it is as good as gone (a stopped process keeps its sockets).
 //!
 //! With either policy it allocates within its last part of the memory: parts of the processes of an instance add up to the limit
 //! of the instance. A process whose run may have others ([`MemoryAccount::of_member`]) has no part before a daemon has stated one:
-//! allocations and looks at memory wait for that, until the daemon has been away for that long; then the allocations fail, and one
-//! line says why. The only process of a run has the whole limit.
+//! allocations and looks at memory wait for that, until the daemon has been away for the same wait; then the allocations fail,
+//! and one line says why. The only process of a run has the whole limit.
 //!
 //! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for as long, if another
 //! attempt may succeed, and fail then. Where the operator lets such processes run, the daemon says so ([`ToClient::Unserved`])

@@ -1,5 +1,7 @@
 //! The connection to the daemon: when it is made, tried again, and given up.
 
+use gshare_core::wire::DaemonWait;
+
 /// First and longest delay between two attempts to connect to a daemon that is gone, in ns.
 pub(crate) const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
 /// The longest delay while a daemon refuses the process, in ns.
@@ -17,6 +19,11 @@ pub(crate) struct Outage {
 impl Outage {
     pub(crate) fn new(since: u64) -> Self {
         Self { since, delay: RECONNECT.0 }
+    }
+
+    /// When a process that waits for so long gives the daemon up, in ns.
+    pub(crate) fn closed_at(&self, daemon_wait: DaemonWait) -> u64 {
+        self.since + daemon_wait.get().as_nanos()
     }
 }
 

@@ -144,19 +144,18 @@ impl<G: Ground> Meter<G> {
                 .map_or(u64::MAX, |since| since.max(heard) + self.settings.daemon_wait.silence_ns() + 1),
             Link::Connecting { .. } | Link::Closing { .. } => u64::MAX,
         };
+        let outage = self.link.outage();
         let of_device = |device: &Device<G>| match device.attachment {
             Attachment::Refused { fails_at } if fails_at > self.now.as_nanos() => {
                 device.look_at.min(fails_at)
             }
             Attachment::Asking if self.settings.on_loss == OnDaemonLoss::Closed => {
-                let fails_at =
-                    self.link.outage().map_or(0, |outage| outage.since + self.daemon_wait_ns() + 1);
+                let fails_at = outage.map_or(0, |outage| outage.closed_at(self.settings.daemon_wait) + 1);
                 if fails_at > self.now.as_nanos() { device.look_at.min(fails_at) } else { device.look_at }
             }
             _ => device.look_at,
         };
         let devices = self.devices.iter().map(of_device).min().unwrap_or(u64::MAX);
-        let outage = self.link.outage();
         let memory = self
             .devices
             .iter()
@@ -280,10 +279,6 @@ impl<G: Ground> Meter<G> {
         self.devices.iter_mut().find(|device| device.client() == Some(client))
     }
 
-    fn daemon_wait_ns(&self) -> u64 {
-        self.settings.daemon_wait.get().as_nanos()
-    }
-
     fn around(&self, now: u64) -> Around {
         let class = self.class.or(self.settings.class);
         Around {
@@ -291,7 +286,7 @@ impl<G: Ground> Meter<G> {
             syncs: self.syncs,
             slo_sensitive: class.is_some_and(ServiceClass::is_slo_sensitive),
             on_loss: self.settings.on_loss,
-            closed_at: self.link.outage().map_or(now, |outage| outage.since) + self.daemon_wait_ns(),
+            closed_at: self.link.outage().unwrap_or(Outage::new(now)).closed_at(self.settings.daemon_wait),
             retry_at: if let Link::Down { retry_at, .. } = self.link { retry_at } else { now },
         }
     }
@@ -393,8 +388,7 @@ impl<G: Ground> Meter<G> {
 
     /// Decides who lets launches in on devices that no daemon serves.
     fn settle(&mut self, now: u64, actions: &mut Actions) {
-        let since = if let Link::Down { outage, .. } = self.link { Some(outage.since) } else { None };
-        let daemon_wait_ns = self.daemon_wait_ns();
+        let down = if let Link::Down { outage, .. } = self.link { Some(outage) } else { None };
         for device in &mut self.devices {
             if let Standing::Unserved(spec) = self.standing {
                 device.own_memory(spec);
@@ -406,13 +400,13 @@ impl<G: Ground> Meter<G> {
                         device.fail_launches(actions);
                     }
                 }
-                Attachment::Asking => match (self.standing, since) {
+                Attachment::Asking => match (self.standing, down) {
                     (Standing::Refused { fails_at }, _) => device.refuse(fails_at, actions),
                     (Standing::Unserved(spec), _) => device.go_local(spec, now, actions),
                     (Standing::Served, None) => {}
-                    (Standing::Served, Some(since)) => match self.settings.on_loss {
+                    (Standing::Served, Some(outage)) => match self.settings.on_loss {
                         OnDaemonLoss::Open => device.go_local(device.spec, now, actions),
-                        OnDaemonLoss::Closed if now.saturating_sub(since) > daemon_wait_ns => {
+                        OnDaemonLoss::Closed if now > outage.closed_at(self.settings.daemon_wait) => {
                             device.fail_launches(actions);
                         }
                         OnDaemonLoss::Closed => device.wait_closed(actions),
@@ -580,7 +574,7 @@ impl<G: Ground> Meter<G> {
         actions: &mut Actions,
     ) {
         let up = self.link.is_up();
-        let fails_at = if is_final(code) { now } else { now + self.daemon_wait_ns() };
+        let fails_at = if is_final(code) { now } else { now + self.settings.daemon_wait.get().as_nanos() };
         if !is_final(code) {
             self.refusals = self.refusals.saturating_add(1);
         }

@@ -132,7 +132,7 @@ impl<G: Ground> Device<G> {
         let waits = !self.asked && !self.questions.deferred.is_empty() && self.ground.memory().awaits_part();
         waits.then(|| match self.attachment {
             Attachment::Refused { fails_at } => fails_at,
-            _ => outage.map_or(0, |outage| outage.since + daemon_wait.get().as_nanos()),
+            _ => outage.map_or(0, |outage| outage.closed_at(daemon_wait)),
         })
     }
 

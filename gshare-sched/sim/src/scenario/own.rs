@@ -55,7 +55,7 @@ impl core::fmt::Debug for Own {
     }
 }
 
-/// Of each kind of policy: how one is added, and how all of a program's own are read.
+/// Writes two functions for each kind of policy: one adds a policy, the other reads all of a program's own.
 macro_rules! own {
     ($($(#[$adds:meta])* $with:ident, $all:ident: $policy:ident;)*) => {
         impl Own {
@@ -71,7 +71,7 @@ macro_rules! own {
                     self
                 }
 
-                /// Those that were added, by name, for programs that run them elsewhere.
+                /// The policies of this kind that were added, by name, for programs that run them elsewhere.
                 pub fn $all(&self) -> impl Iterator<Item = (&str, &Make<dyn $policy>)> {
                     self.$all.iter().map(|(name, make)| (name.as_str(), make))
                 }
