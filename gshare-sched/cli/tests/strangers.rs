@@ -15,10 +15,11 @@ fn a_process_that_the_daemon_refuses_launches_nothing() {
     let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
     let bob = spinners.start("bob", 1, &[], &[]);
     bob.works(&daemon);
+    let wait = [("GSHARE_DAEMON_WAIT", "1s")];
     let mut refused: Vec<_> =
-        (2..5).map(|run| spinners.start(&format!("stranger-{run}"), run, &[], &[])).collect();
+        (2..5).map(|run| spinners.start(&format!("stranger-{run}"), run, &wait, &[])).collect();
     // Another run of bob's name may get it later: its launches wait for that, and fail.
-    refused.push(spinners.start("bob", 9, &[], &[]));
+    refused.push(spinners.start("bob", 9, &wait, &[]));
     for stranger in &mut refused {
         assert!(!stranger.0.wait().unwrap().success(), "its launch failed");
         assert_eq!(spinners.truth().gpu_time(stranger), 0);
