@@ -363,19 +363,21 @@ fn fast_08_the_least_effective_goes_first_then_the_youngest() {
     let throughputs: Vec<_> = bench.serving.iter().map(|(_, rate)| rate.as_milli() / 1_000).collect();
     assert_eq!(throughputs, [50, 50, 15]);
     let actions = bench.loads(20, 35);
-    // Target 38.5, and the dead band 46.2: 68.8 are too many. 15 goes (the least effective), then the younger 50.
+    // Target 38.5, and the dead band 42.4: 72.6 are too many. 15 goes (the least effective), then the younger 50.
     assert_eq!(drains(&actions), [InstanceId::new(2), InstanceId::new(1)]);
 }
 
-/// The predicted load: the highest of the last ten reports.
+/// The predicted load: a line through the last twenty reports, or what the highest of them proves.
 #[test]
-fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away() {
-    let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20)], 0, 10));
-    bench.load(100);
-    assert!(bench.loads(9, 0).is_empty());
-    assert!(bench.load(100).is_empty());
-    assert!(bench.loads(9, 0).is_empty());
-    assert_eq!(drains(&bench.load(0)).len(), 2);
+fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away_and_a_step_is_seen_at_once() {
+    let mut bench = heuristic(spec(vec![point(24, 100, 60.0, 20)], 0, 10));
+    bench.loads(20, 100);
+    assert_eq!(bench.deployed(), 2);
+    assert!(bench.loads(3, 0).is_empty());
+    assert!(bench.loads(20, 100).is_empty());
+    assert_eq!(starts(&bench.load(300)).len(), 4, "292 at least, of which 120 are there");
+    bench.loads(20, 0);
+    assert_eq!(bench.deployed(), 0);
 }
 
 #[test]
@@ -608,6 +610,34 @@ fn named(actions: &[HorizontalAction]) -> Vec<String> {
     actions.iter().map(name).collect()
 }
 
+/// The predicted load by its definition, where no instance has become ready yet.
+fn forecast(loads: &[u64]) -> f64 {
+    let last: Vec<f64> = loads.iter().skip(loads.len().saturating_sub(20)).map(|&load| load as f64).collect();
+    let highest = last.iter().copied().fold(0.0, f64::max);
+    if last.len() < 3 {
+        return highest;
+    }
+    let (count, mean) = (last.len() as f64, last.iter().sum::<f64>() / last.len() as f64);
+    let mut steps: Vec<f64> = last.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let squares = steps.iter().map(|step| step * step / 2.0);
+    let all_but_one = squares.clone().sum::<f64>() - squares.fold(0.0, f64::max);
+    let dispersion = if mean > 0.0 { (all_but_one / mean + 5.0) / (count + 3.0) } else { 0.0 };
+    let middle = (count - 1.0) / 2.0;
+    let (mut products, mut widths) = (0.0, 0.0);
+    for (place, load) in last.iter().enumerate() {
+        let from_middle = place as f64 - middle;
+        products += from_middle * (load - mean);
+        widths += from_middle * from_middle;
+    }
+    steps.sort_by(f64::total_cmp);
+    let median = steps[steps.len() / 2];
+    let lowest = last.iter().copied().fold(f64::MAX, f64::min);
+    let line = mean + products / widths * count / 2.0;
+    let line = line.clamp(lowest + median.min(0.0) / 2.0, highest + median.max(0.0) / 2.0);
+    let newer = last[last.len() / 2..].iter().copied().fold(0.0, f64::max);
+    line.max(newer - 2.0 * (dispersion * newer).sqrt()).max(0.0)
+}
+
 proptest! {
     /// Runs of load levels with instances that start, crash and are refused on the way.
     #[test]
@@ -677,13 +707,8 @@ proptest! {
             .collect();
         let mut bench = heuristic(spec(points, 0, max_instances));
         bench.ready_at_once = false;
-        let mut last = std::collections::VecDeque::new();
         let mut serving: Vec<(InstanceId, u64)> = Vec::new();
         for (tick, &load) in loads.iter().enumerate() {
-            last.push_back(load);
-            if last.len() > 10 {
-                last.pop_front();
-            }
             let before: u64 = serving.iter().map(|(_, rate)| rate).sum();
             let actions = bench.load(load);
             let mut unmet = 0;
@@ -697,13 +722,13 @@ proptest! {
                 }
             }
             let capacity: u64 = serving.iter().map(|(_, rate)| rate).sum();
-            let target = last.iter().max().unwrap() * 1_100;
+            let target = forecast(&loads[..=tick]) * 1_100.0;
             prop_assert!(serving.len() <= max_instances as usize);
-            if before < target {
-                prop_assert!(capacity + unmet >= target, "{capacity} and {unmet} unmet of {target}");
-            } else {
-                prop_assert!(capacity >= target, "{capacity} of {target}");
-                prop_assert!(starts(&actions).is_empty());
+            // The engine reckons in whole thousandths.
+            let (low, high) = (target * 0.99 - 1_000.0, target * 1.01 + 1_000.0);
+            prop_assert!((capacity + unmet) as f64 >= low, "{capacity} and {unmet} unmet of {target}");
+            if before as f64 > high {
+                prop_assert!(starts(&actions).is_empty() && unmet == 0, "{before} are there, {target} needed");
             }
             // Some starts find no room.
             if refuse.get(tick) == Some(&0) && let Some((instance, _)) = serving.pop() {
@@ -773,7 +798,7 @@ fn fast_10_capacity_beyond_the_load_is_what_uneven_arrivals_need() {
     assert!(queueing(&bursts, |_| ()) > 6, "{}", queueing(&bursts, |_| ()));
     let not_asked =
         |config: &mut HeuristicHorizontalConfig| config.late_share = gshare_core::BasisPoints::ZERO;
-    assert_eq!(queueing(&bursts, not_asked), 4);
+    assert_eq!(queueing(&bursts, not_asked), 3, "what a line through them needs");
     assert_eq!(queueing(&[0], |_| ()), 1);
 }
 

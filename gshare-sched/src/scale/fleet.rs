@@ -108,6 +108,8 @@ pub(super) struct Function<S> {
     capacity: RequestRate,
     counts: InstanceCounts,
     reported: Option<Timestamp>,
+    /// Time that the last instance to become ready took to start.
+    start_time: Duration,
     pub(super) state: S,
 }
 
@@ -123,6 +125,11 @@ impl<S> Function<S> {
 
     pub(super) const fn spec(&self) -> &FunctionScale {
         &self.spec
+    }
+
+    /// Time that the last instance to become ready took to start; 0 before the first.
+    pub(super) const fn start_time(&self) -> Duration {
+        self.start_time
     }
 
     /// Points that may be started now, the most effective first, by their index in the profile.
@@ -424,6 +431,7 @@ impl<S: Default> Fleet<S> {
             capacity: RequestRate::ZERO,
             counts: InstanceCounts::default(),
             reported: None,
+            start_time: Duration::ZERO,
             state: S::default(),
         });
     }
@@ -479,6 +487,10 @@ impl<S: Default> Fleet<S> {
         self.deadlines.remove(&(instance.deadline, id));
         *count(&mut known.counts, instance.stage) -= 1;
         *count(&mut known.counts, stage) += 1;
+        if stage == Stage::Ready {
+            let left = instance.deadline.saturating_since(self.now);
+            known.start_time = self.config.start_timeout.saturating_sub(left);
+        }
         (instance.stage, instance.deadline) = (stage, deadline);
         if stage == Stage::Draining {
             let throughput = known.spec.profile.points()[instance.point].throughput;

@@ -7,11 +7,13 @@
 //!
 //! # Terms
 //! The words of [`gshare_core::scale`] and [`gshare_core::profile`], and per function:
-//! - `R`, **predicted load**: the highest of the last 10 load reports;
+//! - `R`, **predicted load**: of two figures from the last 20 load reports the higher one: the line of least squares through them, where
+//!   it is when an instance that starts now is ready (as long as the last start took, at most 10 reports), within the reports and
+//!   what the median difference between neighbours adds to them until then; and the least load that explains the highest report
+//!   `x` of the last 10, `x - 2 sqrt(D x)` with `D` as below but for the largest difference, so that a step is seen at once;
 //! - **target**: `R` and `headroom` (10 %) more, and where the function has a bound on p95 (half of what it must answer in) at least
 //!   what it takes that no more than `late_share` (1 %) of the requests wait longer than the rest. How much that is
-//!   depends on how uneven arrivals are: their index of dispersion, from how much the last reports differ from each other
-//!   (a trend hardly counts), beside five reports of a Poisson process for what so few may not have seen;
+//!   depends on how uneven arrivals are: their index of dispersion, from how much the same reports differ from each other;
 //! - **capacity**: throughputs `T` of the starting and ready instances added up;
 //! - **candidates**: the points whose p95 is within the function's bound and that were not refused just now;
 //! - **RPR**: throughput per area `T / (S x Q)`.
@@ -21,7 +23,7 @@
 //! 1. *target > capacity*: `gap = target - capacity = n * T_eff + r`, where `p_eff` is the candidate of the highest RPR. Start
 //!    `n` instances at `p_eff`, and if `r > 0` one at `p_ideal`: the candidate of the smallest area with `T >= r`, of equal ones
 //!    that with the smallest `T`. What the maximum of instances or the lack of candidates leaves over is reported unmet.
-//! 2. *capacity > target and `dead_band` (20 %) more*: go once through the instances, RPR ascending, then `T` ascending, then the
+//! 2. *capacity > target and `dead_band` (10 %) more*: go once through the instances, RPR ascending, then `T` ascending, then the
 //!    youngest first, and take each away whose `T` is at most what is left of the difference; never below the minimum, and
 //!    not within `down_cooldown` of a start.
 //! 3. Else nothing: within the dead band load may swing without anybody being started or stopped.
@@ -30,15 +32,15 @@
 //! Points are (12 %, 100 %) 68 requests/s, (12 %, 40 %) 35, (6 %, 40 %) 24. Per per cent of area these are 5.7, 7.3 and 10:
 //! `p_eff` is the last. Load is 55, the target 60.5: `60.5 = 2 x 24 + 12.5`. Two are started at `p_eff`; 12.5 needs one more, and
 //! the smallest area with `T >= 12.5` is `p_eff` again. Capacity is 72. Load falls to 20: after ten reports the target is 22,
-//! and with the dead band 26.4. 45.6 are too many: one goes (21.6 are left, less than the next one's 24).
+//! and with the dead band 24.2. 47.8 are too many: one goes (23.8 are left, less than the next one's 24).
 //!
 //! # Invariants
 //! Those of the contract of [`HorizontalScaler`]; and after a step up, the capacity is at least the target unless something
 //! is reported unmet; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost
-//! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(10) for a report that does
-//! nothing.
+//! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report that
+//! does nothing.
 //!
 //! # Differences from the paper
 //! 1. A gap of 0 starts a pod (line 3). Nothing is done within a dead band.
@@ -55,6 +57,7 @@
 //! 10. Throughput is what a closed loop measures, where nobody waits but as many as are served. Of requests that come as they
 //!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
 use super::fleet::{Fleet, FleetConfig, Function};
+use super::forecast::Forecast;
 use super::queue::{Late, Queue};
 use gshare_core::profile::RequestRate;
 use gshare_core::scale::{
@@ -72,7 +75,7 @@ use std::collections::VecDeque;
 pub struct HeuristicHorizontalConfig {
     /// Settings that every horizontal scaler has.
     pub fleet: FleetConfig,
-    /// Load reports over which the highest is the prediction. 10: about as long as a start takes.
+    /// Load reports that the prediction is made of. 20: a line through them is, at its end, off by half of what a report is.
     pub predict_reports: u32,
     /// Capacity beyond the predicted load, however even arrivals are. 10 %: what comes while an instance starts.
     #[cfg_attr(feature = "serde", serde(rename = "headroom_basis_points"))]
@@ -80,7 +83,7 @@ pub struct HeuristicHorizontalConfig {
     /// Part of the requests that may wait so long that they miss twice the function's bound on p95. 1 %. 0: it is not asked.
     #[cfg_attr(feature = "serde", serde(rename = "late_share_basis_points"))]
     pub late_share: BasisPoints,
-    /// Capacity beyond the target that is put up with. 20 %.
+    /// Capacity beyond the target that is put up with. 10 %: twice the error of the prediction at 100 requests/s.
     #[cfg_attr(feature = "serde", serde(rename = "dead_band_basis_points"))]
     pub dead_band: BasisPoints,
     /// Time after a start in which nothing is taken away. 10 s.
@@ -102,10 +105,10 @@ impl Default for HeuristicHorizontalConfig {
         let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
         Self {
             fleet: FleetConfig::default(),
-            predict_reports: 10,
+            predict_reports: 20,
             headroom: percent(10),
             late_share: percent(1),
-            dead_band: percent(20),
+            dead_band: percent(10),
             down_cooldown: Duration::from_secs(10),
         }
     }
@@ -119,20 +122,6 @@ impl HeuristicHorizontalConfig {
         let (cooldown, day) = (self.down_cooldown, Duration::from_secs(86_400));
         ConfigError::unless(cooldown <= day, "down_cooldown", cooldown, "need at most one day")
     }
-}
-
-/// Reports of a Poisson process beside those that there are.
-const EXPECTED: u128 = 5;
-
-/// The index of dispersion of the requests of a tick, in thousandths: half of the mean square of the differences between reports,
-/// over their mean.
-fn dispersion(reports: &VecDeque<RequestRate>, tick: Duration) -> u64 {
-    let rates = || reports.iter().map(|rate| u128::from(rate.as_milli()).min(1 << 50));
-    let squares = rates().zip(rates().skip(1)).map(|(a, b)| a.abs_diff(b).pow(2) / 2).sum::<u128>();
-    let mean = rates().sum::<u128>() / (reports.len() as u128).max(1);
-    let differences = (reports.len() as u128).saturating_sub(1);
-    let seen = squares / mean.max(1) * u128::from(tick.as_nanos() / 1_000) / 1_000_000;
-    u64::try_from((seen + 1_000 * EXPECTED) / (differences + EXPECTED)).unwrap_or(u64::MAX)
 }
 
 /// `rate` and `more` of it, rounded up.
@@ -172,13 +161,16 @@ impl HeuristicHorizontal {
         Ok(Self { fleet: Fleet::new(config.fleet.clone()), config, late })
     }
 
+    fn forecast(&self, known: &Function<History>) -> Forecast {
+        Forecast::of(&known.state.reports, self.config.fleet.tick, known.start_time())
+    }
+
     /// The queue of a function before the most effective of its points; `None` where nobody said how long it may be.
-    fn queue(&self, known: &Function<History>, load: RequestRate) -> Option<Queue> {
+    fn queue(&self, known: &Function<History>, forecast: Forecast) -> Option<Queue> {
         let (late, max_p95, server) = (self.late?, known.spec().max_p95?, known.best()?);
         // p95 is at most half of what a request may take.
         let wait = max_p95.saturating_mul(2).saturating_sub(server.p95);
-        let dispersion = dispersion(&known.state.reports, self.config.fleet.tick);
-        Some(Queue::new(load, server.throughput, wait, dispersion, late))
+        Some(Queue::new(forecast.load, server.throughput, wait, forecast.dispersion, late))
     }
 
     fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
@@ -189,9 +181,9 @@ impl HeuristicHorizontal {
             reports.pop_front();
         }
         reports.push_back(load);
-        let predicted = reports.iter().copied().max().unwrap_or(load);
-        let target = with(predicted, self.config.headroom);
         let Some(known) = self.fleet.get(function) else { return };
+        let predicted = self.forecast(known);
+        let target = with(predicted.load, self.config.headroom);
         let (capacity, queue) = (known.capacity(), self.queue(known, predicted));
         let waits = |capacity| queue.is_some_and(|queue| !queue.fits(capacity));
         let cooled =
@@ -311,8 +303,8 @@ mod tests {
     /// Step 2 of the essay as it is written: what is enough is looked for, and the difference shared out.
     fn taken_away(scaler: &HeuristicHorizontal, function: FunctionId) -> Vec<HorizontalAction> {
         let known = scaler.fleet.get(function).unwrap();
-        let predicted = known.state.reports.iter().copied().max().unwrap();
-        let target = with(predicted, scaler.config.headroom);
+        let predicted = scaler.forecast(known);
+        let target = with(predicted.load, scaler.config.headroom);
         let at_least = target.max(scaler.queue(known, predicted).unwrap().least_capacity());
         let capacity = known.capacity();
         let mut excess = capacity.saturating_sub(with(at_least, scaler.config.dead_band));
@@ -369,7 +361,7 @@ mod tests {
                 let known = scaler.fleet.get_mut(function).unwrap();
                 let cooled = known.state.started.is_none_or(|at| now.saturating_since(at) >= scaler.config.down_cooldown);
                 let before = known.state.reports.clone();
-                if known.state.reports.len() >= 10 {
+                if known.state.reports.len() >= 20 {
                     known.state.reports.pop_front();
                 }
                 known.state.reports.push_back(rate);

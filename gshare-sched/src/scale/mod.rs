@@ -19,6 +19,7 @@ pub mod vertical;
 mod apportion;
 mod cycle;
 mod fleet;
+mod forecast;
 mod queue;
 
 pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};
