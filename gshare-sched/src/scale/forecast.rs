@@ -1,4 +1,4 @@
-//! What load to expect when an instance that is started now is ready.
+//! The load to expect when an instance that is started now is ready.
 //!
 //! # Problem
 //! A report is the number of requests of one tick, so it swings about the load: 110 requests/s of a Poisson process are
@@ -129,10 +129,13 @@ mod tests {
 
     #[test]
     fn the_largest_reports_do_not_overflow() {
-        let most = VecDeque::from(vec![RequestRate::from_milli(u64::MAX); 3_600]);
+        let (none, most) = (RequestRate::ZERO, RequestRate::from_milli(u64::MAX));
         for ahead in [Duration::ZERO, Duration::from_secs(1 << 30)] {
-            let hour = Forecast::of(&most, Duration::from_secs(3_600), ahead);
-            assert!(hour.load.as_milli() >= MOST_MILLI);
+            for lowest in [none, most] {
+                let step = [vec![lowest; 1_800], vec![most; 1_800]].concat().into();
+                let forecast = Forecast::of(&step, Duration::from_secs(3_600), ahead);
+                assert!(forecast.load.as_milli() >= MOST_MILLI);
+            }
         }
     }
 
