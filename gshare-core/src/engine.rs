@@ -35,3 +35,22 @@ pub trait Engine {
     /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
     fn next_deadline(&self) -> Option<Timestamp>;
 }
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    type Event = E::Event;
+    type Action = E::Action;
+    type Error = E::Error;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: Self::Event,
+        actions: &mut Vec<Self::Action>,
+    ) -> Result<(), Self::Error> {
+        (**self).handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        (**self).next_deadline()
+    }
+}

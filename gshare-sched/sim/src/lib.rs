@@ -46,5 +46,8 @@ pub mod world;
 mod event_queue;
 mod rng;
 
+/// Makes a new one of a policy.
+pub type Make<P> = std::sync::Arc<dyn Fn() -> Box<P> + Send + Sync>;
+
 pub use event_queue::EventQueue;
 pub use rng::Rng;

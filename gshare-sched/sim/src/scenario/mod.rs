@@ -70,7 +70,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
-pub use own::{Make, Own};
+pub use own::{MakeKeeper, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
@@ -152,9 +152,8 @@ pub struct Policies {
     pub host_memory: Option<Text<Bytes>>,
     /// The order in which the requests of a function on fractional devices are served.
     pub queue: QueueName,
-    /// An instance on a fractional device may take more than its request while others leave it. Default true; without, limits are
-    /// the requests.
-    pub vertical: bool,
+    /// An instance on a fractional device may take more than its request while others leave it.
+    pub vertical: VerticalName,
     /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
     pub affinity: bool,
 }
@@ -169,9 +168,26 @@ impl Default for Policies {
             keeper: PipelineName::default(),
             host_memory: None,
             queue: QueueName::default(),
-            vertical: true,
+            vertical: VerticalName::default(),
             affinity: true,
         }
+    }
+}
+
+/// Whether there is vertical scaling, and whose.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "true, false, or the name of a vertical scaler of the program's own")]
+#[non_exhaustive]
+pub enum VerticalName {
+    /// With our scaler, the default; without one limits are the requests.
+    Ours(bool),
+    /// With one of a program's own, from [`Own`].
+    Own(String),
+}
+
+impl Default for VerticalName {
+    fn default() -> Self {
+        Self::Ours(true)
     }
 }
 
@@ -257,7 +273,7 @@ pub enum RouterName {
 }
 
 /// A keeper of instances on MIG slices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PipelineName {
@@ -266,6 +282,9 @@ pub enum PipelineName {
     /// With our changes. The default.
     #[default]
     Ours,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A machine.
@@ -405,7 +424,7 @@ impl Scenario {
         let mut functions: Vec<crate::world::Function> = Vec::new();
         for function in &self.function {
             let mut new = function.build(&self.folder)?;
-            if !self.policies.vertical {
+            if self.policies.vertical == VerticalName::Ours(false) {
                 policies::without_vertical(&mut new)?;
             }
             if functions.iter().any(|other| other.name == new.name) {
@@ -425,6 +444,13 @@ impl Scenario {
             plan.settle = settle.positive("settle")?;
         }
         plan.faults = self.faults.build()?;
+        plan.vertical = self.own.vertical(&self.policies)?;
+        if let VerticalName::Own(name) = &self.policies.vertical
+            && plan.depth != Depth::Kernels
+        {
+            let need = "true or false, or depth = `kernels`, at which a vertical scaler runs";
+            return Err(ScenarioError::field("policies.vertical", name, need));
+        }
         Ok(plan)
     }
 }
