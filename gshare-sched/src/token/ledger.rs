@@ -490,7 +490,7 @@ impl Ledger {
             return Err(TokenError::TimeWentBack { now, last: self.now });
         }
         let share_is_sound = |client, share: &Share| match share.sm {
-            SmShare::ZERO => Err(TokenError::BadShare { client, source: SpecError::ZeroSm }),
+            SmShare::ZERO => Err(TokenError::BadShare { client, cause: SpecError::ZeroSm }),
             _ => Ok(()),
         };
         match *event {

@@ -385,7 +385,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError::Read`], [`ScenarioError::Toml`], [`ScenarioError::Set`].
     pub fn read(path: &Path, set: &[(String, String)]) -> Result<Self, ScenarioError> {
-        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let read = |cause| ScenarioError::Read { path: path.to_owned(), cause };
         let text = std::fs::read_to_string(path).map_err(read)?;
         // Values that are changed have no place in the file; the others keep theirs for errors.
         let mut scenario: Self = if set.is_empty() {
