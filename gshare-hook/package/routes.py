@@ -2,6 +2,7 @@
 """Installs each archive of dist.py in an empty root, and has the command run a program on the simulated driver there.
 
     python3 gshare-hook/package/routes.py [DIR]      # the folder of the archives [default: target/dist]
+    python3 gshare-hook/package/routes.py --cargo    # `cargo install` alone: builds everything for release
 
 The tarball is unpacked, the package for dpkg too (`dpkg-deb --extract`), that for rpm is installed in its own root, the wheel goes
 into a virtual environment. Scripts of packages are not run, and a package whose program is not there is left out, as is rpm's
@@ -134,7 +135,27 @@ def wheel(file, root):
     return root, None, root / "bin/python"
 
 
+def cargo():
+    """The command and the host from cargo, with the libraries in them: these are unpacked in the user's home."""
+    with tempfile.TemporaryDirectory(prefix="gshare-route-") as name:
+        root, home = pathlib.Path(name), pathlib.Path(name, "home")
+        home.mkdir()
+        begun = time.monotonic()
+        for path in ("gshare-sched/cli", "examples/hosts/openfaas"):
+            bins = ["--bin", "gshare-openfaas"] if "openfaas" in path else []
+            argv = ["cargo", "install", "--quiet", "--locked", "--path", path, "--root", root, *bins]
+            subprocess.run(argv, check=True, cwd=package.ROOT, env=os.environ | {"GSHARE_BUNDLE": "build"})
+        took = time.monotonic() - begun
+        route = Route(root, home)
+        route.run("gshare", "man", "--output", root / "share/man/man1")
+        first = route.check(None)
+        print(f"cargo install: {took:.0f} s, first run {first:.1f} s")
+    return 0
+
+
 def main():
+    if sys.argv[1:] == ["--cargo"]:
+        return cargo()
     folder = pathlib.Path(sys.argv[1] if sys.argv[1:] else package.ROOT / "target/dist")
     print(f"{'archive':<48} {'packed':>9} {'installed':>10} {'to install':>11} {'first run':>10}")
     installs = [(tarball, "*.tar.gz", True), (debian, "*.deb", shutil.which("dpkg-deb"))]

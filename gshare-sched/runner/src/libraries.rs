@@ -1,6 +1,11 @@
 //! Where the hook and the simulated driver are, and putting the latter in a program's path.
+//!
+//! A program that was built with `GSHARE_BUNDLE` has the libraries in itself: where none is beside it, they are written to the user's
+//! cache, in a folder that is named by what is in them.
 
-use std::io;
+use std::fs::Permissions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// The library that goes into `LD_PRELOAD`.
@@ -25,11 +30,42 @@ pub struct Library {
     pub package: &'static str,
 }
 
+/// File, hash and content of the libraries that the program has in itself.
+const BUNDLED: &[(&str, &str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
+
+/// Writes a library to the folder of its hash in the user's cache, if that has not the same already.
+fn unpacked(cache: &Path, file: &str, hash: &str, content: &[u8]) -> io::Result<PathBuf> {
+    let folder = cache.join("gshare").join(hash);
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let (owner, us) = (folder.metadata()?.uid(), rustix::process::geteuid().as_raw());
+    if owner != us {
+        let text = format!("{} is of user {owner}, and would be loaded by user {us}", folder.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    let path = folder.join(file);
+    if std::fs::read(&path).ok().as_deref() != Some(content) {
+        // Others may load it meanwhile: they see the old file or the new one.
+        let mut new =
+            tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempfile_in(&folder)?;
+        new.write_all(content)?;
+        new.persist(&path)?;
+    }
+    Ok(path)
+}
+
+/// The user's folder of files that can be made again.
+fn user_cache() -> io::Result<PathBuf> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache"))).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "neither XDG_CACHE_HOME nor HOME names a folder")
+    })
+}
+
 impl Library {
-    /// Looks at the variable first, then beside the program and where packages put libraries.
+    /// Looks at the variable first, then beside the program and where packages put libraries, then in the program itself.
     ///
     /// # Errors
-    /// When the variable names no file, or the library is in none of these places.
+    /// When the variable names no file, the library is in none of these places, or it cannot be written to the user's cache.
     pub fn find(self) -> io::Result<PathBuf> {
         if let Some(path) = std::env::var_os(self.variable).filter(|text| !text.is_empty()) {
             let path = PathBuf::from(path);
@@ -40,17 +76,18 @@ impl Library {
         let program = std::env::current_exe()?;
         let beside = program.parent().unwrap_or(Path::new("/"));
         // Cargo builds into `deps`; a copy beside the program can be older.
-        ["deps", "", "../lib/gshare", "../libexec/gshare", "../lib"]
-            .iter()
-            .find_map(|place| beside.join(place).join(self.file).canonicalize().ok())
-            .ok_or_else(|| {
-                let (file, program, variable) = (self.file, program.display(), self.variable);
-                let how = self.how_to_get(beside);
-                let text = format!(
-                    "{file} is neither beside {program} nor in ../lib/gshare; {how}, or set {variable}"
-                );
-                io::Error::new(io::ErrorKind::NotFound, text)
-            })
+        let mut places = ["deps", "", "../lib/gshare", "../libexec/gshare", "../lib"].iter();
+        if let Some(path) = places.find_map(|place| beside.join(place).join(self.file).canonicalize().ok()) {
+            return Ok(path);
+        }
+        if let Some((file, hash, content)) = BUNDLED.iter().find(|(file, ..)| *file == self.file) {
+            return unpacked(&user_cache()?, file, hash, content);
+        }
+        let (file, program, variable) = (self.file, program.display(), self.variable);
+        let how = self.how_to_get(beside);
+        let text =
+            format!("{file} is neither beside {program} nor in ../lib/gshare; {how}, or set {variable}");
+        Err(io::Error::new(io::ErrorKind::NotFound, text))
     }
 
     /// Advice about a library that is missing, by how the program in this directory was installed: cargo can build a library
@@ -65,8 +102,8 @@ impl Library {
         }
         let lib = beside.parent().unwrap_or(Path::new("/")).join("lib/gshare");
         format!(
-            "install the package or wheel of gshare, which brings it along; or run `cargo build --release -p {package} && \
-             install -Dt {} target/release/{file}` in a checkout",
+            "install the package or wheel of gshare, which brings it along, or the command with GSHARE_BUNDLE=build; or run \
+             `cargo build --release -p {package} && install -Dt {} target/release/{file}` in a checkout",
             lib.display()
         )
     }
@@ -110,6 +147,24 @@ pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_of_the_program_itself_is_written_once_and_mended() {
+        let dir = tempfile::tempdir().unwrap();
+        let unpack = || unpacked(dir.path(), "libx.so", "00ff", b"content").unwrap();
+        let path = unpack();
+        assert_eq!(path, dir.path().join("gshare/00ff/libx.so"));
+        let inode = |path: &Path| path.metadata().unwrap().ino();
+        let (first, mode) = (inode(&path), path.metadata().unwrap().mode() & 0o777);
+        assert_eq!((inode(&unpack()), mode), (first, 0o755), "the same file");
+        std::fs::write(&path, "conten").unwrap();
+        assert_eq!(std::fs::read(unpack()).unwrap(), b"content");
+        let folder = path.parent().unwrap();
+        assert_eq!(
+            (folder.metadata().unwrap().mode() & 0o777, folder.read_dir().unwrap().count()),
+            (0o700, 1)
+        );
+    }
 
     #[test]
     fn a_missing_library_is_built_in_a_build_and_installed_elsewhere() {
