@@ -1,4 +1,4 @@
-//! The one shape of every engine.
+//! The one shape of every engine, and what all of them refuse.
 
 use crate::units::Timestamp;
 
@@ -34,4 +34,36 @@ pub trait Engine {
 
     /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
     fn next_deadline(&self) -> Option<Timestamp>;
+}
+
+/// Every engine refuses an event whose time is before that of the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("time went back: now {now}, last event at {last}")]
+pub struct TimeWentBack {
+    /// The time given.
+    pub now: Timestamp,
+    /// The latest time seen.
+    pub last: Timestamp,
+}
+
+impl TimeWentBack {
+    /// Refuses a time before that of the last event.
+    ///
+    /// # Errors
+    /// When `now` is before `last`.
+    pub fn check(now: Timestamp, last: Timestamp) -> Result<(), Self> {
+        if now < last { Err(Self { now, last }) } else { Ok(()) }
+    }
+}
+
+/// `Debug` for a type whose policies have none: shows the fields that are named.
+#[macro_export]
+macro_rules! debug_fields {
+    ($of:ident { $($field:ident),+ }) => {
+        impl core::fmt::Debug for $of {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($of))$(.field(stringify!($field), &self.$field))+.finish_non_exhaustive()
+            }
+        }
+    };
 }

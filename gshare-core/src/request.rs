@@ -24,7 +24,7 @@
 //! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
 //! manager carries actions out one after the other and reports the end of each.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId};
 use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
 
@@ -301,13 +301,8 @@ pub enum RejectReason {
 #[non_exhaustive]
 pub enum RequestError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The name is in use.
     #[error("{request} is already here")]
     DuplicateRequest {

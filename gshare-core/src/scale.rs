@@ -24,7 +24,7 @@
 //! [`VerticalAction::Issue`] holds from period to period until the next one for that client, so a period in which
 //! nothing changes costs no message.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, FunctionId, GpuId, InstanceId, ModelId};
 use crate::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
 use crate::resource::QuotaRange;
@@ -246,13 +246,8 @@ pub enum VerticalAction {
 #[non_exhaustive]
 pub enum VerticalError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such client (any more).
     #[error("unknown client {client}")]
     UnknownClient {
@@ -592,13 +587,8 @@ pub enum StopReason {
 #[non_exhaustive]
 pub enum HorizontalError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such function (any more).
     #[error("unknown function {function}")]
     UnknownFunction {

@@ -27,7 +27,7 @@
 //! A shell carries actions out in order. It answers each `Load` and each `Seal` with `Loaded` or `LoadFailed`, and each
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ArenaId, ClientId, GroupId, ModelId, TenantId, TicketId};
 use crate::units::{Bytes, Duration, Timestamp};
 use core::fmt;
@@ -436,13 +436,8 @@ pub enum RefuseReason {
 #[non_exhaustive]
 pub enum StoreError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The client is here already.
     #[error("{client} is already here")]
     ClientExists {

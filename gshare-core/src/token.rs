@@ -27,7 +27,7 @@
 //! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a lease that it
 //! holds may still leave it time. What was used under a limit that is cut later in the same window is no debt.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, GpuId, LeaseId};
 use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, Quota, SmShare, Timestamp};
@@ -182,13 +182,8 @@ pub enum ThrottleReason {
 #[non_exhaustive]
 pub enum TokenError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such client (any more).
     #[error("unknown client {client}")]
     UnknownClient {

@@ -117,6 +117,14 @@ impl BasisPoints {
         Self((self.0 + other.0).min(Self::WHOLE.0))
     }
 
+    /// `percent` per cent; all of it above 100.
+    pub const fn percent(percent: u16) -> Self {
+        match Self::from_percent(percent) {
+            Some(points) => points,
+            None => Self::WHOLE,
+        }
+    }
+
     /// The difference, at least nothing.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {

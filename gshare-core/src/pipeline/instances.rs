@@ -20,10 +20,11 @@
 
 use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
+use crate::engine::TimeWentBack;
 use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
 use crate::request::Tier;
-use crate::units::{Bytes, Duration, Timestamp};
+use crate::units::{Bytes, Duration};
 
 /// The event itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -304,13 +305,8 @@ pub enum InstanceAction {
 #[non_exhaustive]
 pub enum InstanceError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The function is here already.
     #[error("{function} is already here")]
     DuplicateFunction {

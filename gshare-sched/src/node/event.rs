@@ -3,8 +3,8 @@
 use super::{NodeConfig, Refusal};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, Timestamp,
-    TokenAction, TokenError, TokenEvent,
+    Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, TimeWentBack,
+    Timestamp, TokenAction, TokenError, TokenEvent,
 };
 
 /// The process at the other end of a connection, as the kernel says.
@@ -306,13 +306,8 @@ impl From<&TokenError> for TokenFault {
 #[non_exhaustive]
 pub enum NodeError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// A connection without an accepted Hello: `frame` is not one. The host drops the connection.
     #[error("{conn} is unknown: {frame} before Hello")]
     UnknownConnection {

@@ -35,45 +35,20 @@ pub enum Heuristic {
     ContactCorner,
 }
 
-/// Configuration of [`MaxRects`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default))]
-#[non_exhaustive]
-pub struct MaxRectsConfig {
-    /// Which free rectangle a demand gets.
-    pub heuristic: Heuristic,
-    /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
-    /// than the microseconds this takes, and the freest four hold most of the gain.
-    pub rearrange_gpus: u32,
-    /// Most GPUs in use at once. Default: no limit.
-    pub max_open_gpus: u32,
-}
-
-impl Default for MaxRectsConfig {
-    fn default() -> Self {
-        Self { heuristic: Heuristic::default(), rearrange_gpus: 4, max_open_gpus: u32::MAX }
-    }
-}
-
-impl MaxRectsConfig {
-    /// The same with `heuristic`.
-    #[must_use]
-    pub const fn with_heuristic(self, heuristic: Heuristic) -> Self {
-        Self { heuristic, ..self }
-    }
-
-    /// The same, trying to re-arrange `gpus` GPUs before one is opened.
-    #[must_use]
-    pub const fn with_rearrange_gpus(self, gpus: u32) -> Self {
-        Self { rearrange_gpus: gpus, ..self }
-    }
-
-    /// The same with at most `gpus` GPUs in use.
-    #[must_use]
-    pub const fn with_max_open_gpus(self, gpus: u32) -> Self {
-        Self { max_open_gpus: gpus, ..self }
+gshare_core::config! {
+    /// Configuration of [`MaxRects`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub struct MaxRectsConfig {
+        /// Which free rectangle a demand gets.
+        pub heuristic: Heuristic = Heuristic::default(), with_heuristic;
+        /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
+        /// than the microseconds this takes, and the freest four hold most of the gain.
+        pub rearrange_gpus: u32 = 4, with_rearrange_gpus;
+        /// Most GPUs in use at once. Default: no limit.
+        pub max_open_gpus: u32 = u32::MAX, with_max_open_gpus;
     }
 }
 

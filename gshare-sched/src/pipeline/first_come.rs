@@ -27,31 +27,16 @@ use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteR
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Settings of a [`FirstCome`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct FirstComeConfig {
-    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
-    #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
-    pub short_every: Duration,
-    /// Most requests of a function that wait. 100,000: some 10 MB.
-    pub max_waiting: u32,
-    /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
-    pub max_attempts: u8,
-}
-
-gshare_core::with_fields!(FirstComeConfig {
-    with_short_every(short_every: Duration),
-    with_max_waiting(max_waiting: u32),
-    with_max_attempts(max_attempts: u8),
-});
-
-impl Default for FirstComeConfig {
-    fn default() -> Self {
-        Self { short_every: Duration::from_millis(100), max_waiting: 100_000, max_attempts: 3 }
+crate::config::settings! {
+    /// Settings of a [`FirstCome`].
+    pub struct FirstComeConfig {
+        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
+        #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
+        pub short_every: Duration = Duration::from_millis(100), with_short_every;
+        /// Most requests of a function that wait. 100,000: some 10 MB.
+        pub max_waiting: u32 = 100_000, with_max_waiting;
+        /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
+        pub max_attempts: u8 = 3, with_max_attempts;
     }
 }
 
@@ -130,8 +115,10 @@ impl FirstCome {
     /// # Errors
     /// A field that is out of its bounds.
     pub fn new(config: FirstComeConfig) -> Result<Self, ConfigError> {
-        ConfigError::unless(config.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
-        ConfigError::unless(config.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
+        gshare_core::check_fields!(config {
+            max_waiting in 1.., "need more than 0";
+            max_attempts in 1.., "need more than 0";
+        })?;
         Ok(Self {
             config,
             last: Timestamp::ZERO,

@@ -2,7 +2,7 @@
 
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteError, RouteEvent, Service};
-use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp};
 
 /// Time of one request that finds the instance empty and in memory.
 pub(super) const fn latency(service: &Service) -> Duration {
@@ -70,9 +70,7 @@ pub(super) fn check_event(
     instance: impl Fn(InstanceId) -> Option<(Service, bool)>,
     request: impl Fn(RequestId) -> Option<Option<InstanceId>>,
 ) -> Result<(), RouteError> {
-    if now < last {
-        return Err(RouteError::TimeWentBack { now, last });
-    }
+    TimeWentBack::check(now, last)?;
     let known = |id| instance(id).ok_or(RouteError::UnknownInstance { instance: id });
     let place = |id| request(id).ok_or(RouteError::UnknownRequest { request: id });
     match *event {

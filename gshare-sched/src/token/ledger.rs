@@ -17,8 +17,8 @@ use super::MultiTokenConfig;
 use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp,
-    TokenAction, TokenError, TokenEvent,
+    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, TimeWentBack,
+    Timestamp, TokenAction, TokenError, TokenEvent,
 };
 use std::collections::BTreeSet;
 
@@ -486,9 +486,7 @@ impl Ledger {
 
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
-        if now < self.now {
-            return Err(TokenError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let share_is_sound = |client, share: &Share| match share.sm {
             SmShare::ZERO => Err(TokenError::BadShare { client, source: SpecError::ZeroSm }),
             _ => Ok(()),

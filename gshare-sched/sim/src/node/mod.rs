@@ -95,11 +95,7 @@ impl Setup {
     }
 }
 
-impl fmt::Debug for Setup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Setup").field("terms", &self.terms).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Setup { terms });
 
 /// The result of a run of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
