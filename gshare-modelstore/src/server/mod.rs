@@ -86,6 +86,7 @@ gshare_core::with_fields!(ServerConfig {
     with_default_limits(default_limits: StoreLimits),
     with_limits(limits: BTreeMap<u32, StoreLimits>),
     with_bounds(bounds: BTreeMap<Resource, Bound>),
+    with_header_work(header_work: Work),
     with_threads(threads: usize),
     with_disk_rate(disk_rate: Bytes),
 });
@@ -111,13 +112,6 @@ impl ServerConfig {
     #[must_use]
     pub fn with_bound(mut self, resource: Resource, bound: Bound) -> Self {
         self.bounds.insert(resource, bound);
-        self
-    }
-
-    /// Another rate at which headers of one user are parsed.
-    #[must_use]
-    pub const fn with_header_work(mut self, work: Work) -> Self {
-        self.header_work = work;
         self
     }
 

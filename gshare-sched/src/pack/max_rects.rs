@@ -200,7 +200,7 @@ struct Undo {
 /// assert!(pool.release(first.id).is_err(), "a stale id is an error");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct MaxRects {
     config: MaxRectsConfig,
     version: u64,
@@ -222,20 +222,7 @@ pub struct MaxRects {
 impl MaxRects {
     /// A pool without GPUs.
     pub fn new(config: MaxRectsConfig) -> Self {
-        Self {
-            config,
-            version: 0,
-            gpus: Gpus::new(),
-            pods: Runs::new(),
-            free: Runs::new(),
-            slots: Slots::default(),
-            extras: Vec::new(),
-            index: ClassIndex::new(),
-            areas: FreeAreas::new(),
-            open: 0,
-            set: FreeSet::default(),
-            arranger: None,
-        }
+        Self { config, ..Self::default() }
     }
 
     /// GPUs with at least one placement.

@@ -93,7 +93,7 @@ impl Function {
 }
 
 /// Routes in the order of arrival: the engine of this module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FirstCome {
     config: FirstComeConfig,
     last: Timestamp,
@@ -119,17 +119,7 @@ impl FirstCome {
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
         })?;
-        Ok(Self {
-            config,
-            last: Timestamp::ZERO,
-            arrivals: 0,
-            requests: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            on: BTreeMap::new(),
-            running: BTreeMap::new(),
-            again: BTreeSet::new(),
-        })
+        Ok(Self { config, ..Self::default() })
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {

@@ -224,7 +224,7 @@ impl Slice {
 }
 
 /// Routes by slack: the engine of this module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SlackRouter {
     config: RouterConfig,
     last: Timestamp,
@@ -248,18 +248,7 @@ impl SlackRouter {
     /// A field that is out of its bounds.
     pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        Ok(Self {
-            config,
-            last: Timestamp::ZERO,
-            arrivals: 0,
-            requests: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            slices: BTreeMap::new(),
-            expiring: BTreeSet::new(),
-            again: BTreeSet::new(),
-            to_be_overdue: BTreeSet::new(),
-        })
+        Ok(Self { config, ..Self::default() })
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {

@@ -142,8 +142,8 @@ impl DiluPacker {
         Ok(Self {
             config,
             version: 0,
-            gpus: Gpus::new(),
-            pods: Runs::new(),
+            gpus: Gpus::default(),
+            pods: Runs::default(),
             slots: Slots::default(),
             demands: Vec::new(),
             grid: Grid::new(weights, config.gamma_bp, 10_000, 0),

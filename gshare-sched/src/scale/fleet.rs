@@ -208,7 +208,7 @@ fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
 }
 
 /// All functions and instances; `S` is what a policy keeps of each function.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Fleet<S> {
     config: FleetConfig,
     now: Timestamp,
@@ -219,15 +219,8 @@ pub(super) struct Fleet<S> {
 }
 
 impl<S: Default> Fleet<S> {
-    pub(super) const fn new(config: FleetConfig) -> Self {
-        Self {
-            config,
-            now: Timestamp::ZERO,
-            functions: Vec::new(),
-            homes: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
-            next_instance: 0,
-        }
+    pub(super) fn new(config: FleetConfig) -> Self {
+        Self { config, ..Self::default() }
     }
 
     pub(super) const fn config(&self) -> &FleetConfig {

@@ -303,7 +303,7 @@ impl Client {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Gpu {
     max_tokens: u64,
     /// Clients on this GPU, by slot, in the order in which they came.
@@ -338,7 +338,7 @@ struct Plan {
 }
 
 /// Fast scaling up and down. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DiluVertical {
     config: DiluVerticalConfig,
     now: Timestamp,
@@ -357,17 +357,7 @@ impl DiluVertical {
     /// A scaler without clients.
     pub fn new(config: DiluVerticalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self {
-            config,
-            now: Timestamp::ZERO,
-            period: 0,
-            period_end: Timestamp::ZERO,
-            present: 0,
-            clients: NamedSlots::default(),
-            gpus: Vec::new(),
-            plans: Vec::new(),
-            wants: Vec::new(),
-        })
+        Ok(Self { config, ..Self::default() })
     }
 
     fn get(&self, id: ClientId) -> Result<&Client, VerticalError> {
@@ -742,18 +732,7 @@ impl DiluVertical {
         while self.gpus.len() <= gpu.index() {
             self.gpus.push(None);
         }
-        self.gpus[gpu.index()].get_or_insert_with(|| Gpu {
-            max_tokens,
-            clients: Vec::new(),
-            state: ScaleState::None,
-            issued: 0,
-            guaranteed: 0,
-            calm: 0,
-            loud_until: Timestamp::ZERO,
-            learns_until: Timestamp::ZERO,
-            learns_again: Timestamp::ZERO,
-            step: None,
-        })
+        self.gpus[gpu.index()].get_or_insert_with(|| Gpu { max_tokens, ..Gpu::default() })
     }
 
     fn leave(&mut self, id: ClientId, actions: &mut Vec<VerticalAction>) {

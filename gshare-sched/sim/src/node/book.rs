@@ -70,7 +70,7 @@ struct InstanceEntry {
     excused: Vec<(Timestamp, Timestamp)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ProcessEntry {
     instance: usize,
     keen: bool,
@@ -89,7 +89,7 @@ struct ProcessEntry {
     questions: BTreeMap<Ticket, Timestamp>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct GpuEntry {
     memory: u64,
     allocated: u64,
@@ -183,15 +183,7 @@ impl Book {
     // ---- what there is --------------------------------------------------------------------------------------------------
 
     pub(super) fn add_gpu(&mut self, memory: Bytes) {
-        self.gpus.push(GpuEntry {
-            memory: memory.0,
-            allocated: 0,
-            windows: None,
-            era: 0,
-            calm_from: Timestamp::ZERO,
-            excused: Vec::new(),
-            long: (Duration::ZERO, Timestamp::ZERO),
-        });
+        self.gpus.push(GpuEntry { memory: memory.0, ..GpuEntry::default() });
     }
 
     pub(super) fn add_instance(&mut self, gpu: usize, shape: Shape, spec: ResourceSpec) {
@@ -217,15 +209,7 @@ impl Book {
             instance,
             keen: program.keeps_busy(),
             pauses: program.synchronises,
-            strange: false,
-            attached: false,
-            stopped: false,
-            gone: false,
-            ever_served: false,
-            alone: false,
-            allocated: 0,
-            waits: None,
-            questions: BTreeMap::new(),
+            ..ProcessEntry::default()
         });
     }
 
