@@ -32,6 +32,13 @@ pub trait Engine {
         actions: &mut Vec<Self::Action>,
     ) -> Result<(), Self::Error>;
 
+    /// The same, with the orders in a list of their own.
+    fn orders(&mut self, now: Timestamp, event: Self::Event) -> Result<Vec<Self::Action>, Self::Error> {
+        let mut actions = Vec::new();
+        self.handle(now, event, &mut actions)?;
+        Ok(actions)
+    }
+
     /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
     fn next_deadline(&self) -> Option<Timestamp>;
 }

@@ -113,41 +113,29 @@ impl HandOff {
     }
 }
 
-/// Requirements that a pipeline is searched for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct Goal {
-    /// Batch size, as in the profiles. 1: requests as they come.
-    pub batch: u32,
-    /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
-    /// all components have (the paper does not say which it takes).
-    pub reference: Option<String>,
-    /// The latency a pipeline may have. By default any.
-    #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
-    pub slo: Option<Duration>,
-    /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
-    #[cfg_attr(feature = "serde", serde(rename = "runtime_memory_bytes"))]
-    pub runtime_memory: Bytes,
-    /// Cost of hand-offs.
-    pub hand_off: HandOff,
-    /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
-    /// up to seconds.
-    pub carve: bool,
-}
-
-impl Default for Goal {
-    fn default() -> Self {
-        Self {
-            batch: 1,
-            reference: None,
-            slo: None,
-            runtime_memory: Bytes::from_gib(1),
-            hand_off: HandOff::default(),
-            carve: false,
-        }
+crate::config! {
+    /// Requirements that a pipeline is searched for.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct Goal {
+        /// Batch size, as in the profiles. 1: requests as they come.
+        pub batch: u32 = 1, with_batch;
+        /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
+        /// all components have (the paper does not say which it takes).
+        pub reference: Option<String> = None;
+        /// The latency a pipeline may have. By default any.
+        #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
+        pub slo: Option<Duration> = None;
+        /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
+        #[cfg_attr(feature = "serde", serde(rename = "runtime_memory_bytes"))]
+        pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
+        /// Cost of hand-offs.
+        pub hand_off: HandOff = HandOff::default(), with_hand_off;
+        /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
+        /// up to seconds.
+        pub carve: bool = false, with_carve;
     }
 }
 
@@ -158,34 +146,10 @@ impl Goal {
         Self { slo: Some(slo), ..self }
     }
 
-    /// The same with another batch size.
-    #[must_use]
-    pub fn with_batch(self, batch: u32) -> Self {
-        Self { batch, ..self }
-    }
-
     /// The same with CVs computed from the times on `slice`.
     #[must_use]
     pub fn with_reference(self, slice: impl Into<String>) -> Self {
         Self { reference: Some(slice.into()), ..self }
-    }
-
-    /// The same with another memory of the run-time.
-    #[must_use]
-    pub fn with_runtime_memory(self, memory: Bytes) -> Self {
-        Self { runtime_memory: memory, ..self }
-    }
-
-    /// The same, with leave to cut idle memory slices anew.
-    #[must_use]
-    pub fn with_carve(self, carve: bool) -> Self {
-        Self { carve, ..self }
-    }
-
-    /// The same with another cost of hand-offs.
-    #[must_use]
-    pub fn with_hand_off(self, hand_off: HandOff) -> Self {
-        Self { hand_off, ..self }
     }
 }
 

@@ -156,6 +156,8 @@ pub struct DeviceSpec {
     pub mig: Option<Box<MigLayout>>,
 }
 
+crate::with_fields!(DeviceSpec { with_kind(kind: GpuKind) });
+
 impl DeviceSpec {
     /// A GPU of kind 0 without MIG slices, shared as the platform chooses.
     pub const fn new(node: NodeId, memory: Bytes) -> Self {
@@ -166,12 +168,6 @@ impl DeviceSpec {
     #[must_use]
     pub fn with_regime(self, regime: Regime) -> Self {
         Self { regime: Some(regime), ..self }
-    }
-
-    /// The same device of this kind.
-    #[must_use]
-    pub fn with_kind(self, kind: GpuKind) -> Self {
-        Self { kind, ..self }
     }
 
     /// The same device with these MIG slices.
@@ -272,6 +268,8 @@ const fn nobody() -> TenantId {
     TenantId::new(0)
 }
 
+crate::with_fields!(FunctionSpec { with_time_limit(time_limit: Quota), with_tenant(tenant: TenantId) });
+
 impl FunctionSpec {
     /// A function of tenant 0 that may have one instance, is stopped when nobody calls it and has no latency to keep. Its
     /// loading times are those of 1 GB/s from disk and 12 GB/s from host memory with 4 s for the process.
@@ -292,12 +290,6 @@ impl FunctionSpec {
         }
     }
 
-    /// The same function with another bound on the device time that an instance may take.
-    #[must_use]
-    pub fn with_time_limit(self, time_limit: Quota) -> Self {
-        Self { time_limit, ..self }
-    }
-
     /// The same function with a latency to keep.
     #[must_use]
     pub fn with_slo(self, slo: Duration) -> Self {
@@ -314,12 +306,6 @@ impl FunctionSpec {
     #[must_use]
     pub fn with_regime(self, regime: Regime) -> Self {
         Self { regime: Some(regime), ..self }
-    }
-
-    /// The same function of another tenant.
-    #[must_use]
-    pub fn with_tenant(self, tenant: TenantId) -> Self {
-        Self { tenant, ..self }
     }
 
     /// The same function with other times to load it from disk and from host memory.

@@ -58,36 +58,25 @@ pub struct ModelProfile {
     pub infer: Duration,
 }
 
-/// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct TenantLimits {
-    /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
-    pub max_processes: u32,
-    /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
-    #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
-    pub gpu_time: BasisPoints,
-    /// Share of the memory of all GPUs that copies loaded for it may occupy.
-    #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
-    pub memory: BasisPoints,
-    /// Most requests of it that may wait; one more is rejected.
-    pub max_waiting: u32,
-    /// Its share under fairness between tenants, in proportion to the others'. More than 0.
-    pub weight: u32,
-}
-
-impl Default for TenantLimits {
-    fn default() -> Self {
-        Self {
-            max_processes: u32::MAX,
-            gpu_time: BasisPoints::WHOLE,
-            memory: BasisPoints::WHOLE,
-            max_waiting: u32::MAX,
-            weight: 1,
-        }
+crate::config! {
+    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct TenantLimits {
+        /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
+        pub max_processes: u32 = u32::MAX;
+        /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
+        #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
+        pub gpu_time: BasisPoints = BasisPoints::WHOLE;
+        /// Share of the memory of all GPUs that copies loaded for it may occupy.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+        pub memory: BasisPoints = BasisPoints::WHOLE;
+        /// Most requests of it that may wait; one more is rejected.
+        pub max_waiting: u32 = u32::MAX;
+        /// Its share under fairness between tenants, in proportion to the others'. More than 0.
+        pub weight: u32 = 1;
     }
 }
 

@@ -118,27 +118,22 @@ pub enum Access {
     Public,
 }
 
-/// Bounds on the bytes, models and loads of a tenant. The default is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct StoreLimits {
-    /// Memory of the arenas that are charged to it, over all tiers.
-    pub bytes: Bytes,
-    /// Number of arenas that are charged to it.
-    pub models: u32,
-    /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
-    #[cfg_attr(feature = "serde", serde(rename = "load_interval_ns"))]
-    pub load_interval: Duration,
-    /// How many of them may come at once; at least 1.
-    pub load_burst: u32,
-}
-
-impl Default for StoreLimits {
-    fn default() -> Self {
-        Self { bytes: Bytes(u64::MAX), models: u32::MAX, load_interval: Duration::ZERO, load_burst: 1 }
+crate::config! {
+    /// Bounds on the bytes, models and loads of a tenant. The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct StoreLimits {
+        /// Memory of the arenas that are charged to it, over all tiers.
+        pub bytes: Bytes = Bytes(u64::MAX);
+        /// Number of arenas that are charged to it.
+        pub models: u32 = u32::MAX;
+        /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
+        #[cfg_attr(feature = "serde", serde(rename = "load_interval_ns"))]
+        pub load_interval: Duration = Duration::ZERO;
+        /// How many of them may come at once; at least 1.
+        pub load_burst: u32 = 1;
     }
 }
 

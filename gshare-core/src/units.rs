@@ -20,8 +20,7 @@
 //! accepted: what cannot be represented is refused, never rounded.
 
 use core::fmt;
-use core::iter::Sum;
-use core::ops::{Add, AddAssign, Sub, SubAssign};
+use core::ops::{Add, AddAssign, SubAssign};
 use core::str::FromStr;
 
 /// Why a text is not the quantity it should be. Names the text, the quantity and its bounds.
@@ -284,12 +283,72 @@ impl FromStr for SmShare {
     }
 }
 
-/// A number of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct Bytes(pub u64);
+/// A quantity that is one number of `u64`, with the arithmetic that all of them have.
+macro_rules! quantity {
+    ($(#[$doc:meta])* $name:ident($inner:vis u64)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[cfg_attr(feature = "serde", serde(transparent))]
+        pub struct $name($inner u64);
+
+        impl $name {
+            /// Nothing.
+            pub const ZERO: Self = Self(0);
+
+            /// Whether this is nothing.
+            pub const fn is_zero(self) -> bool {
+                self.0 == 0
+            }
+
+            /// The sum; saturates.
+            #[must_use]
+            pub const fn saturating_add(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+
+            /// The difference, at least nothing.
+            #[must_use]
+            pub const fn saturating_sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+
+            /// `n` times as much; saturates.
+            #[must_use]
+            pub const fn saturating_mul(self, n: u64) -> Self {
+                Self(self.0.saturating_mul(n))
+            }
+        }
+
+        impl core::ops::Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl core::ops::Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl core::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+                iter.fold(Self::ZERO, core::ops::Add::add)
+            }
+        }
+    };
+}
+
+pub(crate) use quantity;
+
+quantity! {
+    /// A number of bytes.
+    Bytes(pub u64)
+}
 
 const BYTE_SUFFIXES: [(&str, u64); 13] = [
     ("KiB", 1 << 10),
@@ -308,9 +367,6 @@ const BYTE_SUFFIXES: [(&str, u64); 13] = [
 ];
 
 impl Bytes {
-    /// No bytes.
-    pub const ZERO: Self = Self(0);
-
     /// `n` MiB; saturates.
     pub const fn from_mib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 20))
@@ -334,18 +390,6 @@ impl Bytes {
     /// The difference, or `None` below zero.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         self.0.checked_sub(other.0).map(Self)
-    }
-
-    /// The difference, at least nothing.
-    #[must_use]
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// The sum, at most all that can be counted.
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
     }
 }
 
@@ -397,26 +441,6 @@ impl fmt::Display for Bytes {
             }
         }
         write!(f, "{} B", self.0)
-    }
-}
-
-impl Add for Bytes {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
-    }
-}
-
-impl Sub for Bytes {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Self(self.0 - other.0)
-    }
-}
-
-impl Sum for Bytes {
-    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        iter.fold(Self::ZERO, Add::add)
     }
 }
 
@@ -482,18 +506,14 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// A length of time in nanoseconds.
-///
-/// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct Duration(u64);
+quantity! {
+    /// A length of time in nanoseconds.
+    ///
+    /// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
+    Duration(u64)
+}
 
 impl Duration {
-    /// No time.
-    pub const ZERO: Self = Self(0);
     /// The longest time.
     pub const MAX: Self = Self(u64::MAX);
 
@@ -527,43 +547,6 @@ impl Duration {
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-
-    /// Whether this is no time.
-    pub const fn is_zero(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The sum, at most [`Duration::MAX`].
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-
-    /// The difference, at least nothing.
-    #[must_use]
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// `n` times as long; saturates.
-    #[must_use]
-    pub const fn saturating_mul(self, n: u64) -> Self {
-        Self(self.0.saturating_mul(n))
-    }
-}
-
-impl Add for Duration {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
-    }
-}
-
-impl Sub for Duration {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Self(self.0 - other.0)
-    }
 }
 
 impl AddAssign for Duration {
@@ -575,12 +558,6 @@ impl AddAssign for Duration {
 impl SubAssign for Duration {
     fn sub_assign(&mut self, other: Self) {
         self.0 -= other.0;
-    }
-}
-
-impl Sum for Duration {
-    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        iter.fold(Self::ZERO, Add::add)
     }
 }
 

@@ -50,9 +50,7 @@ fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
 }
 
 fn tell(keeper: &mut Keeper, millis: u64, event: InstanceEvent) -> Vec<InstanceAction> {
-    let mut actions = Vec::new();
-    keeper.handle(Timestamp::from_millis(millis), event, &mut actions).unwrap();
-    actions
+    keeper.orders(Timestamp::from_millis(millis), event).unwrap()
 }
 
 fn add(keeper: &mut Keeper, function: u32, dag: Dag, goal: Goal) {

@@ -610,9 +610,7 @@ fn up(router: &mut SlackRouter, instance: u64, function: u32, service: Service) 
 }
 
 fn tell(router: &mut SlackRouter, millis: u64, event: RouteEvent) -> Vec<RouteAction> {
-    let mut actions = Vec::new();
-    router.handle(Timestamp::from_millis(millis), event, &mut actions).unwrap();
-    actions
+    router.orders(Timestamp::from_millis(millis), event).unwrap()
 }
 
 fn arrive(router: &mut SlackRouter, at: u64, request: u64, function: u32, deadline: u64) -> Vec<RouteAction> {

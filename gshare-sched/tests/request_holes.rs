@@ -65,10 +65,8 @@ impl Rig {
     }
 
     fn send(&mut self, event: RequestEvent) -> Vec<RequestAction> {
-        let mut actions = Vec::new();
-        self.engine
-            .handle(self.now, event, &mut actions)
-            .unwrap_or_else(|error| panic!("{event:?}: {error}"));
+        let actions =
+            self.engine.orders(self.now, event).unwrap_or_else(|error| panic!("{event:?}: {error}"));
         actions
     }
 

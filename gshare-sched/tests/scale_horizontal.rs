@@ -56,8 +56,7 @@ impl<S: HorizontalScaler> Bench<S> {
     }
 
     fn try_handle(&mut self, event: HorizontalEvent) -> Result<Vec<HorizontalAction>, HorizontalError> {
-        let mut actions = Vec::new();
-        self.scaler.handle(self.now, event, &mut actions)?;
+        let actions = self.scaler.orders(self.now, event)?;
         for action in &actions {
             match *action {
                 HorizontalAction::Start { instance, point, .. } if self.ready_at_once => {
@@ -658,8 +657,7 @@ proptest! {
         let mut expected = Vec::new();
         model.minimum(0, &mut expected);
         let at = |second: u64| Timestamp::from_millis(second * 1_000);
-        let mut actions = Vec::new();
-        scaler.handle(at(0), HorizontalEvent::FunctionAdded { function: F, spec }, &mut actions).unwrap();
+        let actions = scaler.orders(at(0), HorizontalEvent::FunctionAdded { function: F, spec }).unwrap();
         prop_assert_eq!(named(&actions), expected);
         let mut second = 0;
         for (level, length, chance) in runs {

@@ -162,8 +162,7 @@ impl Platform {
         // Devices may have come and gone since it was deployed.
         let pool = self.pool_for(&spec)?;
         let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, event, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, event)?;
         let mut held = BTreeSet::new();
         if let Some(of) = self.functions.get_mut(&function) {
             (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);

@@ -270,8 +270,7 @@ impl Platform {
         event: PoolEvent,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, event, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, event)?;
         self.take(pool, orders, actions);
         Ok(())
     }
@@ -319,8 +318,7 @@ impl Platform {
         let regime = spec.effective_regime();
         let pool = self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
         let memory = spec.memory;
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, PoolEvent::DeviceJoined { gpu, spec }, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, PoolEvent::DeviceJoined { gpu, spec })?;
         // The device counts before the pool's orders for it are looked at.
         self.devices.insert(gpu, Device { pool, memory });
         self.memory += u128::from(memory.get());

@@ -286,8 +286,7 @@ mod tests {
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
             let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
-            let mut actions = Vec::new();
-            scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut actions).unwrap();
+            let mut actions = scaler.orders(now, HorizontalEvent::FunctionAdded { function, spec }).unwrap();
             for load in loads {
                 for action in std::mem::take(&mut actions) {
                     if let HorizontalAction::Start { instance, .. } = action {

@@ -403,8 +403,7 @@ mod tests {
         }
 
         fn send(&mut self, event: TokenEvent) {
-            let mut actions = Vec::new();
-            self.engine.handle(self.now, event, &mut actions).unwrap();
+            let actions = self.engine.orders(self.now, event).unwrap();
             for action in actions {
                 self.log.push((self.now, action));
                 if let TokenAction::Grant { client, lease, budget, .. } = action {

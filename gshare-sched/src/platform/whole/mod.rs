@@ -208,8 +208,7 @@ impl WholePool {
         refused: impl FnOnce(RequestError) -> PoolError,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        let mut orders = Vec::new();
-        self.scheduler.handle(self.now, event, &mut orders).map_err(refused)?;
+        let orders = self.scheduler.orders(self.now, event).map_err(refused)?;
         for order in orders {
             self.obey(order, actions);
         }
