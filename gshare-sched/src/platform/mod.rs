@@ -73,6 +73,8 @@ mod requests;
 mod settings;
 mod sliced;
 mod tenant_limits;
+#[cfg(test)]
+mod testing;
 mod tickets;
 mod timers;
 mod whole;

@@ -106,30 +106,13 @@ impl RouterSettings {
     }
 }
 
-/// Settings of a [`SlicedPool`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct SlicedConfig {
-    /// The policy that gives requests to instances.
-    pub router: RouterSettings,
-    /// Settings of the keeper of each node.
-    pub keeper: KeeperConfig,
-}
-
-impl SlicedConfig {
-    /// The same with another router.
-    #[must_use]
-    pub fn with_router(self, router: RouterSettings) -> Self {
-        Self { router, ..self }
-    }
-
-    /// The same with other keepers.
-    #[must_use]
-    pub fn with_keeper(self, keeper: KeeperConfig) -> Self {
-        Self { keeper, ..self }
+crate::config::settings! {
+    /// Settings of a [`SlicedPool`].
+    pub struct SlicedConfig {
+        /// The policy that gives requests to instances.
+        pub router: RouterSettings = RouterSettings::default(), with_router;
+        /// Settings of the keeper of each node.
+        pub keeper: KeeperConfig = KeeperConfig::default(), with_keeper;
     }
 }
 
