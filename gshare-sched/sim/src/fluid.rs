@@ -20,12 +20,14 @@
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use crate::world::stages::Staged;
-use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::dag::{Component, ComponentSet, Dag, DagError};
 use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
 use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
 use gshare_core::pipeline::{AssignedSlice, Goal};
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, SharedSlice, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A function and when it is called.
@@ -37,6 +39,26 @@ pub struct Load {
     pub goal: Goal,
     /// Times of its requests, in order.
     pub arrivals: Vec<Timestamp>,
+}
+
+/// A chain of components with these times in ms on 1g.10gb of an A100-80, less on larger slices, and so many GiB each.
+///
+/// # Errors
+/// When that is no DAG: no components, or too many.
+pub fn chain(times: &[u64], gib: u64) -> Result<Dag, DagError> {
+    let mut dag = Dag::builder("chain");
+    for (index, &ms) in times.iter().enumerate() {
+        let mut component = Component::new(format!("c{index}"));
+        for (slice, speed) in [("1g.10gb", 10), ("2g.20gb", 15), ("3g.40gb", 18), ("4g.40gb", 20)] {
+            let time = Duration::from_micros(ms * 10_000 / speed);
+            component = component.with_profile(slice, 1, time, Bytes::from_gib(gib));
+        }
+        dag = dag.component(component);
+        if index > 0 {
+            dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
+        }
+    }
+    dag.build()
 }
 
 /// The node, the load and the deaths of a run.

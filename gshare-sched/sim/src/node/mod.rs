@@ -65,7 +65,6 @@ pub use worker::Done;
 pub use world::{Got, World};
 
 use crate::token::Terms;
-use core::fmt;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
 use gshare_sched::node::Node;
@@ -118,7 +117,8 @@ pub struct NodeReport {
 }
 
 /// A seed that shows something wrong.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error("node, seed {seed}: {what}\n{story}")]
 pub struct NodeFailure {
     /// The seed.
     pub seed: u64,
@@ -128,20 +128,7 @@ pub struct NodeFailure {
     pub story: String,
 }
 
-impl fmt::Display for NodeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node, seed {}: {}\n{}", self.seed, self.what, self.story)
-    }
-}
-
-/// As `Display`, so that `unwrap` in a test prints the story as a story.
-impl fmt::Debug for NodeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for NodeFailure {}
+crate::debug_as_text::debug_as_text!(NodeFailure);
 
 /// Names of the types that are driven.
 pub fn driven() -> [&'static str; 2] {

@@ -412,7 +412,8 @@ impl Book {
 }
 
 /// A violation that was found, with the picture of how it came to it.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error("{checker}: {message} (call {call} at {now})\n{picture}")]
 pub struct Violation {
     /// Which checker.
     pub checker: &'static str,
@@ -426,21 +427,7 @@ pub struct Violation {
     pub picture: String,
 }
 
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { checker, call, now, message, picture } = self;
-        write!(f, "{checker}: {message} (call {call} at {now})\n{picture}")
-    }
-}
-
-/// As `Display`, so that a failing test prints the picture as a picture.
-impl fmt::Debug for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for Violation {}
+crate::debug_as_text::debug_as_text!(Violation);
 
 /// Watches one scheduler: show it every call that succeeded. See the [module](self).
 #[derive(Debug)]
