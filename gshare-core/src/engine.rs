@@ -62,15 +62,3 @@ impl TimeWentBack {
         if now < last { Err(Self { now, last }) } else { Ok(()) }
     }
 }
-
-/// `Debug` for a type whose policies have none: shows the fields that are named.
-#[macro_export]
-macro_rules! debug_fields {
-    ($of:ident { $($field:ident),+ }) => {
-        impl core::fmt::Debug for $of {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.debug_struct(stringify!($of))$(.field(stringify!($field), &self.$field))+.finish_non_exhaustive()
-            }
-        }
-    };
-}

@@ -34,6 +34,7 @@ pub mod wire;
 
 mod config_error;
 mod engine;
+mod fmt_macros;
 
 pub use config_error::ConfigError;
 pub use engine::{Engine, TimeWentBack};

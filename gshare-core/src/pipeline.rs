@@ -37,9 +37,8 @@ use core::fmt;
 
 /// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Mode {
     /// Cuts only where the whole flow passes: before and after components that are comparable with every other. What
@@ -53,21 +52,16 @@ pub enum Mode {
     AcyclicQuotient,
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SeriesCut => "series cut",
-            Self::IdealChain => "ideal chain",
-            Self::AcyclicQuotient => "acyclic quotient",
-        })
-    }
-}
+crate::display_as!(Mode {
+    SeriesCut => "series cut",
+    IdealChain => "ideal chain",
+    AcyclicQuotient => "acyclic quotient",
+});
 
 /// The measure by which pipelines are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RankMode {
     /// The paper's: coefficient of variation of the stages' times on the reference slice.
@@ -155,9 +149,8 @@ impl Goal {
 
 /// One GPU of a [`Node`]: its slices. Memory slices in neither list are not cut up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct NodeGpu {
     /// Its id.
     pub gpu: GpuId,
@@ -479,9 +472,8 @@ pub struct AssignedSlice {
 
 /// Why a pipeline cannot run on the free slices. Stages count from 1 in the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "reason", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Unfit {
     /// More parts than slices.
@@ -517,9 +509,8 @@ pub enum Unfit {
 
 /// Why a part runs on no free slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Misfit {
     /// The slices on which all its components have a profile are too small.

@@ -30,9 +30,8 @@ use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
 
 /// Where a model is loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Tier {
     /// Pinned memory of the GPU's node.
@@ -43,9 +42,8 @@ pub enum Tier {
 
 /// Time and memory that a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ModelProfile {
     /// Time to start its process and load it from disk.
     #[cfg_attr(feature = "serde", serde(rename = "load_disk_ns"))]
@@ -260,9 +258,8 @@ pub enum RequestAction {
 
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RejectReason {
     /// The model fits no kind of GPU it was profiled on.
@@ -464,9 +461,8 @@ pub trait RequestScheduler:
 
 /// The state of one GPU that nodes and schedulers share (GPU-enabled FaaS, section III-E): status, estimate, LRU list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct GpuRecord {
     /// Whether it has something to do.
     pub busy: bool,
@@ -479,9 +475,8 @@ pub struct GpuRecord {
 
 /// Number of a write to one key of a [`StateStore`]; grows by one with each. 0 stands for "never written".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Version(pub u64);
 
 /// Why a store refused. Nothing was written.

@@ -129,9 +129,8 @@ pub struct PlacedPart {
 
 /// Where an instance lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "kind", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Home {
     /// On slices of its own.
@@ -225,9 +224,8 @@ pub enum InstanceReason {
 
 /// An order of the keeper for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 pub enum InstanceAction {
     /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
     Start {

@@ -52,8 +52,7 @@ pub struct DeviceConfig {
 
 /// Settings of one name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ClientConfig {
     /// The share, whatever its processes ask for; `None`: the name is not listed, and has what its processes ask for.

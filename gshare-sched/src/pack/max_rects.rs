@@ -19,9 +19,8 @@ use super::runs::{Few, Runs};
 
 /// Which free rectangle a demand gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Heuristic {
     /// The smallest area over all GPUs, in its lowest, leftmost corner (FaST-GShare, Algorithm 2).
@@ -38,9 +37,8 @@ pub enum Heuristic {
 gshare_core::config! {
     /// Configuration of [`MaxRects`].
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-    #[cfg_attr(feature = "serde", serde(default))]
     pub struct MaxRectsConfig {
         /// Which free rectangle a demand gets.
         pub heuristic: Heuristic = Heuristic::default(), with_heuristic;

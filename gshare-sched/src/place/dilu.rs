@@ -15,9 +15,8 @@ use crate::pack::sets::Sets;
 gshare_core::config! {
     /// Configuration of [`DiluPacker`]. Defaults are the published ones (Dilu, section 3.3).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-    #[cfg_attr(feature = "serde", serde(default))]
     pub struct DiluConfig {
         /// Weight of the free SM share in the score, in basis points. Default 6000.
         pub alpha_bp: u16 = 6_000;

@@ -10,8 +10,7 @@ use std::collections::BTreeSet;
 
 /// Where a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum FunctionState {
     /// The host measures it, and its requests wait for that.
     Profiling,

@@ -5,9 +5,8 @@ use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
 /// Which of the plans that fit is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Choice {
     /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).

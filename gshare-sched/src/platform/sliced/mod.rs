@@ -77,9 +77,8 @@ const SHORT_LASTS: Duration = Duration::from_secs(1);
 
 /// The policy that gives requests to instances on slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum RouterSettings {
     /// By slack (FluidFaaS, section 5.3).
     Slack(RouterConfig),
