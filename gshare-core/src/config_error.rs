@@ -48,28 +48,28 @@ impl ConfigError {
 }
 
 /// Methods of a configuration that take it and give it back with another value of a field. A configuration is `#[non_exhaustive]`, so
-/// that it may grow; with these it is still made in one expression.
+/// that it may grow; with these it is still made in one expression. For a field that is an `Option` the method may take what is in it.
 ///
 /// ```
 /// #[derive(Default)]
 /// pub struct Window {
 ///     pub length_ns: u64,
-///     pub count: u32,
+///     pub most: Option<u32>,
 /// }
-/// gshare_core::with_fields!(Window { with_length_ns(length_ns: u64), with_count(count: u32) });
+/// gshare_core::with_fields!(Window { with_length_ns(length_ns: u64), with_most(most: u32 => Some) });
 ///
-/// let window = Window::default().with_length_ns(5).with_count(2);
-/// assert_eq!((window.length_ns, window.count), (5, 2));
+/// let window = Window::default().with_length_ns(5).with_most(2);
+/// assert_eq!((window.length_ns, window.most), (5, Some(2)));
 /// ```
 #[macro_export]
 macro_rules! with_fields {
-    ($config:ty { $($method:ident($field:ident: $of:ty)),* $(,)? }) => {
+    ($config:ty { $($method:ident($field:ident: $of:ty $(=> $wrap:path)?)),* $(,)? }) => {
         impl $config {
             $(
                 #[doc = concat!("With another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
                 #[must_use]
                 pub fn $method(mut self, $field: $of) -> Self {
-                    self.$field = $field;
+                    self.$field = $($wrap)?($field);
                     self
                 }
             )*

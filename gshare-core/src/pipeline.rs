@@ -133,13 +133,9 @@ crate::config! {
     }
 }
 
-impl Goal {
-    /// The same with a latency that must be kept.
-    #[must_use]
-    pub fn with_slo(self, slo: Duration) -> Self {
-        Self { slo: Some(slo), ..self }
-    }
+crate::with_fields!(Goal { with_slo(slo: Duration => Some) });
 
+impl Goal {
     /// The same with CVs computed from the times on `slice`.
     #[must_use]
     pub fn with_reference(self, slice: impl Into<String>) -> Self {

@@ -145,18 +145,12 @@ pub struct DeviceSpec {
     pub mig: Option<Box<MigLayout>>,
 }
 
-crate::with_fields!(DeviceSpec { with_kind(kind: GpuKind) });
+crate::with_fields!(DeviceSpec { with_kind(kind: GpuKind), with_regime(regime: Regime => Some) });
 
 impl DeviceSpec {
     /// A GPU of kind 0 without MIG slices, shared as the platform chooses.
     pub const fn new(node: NodeId, memory: Bytes) -> Self {
         Self { node, kind: GpuKind::new(0), memory, regime: None, mig: None }
-    }
-
-    /// The same device in this regime.
-    #[must_use]
-    pub fn with_regime(self, regime: Regime) -> Self {
-        Self { regime: Some(regime), ..self }
     }
 
     /// The same device with these MIG slices.
@@ -256,7 +250,12 @@ const fn nobody() -> TenantId {
     TenantId::new(0)
 }
 
-crate::with_fields!(FunctionSpec { with_time_limit(time_limit: Quota), with_tenant(tenant: TenantId) });
+crate::with_fields!(FunctionSpec {
+    with_time_limit(time_limit: Quota),
+    with_slo(slo: Duration => Some),
+    with_regime(regime: Regime => Some),
+    with_tenant(tenant: TenantId),
+});
 
 impl FunctionSpec {
     /// A function of tenant 0 that may have one instance, is stopped when nobody calls it and has no latency to keep. Its
@@ -278,22 +277,10 @@ impl FunctionSpec {
         }
     }
 
-    /// The same function with a latency to keep.
-    #[must_use]
-    pub fn with_slo(self, slo: Duration) -> Self {
-        Self { slo: Some(slo), ..self }
-    }
-
     /// The same function with other bounds of its instances.
     #[must_use]
     pub fn with_instances(self, min_instances: u32, max_instances: u32) -> Self {
         Self { min_instances, max_instances, ..self }
-    }
-
-    /// The same function in this regime.
-    #[must_use]
-    pub fn with_regime(self, regime: Regime) -> Self {
-        Self { regime: Some(regime), ..self }
     }
 
     /// The same function with other times to load it from disk and from host memory.

@@ -292,7 +292,7 @@ macro_rules! quantity {
         pub struct $name($inner u64);
 
         impl $name {
-            /// Nothing.
+            /// A quantity of zero.
             pub const ZERO: Self = Self(0);
 
             /// Whether this is nothing.

@@ -65,9 +65,7 @@ impl Rig {
     }
 
     fn send(&mut self, event: RequestEvent) -> Vec<RequestAction> {
-        let actions =
-            self.engine.orders(self.now, event).unwrap_or_else(|error| panic!("{event:?}: {error}"));
-        actions
+        self.engine.orders(self.now, event).unwrap_or_else(|error| panic!("{event:?}: {error}"))
     }
 
     fn at(&mut self, millis: u64) -> &mut Self {
