@@ -226,8 +226,7 @@ impl Component {
 
 /// `share` of `time`, rounded up to a nanosecond.
 pub(crate) fn share_of(time: Duration, share: BasisPoints) -> Duration {
-    let nanos = (u128::from(time.as_nanos()) * u128::from(share.get())).div_ceil(10_000);
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    Duration::from_wide_nanos((u128::from(time.as_nanos()) * u128::from(share.get())).div_ceil(10_000))
 }
 
 /// Data that goes from one component to another. Indices are those of [`Dag::components`].

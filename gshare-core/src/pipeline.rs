@@ -100,8 +100,7 @@ impl HandOff {
             return self.fixed.min(crate::dag::MAX_TIME);
         }
         let rate = u128::from(self.bytes_per_second.max(1));
-        let nanos = (u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate);
-        let moved = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let moved = Duration::from_wide_nanos((u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate));
         let moved = if self.bytes_per_second == u64::MAX { Duration::ZERO } else { moved };
         moved.saturating_add(self.fixed).min(crate::dag::MAX_TIME)
     }

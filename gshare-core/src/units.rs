@@ -519,6 +519,22 @@ impl Duration {
         Self(nanos)
     }
 
+    /// `nanos` nanoseconds as a product or a quotient has them; saturates.
+    pub fn from_wide_nanos(nanos: u128) -> Self {
+        Self(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// The time to move so many bytes at `bytes_per_second`, rounded down; at a rate of 0 as at 1.
+    pub fn to_move(bytes: Bytes, bytes_per_second: u64) -> Self {
+        Self::from_wide_nanos(u128::from(bytes.0) * 1_000_000_000 / u128::from(bytes_per_second.max(1)))
+    }
+
+    /// The time, times `by / of`, rounded down; saturates, and takes an `of` of 0 for 1.
+    #[must_use]
+    pub fn scaled(self, by: u64, of: u64) -> Self {
+        Self::from_wide_nanos(u128::from(self.0) * u128::from(by) / u128::from(of.max(1)))
+    }
+
     /// `micros` microseconds; saturates.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros.saturating_mul(1_000))
@@ -567,7 +583,7 @@ impl From<Duration> for core::time::Duration {
 /// Saturates at [`Duration::MAX`] (584 years).
 impl From<core::time::Duration> for Duration {
     fn from(duration: core::time::Duration) -> Self {
-        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+        Self::from_wide_nanos(duration.as_nanos())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Connections: who a client is, what it asks, and what it is answered.
 
-use super::locked_state::{Kind, Open, Served, Shared, refusal, reload_time};
+use super::locked_state::{Kind, Open, Served, Shared, refusal};
 use crate::arena_fill::{LoadError, Source, layout_of_header};
 use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
@@ -415,7 +415,7 @@ fn put_file(
             return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
         }
         let bytes = Bytes(source.layout.arena_bytes);
-        let reload = reload_time(bytes, core.disk_rate());
+        let reload = core.reload_time(bytes);
         let model = core.name(&name, Some(source), access, conn.uid, booked);
         let (owner, group) = (TenantId::new(conn.uid), GroupId::new(conn.gid));
         if let Err(error) =

@@ -159,12 +159,6 @@ const MAX_WAITING: u32 = 64;
 /// Events for the engine, each with the explanation of a `LoadFailed`.
 type Events = VecDeque<(StoreEvent, Option<(Code, String)>)>;
 
-/// How long a load is expected to take.
-pub(super) fn reload_time(bytes: Bytes, rate: Bytes) -> Duration {
-    let nanos = u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.0.max(1));
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
 fn since(started: Instant) -> Timestamp {
     Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
@@ -300,8 +294,9 @@ impl Core {
         }
     }
 
-    pub(super) const fn disk_rate(&self) -> Bytes {
-        self.config.disk_rate
+    /// How long a load is expected to take.
+    pub(super) fn reload_time(&self, bytes: Bytes) -> Duration {
+        Duration::to_move(bytes, self.config.disk_rate.0)
     }
 
     /// Asks the engine for a model. What is in memory is served at once, by the caller, once the lock is free; all else is a ticket

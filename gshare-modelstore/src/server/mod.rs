@@ -31,7 +31,7 @@ mod conn;
 mod locked_state;
 mod names;
 
-use self::locked_state::{Core, Shared, reload_time};
+use self::locked_state::{Core, Shared};
 use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
@@ -302,7 +302,7 @@ fn add(core: &mut Core, name: String, path: &Path) -> Result<(), ServerError> {
     let uid = rustix::process::geteuid().as_raw();
     let (owner, group) = (TenantId::new(uid), GroupId::new(rustix::process::getegid().as_raw()));
     let bytes = Bytes(source.layout.arena_bytes);
-    let reload = reload_time(bytes, core.disk_rate());
+    let reload = core.reload_time(bytes);
     let each =
         [(Resource::Models, 1), (Resource::Memory, source.layout.footprint()), (Resource::Descriptors, 1)];
     let booked: Result<_, Exceeded> =

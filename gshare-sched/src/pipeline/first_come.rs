@@ -21,7 +21,7 @@
 //! # Cost
 //! O(log n) per event for a function with exclusive instances; O(k log n) with k instances on its slices.
 
-use super::service::{check_event, latency, rate, slice};
+use super::service::{check_event, latency, rate, slice, time_for};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
@@ -87,8 +87,7 @@ struct Function {
 impl Function {
     /// Time its instances need for what waits.
     fn behind(&self) -> Duration {
-        let queue = self.queue.len() as u128 * 1_000_000_000_000_000 / u128::from(self.rate.max(1));
-        Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX))
+        time_for(self.queue.len(), self.rate)
     }
 }
 

@@ -82,6 +82,5 @@ impl RouterConfig {
 
 /// How long a late request is passed over while its function is `behind`: a fixed time, or so many percent of that if it is longer.
 pub(crate) fn overdue_after(wait: Duration, stretch_percent: u32, behind: Duration) -> Duration {
-    let stretched = u128::from(behind.as_nanos()) * u128::from(stretch_percent) / 100;
-    wait.max(Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX)))
+    wait.max(behind.scaled(stretch_percent.into(), 100))
 }

@@ -30,6 +30,11 @@ pub(super) fn rate(service: &Service) -> u64 {
     1_000_000_000_000_000 / interval.max(1)
 }
 
+/// Time that instances of this `rate` need for so many requests.
+pub(super) fn time_for(requests: usize, rate: u64) -> Duration {
+    Duration::from_wide_nanos(requests as u128 * 1_000_000_000_000_000 / u128::from(rate.max(1)))
+}
+
 fn check_time(
     instance: InstanceId,
     field: &'static str,

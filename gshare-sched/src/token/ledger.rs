@@ -79,8 +79,7 @@ fn signed(time: Duration) -> i64 {
 
 /// How much of a window of this `length` a limit takes to pay `overuse` back; at most all of it.
 fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
-    let part = u128::from(length.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
-    Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
+    length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
 }
 
 /// Time beyond a `request` of which `used` was used, with a `lag` that is below zero by what was occupied beyond it. Hand-overs

@@ -459,7 +459,7 @@ impl<'a> Floor<'a> {
         (paced.left, paced.since, paced.pace) = (paced.left_at(now), now, pace);
         paced.epoch = paced.epoch.wrapping_add(1);
         let takes = (u128::from(paced.left) * u128::from(FULL)).div_ceil(u128::from(pace));
-        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        let takes = Duration::from_wide_nanos(takes);
         self.ends.push(End { job, epoch: paced.epoch, at: now.saturating_add(takes) });
     }
 }
@@ -483,8 +483,7 @@ fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
         profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
     let work = |point: &ProfilePoint| {
         let quota = u128::from(point.batch) * u128::from(point.quota.get()) * 100_000_000;
-        let busy = quota / u128::from(point.throughput.as_milli().max(1));
-        Duration::from_nanos(u64::try_from(busy).unwrap_or(u64::MAX)).min(point.p50)
+        Duration::from_wide_nanos(quota / u128::from(point.throughput.as_milli().max(1))).min(point.p50)
     };
     there.map(|point| (point.batch, work(point))).collect()
 }

@@ -46,8 +46,7 @@ impl Default for LoadCosts {
 
 impl LoadCosts {
     fn moved(bytes: Bytes, rate: u64) -> Duration {
-        let nanos = u128::from(bytes.get()) * 1_000_000_000 / u128::from(rate.max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(gshare_core::dag::MAX_TIME)
+        Duration::to_move(bytes, rate).min(gshare_core::dag::MAX_TIME)
     }
 
     /// From host memory to a slice.

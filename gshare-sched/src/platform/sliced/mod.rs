@@ -499,9 +499,7 @@ impl SlicedPool {
         let busy = match one.home {
             // The part of it that its busiest slice worked.
             Home::Exclusive { latency, interval, .. } => {
-                let nanos = u128::from(took.as_nanos()) * u128::from(interval.as_nanos())
-                    / u128::from(latency.as_nanos().max(1));
-                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(took)
+                took.scaled(interval.as_nanos(), latency.as_nanos()).min(took)
             }
             _ => took,
         };
