@@ -46,7 +46,7 @@ impl Up {
 }
 
 /// The rules of the module, read aloud.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Literal {
     config: RouterConfig,
     now: Timestamp,
@@ -65,9 +65,7 @@ struct Literal {
 
 impl Literal {
     fn new(config: RouterConfig) -> Self {
-        let (requests, instances, told, forgotten, actions) = (vec![], vec![], vec![], vec![], vec![]);
-        let (now, worked, clocks) = (Timestamp::ZERO, vec![], vec![]);
-        Self { config, now, requests, instances, worked, clocks, arrivals: 0, told, forgotten, actions }
+        Self { config, ..Self::default() }
     }
 
     fn has(&self, instance: InstanceId) -> usize {

@@ -149,7 +149,7 @@ impl Figures {
 }
 
 /// The book. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     window: Duration,
     in_flight: Duration,
@@ -166,18 +166,8 @@ pub(super) struct Book {
 
 impl Book {
     pub(super) fn new(window: Duration, in_flight: Duration, error_max: u64) -> Self {
-        Self {
-            window,
-            in_flight,
-            wrong: None,
-            instances: Vec::new(),
-            processes: Vec::new(),
-            gpus: Vec::new(),
-            conns: BTreeMap::new(),
-            daemon_since: Some(Timestamp::ZERO),
-            shares: Shares::new(error_max),
-            figures: Figures::default(),
-        }
+        let (daemon_since, shares) = (Some(Timestamp::ZERO), Shares::new(error_max));
+        Self { window, in_flight, daemon_since, shares, ..Self::default() }
     }
 
     // ---- what there is --------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ impl Calm {
 }
 
 /// The errors measured so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shares {
     error_max: u64,
     used: BTreeMap<(usize, u64, u64), Duration>,
@@ -125,8 +125,7 @@ impl ShareReport {
 impl Shares {
     /// Nothing is measured yet.
     pub(super) fn new(error_max: u64) -> Self {
-        let (used, open, epochs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { error_max, used, open, closed: Vec::new(), epochs }
+        Self { error_max, ..Self::default() }
     }
 
     /// An instance keeps its device busy from `from` on.

@@ -23,9 +23,10 @@ pub(super) struct Device {
 }
 
 /// The state of an instance's processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Phase {
     /// They start and load onto the device.
+    #[default]
     Loading,
     /// They start and load into host memory.
     StartsParked,
@@ -42,7 +43,7 @@ pub(super) enum Phase {
 }
 
 /// The processes of an instance.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Body {
     pub(super) function: usize,
     pub(super) node: Option<NodeId>,
@@ -72,22 +73,7 @@ pub(super) struct Body {
 impl Body {
     /// An instance of a function that starts.
     pub(super) fn new(function: usize) -> Self {
-        Self {
-            function,
-            node: None,
-            parts: Vec::new(),
-            phase: Phase::Loading,
-            epoch: 0,
-            told: Timestamp::ZERO,
-            jobs: Vec::new(),
-            times: Vec::new(),
-            gpu_times: Vec::new(),
-            area: 0,
-            uses: Vec::new(),
-            rests: Timestamp::ZERO,
-            free: Vec::new(),
-            workers: Vec::new(),
-        }
+        Self { function, ..Self::default() }
     }
 
     /// Part of a device that its work takes at full pace, of 10^8.
