@@ -116,6 +116,10 @@ fn starts(actions: &[HorizontalAction]) -> Vec<ProfilePoint> {
     actions.iter().filter_map(start).collect()
 }
 
+fn rates(actions: &[HorizontalAction]) -> Vec<RequestRate> {
+    starts(actions).iter().map(|point| point.throughput).collect()
+}
+
 fn drains(actions: &[HorizontalAction]) -> Vec<InstanceId> {
     let drain = |action: &HorizontalAction| match *action {
         HorizontalAction::Drain { instance } => Some(instance),
@@ -240,10 +244,7 @@ fn lazy_reports_load_that_it_cannot_serve() {
 fn fast_the_example_of_the_essay() {
     let points = vec![point(12, 100, 68.0, 20), point(12, 40, 35.0, 20), point(6, 40, 24.0, 20)];
     let mut bench = heuristic(spec(points, 0, 10));
-    assert_eq!(
-        starts(&bench.load(55)).iter().map(|point| point.throughput).collect::<Vec<_>>(),
-        [rps(24); 3]
-    );
+    assert_eq!(rates(&bench.load(55)), [rps(24); 3]);
     assert!(bench.loads(9, 20).is_empty());
     assert_eq!(drains(&bench.load(20)).len(), 1);
     assert!(bench.loads(20, 20).is_empty());
@@ -263,8 +264,7 @@ fn fast_01_no_gap_starts_nothing_and_a_dead_band_holds() {
 #[test]
 fn fast_02_no_residual_pod_without_a_residue() {
     let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(6, 100, 5.0, 20)], 0, 10));
-    let actions = bench.load(100);
-    assert_eq!(starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(), [rps(55); 2]);
+    assert_eq!(rates(&bench.load(100)), [rps(55); 2]);
 }
 
 /// Line 9 asks for `T > r`.
@@ -273,10 +273,7 @@ fn fast_03_an_exact_fit_is_taken() {
     let points = vec![point(10, 100, 100.0, 20), point(6, 100, 10.0, 20), point(7, 100, 11.0, 20)];
     let mut bench = heuristic(spec(points, 0, 10));
     let actions = bench.load(100);
-    assert_eq!(
-        starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(),
-        [rps(100), rps(10)]
-    );
+    assert_eq!(rates(&actions), [rps(100), rps(10)]);
 }
 
 /// Line 9 minimises `T - r`, the text asks for "the minimum but sufficient resources".

@@ -35,8 +35,8 @@
 //! and with the dead band 24.2. 47.8 are too many: one goes (23.8 are left, less than the next one's 24).
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and after a step up, the capacity is at least the target unless something
-//! is reported unmet; after a step down, it is at least the target and the dead band.
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and after a step up, the capacity is at
+//! least the target unless something is reported unmet; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost
 //! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report that

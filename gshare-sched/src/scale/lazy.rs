@@ -28,7 +28,8 @@
 //! report below 50 the second is drained.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and one instance per step, so that load is looked at in between.
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and one instance per step, so that load is
+//! looked at in between.
 //!
 //! # Cost
 //! O(window) for a load report (40 comparisons), O(log n) when an instance changes. About 500 bytes per function and its

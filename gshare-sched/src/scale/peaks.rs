@@ -33,9 +33,10 @@
 //! first peak of 281, it is started at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); never more deployed than entitled. From the second: beside a lazy scaler that
-//! takes an instance for the same, on the same reports and with the same minimum, it never has more instances at any time,
-//! and never started more of them (each start falls into a time of its own in which the lazy one has that many).
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); never more deployed than entitled. From the
+//! second: beside a lazy scaler that takes an instance for the same, on the same reports and with the same minimum, it never has more
+//! instances at any time, and never started more of them (each start falls into a time of its own in which the lazy one has that
+//! many).
 //!
 //! # Cost
 //! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. About 1.5 KB per
