@@ -69,10 +69,10 @@ def etcd():
         run(sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLS, ETCD)
 
 
-def programs():
-    """Chromium for the test of the host's page and podman for that of functions in images, from the distribution. Without one its test
-    says that it was skipped."""
-    missing = [name for name in ("chromium", "podman") if not shutil.which(name)]
+def programs(*names):
+    """Programs of the distribution: chromium for the test of the host's page, podman for that of functions in images, rpm to install a
+    package. Without one its test says that it was skipped."""
+    missing = [name for name in names if not shutil.which(name)]
     if not missing or os.geteuid() or not shutil.which("apt-get"):
         return
     for command in (["update", "-qq"], *(["install", "-y", "-qq", name] for name in missing)):
@@ -122,7 +122,8 @@ RUN_NOT_MEASURED = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_C
 def tests():
     """The command that README.md gives for the tests."""
     etcd()
-    programs()
+    # The last one is for the package step, which does not wait for another step that fetches something.
+    programs("chromium", "podman", "rpm")
     run("cargo", "test", "--workspace")
 
 
@@ -213,6 +214,7 @@ def msrv():
 
 def package():
     """What is shipped: the hook for an old C library, archives of all of it, each tried in an empty root, and the crates."""
+    programs("rpm")
     run(*BUILD_TESTS)
     run(sys.executable, "gshare-hook/package/package.py")
     run(sys.executable, "gshare-hook/package/dist.py", "--from", "target/debug")

@@ -62,3 +62,22 @@ impl TimeWentBack {
         if now < last { Err(Self { now, last }) } else { Ok(()) }
     }
 }
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    type Event = E::Event;
+    type Action = E::Action;
+    type Error = E::Error;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: Self::Event,
+        actions: &mut Vec<Self::Action>,
+    ) -> Result<(), Self::Error> {
+        (**self).handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        (**self).next_deadline()
+    }
+}

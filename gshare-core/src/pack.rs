@@ -538,6 +538,21 @@ pub trait Packer: Send {
         self.place_set(demands, &fresh, out)
     }
 
+    /// Places a large model on GPUs that `allowed` accepts, and appends the answers to `out`. A packer that knows how spreads its
+    /// memory over several GPUs where none holds all of it, each part a placement of its own. The default has one placement.
+    ///
+    /// # Errors
+    /// As [`Packer::place_where`].
+    fn place_split(
+        &mut self,
+        demand: &Demand,
+        allowed: &dyn Fn(GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
+        out.push(self.place_where(demand, allowed)?);
+        Ok(())
+    }
+
     /// A placement by id; `None` when stale.
     fn placement(&self, id: PlacementId) -> Option<Placement> {
         let mut found = None;

@@ -184,7 +184,7 @@ impl Node {
         for gpu in &mut gpus {
             gpu.free.sort_unstable();
             let all: Vec<SliceAt> = gpu.busy.iter().chain(&gpu.free).copied().collect();
-            model.validate(&all).map_err(|source| NodeError::BadSlices { gpu: gpu.gpu, source })?;
+            model.validate(&all).map_err(|cause| NodeError::BadSlices { gpu: gpu.gpu, cause })?;
         }
         Ok(Self { model, gpus })
     }
@@ -282,12 +282,12 @@ pub enum NodeError {
         source: MigError,
     },
     /// Slices that cannot be on one GPU together.
-    #[error("{gpu}: {source}")]
+    #[error("{gpu}: {cause}")]
     BadSlices {
         /// Which GPU.
         gpu: GpuId,
         /// The rule that the slices break.
-        source: MigError,
+        cause: MigError,
     },
 }
 

@@ -46,12 +46,12 @@ pub enum SpecError {
         device: Bytes,
     },
     /// A field that is not the quantity it should be.
-    #[error("{field}: {source}")]
+    #[error("{field}: {cause}")]
     Field {
         /// The annotation, option or key.
         field: &'static str,
         /// The reason for which the value is no such quantity.
-        source: ParseUnitError,
+        cause: ParseUnitError,
     },
     /// An annotation that FaSTPod does not know.
     #[error("unknown annotation `{key}`: expected sm_partition, quota_limit, quota_request or gpu_mem")]
@@ -135,7 +135,7 @@ impl FromStr for QuotaRange {
     type Err = SpecError;
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (request, limit) = text.split_once(':').unwrap_or((text, text));
-        let parse = |text: &str, field| text.parse().map_err(|source| SpecError::Field { field, source });
+        let parse = |text: &str, field| text.parse().map_err(|cause| SpecError::Field { field, cause });
         Self::new(parse(request, "quota request")?, parse(limit, "quota limit")?)
     }
 }
@@ -229,7 +229,7 @@ impl ResourceSpec {
             if slot.is_some() {
                 return Err(SpecError::Twice { field });
             }
-            *slot = Some(text.parse().map_err(|source| SpecError::Field { field, source })?);
+            *slot = Some(text.parse().map_err(|cause| SpecError::Field { field, cause })?);
             Ok(())
         }
         let (mut sm, mut request, mut limit, mut memory) = (None, None, None, None);

@@ -211,12 +211,12 @@ pub enum TokenError {
         limit: u32,
     },
     /// A share that cannot be.
-    #[error("share of {client}: {source}")]
+    #[error("share of {client}: {cause}")]
     BadShare {
         /// The client whose share is out of bounds.
         client: ClientId,
         /// The rule that the specification breaks.
-        source: SpecError,
+        cause: SpecError,
     },
     /// The client does not hold that lease, and it is not the last one it held.
     #[error("{client} does not hold {lease}")]

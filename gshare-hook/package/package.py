@@ -175,12 +175,22 @@ def loads(library):
     return wrong, sorted(ways)
 
 
-def build():
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "package"
-    tools = target / "tools"
-    if not (tools / "bin" / "cargo-zigbuild").exists():
+def target_folder():
+    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "package"
+
+
+def fetched(tools, program, requirements):
+    """The program, in a folder that pip fetches it into."""
+    if not (tools / "bin" / program).exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-compile"]
-        subprocess.run([*pip, "--target", str(tools), *TOOLS], check=True)
+        subprocess.run([*pip, "--target", str(tools), *requirements], check=True)
+    return tools / "bin" / program
+
+
+def build():
+    target = target_folder()
+    tools = target / "tools"
+    fetched(tools, "cargo-zigbuild", TOOLS)
     environment = {
         **os.environ,
         "PATH": f"{tools / 'bin'}:{os.environ['PATH']}",

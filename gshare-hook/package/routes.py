@@ -3,8 +3,9 @@
 
     python3 gshare-hook/package/routes.py [DIR]      # the folder of the archives [default: target/dist]
 
-The tarball is unpacked, the Debian package too (`dpkg-deb --extract`, where that is there: its scripts are not run), the wheel
-goes into a virtual environment. No command sees another installation: the environment has a search path and a home of its own.
+The tarball is unpacked, the package for dpkg too (`dpkg-deb --extract`), that for rpm is installed in its own root, the wheel goes
+into a virtual environment. Scripts of packages are not run, and a package whose program is not there is left out, as is rpm's
+without root's rights. No command sees another installation: the environment has a search path and a home of its own.
 Of each route is shown that
 - `gshare doctor` finds the hook, the simulated driver and the store's client, all of them in this root;
 - a program under `gshare run --sim --mem 64MiB` has the hook in it, and gets 32 MiB of GPU memory but not 128 MiB;
@@ -15,6 +16,7 @@ Of each route is shown that
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -119,6 +121,12 @@ def debian(file, root):
     return root / "usr", root / "etc/gshare/gshared.toml", "python3"
 
 
+def rpm(file, root):
+    # What the package depends on is there, but not known to rpm in this root.
+    subprocess.run(["rpm", "--root", root, "--nodeps", "--noscripts", "--install", file], check=True, stderr=subprocess.DEVNULL)
+    return root / "usr", root / "etc/gshare/gshared.toml", "python3"
+
+
 def wheel(file, root):
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
     pip = [root / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", file]
@@ -129,9 +137,12 @@ def wheel(file, root):
 def main():
     folder = pathlib.Path(sys.argv[1] if sys.argv[1:] else package.ROOT / "target/dist")
     print(f"{'archive':<48} {'packed':>9} {'installed':>10} {'to install':>11} {'first run':>10}")
-    for install, pattern in [(tarball, "*.tar.gz"), (debian, "*.deb"), (wheel, "*.whl")]:
+    installs = [(tarball, "*.tar.gz", True), (debian, "*.deb", shutil.which("dpkg-deb"))]
+    installs += [(rpm, "*.rpm", shutil.which("rpm") and os.geteuid() == 0), (wheel, "*.whl", True)]
+    for install, pattern, can in installs:
         files = list(folder.glob(pattern))
-        if not files and install is debian:
+        if not can:
+            print(f"{pattern}: not installed, for want of its program or of root's rights")
             continue
         expect(f"archives {pattern} in {folder}", len(files), 1)
         with tempfile.TemporaryDirectory(prefix="gshare-route-") as name:

@@ -199,7 +199,7 @@ proptest! {
                     result
                 }
                 Op::Split(demand) => {
-                    let result = pool.place_split(&demand, &mut out);
+                    let result = pool.place_split(&demand, &|_| true, &mut out);
                     let memory: u64 = out.iter().map(|placed| placed.placement.demand.memory.get()).sum();
                     prop_assert!(result.is_err() || memory == demand.memory.get());
                     result
@@ -309,7 +309,7 @@ fn a_large_model_is_split_only_where_no_gpu_has_the_memory() {
     let second = pool.place(&job(70, 70, 30)).unwrap().placement;
     assert_eq!(second.gpu, GpuId::new(1));
     let mut out = Vec::new();
-    pool.place_split(&job(20, 20, 22).with_workload(Workload::LargeModel), &mut out).unwrap();
+    pool.place_split(&job(20, 20, 22).with_workload(Workload::LargeModel), &|_| true, &mut out).unwrap();
     let parts: Vec<(GpuId, u64)> =
         out.iter().map(|placed| (placed.placement.gpu, placed.placement.demand.memory.get() / GIB)).collect();
     assert_eq!(
@@ -318,7 +318,7 @@ fn a_large_model_is_split_only_where_no_gpu_has_the_memory() {
         "most free memory first, the rest on the next"
     );
     assert!(matches!(
-        pool.place_split(&large, &mut out),
+        pool.place_split(&large, &|_| true, &mut out),
         Err(PackError::Memory { .. } | PackError::NoRoom { .. })
     ));
     assert_eq!(out.len(), 2);

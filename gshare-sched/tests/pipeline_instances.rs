@@ -4,7 +4,9 @@
 
 use gshare_core::dag::Dag;
 use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
+use gshare_core::pipeline::instances::{
+    Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
+};
 use gshare_core::pipeline::{Goal, Node, RankMode};
 use gshare_core::{BasisPoints, Duration, Engine, FunctionId, InstanceId, Timestamp};
 use gshare_sched::pipeline::{

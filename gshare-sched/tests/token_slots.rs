@@ -14,6 +14,7 @@ use gshare_sim::token::drive::Driver;
 use gshare_sim::token::keen::Keen;
 use gshare_sim::token::{Terms, check};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn percent(quota: u16, sm: u16) -> Demand {
     Demand::new(Quota::from_percent(quota).unwrap(), SmShare::from_percent(sm).unwrap())
@@ -207,7 +208,7 @@ fn an_idle_slot_is_not_lost() {
 #[test]
 fn whole_nodes_run_by_slots() {
     let mut shares = node::ShareReport::EMPTY;
-    let setup = node::Setup { tokens: Box::new(slots), terms: terms(), error_max: node::ERROR_MAX };
+    let setup = node::Setup { tokens: Arc::new(slots), terms: terms(), ..node::Setup::daemon() };
     (0..36).for_each(|seed| shares.add(&node::run(seed, &setup).unwrap().shares));
     println!("{shares:#?}");
     for errors in [shares.capped, shares.side_by_side, shares.elastic] {

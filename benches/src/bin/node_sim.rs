@@ -10,6 +10,7 @@ use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node::{self, Figures, NodeReport, Setup, ShareReport};
 use gshare_sim::token::Terms;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs whole-node simulations.
@@ -65,7 +66,12 @@ fn setup(policy: Policy, error_max: u64) -> Result<Setup> {
         })
     };
     make()?;
-    Ok(Setup { tokens: Box::new(move || make().expect("was made before")), terms, error_max })
+    Ok(Setup {
+        tokens: Arc::new(move || make().expect("was made before")),
+        terms,
+        error_max,
+        ..Setup::daemon()
+    })
 }
 
 fn main() -> Result<()> {

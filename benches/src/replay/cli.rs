@@ -67,7 +67,8 @@ enum Scenario {
 }
 
 /// Reads the command line and carries it out. Policies of the program's own have rows beside ours: its scalers in `dilu-table3` and
-/// `fast-fig12`, its routers in `fluidfaas`, its schedulers of requests in `lalb`, its packers, if they pack rectangles, in `packing`.
+/// `fast-fig12`, its vertical scalers in `dilu-cv`, its routers and keepers of instances in `fluidfaas`, its schedulers of requests
+/// in `lalb`, its packers in `dilu-fig20` and, if they pack rectangles, in `packing`.
 /// ```no_run
 /// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 /// use gshare_sim::scenario::Own;
@@ -81,14 +82,14 @@ enum Scenario {
 pub fn main(own: &Own) -> Result<()> {
     let cli = Cli::parse();
     let report = match &cli.scenario {
-        Scenario::DiluCv(args) => replay::dilu_cv::run(args)?,
+        Scenario::DiluCv(args) => replay::dilu_cv::run(args, own)?,
         Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
         Scenario::DiluTable3(args) => replay::dilu_table3::run(args, own)?,
         Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
         Scenario::FastSlots(args) => replay::fast_slots::run(args)?,
         Scenario::Lalb(args) => replay::lalb::run(args, own)?,
         Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
-        Scenario::DiluFig20(args) => replay::dilu_fig20::run(args)?,
+        Scenario::DiluFig20(args) => replay::dilu_fig20::run(args, own)?,
         Scenario::Packing(args) => replay::packing::run(args, own)?,
         Scenario::StoreMemory(args) => replay::store_memory::run(args)?,
         Scenario::FastFig12(args) => replay::fast_fig12::run(args, own)?,

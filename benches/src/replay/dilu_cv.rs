@@ -30,6 +30,8 @@
 //! | `ours_limited` | the co-scaler that learns what its owner's launching cycles are alone, tolerance 30 % (the default), tokens as `dilu_exact` |
 //! | `ours` | the same with the whole device as the limit: a limit that binds is one that `dilu` does not have |
 //!
+//! A vertical scaler of the program's own (see [`super::main`]) is in the place of `ours`, under its name.
+//!
 //! # Why the paper's figure is met
 //! The paper has a p95 of 1.09 times that of `exclusive` at CV 6, and 2.08 and 4.76 times that for `mps_l` and `mps_r`. It does not say
 //! the mean rate; at 20 requests/s (of 10, 20, 30 and 40) both partitions come out within a tenth or two, and then `dilu` does, at 1.07.
@@ -43,7 +45,9 @@ use super::{Report, in_parallel, joined, mean, row};
 use crate::seeds::cpus;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use gshare_core::scale::{ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalEvent};
+use gshare_core::scale::{
+    ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler,
+};
 use gshare_core::token::Share;
 use gshare_core::{
     ClientId, Duration, Engine, GpuId, LeaseId, ModelId, Quota, QuotaRange, SmShare, Timestamp, TokenAction,
@@ -54,6 +58,7 @@ use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::contended_gpu::{LaneEnd, LaneKernel, SharedGpu};
+use gshare_sim::scenario::Own;
 use std::collections::VecDeque;
 
 /// Flags of the scenario.
@@ -231,7 +236,7 @@ struct Lease {
 
 /// Both processes as clients of the co-scaler.
 struct Periods {
-    engine: DiluVertical,
+    engine: Box<dyn VerticalScaler>,
     actions: Vec<VerticalAction>,
     issued: [u64; 2],
     balance: [TokenBalance; 2],
@@ -555,12 +560,8 @@ impl Periods {
         class: ServiceClass,
         quotas: [QuotaRange; 2],
         trains: bool,
-        learn: bool,
+        engine: Box<dyn VerticalScaler>,
     ) -> Result<Self> {
-        let mut config = DiluVerticalConfig::default();
-        config.unit = TokenUnit::Blocks;
-        config.learn = learn;
-        let engine = DiluVertical::new(config)?;
         let mut periods = Self {
             engine,
             actions: Vec::new(),
@@ -641,29 +642,39 @@ impl Outcome {
 }
 
 /// A policy by its name.
-fn gate(policy: &str, max_tokens: u64, trains: bool) -> Result<(Gate, [SmShare; 2])> {
+fn gate(policy: &str, max_tokens: u64, trains: bool, own: &Own) -> Result<(Gate, [SmShare; 2])> {
     let (most, whole) = (if trains { 90 } else { 60 }, [SmShare::WHOLE; 2]);
     let limits = [sm(60)?, sm(most)?];
     let printed = ServiceClass::slo_sensitive(60).context("tolerance")?;
-    let scaled = |max_tokens, class, learn, most: [u16; 2]| -> Result<_> {
+    let learning = |learn| -> Result<Box<dyn VerticalScaler>> {
+        let mut config = DiluVerticalConfig::default();
+        config.unit = TokenUnit::Blocks;
+        config.learn = learn;
+        Ok(Box::new(DiluVertical::new(config)?))
+    };
+    let scaled = |max_tokens, class, engine, most: [u16; 2]| -> Result<_> {
         let quotas = [
             QuotaRange::new(percent(30)?, percent(most[0])?)?,
             QuotaRange::new(percent(30)?, percent(most[1])?)?,
         ];
-        let periods = Periods::new(max_tokens, class, quotas, trains, learn)?;
+        let periods = Periods::new(max_tokens, class, quotas, trains, engine)?;
         Ok((Gate::CoScaler(Box::new(periods)), whole))
     };
     let tokens = MAX_TOKENS * max_tokens / 100;
+    let (sensitive, any) = (ServiceClass::SLO_SENSITIVE, [100, if trains { 90 } else { 100 }]);
+    if let Some((_, make)) = own.verticals().find(|(name, _)| *name == policy) {
+        return scaled(tokens, sensitive, make(), any);
+    }
     Ok(match policy {
         "mps_r" => (Gate::Open, [sm(30)?, sm(30)?]),
         "mps_l" => (Gate::Open, limits),
         "mps" => (Gate::Open, whole),
         "priority" => (Gate::Priority, whole),
         "fast_tokens" => (Gate::Tokens(Box::new(Leases::new(limits)?)), limits),
-        "dilu" => scaled(MAX_TOKENS * 50, printed, false, [60, most])?,
-        "dilu_exact" => scaled(tokens, printed, false, [60, most])?,
-        "ours_limited" => scaled(tokens, ServiceClass::SLO_SENSITIVE, true, [60, most])?,
-        "ours" => scaled(tokens, ServiceClass::SLO_SENSITIVE, true, [100, if trains { 90 } else { 100 }])?,
+        "dilu" => scaled(MAX_TOKENS * 50, printed, learning(false)?, [60, most])?,
+        "dilu_exact" => scaled(tokens, printed, learning(false)?, [60, most])?,
+        "ours_limited" => scaled(tokens, sensitive, learning(true)?, [60, most])?,
+        "ours" => scaled(tokens, sensitive, learning(true)?, any)?,
         _ => match policy.strip_prefix("split_").map(str::parse::<u16>) {
             Some(Ok(part @ 1..=99)) => (Gate::Open, [sm(part)?, sm(100 - part)?]),
             _ => bail!("--policies: no policy {policy}"),
@@ -674,7 +685,14 @@ fn gate(policy: &str, max_tokens: u64, trains: bool) -> Result<(Gate, [SmShare; 
 /// One seed: the loads of both.
 type Loads = [Vec<Timestamp>; 2];
 
-fn simulate(policy: &str, pair: Pair, args: &Args, tokens: u64, [load, others]: &Loads) -> Result<Outcome> {
+fn simulate(
+    policy: &str,
+    pair: Pair,
+    args: &Args,
+    tokens: u64,
+    [load, others]: &Loads,
+    own: &Own,
+) -> Result<Outcome> {
     let (first, other) = pair.models();
     let serves = |model, load| Work::Serves(Box::new(Server::new(model, args.max_batch, load)));
     let beside = || other.map_or(Work::Trains { kernels: 0 }, |model| serves(model, others));
@@ -682,7 +700,7 @@ fn simulate(policy: &str, pair: Pair, args: &Args, tokens: u64, [load, others]: 
         let alone = |work| Node::new(Gate::Open, [SmShare::WHOLE; 2], work);
         vec![alone([serves(first, load), Work::Nothing]), alone([Work::Nothing, beside()])]
     } else {
-        let (gate, partitions) = gate(policy, tokens, other.is_none())?;
+        let (gate, partitions) = gate(policy, tokens, other.is_none(), own)?;
         vec![Node::new(gate, partitions, [serves(first, load), beside()])]
     };
     let mut outcome = Outcome::default();
@@ -740,7 +758,7 @@ fn mean_ms(latencies: &[Duration]) -> f64 {
 ///
 /// # Errors
 /// When a flag is out of bounds.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     ensure!(!args.seeds.is_empty() && !args.cv.is_empty(), "--seeds and --cv need a value each");
     ensure!(args.time >= Duration::from_secs(1), "--time is {}: need at least 1s", args.time);
     ensure!(
@@ -757,6 +775,7 @@ pub fn run(args: &Args) -> Result<Report> {
     let mut policies = vec!["exclusive", "mps_r", "mps_l", "mps"];
     policies.extend(splits.iter().map(String::as_str));
     policies.extend(["priority", "fast_tokens", "dilu", "dilu_exact", "ours_limited", "ours"]);
+    policies.extend(own.verticals().map(|(name, _)| name));
     if !args.policies.is_empty() {
         policies = ["exclusive"].into_iter().chain(args.policies.iter().map(String::as_str)).collect();
     }
@@ -772,7 +791,7 @@ pub fn run(args: &Args) -> Result<Report> {
         let (pair, bursts, cv, tokens) = cells[job / of_cell];
         let (policy, seed) = (policies[job % of_cell / seeds], args.seeds[job % seeds]);
         let others = load(Bursts::Gaps, args.rate, 1.0, !seed, args.time)?;
-        simulate(policy, pair, args, tokens, &[load(bursts, args.rate, cv, seed, args.time)?, others])
+        simulate(policy, pair, args, tokens, &[load(bursts, args.rate, cv, seed, args.time)?, others], own)
     })?;
     let mut splits = Compared::new("best_split", &FIGURES);
     let mut printed = Compared::new("dilu", &FIGURES[..1]);
@@ -868,7 +887,7 @@ mod tests {
     fn p95(policy: &str, pair: Pair, args: &Args) -> f64 {
         let other = load(Bursts::Gaps, args.rate, 1.0, !1, args.time).unwrap();
         let loads = [load(Bursts::Counts, args.rate, 6.0, 1, args.time).unwrap(), other];
-        percentile(&simulate(policy, pair, args, 100, &loads).unwrap().latencies, 95)
+        percentile(&simulate(policy, pair, args, 100, &loads, &Own::default()).unwrap().latencies, 95)
     }
 
     /// Dilu, section 5.2: static shares break under bursts; the co-scaler stays near the GPU of its own.
@@ -890,6 +909,35 @@ mod tests {
         let longer = |policy| p95(policy, Pair::Gpt2Trainer, &args) / alone - 1.0;
         let (dilu, ours) = (longer("dilu"), longer("ours"));
         assert!(dilu > 2.0 * ours && ours < 0.1, "{dilu} {ours}");
+    }
+
+    #[test]
+    fn a_vertical_scaler_of_a_programs_own_has_rows_of_its_own() {
+        let own = Own::default().with_vertical("mine", || {
+            let mut config = DiluVerticalConfig::default();
+            (config.unit, config.learn) = (TokenUnit::Blocks, true);
+            Box::new(DiluVertical::new(config).unwrap())
+        });
+        let args = args(&[
+            "--time",
+            "5s",
+            "--seeds",
+            "1",
+            "--cv",
+            "2",
+            "--pairs",
+            "gpt2-trainer",
+            "--loads",
+            "counts",
+        ]);
+        let rows = run(&args, &own).unwrap().rows;
+        let of = |policy: &str| {
+            let mut row = rows.iter().find(|row| row["policy"] == policy).unwrap().clone();
+            row.remove("policy");
+            row
+        };
+        assert_eq!(of("mine"), of("ours"));
+        assert_ne!(of("mine"), of("mps"));
     }
 
     #[test]
@@ -919,7 +967,7 @@ mod tests {
                 "ours",
             ] {
                 for pair in Pair::ALL {
-                    let outcome = simulate(policy, pair, &args, 100, &loads).unwrap();
+                    let outcome = simulate(policy, pair, &args, 100, &loads, &Own::default()).unwrap();
                     assert_eq!(outcome.latencies.len(), loads[0].len(), "{policy}");
                     let other = if pair.models().1.is_some() {
                         outcome.other.len() == loads[1].len()

@@ -9,7 +9,8 @@
 //! `least_`, `median_` and `most_of_any_order` are those over other orders. Mode `ours` is [`DiluPacker`]: integer sums,
 //! gamma exact, any node. `ours_same_node` keeps the published rule that the workers of a job and the parts of a model are on one
 //! node, so it is on equal terms with `paper_dilu`; `ours_repacking` also carries out a repacking plan before it opens a GPU.
-//! `placing_ms` is for all placements and releases of the stream together.
+//! `placing_ms` is for all placements and releases of the stream together. A packer of the program's own (see [`super::main`]) is in
+//! the place of `ours`, under its name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use clap::ValueEnum;
 use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Workload};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::place::{DiluConfig, DiluPacker};
+use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -108,7 +110,7 @@ struct Scenario {
 ///
 /// # Errors
 /// When the event file does not parse, or a job fits nowhere.
-pub fn run(args: &Args) -> Result<Report> {
+pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let scenario: Scenario = toml::from_str(include_str!("../../scenarios/dilu/fig20.toml"))?;
     let inputs: Vec<(Option<u64>, Vec<Event>)> = match &args.instances {
         Some(path) => vec![(None, read(path)?)],
@@ -167,6 +169,9 @@ pub fn run(args: &Args) -> Result<Report> {
                     push(name, Some(gamma), &self::ours(events, config.with_gamma_bp(*gamma), rule)?, &[]);
                 }
             }
+        }
+        for (name, make) in own.packers() {
+            push(name, None, &packed(events, &mut *make(), None, |_| Ok(0))?, &[]);
         }
         report.rows.push(row(&[
             ("policy", "bound".into()),
@@ -441,65 +446,78 @@ fn paper_split(
     None
 }
 
-/// [`DiluPacker`] on the same events.
-fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
-    let mut pool = DiluPacker::new(config)?;
+/// A packer on the same events. Parts of a job are on one node where `nodes` is given; `repack` moves placements when a GPU beyond
+/// all before is opened, and says how many.
+fn packed<P: Packer + ?Sized>(
+    events: &[Event],
+    pool: &mut P,
+    mut nodes: Option<Nodes>,
+    mut repack: impl FnMut(&mut P) -> Result<usize>,
+) -> Result<Outcome> {
     for gpu in 0..u32::try_from(NODES * GPUS_PER_NODE)? {
         pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
     }
     let mut places: BTreeMap<&str, Vec<PlacementId>> = BTreeMap::new();
     let mut outcome = Outcome::default();
     let mut out = Vec::new();
-    let mut nodes = Nodes::new(config);
     for event in events {
         let job = &event.job;
         if event.start {
             let demand = demand(job)?;
             out.clear();
-            let open = pool.open_gpus();
             let start = Instant::now();
-            match job.kind {
-                _ if rule == Rule::SameNode => nodes.place(&mut pool, &demand, job.gpus, &mut out)?,
-                Workload::Training => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
-                Workload::LargeModel => pool.place_split(&demand, &mut out)?,
-                _ => out.push(pool.place(&demand)?),
-            }
-            if rule == Rule::Repacking && pool.open_gpus() > open && pool.open_gpus() as usize > outcome.peak
-            {
-                let plan = pool.plan_repack(64);
-                outcome.moves += plan.moves();
-                pool.apply(&plan)?;
+            match (&mut nodes, job.kind) {
+                (Some(nodes), _) => nodes.place(pool, &demand, job.gpus, &mut out)?,
+                (None, Workload::Training) => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
+                (None, Workload::LargeModel) => pool.place_split(&demand, &|_| true, &mut out)?,
+                (None, _) => out.push(pool.place(&demand)?),
             }
             outcome.spent += start.elapsed();
             places.insert(&job.name, out.iter().map(|placed| placed.placement.id).collect());
+            if open(pool) > outcome.peak {
+                let start = Instant::now();
+                outcome.moves += repack(pool)?;
+                outcome.spent += start.elapsed();
+            }
         } else {
             let ids = places.remove(job.name.as_str()).unwrap_or_default();
             let start = Instant::now();
             for id in ids {
                 let released = pool.release(id)?;
-                if rule == Rule::SameNode {
+                if let Some(nodes) = &mut nodes {
                     nodes.change(&released, false);
                 }
             }
             outcome.spent += start.elapsed();
         }
-        outcome.observe(event.second, pool.open_gpus() as usize, || {
-            let (mut sm, mut memory, mut count) = (0.0, 0.0, 0.0);
-            pool.gpus(&mut |gpu| {
-                if gpu.placements > 0 {
-                    let mut request = 0.0;
-                    pool.placements_on(gpu.gpu, &mut |placement| {
-                        request += placement.demand.sm.as_fraction();
-                    });
-                    sm += 1.0 - request;
-                    memory += 1.0 - gib(gpu.memory_used) / MEMORY_GB;
-                    count += 1.0;
-                }
+        outcome.observe(event.second, open(pool), || {
+            let mut used = BTreeMap::<GpuId, PaperGpu>::new();
+            pool.placements(&mut |placement| {
+                let used = used.entry(placement.gpu).or_default();
+                used.request += placement.demand.sm.as_fraction();
+                used.memory += gib(placement.demand.memory);
             });
-            (sm / count, memory / count)
+            mean_free(used.values())
         });
     }
     Ok(outcome)
+}
+
+/// The GPUs that something is placed on.
+fn open<P: Packer + ?Sized>(pool: &P) -> usize {
+    let mut open = 0;
+    pool.gpus(&mut |gpu| open += usize::from(gpu.placements > 0));
+    open
+}
+
+/// [`DiluPacker`] on the same events.
+fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
+    let nodes = (rule == Rule::SameNode).then(|| Nodes::new(config));
+    packed(events, &mut DiluPacker::new(config)?, nodes, |pool| {
+        let plan = if rule == Rule::Repacking { pool.plan_repack(64) } else { return Ok(0) };
+        pool.apply(&plan)?;
+        Ok(plan.moves())
+    })
 }
 
 /// The used part of each GPU, by node.
@@ -550,9 +568,9 @@ impl Nodes {
 
     /// A job's workers on different GPUs of one node: one where open GPUs suffice, else one where the fewest are opened. A large
     /// model that no open GPU holds on the GPUs of the first node that hold it together.
-    fn place(
+    fn place<P: Packer + ?Sized>(
         &mut self,
-        pool: &mut DiluPacker,
+        pool: &mut P,
         demand: &Demand,
         workers: usize,
         out: &mut Vec<Placed>,
@@ -589,7 +607,7 @@ impl Nodes {
                     parts.map(|used| self.most.memory - used.memory).sum::<u64>() >= memory
                 };
                 match self.gpus.chunks(GPUS_PER_NODE).position(together).filter(|_| !single) {
-                    Some(split) => pool.place_split_where(demand, &|gpu| node(gpu) == split, out)?,
+                    Some(split) => pool.place_split(demand, &|gpu| node(gpu) == split, out)?,
                     None => out.push(pool.place(demand)?),
                 }
             }
@@ -759,6 +777,7 @@ fn draw(seed: u64, count: usize) -> Vec<Event> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 
     #[derive(Debug, Parser)]
     struct Cli {
@@ -767,8 +786,28 @@ mod tests {
     }
 
     fn rows(flags: &str) -> Vec<Map<String, Value>> {
+        rows_with(flags, &Own::default())
+    }
+
+    fn rows_with(flags: &str, own: &Own) -> Vec<Map<String, Value>> {
         let flags = format!("dilu-fig20 --count 100 --tie-orders 2 {flags}");
-        run(&Cli::parse_from(flags.split_whitespace()).args).unwrap().rows
+        run(&Cli::parse_from(flags.split_whitespace()).args, own).unwrap().rows
+    }
+
+    #[test]
+    fn a_packer_of_a_programs_own_has_a_row_of_its_own() {
+        let best_fit = DiluConfig::default().with_large_models_worst_fit(false);
+        let own = Own::default()
+            .with_packer("mine", move || Box::new(DiluPacker::new(best_fit).unwrap()))
+            .with_packer("rectangles", || Box::new(MaxRects::new(MaxRectsConfig::default())));
+        let rows = rows_with("--mode ours", &own);
+        let of = |policy: &str| {
+            let mut row = rows.iter().find(|row| row["policy"] == policy).unwrap().clone();
+            row.retain(|key, _| key != "policy" && key != "placing_ms");
+            row
+        };
+        assert_eq!(of("mine"), of("ours"));
+        assert_ne!(of("rectangles"), of("ours"));
     }
 
     #[test]

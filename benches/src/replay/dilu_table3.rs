@@ -54,8 +54,9 @@ use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, Horiz
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::pipeline::Late;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
+use gshare_sim::Make;
 use gshare_sim::load_trace::read_rates;
-use gshare_sim::scenario::{Make, Own};
+use gshare_sim::scenario::Own;
 use gshare_sim::{EventQueue, Rng};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, VecDeque};

@@ -20,7 +20,7 @@
 
 use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
-use crate::engine::TimeWentBack;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
 use crate::request::Tier;
@@ -296,6 +296,29 @@ pub enum InstanceAction {
         /// The function that has none.
         function: FunctionId,
     },
+}
+
+/// A policy that keeps the instances of one node. See the [module](self).
+///
+/// # Contract
+/// - slices have one owner; an exclusive instance has its slices alone, and residents of a shared one fit its memory;
+/// - nobody is evicted while it runs, and none is stopped before it has drained or is gone;
+/// - an instance that is named in an action was named by a `Start` before, and no name is given twice;
+/// - the same events give the same actions.
+pub trait InstanceKeeper:
+    Engine<Event = InstanceEvent, Action = InstanceAction, Error = InstanceError> + Send
+{
+    /// Whether the function could run if the GPUs that are there now were empty. None: no such function.
+    fn fits(&self, function: FunctionId) -> Option<bool>;
+
+    /// The home of an instance; None: no such instance.
+    fn home(&self, instance: InstanceId) -> Option<&Home>;
+
+    /// Checks what holds between events, for tests.
+    ///
+    /// # Panics
+    /// When something does not hold: a mistake of the keeper.
+    fn invariants(&self) {}
 }
 
 /// Why an event was refused. Nothing changed.

@@ -47,12 +47,10 @@ const CPU_LATENCY_MOST: Duration = Duration::from_millis(10);
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot be read: {cause}")]
     Read {
-        /// The file.
-        path: PathBuf,
         /// Error of the system call.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// Not TOML, an unknown key, or a value that is not what the key wants. The text shows the line.
     #[error(transparent)]
@@ -309,8 +307,7 @@ impl Config {
 
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read { cause })?;
         Self::parse(&text)
     }
 

@@ -15,12 +15,12 @@ use std::fmt;
 #[non_exhaustive]
 pub enum NvmlError {
     /// The library, or a function of it, is not there.
-    #[error("{name} cannot be loaded: {source}")]
+    #[error("{name} cannot be loaded: {cause}")]
     Missing {
         /// Name of the library or the function.
         name: String,
         /// The loader's error.
-        source: libloading::Error,
+        cause: libloading::Error,
     },
     /// A call failed.
     #[error("{name} answers error {code}")]
@@ -200,7 +200,7 @@ macro_rules! call {
         let name = || String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
         // SAFETY: the type is the one that nvml.h gives this name.
         let function = unsafe { $nvml.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
-        let function = function.map_err(|source| NvmlError::Missing { name: name(), source })?;
+        let function = function.map_err(|cause| NvmlError::Missing { name: name(), cause })?;
         // SAFETY: arguments as nvml.h asks for them; pointers are to values that outlive the call.
         match unsafe { function($($arg),*) } {
             0 => {}
@@ -218,7 +218,7 @@ impl Nvml {
         let name = "libnvidia-ml.so.1";
         // SAFETY: NVML has no initialisers to speak of; nvmlInit is called below.
         let library = unsafe { Library::new(name) };
-        let nvml = Self(library.map_err(|source| NvmlError::Missing { name: name.to_owned(), source })?);
+        let nvml = Self(library.map_err(|cause| NvmlError::Missing { name: name.to_owned(), cause })?);
         call!(nvml, b"nvmlInit_v2\0", (),);
         Ok(nvml)
     }

@@ -57,12 +57,12 @@ pub enum DaemonError {
         path: PathBuf,
     },
     /// A path, socket or address cannot be used.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Setup {
         /// The path, socket or address.
         what: String,
         /// Error of the system call.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The daemon has stopped.
     #[error("the daemon has stopped")]
@@ -171,7 +171,7 @@ impl DaemonBuilder {
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
         let setup = |what: &Path| {
             let what = what.display().to_string();
-            move |source: io::Error| DaemonError::Setup { what, source }
+            move |cause: io::Error| DaemonError::Setup { what, cause }
         };
         raise_descriptor_limit();
         let lock = claim(&config.socket)?;
@@ -198,7 +198,7 @@ impl DaemonBuilder {
         let (handle, inbox) = line(Arc::clone(&metrics))?;
         let bind = |address| {
             http::Listener::bind(address)
-                .map_err(|source| DaemonError::Setup { what: format!("metrics = {address}"), source })
+                .map_err(|cause| DaemonError::Setup { what: format!("metrics = {address}"), cause })
         };
         let endpoint = config.metrics.as_ref().map(bind).transpose()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -809,7 +809,7 @@ fn beside(socket: &Path, ending: &str) -> PathBuf {
 /// at once, one could otherwise take away the socket at which the other is about to listen.
 fn claim(socket: &Path) -> Result<File, DaemonError> {
     let path = beside(socket, ".lock");
-    let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
+    let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;
     }
@@ -832,7 +832,7 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
 
 /// Takes away a socket that nobody listens at.
 fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonError> {
-    let setup = |source| DaemonError::Setup { what: path.display().to_string(), source };
+    let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
     if in_use() {
         return Err(DaemonError::InUse { path: path.to_owned() });
     }
@@ -843,9 +843,9 @@ fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonErr
 }
 
 fn bind_frames(path: &Path) -> Result<OwnedFd, DaemonError> {
-    let setup = |source: Errno| DaemonError::Setup {
+    let setup = |cause: Errno| DaemonError::Setup {
         what: format!("socket = {}", path.display()),
-        source: source.into(),
+        cause: cause.into(),
     };
     let address = SocketAddrUnix::new(path).map_err(setup)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

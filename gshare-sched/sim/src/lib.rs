@@ -47,5 +47,8 @@ mod debug_as_text;
 mod event_queue;
 mod rng;
 
+/// Makes a new one of a policy.
+pub type Make<P> = std::sync::Arc<dyn Fn() -> Box<P> + Send + Sync>;
+
 pub use event_queue::EventQueue;
 pub use rng::Rng;

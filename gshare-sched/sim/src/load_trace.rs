@@ -7,20 +7,20 @@ use std::io::{BufRead, Read};
 #[non_exhaustive]
 pub enum TraceError {
     /// The file could not be read.
-    #[error("line {line}: {source}")]
+    #[error("line {line}: {cause}")]
     Read {
         /// The line.
         line: u64,
         /// The system's error.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The text is not CSV, or a row has another number of fields than the header.
-    #[error("line {line}: {source}")]
+    #[error("line {line}: {cause}")]
     Csv {
         /// The line.
         line: u64,
         /// The fault that was found in it.
-        source: csv::Error,
+        cause: csv::Error,
     },
     /// A column that must be there is not.
     #[error("line 1: no column {field}")]
@@ -57,7 +57,7 @@ pub fn read_azure_counts(input: impl Read) -> Result<Vec<FunctionCounts>, TraceE
     let mut reader = csv::Reader::from_reader(input);
     let at_line = |source: csv::Error| TraceError::Csv {
         line: source.position().map_or(1, csv::Position::line),
-        source,
+        cause: source,
     };
     let header = reader.headers().map_err(at_line)?.clone();
     let name = header
@@ -95,7 +95,7 @@ pub fn read_azure_counts(input: impl Read) -> Result<Vec<FunctionCounts>, TraceE
 pub fn read_rates(input: impl BufRead) -> Result<Vec<f64>, TraceError> {
     let mut rates = Vec::new();
     for (line, text) in (1..).zip(input.lines()) {
-        let text = text.map_err(|source| TraceError::Read { line, source })?;
+        let text = text.map_err(|cause| TraceError::Read { line, cause })?;
         let text = text.trim();
         if text.is_empty() {
             continue;

@@ -168,59 +168,6 @@ impl DiluPacker {
             + self.grid.bytes()
             + self.orders.bytes()
     }
-
-    /// Places a large model, over several GPUs if no single one has the memory: open GPUs with room for its request,
-    /// those with the most free memory first, until its memory is covered; the request is charged on each, as its
-    /// limit too (Dilu, section 3.3, and the published scheduler). With no way to split it, it gets a new GPU.
-    ///
-    /// # Errors
-    /// As [`Packer::place`].
-    pub fn place_split(&mut self, demand: &Demand, out: &mut Vec<Placed>) -> Result<(), PackError> {
-        self.place_split_where(demand, &|_| true, out)
-    }
-
-    /// The same on GPUs that `allowed` accepts: those of one node, where parts of a model must not be apart.
-    ///
-    /// # Errors
-    /// As [`Packer::place_where`].
-    pub fn place_split_where(
-        &mut self,
-        demand: &Demand,
-        allowed: &dyn Fn(GpuId) -> bool,
-        out: &mut Vec<Placed>,
-    ) -> Result<(), PackError> {
-        demand.validate()?;
-        let need = need(demand);
-        if let Some(gpu) = self.choose_open(demand, need, &|gpu| allowed(gpu)) {
-            out.push(self.commit(gpu, *demand));
-            return Ok(());
-        }
-        let part = Need { request: need.request, limit: need.request, memory: 0 };
-        let fits = |gpu: u32, free: &Free| {
-            free.memory > 0 && free.holds(part) && allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand)
-        };
-        let mut candidates = Vec::new();
-        self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
-        let mut parts: Vec<(u32, u64)> = Vec::new();
-        let mut left = need.memory;
-        for (_, gpu) in candidates {
-            let memory = self.free(gpu).memory.min(left);
-            if memory > 0 {
-                parts.push((gpu, memory));
-                left -= memory;
-            }
-        }
-        if left > 0 {
-            out.push(self.place_where(demand, allowed)?);
-            return Ok(());
-        }
-        for (gpu, memory) in parts {
-            let mut piece = demand.with_memory(Bytes(memory));
-            piece.sm_limit = None;
-            out.push(self.commit(gpu, piece));
-        }
-        Ok(())
-    }
 }
 
 // Choosing.
@@ -557,6 +504,48 @@ impl Packer for DiluPacker {
         let version = self.version;
         // Plans made before a batch that failed are as good as they were.
         pack::place_set(self, demands, allowed, out).inspect_err(|_| self.version = version)
+    }
+
+    /// Over open GPUs with room for its request if no single one has the memory: those with the most free memory first, until
+    /// its memory is covered; the request is charged on each, as its limit too (Dilu, section 3.3, and the published scheduler).
+    /// With no way to split it, it gets a new GPU.
+    fn place_split(
+        &mut self,
+        demand: &Demand,
+        allowed: &dyn Fn(GpuId) -> bool,
+        out: &mut Vec<Placed>,
+    ) -> Result<(), PackError> {
+        demand.validate()?;
+        let need = need(demand);
+        if let Some(gpu) = self.choose_open(demand, need, &|gpu| allowed(gpu)) {
+            out.push(self.commit(gpu, *demand));
+            return Ok(());
+        }
+        let part = Need { request: need.request, limit: need.request, memory: 0 };
+        let fits = |gpu: u32, free: &Free| {
+            free.memory > 0 && free.holds(part) && allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand)
+        };
+        let mut candidates = Vec::new();
+        self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
+        let mut parts: Vec<(u32, u64)> = Vec::new();
+        let mut left = need.memory;
+        for (_, gpu) in candidates {
+            let memory = self.free(gpu).memory.min(left);
+            if memory > 0 {
+                parts.push((gpu, memory));
+                left -= memory;
+            }
+        }
+        if left > 0 {
+            out.push(self.place_where(demand, allowed)?);
+            return Ok(());
+        }
+        for (gpu, memory) in parts {
+            let mut piece = demand.with_memory(Bytes(memory));
+            piece.sm_limit = None;
+            out.push(self.commit(gpu, piece));
+        }
+        Ok(())
     }
 
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {

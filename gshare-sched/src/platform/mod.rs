@@ -83,7 +83,7 @@ pub use error::PlatformError;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use functions::{FunctionState, FunctionStats, FunctionView};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
-pub use sliced::{Make, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
+pub use sliced::{MakeKeeper, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
 use functions::Function;

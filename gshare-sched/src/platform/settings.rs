@@ -1,8 +1,8 @@
 //! A platform by settings alone: policies by name, for commands, scenarios and hosts with a configuration file.
 
 use super::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
-    SlicedConfig, SlicedPool, WholePool,
+    FractionalConfig, FractionalPolicies, FractionalPool, MakeKeeper, Platform, PlatformConfig,
+    PlatformError, SlicedConfig, SlicedPool, WholePool,
 };
 use crate::pack::{MaxRects, MaxRectsConfig};
 use crate::place::{DiluConfig, DiluPacker};
@@ -79,6 +79,8 @@ pub struct OwnPolicies {
     pub order: Option<Box<dyn QueueOrder>>,
     /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
     pub router: Option<Box<dyn Router>>,
+    /// Makes the keepers of instances on MIG slices, instead of [`SlicedConfig::keeper`].
+    pub keeper: Option<MakeKeeper>,
     /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
     pub requests: Option<Box<dyn RequestScheduler>>,
 }
@@ -90,6 +92,7 @@ impl core::fmt::Debug for OwnPolicies {
             .field("packer", &self.packer.is_some())
             .field("order", &self.order.is_some())
             .field("router", &self.router.is_some())
+            .field("keeper", &self.keeper.is_some())
             .field("requests", &self.requests.is_some())
             .finish()
     }
@@ -163,6 +166,9 @@ impl PlatformSettings {
             .map_err(|error| PlatformError::Policy { why: error.to_string() })?;
         if let Some(router) = own.router.take() {
             sliced = sliced.with_router(router);
+        }
+        if let Some(make) = own.keeper.take() {
+            sliced = sliced.with_keepers(make);
         }
         let whole = match own.requests.take() {
             Some(requests) => WholePool::new(requests),

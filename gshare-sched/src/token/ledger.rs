@@ -487,7 +487,7 @@ impl Ledger {
     fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
         TimeWentBack::check(now, self.now)?;
         let share_is_sound = |client, share: &Share| match share.sm {
-            SmShare::ZERO => Err(TokenError::BadShare { client, source: SpecError::ZeroSm }),
+            SmShare::ZERO => Err(TokenError::BadShare { client, cause: SpecError::ZeroSm }),
             _ => Ok(()),
         };
         match *event {

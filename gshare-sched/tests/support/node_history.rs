@@ -4,27 +4,12 @@
 
 use arbitrary::{Result, Unstructured};
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig};
-use gshare_sim::node::{
-    self, Delays, Fault, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World,
-};
-use gshare_sim::token::Terms;
+use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
+use gshare_sim::node::{Delays, Fault, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
 
 /// Long enough for a process that is killed to come back, short enough for a fuzzer.
 const WINDOWS: u64 = 6;
 const FAULTS: usize = 12;
-
-fn setup() -> Setup {
-    let mut config = MultiTokenConfig::default();
-    config.grace = Duration::from_millis(50);
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
-    let tokens = move || -> Box<dyn TokenScheduler> {
-        Box::new(MultiToken::new(config.clone()).expect("the default is sound"))
-    };
-    Setup { tokens: Box::new(tokens), terms, error_max: node::ERROR_MAX }
-}
 
 fn times(input: &mut Unstructured<'_>, least: u64, most: u64) -> Result<(Duration, Duration)> {
     let (a, b) = (input.int_in_range(least..=most)?, input.int_in_range(least..=most)?);
@@ -87,7 +72,7 @@ fn plan(input: &mut Unstructured<'_>, window: Duration) -> Result<NodePlan> {
 /// # Panics
 /// When an engine does, or a rule of the book is broken.
 pub(crate) fn run_bytes(bytes: &[u8]) {
-    let setup = setup();
+    let setup = Setup::daemon();
     // Bytes that run out are zeroes; it is an error only for what has no least value.
     let Ok(plan) = plan(&mut Unstructured::new(bytes), setup.terms.window) else { return };
     if let Err(failure) = World::new(&plan, &setup, false).run(plan.seed) {

@@ -17,7 +17,7 @@
 //! - `paper` is FluidFaaS as printed, `paper with its hand-offs` with the 10 to 40 ms that it measured;
 //! - `ours`, and with `--ablate` ours with one mechanism switched off each.
 //!
-//! A router of the program's own (see [`super::main`]) goes with the keeper of `ours`.
+//! A router of the program's own (see [`super::main`]) goes with the keeper of `ours`, a keeper with its order.
 //!
 //! Names say when the order is not their own. The first table that compares takes ours beside the paper's keeper *on our
 //! order*: what is left there is not the order of the queue.
@@ -53,18 +53,19 @@ use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
 use gshare_core::dag::Dag;
 use gshare_core::mig::{GpuModel, SliceAt};
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, Router};
+use gshare_core::pipeline::routing::Router;
 use gshare_core::pipeline::{Goal, HandOff, Node, NodeGpu, RankMode};
-use gshare_core::{Duration, Engine, GpuId, Timestamp};
+use gshare_core::{Duration, GpuId, Timestamp};
 use gshare_sched::pipeline::{
     Choice, EvictionPolicy, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
     Partitioner, RouterConfig, SlackRouter,
 };
+use gshare_sim::Make;
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
-use gshare_sim::scenario::{Make, Own};
+use gshare_sim::scenario::{MakeKeeper, Own};
 use serde_json::{Map, Value};
 use static_split::StaticSplit;
 use std::collections::{BTreeMap, BTreeSet};
@@ -233,8 +234,9 @@ fn draws(args: &Args) -> Result<Vec<Draw>> {
 }
 
 /// The policy that keeps instances.
-enum Keeping {
+enum Keeping<'a> {
     Keeper(KeeperConfig),
+    Own(&'a MakeKeeper),
     Static,
 }
 
@@ -244,32 +246,10 @@ enum Routing<'a> {
     Own(&'a Make<dyn Router>),
 }
 
-/// Any router.
-struct Boxed(Box<dyn Router>);
-
-impl Engine for Boxed {
-    type Event = RouteEvent;
-    type Action = RouteAction;
-    type Error = RouteError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: RouteEvent,
-        to: &mut Vec<RouteAction>,
-    ) -> Result<(), RouteError> {
-        self.0.handle(now, event, to)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.0.next_deadline()
-    }
-}
-
 /// A policy of the table.
 struct Policy<'a> {
     name: &'a str,
-    keeping: Keeping,
+    keeping: Keeping<'a>,
     router: Routing<'a>,
     rank: RankMode,
     hand_off: HandOff,
@@ -512,10 +492,10 @@ impl Cell<'_> {
         over_time: bool,
     ) -> Result<(Figures, Series)> {
         let (scenario, slos) = self.scenario(args, policy, draw)?;
-        let router = Boxed(match &policy.router {
+        let router: Box<dyn Router> = match &policy.router {
             Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
             Routing::Own(make) => make(),
-        });
+        };
         let outcome = match &policy.keeping {
             Keeping::Keeper(config) => {
                 let keeper = |_| -> Result<Keeper> {
@@ -525,6 +505,7 @@ impl Cell<'_> {
                 };
                 simulate(&scenario, router, (0..NODES).map(keeper).collect::<Result<_>>()?)
             }
+            Keeping::Own(make) => simulate(&scenario, router, (0..NODES).map(|_| make(&self.node)).collect()),
             Keeping::Static => {
                 let dags: Vec<Dag> = scenario.loads.iter().map(|load| load.dag.clone()).collect();
                 let takes = KeeperConfig::default().load.start;
@@ -593,13 +574,14 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
     let mut our_order = RouterConfig::default();
     our_order.late_stretch_percent = args.late_stretch.unwrap_or(our_order.late_stretch_percent);
     let mut policies = policies(args.ablate, &our_order);
-    policies.extend(own.routers().map(|(name, make)| Policy {
-        name,
-        keeping: Keeping::Keeper(KeeperConfig::default()),
-        router: Routing::Own(make),
-        rank: RankMode::Bottleneck,
-        hand_off: HandOff::default(),
-    }));
+    let beside = |name, keeping, router| {
+        let (rank, hand_off) = (RankMode::Bottleneck, HandOff::default());
+        Policy { name, keeping, router, rank, hand_off }
+    };
+    let ours = || Keeping::Keeper(KeeperConfig::default());
+    policies.extend(own.routers().map(|(name, make)| beside(name, ours(), Routing::Own(make))));
+    let keepers = own.keepers().map(|(name, make)| (name, Keeping::Own(make)));
+    policies.extend(keepers.map(|(name, make)| beside(name, make, Routing::Slack(our_order.clone()))));
     let names: Vec<_> = policies.iter().map(|one| one.name).collect();
     if let Some(unknown) = args.policy.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("--policy {unknown}: need one of: {}", names.join("; "));
@@ -703,6 +685,7 @@ fn measures(runs: &[Figures]) -> Map<String, Value> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use gshare_core::pipeline::instances::InstanceKeeper;
 
     #[derive(Debug, clap::Parser)]
     struct Cli {
@@ -754,16 +737,24 @@ mod tests {
         );
     }
 
-    /// Parts of a latency add up, and hits of applications to the hits of all.
     #[test]
-    fn a_router_of_the_programs_own_goes_with_our_keeper() {
-        let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,mine";
-        let slack = || SlackRouter::new(RouterConfig::default()).unwrap();
-        let own = Own::default().with_router("mine", move || Box::new(slack()));
+    fn a_router_of_the_programs_own_goes_with_our_keeper_and_a_keeper_with_our_order() {
+        let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,router,keeper";
+        let keeper = |node: &Node| -> Box<dyn InstanceKeeper> {
+            let rank = PartitionConfig::default().with_rank(RankMode::Bottleneck);
+            let partitioner = Box::new(Partitioner::new(rank).unwrap());
+            let assigner = Box::new(LeastFragmentation);
+            Box::new(Keeper::new(KeeperConfig::default(), node, partitioner, assigner).unwrap())
+        };
+        let own = Own::default()
+            .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default()).unwrap()))
+            .with_keeper("keeper", keeper);
         let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
-        let [ours, mine] = &rows[..] else { panic!("{rows:?}") };
-        assert!(mine["policy"] == "mine" && mine["mean_ms"] == ours["mean_ms"], "{rows:?}");
-        assert_eq!(mine["in_time_over_ours"], 1.0);
+        let [ours, router, keeper] = &rows[..] else { panic!("{rows:?}") };
+        for (row, name) in [(router, "router"), (keeper, "keeper")] {
+            assert!(row["policy"] == name && row["mean_ms"] == ours["mean_ms"], "{rows:?}");
+            assert_eq!(row["in_time_over_ours"], 1.0);
+        }
     }
 
     #[test]
@@ -783,6 +774,7 @@ mod tests {
         assert!(rows.iter().any(|row| of(row, "slices_active") > 10));
     }
 
+    /// Parts of a latency add up, and hits of applications to the hits of all.
     #[test]
     fn breakdowns_add_up() {
         let args = parsed("--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1");

@@ -2,13 +2,12 @@
 
 use super::audited::Audited;
 use super::outside::Outside;
-use super::{Setup, node_plan};
+use super::{MAX_CLIENTS, Setup, node_plan};
 use crate::token::Violation;
 use gshare_core::wire::ToDaemon;
 use gshare_core::{Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp};
 use gshare_sched::node::{
     ClientConfig, DeviceConfig, Node, NodeAction, NodeConfig, NodeError, NodeEvent, Note, Peer,
-    vertical_scaler,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -50,7 +49,7 @@ impl Daemon {
     pub(super) fn new(plan: &node_plan::NodePlan, names: &[(String, ResourceSpec)], setup: &Setup) -> Self {
         let mut config = NodeConfig::default();
         config.in_flight = plan.in_flight;
-        config.max_clients = 1_024;
+        config.max_clients = MAX_CLIENTS;
         config.devices = (0..)
             .zip(&plan.gpus)
             .map(|(gpu, device)| DeviceConfig { uuid: uuid(gpu), memory: Some(device.memory) })
@@ -70,13 +69,10 @@ impl Daemon {
     fn begin(&mut self, setup: &Setup) {
         self.epoch += 1;
         let tokens = Audited::new((setup.tokens)(), setup.terms);
-        let scaler = vertical_scaler(self.config.max_clients);
-        let node = scaler.ok().and_then(|scaler| {
-            let mut config = self.config.clone();
-            config.predecessor = self.epoch > 1;
-            Node::new(config, self.epoch, Box::new(tokens.clone()), scaler).ok()
-        });
-        self.node = node.map(|node| (node, tokens));
+        let mut config = self.config.clone();
+        config.predecessor = self.epoch > 1;
+        let node = Node::new(config, self.epoch, Box::new(tokens.clone()), (setup.vertical)());
+        self.node = node.ok().map(|node| (node, tokens));
         self.deadline = self.node.as_ref().and_then(|(node, _)| node.next_deadline());
     }
 

@@ -64,16 +64,24 @@ pub use share_report::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, 
 pub use worker::Done;
 pub use world::{Got, World};
 
+use crate::Make;
 use crate::token::Terms;
+use gshare_core::scale::VerticalScaler;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
-use gshare_sched::node::Node;
+use gshare_sched::node::{Node, vertical_scaler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
+use std::sync::Arc;
+
+/// Clients that a daemon takes at a time.
+const MAX_CLIENTS: u32 = 1_024;
 
 /// The parts of a node that are not drawn from the seed.
 pub struct Setup {
     /// Makes the token scheduler of a daemon: one that has no clients yet, with 1,024 slots.
-    pub tokens: Box<dyn Fn() -> Box<dyn TokenScheduler> + Send + Sync>,
+    pub tokens: Make<dyn TokenScheduler>,
+    /// Makes the vertical scaler of a daemon: one that has no clients yet, for 1,024 of them.
+    pub vertical: Make<dyn VerticalScaler>,
     /// The token scheduler's own terms.
     pub terms: Terms,
     /// The largest error of a share, in basis points.
@@ -90,7 +98,8 @@ impl Setup {
         let tokens = move || -> Box<dyn TokenScheduler> {
             Box::new(MultiToken::new(config.clone()).expect("the settings are within their bounds"))
         };
-        Self { tokens: Box::new(tokens), terms, error_max: ERROR_MAX }
+        let vertical = || vertical_scaler(MAX_CLIENTS).expect("the settings are within their bounds");
+        Self { tokens: Arc::new(tokens), vertical: Arc::new(vertical), terms, error_max: ERROR_MAX }
     }
 }
 
@@ -132,7 +141,7 @@ crate::debug_as_text::debug_as_text!(NodeFailure);
 
 /// Names of the types that are driven.
 pub fn driven() -> [&'static str; 2] {
-    [core::any::type_name::<Node>(), core::any::type_name::<Meter<std::sync::Arc<hooked_process::Shared>>>()]
+    [core::any::type_name::<Node>(), core::any::type_name::<Meter<Arc<hooked_process::Shared>>>()]
 }
 
 /// Runs the node of a seed. A seed that fails is run once more, to tell its story.

@@ -130,7 +130,7 @@ impl Scenario {
     pub fn cases(path: &Path, set: &[(String, String)]) -> Result<Vec<Case>, ScenarioError> {
         let base = Self::read(path, set)?;
         base.check_axes()?;
-        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let read = |cause| ScenarioError::Read { path: path.to_owned(), cause };
         let root: toml::Value = toml::from_str(&std::fs::read_to_string(path).map_err(read)?)?;
         let mut combinations: Vec<Vec<&OptionText>> = vec![Vec::new()];
         for axis in &base.axis {

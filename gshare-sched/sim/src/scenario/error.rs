@@ -11,12 +11,12 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ScenarioError {
     /// A file that could not be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
         /// The system's error.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// Text that is no scenario: a key that is not known, a name that is not, a value of the wrong form.
     #[error(transparent)]
@@ -40,28 +40,28 @@ pub enum ScenarioError {
         bound: String,
     },
     /// A profile that cannot be.
-    #[error("function `{function}`: {source}")]
+    #[error("function `{function}`: {cause}")]
     Profile {
         /// Name of the function.
         function: String,
         /// The fault that was found in it.
-        source: ProfileError,
+        cause: ProfileError,
     },
     /// A DAG that cannot be.
-    #[error("function `{function}`: {source}")]
+    #[error("function `{function}`: {cause}")]
     Dag {
         /// Name of the function.
         function: String,
         /// The fault that was found in it.
-        source: DagError,
+        cause: DagError,
     },
     /// A load that cannot be.
-    #[error("function `{function}`, load: {source}")]
+    #[error("function `{function}`, load: {cause}")]
     Load {
         /// Name of the function.
         function: String,
         /// The fault that was found in it.
-        source: ArrivalError,
+        cause: ArrivalError,
     },
     /// A file of a function that is not of its form.
     #[error("function `{function}`, {}: {why}", path.display())]
@@ -74,14 +74,14 @@ pub enum ScenarioError {
         why: String,
     },
     /// A trace that cannot be read.
-    #[error("function `{function}`, {}: {source}", path.display())]
+    #[error("function `{function}`, {}: {cause}", path.display())]
     Trace {
         /// Name of the function.
         function: String,
         /// The file.
         path: PathBuf,
         /// The fault that was found in it.
-        source: TraceError,
+        cause: TraceError,
     },
 }
 

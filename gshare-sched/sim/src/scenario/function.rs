@@ -235,7 +235,7 @@ impl FunctionText {
     }
 
     fn profile(&self, folder: &Path) -> Result<Option<ProfileTable>, ScenarioError> {
-        let failed = |source| ScenarioError::Profile { function: self.name.clone(), source };
+        let failed = |cause| ScenarioError::Profile { function: self.name.clone(), cause };
         match &self.profile_file {
             Some(_) if !self.profile.is_empty() => {
                 Err(self.wrong("profile_file", "given", "not beside `profile`"))
@@ -273,7 +273,7 @@ impl FunctionText {
         for (from, to, bytes) in &text.edge {
             dag = dag.edge(from, to, bytes.0);
         }
-        dag.build().map_err(|source| ScenarioError::Dag { function: self.name.clone(), source })
+        dag.build().map_err(|cause| ScenarioError::Dag { function: self.name.clone(), cause })
     }
 
     fn goal(&self) -> Goal {
@@ -296,7 +296,7 @@ impl FunctionText {
     }
 
     fn read_json<T: serde::de::DeserializeOwned>(&self, path: &Path) -> Result<T, ScenarioError> {
-        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let read = |cause| ScenarioError::Read { path: path.to_owned(), cause };
         let text = std::fs::read_to_string(path).map_err(read)?;
         serde_json::from_str(&text).map_err(|error| ScenarioError::Malformed {
             function: self.name.clone(),

@@ -84,14 +84,14 @@ const fn minute() -> Span {
 
 impl LoadText {
     pub(super) fn build(&self, function: &str, folder: &Path) -> Result<Load, ScenarioError> {
-        let failed = |source: ArrivalError| ScenarioError::Load { function: function.to_owned(), source };
+        let failed = |cause: ArrivalError| ScenarioError::Load { function: function.to_owned(), cause };
         let read = |file: &Path| {
             let path = folder.join(file);
-            std::fs::read(&path).map_err(|source| ScenarioError::Read { path: path.clone(), source })
+            std::fs::read(&path).map_err(|cause| ScenarioError::Read { path: path.clone(), cause })
         };
         let in_trace = |file: &Path| {
             let (function, path) = (function.to_owned(), folder.join(file));
-            move |source| ScenarioError::Trace { function, path, source }
+            move |cause| ScenarioError::Trace { function, path, cause }
         };
         let process = match self {
             Self::Poisson { rate } => Arrivals::poisson(*rate),

@@ -70,7 +70,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
-pub use own::{Make, Own};
+pub use own::{MakeKeeper, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
@@ -150,11 +150,27 @@ gshare_core::config! {
         pub host_memory: Option<Text<Bytes>> = None;
         /// The order in which the requests of a function on fractional devices are served.
         pub queue: QueueName = QueueName::default();
-        /// An instance on a fractional device may take more than its request while others leave it. Default true; without,
-        /// limits are the requests.
-        pub vertical: bool = true;
+        /// An instance on a fractional device may take more than its request while others leave it.
+        pub vertical: VerticalName = VerticalName::default();
         /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
         pub affinity: bool = true;
+    }
+}
+
+/// Whether there is vertical scaling, and whose.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "true, false, or the name of a vertical scaler of the program's own")]
+#[non_exhaustive]
+pub enum VerticalName {
+    /// With our scaler, the default; without one limits are the requests.
+    Ours(bool),
+    /// With one of a program's own, from [`Own`].
+    Own(String),
+}
+
+impl Default for VerticalName {
+    fn default() -> Self {
+        Self::Ours(true)
     }
 }
 
@@ -240,7 +256,7 @@ pub enum RouterName {
 }
 
 /// A keeper of instances on MIG slices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PipelineName {
@@ -249,6 +265,9 @@ pub enum PipelineName {
     /// With our changes. The default.
     #[default]
     Ours,
+    /// One of a program's own, from [`Own`].
+    #[serde(untagged)]
+    Own(String),
 }
 
 /// A machine.
@@ -342,7 +361,7 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError::Read`], [`ScenarioError::Toml`], [`ScenarioError::Set`].
     pub fn read(path: &Path, set: &[(String, String)]) -> Result<Self, ScenarioError> {
-        let read = |source| ScenarioError::Read { path: path.to_owned(), source };
+        let read = |cause| ScenarioError::Read { path: path.to_owned(), cause };
         let text = std::fs::read_to_string(path).map_err(read)?;
         // Values that are changed have no place in the file; the others keep theirs for errors.
         let mut scenario: Self = if set.is_empty() {
@@ -381,7 +400,7 @@ impl Scenario {
         let mut functions: Vec<crate::world::Function> = Vec::new();
         for function in &self.function {
             let mut new = function.build(&self.folder)?;
-            if !self.policies.vertical {
+            if self.policies.vertical == VerticalName::Ours(false) {
                 policies::without_vertical(&mut new)?;
             }
             if functions.iter().any(|other| other.name == new.name) {
@@ -401,6 +420,13 @@ impl Scenario {
             plan.settle = settle.positive("settle")?;
         }
         plan.faults = self.faults.build()?;
+        plan.vertical = self.own.vertical(&self.policies)?;
+        if let VerticalName::Own(name) = &self.policies.vertical
+            && plan.depth != Depth::Kernels
+        {
+            let need = "true or false, or depth = `kernels`, at which a vertical scaler runs";
+            return Err(ScenarioError::field("policies.vertical", name, need));
+        }
         Ok(plan)
     }
 }

@@ -1,21 +1,26 @@
 //! Policies of a program's own, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, Policies, QueueName, RequestName, RouterName, ScalerName};
+use super::{
+    PackerName, PipelineName, Policies, QueueName, RequestName, RouterName, ScalerName, VerticalName,
+};
+use crate::Make;
 use gshare_core::pack::Packer;
+use gshare_core::pipeline::Node;
+use gshare_core::pipeline::instances::InstanceKeeper;
 use gshare_core::pipeline::routing::Router;
 use gshare_core::queue_order::QueueOrder;
 use gshare_core::request::RequestScheduler;
-use gshare_core::scale::HorizontalScaler;
+use gshare_core::scale::{HorizontalScaler, VerticalScaler};
 use gshare_sched::platform::OwnPolicies;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Makes a new one of a policy.
-pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
+/// Makes the keeper of a node, whose slices are free.
+pub type MakeKeeper = Arc<dyn Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.queue`, `policies.router` and
-/// `policies.request` may have besides ours. Each seed gets a new one.
+/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.vertical`, `policies.queue`,
+/// `policies.router`, `policies.keeper` and `policies.request` may have besides ours. Each seed gets a new one.
 ///
 /// # Example
 /// ```
@@ -37,9 +42,11 @@ pub type Make<P> = Arc<dyn Fn() -> Box<P> + Send + Sync>;
 pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
+    verticals: BTreeMap<String, Make<dyn VerticalScaler>>,
     orders: BTreeMap<String, Make<dyn QueueOrder>>,
     routers: BTreeMap<String, Make<dyn Router>>,
     requests: BTreeMap<String, Make<dyn RequestScheduler>>,
+    keepers: BTreeMap<String, MakeKeeper>,
 }
 
 impl core::fmt::Debug for Own {
@@ -48,9 +55,11 @@ impl core::fmt::Debug for Own {
         f.debug_struct("Own")
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
+            .field("verticals", &names(self.verticals.keys().collect()))
             .field("orders", &names(self.orders.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
             .field("requests", &names(self.requests.keys().collect()))
+            .field("keepers", &names(self.keepers.keys().collect()))
             .finish()
     }
 }
@@ -85,6 +94,8 @@ own! {
     with_packer, packers: Packer;
     /// Adds a scaler; one of this name before is replaced.
     with_scaler, scalers: HorizontalScaler;
+    /// Adds a vertical scaler; one of this name before is replaced. The daemons of a scenario have it at depth `kernels`.
+    with_vertical, verticals: VerticalScaler;
     /// Adds an order of the requests of a function on fractional devices; one of this name before is replaced.
     with_order, orders: QueueOrder;
     /// Adds a router; one of this name before is replaced.
@@ -95,6 +106,22 @@ own! {
 }
 
 impl Own {
+    /// Adds a keeper of instances on MIG slices; one of this name before is replaced.
+    #[must_use]
+    pub fn with_keeper(
+        mut self,
+        name: &str,
+        make: impl Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync + 'static,
+    ) -> Self {
+        self.keepers.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
+    /// The keepers that were added, by name, for programs that run them elsewhere.
+    pub fn keepers(&self) -> impl Iterator<Item = (&str, &MakeKeeper)> {
+        self.keepers.iter().map(|(name, make)| (name.as_str(), make))
+    }
+
     /// New ones of those that these policies name.
     ///
     /// # Errors
@@ -119,16 +146,33 @@ impl Own {
             let ours = ["lalb", "lalbo3", "ours"];
             own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
         }
+        if let PipelineName::Own(name) = &policies.keeper {
+            let make = Arc::clone(named("policies.keeper", name, &["paper", "ours"], &self.keepers)?);
+            own.keeper = Some(Arc::new(move |node| Ok(make(node))));
+        }
         Ok(own)
+    }
+
+    /// What makes the vertical scaler that these policies name, if that is one of a program's own.
+    ///
+    /// # Errors
+    /// As for [`make`](Self::make).
+    pub(super) fn vertical(
+        &self,
+        policies: &Policies,
+    ) -> Result<Option<Make<dyn VerticalScaler>>, ScenarioError> {
+        let VerticalName::Own(name) = &policies.vertical else { return Ok(None) };
+        named("policies.vertical", name, &["true", "false"], &self.verticals)
+            .map(|make| Some(Arc::clone(make)))
     }
 }
 
-fn named<'a, P: ?Sized>(
+fn named<'a, M>(
     field: &str,
     name: &str,
     ours: &[&str],
-    own: &'a BTreeMap<String, Make<P>>,
-) -> Result<&'a Make<P>, ScenarioError> {
+    own: &'a BTreeMap<String, M>,
+) -> Result<&'a M, ScenarioError> {
     own.get(name).ok_or_else(|| {
         let names: Vec<&str> = ours.iter().copied().chain(own.keys().map(String::as_str)).collect();
         ScenarioError::field(field, name, &format!("one of {}", names.join(", ")))
@@ -144,7 +188,10 @@ mod tests {
     use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
     use gshare_core::queue_order::WaitQueue;
     use gshare_core::{Engine, FunctionId, InstanceId, RequestId, Timestamp};
-    use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+    use gshare_sched::node::vertical_scaler;
+    use gshare_sched::pipeline::{
+        FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
+    };
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -212,6 +259,67 @@ mod tests {
         let plan = scenario.plan().unwrap();
         world::run(&plan, 0, || scenario.platform()).unwrap();
         assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+    }
+
+    #[test]
+    fn a_keeper_of_a_programs_own_has_the_slices_of_a_scenario() {
+        let run = |name: &str| {
+            let text = TEXT.replace("router = \"mine\"", &format!("keeper = \"{name}\""));
+            let mut scenario = Scenario::parse(&text).unwrap();
+            scenario.own = Own::default().with_keeper("mine", |node| {
+                let partitioner = Box::new(Partitioner::new(PartitionConfig::default()).unwrap());
+                let paper = KeeperConfig::paper();
+                Box::new(Keeper::new(paper, node, partitioner, Box::new(LeastFragmentation)).unwrap())
+            });
+            let plan = scenario.plan().map_err(|error| error.to_string())?;
+            Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap().hash)
+        };
+        assert_eq!(run("mine"), run("paper"));
+        assert_ne!(run("mine"), run("ours"));
+        let refused = run("hers").unwrap_err();
+        assert!(refused.contains("policies.keeper is hers: one of paper, ours, mine"), "{refused}");
+    }
+
+    #[test]
+    fn a_vertical_scaler_of_a_programs_own_is_in_the_daemons_of_a_scenario() {
+        let text = |vertical: &str, depth: &str| {
+            let function = |name: &str| {
+                format!(
+                    "[[function]]\nname = \"{name}\"\nwork = \"inference\"\nmemory = \"1GiB\"\n\
+                     class = \"slo-sensitive\"\nload = {{ shape = \"poisson\", rate = 15 }}\n\
+                     profile = [{{ sm = \"100%\", quota = \"30%\", rps = 15.0, p50 = \"20ms\" }}]\n"
+                )
+            };
+            format!(
+                "length = \"5s\"\ndepth = \"{depth}\"\npolicies = {{ vertical = {vertical} }}\n\
+                 node = [{{ device = [{{ memory = \"8GiB\" }}] }}]\n{}{}",
+                function("a"),
+                function("b")
+            )
+        };
+        let made = Arc::new(AtomicUsize::new(0));
+        let run = |vertical: &str, depth: &str| {
+            let mut scenario = Scenario::parse(&text(vertical, depth)).map_err(|error| error.to_string())?;
+            let count = Arc::clone(&made);
+            scenario.own = Own::default().with_vertical("mine", move || {
+                count.fetch_add(1, Ordering::Relaxed);
+                vertical_scaler(1_024).unwrap()
+            });
+            let plan = scenario.plan().map_err(|error| error.to_string())?;
+            Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap().hash)
+        };
+        let ours = run("true", "kernels");
+        assert_eq!(made.load(Ordering::Relaxed), 0);
+        assert_eq!(run("\"mine\"", "kernels"), ours);
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        for (vertical, depth, says) in [
+            ("\"hers\"", "kernels", "policies.vertical is hers: one of true, false, mine"),
+            ("\"mine\"", "requests", "policies.vertical is mine: true or false, or depth = `kernels`"),
+            ("3", "kernels", "the name of a vertical scaler"),
+        ] {
+            let refused = run(vertical, depth).unwrap_err();
+            assert!(refused.contains(says), "{refused}");
+        }
     }
 
     #[derive(Debug)]

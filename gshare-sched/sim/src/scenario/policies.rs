@@ -1,7 +1,9 @@
 //! The platform that a scenario's policies make.
 
 use super::error::ScenarioError;
-use super::{PackerName, PipelineName, QueueName, RequestName, RouterName, ScalerName, Scenario};
+use super::{
+    PackerName, PipelineName, QueueName, RequestName, RouterName, ScalerName, Scenario, VerticalName,
+};
 use crate::world::Function;
 use gshare_core::platform::Work;
 use gshare_core::{GpuShare, Quota, QuotaRange};
@@ -36,7 +38,7 @@ impl Scenario {
         if self.policies.packer == PackerName::Dilu {
             let config = DiluConfig::default().with_affinity(self.policies.affinity);
             settings.fractional.packer = PackerSettings::Dilu(config);
-            if self.policies.vertical {
+            if self.policies.vertical != VerticalName::Ours(false) {
                 // Dilu gives an instance twice its request while others leave it (section 3.2).
                 settings.fractional.pool = settings.fractional.pool.with_sm_limit_factor(2);
             }

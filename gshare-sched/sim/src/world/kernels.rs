@@ -54,7 +54,11 @@ impl Nodes {
                 instances: Vec::new(),
             });
         }
-        Ok(Self { plans, places, setup: Setup::daemon() })
+        let mut setup = Setup::daemon();
+        if let Some(vertical) = &plan.vertical {
+            setup.vertical = vertical.clone();
+        }
+        Ok(Self { plans, places, setup })
     }
 }
 

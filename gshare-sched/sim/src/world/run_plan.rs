@@ -1,11 +1,12 @@
 //! The plan of a run: devices, functions with their load, faults, and how long.
 
 use super::faults::Faults;
+use crate::Make;
 use crate::arrivals::Arrivals;
 use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
 use gshare_core::request::TenantLimits;
-use gshare_core::scale::ServiceClass;
+use gshare_core::scale::{ServiceClass, VerticalScaler};
 use gshare_core::{BasisPoints, Duration, TenantId};
 
 /// How closely devices are simulated, `requests` or `kernels` as text.
@@ -91,7 +92,7 @@ impl Function {
 }
 
 /// A run, but for its seed and its engine.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct Plan {
     /// The devices; the number in the list is the [`GpuId`](gshare_core::GpuId).
@@ -115,6 +116,20 @@ pub struct Plan {
     pub depth: Depth,
     /// How often the kernels of each instance are counted while load comes, at [`Depth::Kernels`]. More than 0; none: never.
     pub sample: Option<Duration>,
+    /// Makes the vertical scaler of each daemon, at [`Depth::Kernels`]. None: ours.
+    pub vertical: Option<Make<dyn VerticalScaler>>,
+}
+
+impl core::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { devices, functions, length, depth, .. } = self;
+        f.debug_struct("Plan")
+            .field("devices", devices)
+            .field("functions", functions)
+            .field("length", length)
+            .field("depth", depth)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Plan {
@@ -131,6 +146,7 @@ impl Plan {
             story: 60,
             depth: Depth::default(),
             sample: None,
+            vertical: None,
         }
     }
 }

@@ -3,7 +3,9 @@
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
 use gshare_core::dag::Dag;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason};
+use gshare_core::pipeline::instances::{
+    Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
+};
 use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
 use gshare_core::request::Tier;
 use gshare_core::{
@@ -155,22 +157,12 @@ impl Keeper {
         self.functions.values().filter(|function| function.warm).count()
     }
 
-    /// Where an instance lives.
-    pub fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.instances.get(&instance).map(|instance| &instance.home)
-    }
-
     /// Whether an instance has its weights where it runs.
     pub fn is_resident(&self, id: InstanceId) -> bool {
         self.instances.get(&id).is_some_and(|instance| match instance.state {
             State::Starting | State::Loading => false,
             _ => !instance.is_shared() || self.slices.all[instance.places[0]].order.is_resident(id),
         })
-    }
-
-    /// Whether the function could run if the GPUs that are there now were empty. None: no such function.
-    pub fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.functions.get(&function).map(|of| !of.removed && self.fits_empty(of).is_ok())
     }
 
     pub(super) const fn now(&self) -> Timestamp {
@@ -554,12 +546,18 @@ impl Keeper {
         self.last = now;
         self.expire(now, actions);
     }
+}
 
-    /// Checks the properties that hold between events; a violation is a mistake of this module.
-    ///
-    /// # Panics
-    /// When it does not hold.
-    pub fn invariants(&self) {
+impl InstanceKeeper for Keeper {
+    fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.functions.get(&function).map(|of| !of.removed && self.fits_empty(of).is_ok())
+    }
+
+    fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.instances.get(&instance).map(|instance| &instance.home)
+    }
+
+    fn invariants(&self) {
         for (place, slice) in self.slices.all.iter().enumerate() {
             match slice.owner {
                 Owner::Exclusive(id) => {

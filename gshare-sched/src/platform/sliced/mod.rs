@@ -55,11 +55,9 @@ use crate::pipeline::{
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
+use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent, InstanceKeeper};
 use gshare_core::pipeline::routing::{RouteEvent, Router};
-use gshare_core::pipeline::{
-    AssignedSlice, Goal, Node as Slices, NodeGpu, PipelinePartitioner, SliceAssigner,
-};
+use gshare_core::pipeline::{AssignedSlice, Goal, Node as Slices, NodeGpu};
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
     PoolEvent, Regime, Rejection, StopCause, Work,
@@ -71,6 +69,7 @@ use gshare_core::{
     SmShare, TimeWentBack, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
 const SHORT_LASTS: Duration = Duration::from_secs(1);
@@ -182,7 +181,7 @@ impl Instance {
 
 struct Node {
     model: GpuModel,
-    keeper: Keeper,
+    keeper: Box<dyn InstanceKeeper>,
     /// The keeper's next deadline, as filed.
     due: Option<Timestamp>,
     /// The pool's names of the keeper's instances.
@@ -215,14 +214,12 @@ enum Task {
     Route(RouteEvent),
 }
 
-/// Makes a policy for each node.
-pub type Make<T> = Box<dyn Fn() -> Box<T> + Send>;
+/// Makes the keeper of a node, whose slices are free.
+pub type MakeKeeper = Arc<dyn Fn(&Slices) -> Result<Box<dyn InstanceKeeper>, ConfigError> + Send + Sync>;
 
-/// Devices with MIG slices, under a [`Router`] and a [`Keeper`] for each node.
+/// Devices with MIG slices, under a [`Router`] and an [`InstanceKeeper`] for each node.
 pub struct SlicedPool {
-    config: SlicedConfig,
-    make_partitioner: Make<dyn PipelinePartitioner>,
-    make_assigner: Make<dyn SliceAssigner>,
+    make_keeper: MakeKeeper,
     router: Box<dyn Router>,
     nodes: BTreeMap<NodeId, Node>,
     gpus: BTreeMap<GpuId, NodeId>,
@@ -243,21 +240,20 @@ pub struct SlicedPool {
 gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
 
 impl SlicedPool {
-    /// A pool without devices whose nodes cut functions with the policies that are made for them.
+    /// A pool without devices, with our keepers.
     ///
     /// # Errors
     /// [`SlicedError`]: a setting that cannot be.
-    pub fn new(
-        config: SlicedConfig,
-        make_partitioner: Make<dyn PipelinePartitioner>,
-        make_assigner: Make<dyn SliceAssigner>,
-    ) -> Result<Self, SlicedError> {
+    pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
         let router = config.router.build().map_err(SlicedError::Router)?;
         config.keeper.check().map_err(SlicedError::Keeper)?;
+        let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
+        let make_keeper = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
+            let (partitioner, assigner) = (Box::new(partitioner.clone()), Box::new(LeastFragmentation));
+            Ok(Box::new(Keeper::new(config.keeper.clone(), node, partitioner, assigner)?))
+        };
         Ok(Self {
-            config,
-            make_partitioner,
-            make_assigner,
+            make_keeper: Arc::new(make_keeper),
             router,
             nodes: BTreeMap::new(),
             gpus: BTreeMap::new(),
@@ -273,20 +269,17 @@ impl SlicedPool {
         })
     }
 
-    /// A pool with our partitioner and assigner.
-    ///
-    /// # Errors
-    /// [`SlicedError`]: a setting that cannot be.
-    pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
-        let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
-        let make = move || Box::new(partitioner.clone()) as Box<dyn PipelinePartitioner>;
-        Self::new(config, Box::new(make), Box::new(|| Box::new(LeastFragmentation)))
-    }
-
     /// The same with a router of the host's own. Before the first event: what the other one knew is lost.
     #[must_use]
     pub fn with_router(self, router: Box<dyn Router>) -> Self {
         Self { router, ..self }
+    }
+
+    /// The same with keepers of the host's own, and so with their ways to cut a function and to choose its slices. Before the first
+    /// device: nodes that are there keep theirs.
+    #[must_use]
+    pub fn with_keepers(self, make_keeper: MakeKeeper) -> Self {
+        Self { make_keeper, ..self }
     }
 
     const REGIME: Regime = Regime::Sliced;
@@ -365,9 +358,7 @@ impl SlicedPool {
             let gpus = vec![NodeGpu { gpu, free: slices, busy: Vec::new() }];
             let slices =
                 Slices::new(model.clone(), gpus).map_err(|error| Self::REGIME.bad_device(gpu, error))?;
-            let (partitioner, assigner) = ((self.make_partitioner)(), (self.make_assigner)());
-            let keeper = Keeper::new(self.config.keeper.clone(), &slices, partitioner, assigner);
-            let keeper = keeper.map_err(|error| Self::REGIME.bad_device(gpu, error))?;
+            let keeper = (self.make_keeper)(&slices).map_err(|error| Self::REGIME.bad_device(gpu, error))?;
             let node = Node { model, keeper, due: None, names: BTreeMap::new(), slices: BTreeMap::new() };
             self.nodes.insert(spec.node, node);
         }
