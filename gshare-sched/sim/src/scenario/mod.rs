@@ -54,8 +54,9 @@
 //! # Example
 //! ```
 //! use gshare_sim::scenario::Scenario;
-//! let error = Scenario::parse("length = \"10m\"\npolicies = { keeper = \"papre\" }").unwrap_err().to_string();
-//! assert!(error.contains("unknown variant `papre`, expected `paper` or `ours`"), "{error}");
+//! let scenario = Scenario::parse("length = \"10m\"\npolicies = { keeper = \"papre\" }").unwrap();
+//! let error = scenario.plan().unwrap_err().to_string();
+//! assert!(error.contains("policies.keeper is papre: one of paper, ours"), "{error}");
 //! ```
 
 mod cases;
