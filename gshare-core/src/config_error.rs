@@ -1,4 +1,4 @@
-//! The error of every configuration, and a macro for methods that set its fields.
+//! The error of every configuration, and macros that declare one and check its fields.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -48,31 +48,109 @@ impl ConfigError {
 }
 
 /// Methods of a configuration that take it and give it back with another value of a field. A configuration is `#[non_exhaustive]`, so
-/// that it may grow; with these it is still made in one expression.
+/// that it may grow; with these it is still made in one expression. For a field that is an `Option` the method may take what is in it.
 ///
 /// ```
 /// #[derive(Default)]
 /// pub struct Window {
 ///     pub length_ns: u64,
-///     pub count: u32,
+///     pub most: Option<u32>,
 /// }
-/// gshare_core::with_fields!(Window { with_length_ns(length_ns: u64), with_count(count: u32) });
+/// gshare_core::with_fields!(Window { with_length_ns(length_ns: u64), with_most(most: u32 => Some) });
 ///
-/// let window = Window::default().with_length_ns(5).with_count(2);
-/// assert_eq!((window.length_ns, window.count), (5, 2));
+/// let window = Window::default().with_length_ns(5).with_most(2);
+/// assert_eq!((window.length_ns, window.most), (5, Some(2)));
 /// ```
 #[macro_export]
 macro_rules! with_fields {
-    ($config:ty { $($method:ident($field:ident: $of:ty)),* $(,)? }) => {
+    ($config:ty { $($method:ident($field:ident: $of:ty $(=> $wrap:path)?)),* $(,)? }) => {
         impl $config {
             $(
                 #[doc = concat!("With another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
                 #[must_use]
                 pub fn $method(mut self, $field: $of) -> Self {
-                    self.$field = $field;
+                    self.$field = $($wrap)?($field);
                     self
                 }
             )*
         }
     };
+}
+
+/// Declares a configuration: each field with its default, and with the method that takes the configuration and gives it back with
+/// another value of the field. The struct is `#[non_exhaustive]`, see [`with_fields!`](crate::with_fields).
+///
+/// ```
+/// gshare_core::config! {
+///     /// A window of time.
+///     #[derive(Debug, Clone)]
+///     pub struct Window {
+///         /// Its length. 5 ns.
+///         pub length_ns: u64 = 5, with_length_ns;
+///         /// How many there are. 2.
+///         pub count: u32 = 2;
+///     }
+/// }
+///
+/// let window = Window::default().with_length_ns(7);
+/// assert_eq!((window.length_ns, window.count), (7, 2));
+/// ```
+#[macro_export]
+macro_rules! config {
+    (
+        $(#[$about:meta])*
+        pub struct $config:ident {
+            $($(#[$field_about:meta])* pub $field:ident: $of:ty = $default:expr $(, $method:ident)?;)*
+        }
+    ) => {
+        $(#[$about])*
+        #[non_exhaustive]
+        pub struct $config {
+            $($(#[$field_about])* pub $field: $of,)*
+        }
+
+        impl Default for $config {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        $crate::with_fields!($config { $($($method($field: $of),)?)* });
+    };
+}
+
+/// Checks that fields of a configuration are in their ranges. The [`ConfigError`](crate::ConfigError) names the first field that is not,
+/// its value and the bound. A prefix may stand before the names.
+///
+/// ```
+/// use gshare_core::{ConfigError, check_fields};
+///
+/// struct Window {
+///     length_ns: u64,
+///     warm: u8,
+///     cold: u8,
+/// }
+/// fn check(window: &Window) -> Result<(), ConfigError> {
+///     check_fields!(window {
+///         length_ns in 1..=60, "need 1 to 60";
+///         warm, cold in 1.., "need more than 0";
+///     })
+/// }
+///
+/// assert!(check(&Window { length_ns: 60, warm: 1, cold: 9 }).is_ok());
+/// let error = check(&Window { length_ns: 60, warm: 1, cold: 0 }).unwrap_err();
+/// assert_eq!(error.to_string(), "cold is 0: need more than 0");
+/// ```
+#[macro_export]
+macro_rules! check_fields {
+    ($config:ident { $($rules:tt)+ }) => {
+        $crate::check_fields!("", $config { $($rules)+ })
+    };
+    ($prefix:literal, $config:ident { $($($field:ident),+ in $range:expr, $bound:expr;)+ }) => {{
+        $($(
+            let name = concat!($prefix, stringify!($field));
+            $crate::ConfigError::unless(($range).contains(&$config.$field), name, &$config.$field, $bound)?;
+        )+)+
+        Ok::<(), $crate::ConfigError>(())
+    }};
 }

@@ -138,9 +138,8 @@ impl serde::Serialize for ComponentSet {
 
 /// Memory and time that a component needs on one slice profile with one batch size.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Profile {
     /// Name of the slice profile: `2g.20gb`.
     pub slice: String,
@@ -162,9 +161,8 @@ const fn one() -> u32 {
 
 /// One model of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Component {
     /// Its name, unique in the DAG.
     pub name: String,
@@ -228,8 +226,7 @@ impl Component {
 
 /// `share` of `time`, rounded up to a nanosecond.
 pub(crate) fn share_of(time: Duration, share: BasisPoints) -> Duration {
-    let nanos = (u128::from(time.as_nanos()) * u128::from(share.get())).div_ceil(10_000);
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    Duration::from_wide_nanos((u128::from(time.as_nanos()) * u128::from(share.get())).div_ceil(10_000))
 }
 
 /// Data that goes from one component to another. Indices are those of [`Dag::components`].
@@ -476,9 +473,8 @@ impl Dag {
 
 /// A DAG before it is checked: what the serialised form holds, and what [`Dag::builder`] collects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct DagBuilder {
     #[cfg_attr(feature = "serde", serde(default))]
     name: String,
@@ -488,9 +484,8 @@ pub struct DagBuilder {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 struct NamedEdge {
     from: String,
     to: String,

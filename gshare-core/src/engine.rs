@@ -1,4 +1,4 @@
-//! The one shape of every engine.
+//! The one shape of every engine, and what all of them refuse.
 
 use crate::units::Timestamp;
 
@@ -32,8 +32,35 @@ pub trait Engine {
         actions: &mut Vec<Self::Action>,
     ) -> Result<(), Self::Error>;
 
+    /// The same, with the orders in a list of their own.
+    fn orders(&mut self, now: Timestamp, event: Self::Event) -> Result<Vec<Self::Action>, Self::Error> {
+        let mut actions = Vec::new();
+        self.handle(now, event, &mut actions)?;
+        Ok(actions)
+    }
+
     /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
     fn next_deadline(&self) -> Option<Timestamp>;
+}
+
+/// Every engine refuses an event whose time is before that of the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("time went back: now {now}, last event at {last}")]
+pub struct TimeWentBack {
+    /// The time given.
+    pub now: Timestamp,
+    /// The latest time seen.
+    pub last: Timestamp,
+}
+
+impl TimeWentBack {
+    /// Refuses a time before that of the last event.
+    ///
+    /// # Errors
+    /// When `now` is before `last`.
+    pub fn check(now: Timestamp, last: Timestamp) -> Result<(), Self> {
+        if now < last { Err(Self { now, last }) } else { Ok(()) }
+    }
 }
 
 impl<E: Engine + ?Sized> Engine for Box<E> {

@@ -34,9 +34,10 @@ pub mod wire;
 
 mod config_error;
 mod engine;
+mod fmt_macros;
 
 pub use config_error::ConfigError;
-pub use engine::Engine;
+pub use engine::{Engine, TimeWentBack};
 pub use ids::{
     ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, LeaseId, ModelId,
     NodeId, ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,

@@ -31,9 +31,8 @@ use crate::units::{Bytes, Quota, SmShare};
 
 /// The kind of work behind a demand; Dilu places the three kinds differently (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Workload {
     /// Inference of a model that fits one GPU.
@@ -88,6 +87,14 @@ pub struct Demand {
     pub workload: Workload,
 }
 
+crate::with_fields!(Demand {
+    with_memory(memory: Bytes),
+    with_sm_limit(sm_limit: SmShare => Some),
+    with_function(function: FunctionId => Some),
+    with_apart(apart: u32 => Some),
+    with_workload(workload: Workload),
+});
+
 impl Demand {
     /// A demand for `quota` of the time on `sm` of the SMs, with no memory, function or group.
     pub const fn new(quota: Quota, sm: SmShare) -> Self {
@@ -100,36 +107,6 @@ impl Demand {
             apart: None,
             workload: Workload::Inference,
         }
-    }
-
-    /// The same with `memory` of GPU memory.
-    #[must_use]
-    pub const fn with_memory(self, memory: Bytes) -> Self {
-        Self { memory, ..self }
-    }
-
-    /// The same with a limit on SMs above the request (Dilu's `<request, limit>`).
-    #[must_use]
-    pub const fn with_sm_limit(self, limit: SmShare) -> Self {
-        Self { sm_limit: Some(limit), ..self }
-    }
-
-    /// The same as an instance of `function`.
-    #[must_use]
-    pub const fn with_function(self, function: FunctionId) -> Self {
-        Self { function: Some(function), ..self }
-    }
-
-    /// The same in a group whose members never share a GPU.
-    #[must_use]
-    pub const fn with_apart(self, group: u32) -> Self {
-        Self { apart: Some(group), ..self }
-    }
-
-    /// The same running `workload`.
-    #[must_use]
-    pub const fn with_workload(self, workload: Workload) -> Self {
-        Self { workload, ..self }
     }
 
     /// Most of the SMs it may use: `sm_limit`, or `sm` without one.
@@ -346,9 +323,8 @@ impl GpuStatus {
 
 /// Why a packer refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PackError {
     /// A size is zero.

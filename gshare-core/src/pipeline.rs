@@ -37,9 +37,8 @@ use core::fmt;
 
 /// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Mode {
     /// Cuts only where the whole flow passes: before and after components that are comparable with every other. What
@@ -53,21 +52,16 @@ pub enum Mode {
     AcyclicQuotient,
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SeriesCut => "series cut",
-            Self::IdealChain => "ideal chain",
-            Self::AcyclicQuotient => "acyclic quotient",
-        })
-    }
-}
+crate::display_as!(Mode {
+    SeriesCut => "series cut",
+    IdealChain => "ideal chain",
+    AcyclicQuotient => "acyclic quotient",
+});
 
 /// The measure by which pipelines are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RankMode {
     /// The paper's: coefficient of variation of the stages' times on the reference slice.
@@ -106,94 +100,52 @@ impl HandOff {
             return self.fixed.min(crate::dag::MAX_TIME);
         }
         let rate = u128::from(self.bytes_per_second.max(1));
-        let nanos = (u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate);
-        let moved = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let moved = Duration::from_wide_nanos((u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate));
         let moved = if self.bytes_per_second == u64::MAX { Duration::ZERO } else { moved };
         moved.saturating_add(self.fixed).min(crate::dag::MAX_TIME)
     }
 }
 
-/// Requirements that a pipeline is searched for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct Goal {
-    /// Batch size, as in the profiles. 1: requests as they come.
-    pub batch: u32,
-    /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
-    /// all components have (the paper does not say which it takes).
-    pub reference: Option<String>,
-    /// The latency a pipeline may have. By default any.
-    #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
-    pub slo: Option<Duration>,
-    /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
-    #[cfg_attr(feature = "serde", serde(rename = "runtime_memory_bytes"))]
-    pub runtime_memory: Bytes,
-    /// Cost of hand-offs.
-    pub hand_off: HandOff,
-    /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
-    /// up to seconds.
-    pub carve: bool,
-}
-
-impl Default for Goal {
-    fn default() -> Self {
-        Self {
-            batch: 1,
-            reference: None,
-            slo: None,
-            runtime_memory: Bytes::from_gib(1),
-            hand_off: HandOff::default(),
-            carve: false,
-        }
+crate::config! {
+    /// Requirements that a pipeline is searched for.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct Goal {
+        /// Batch size, as in the profiles. 1: requests as they come.
+        pub batch: u32 = 1, with_batch;
+        /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
+        /// all components have (the paper does not say which it takes).
+        pub reference: Option<String> = None;
+        /// The latency a pipeline may have. By default any.
+        #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
+        pub slo: Option<Duration> = None;
+        /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
+        #[cfg_attr(feature = "serde", serde(rename = "runtime_memory_bytes"))]
+        pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
+        /// Cost of hand-offs.
+        pub hand_off: HandOff = HandOff::default(), with_hand_off;
+        /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
+        /// up to seconds.
+        pub carve: bool = false, with_carve;
     }
 }
+
+crate::with_fields!(Goal { with_slo(slo: Duration => Some) });
 
 impl Goal {
-    /// The same with a latency that must be kept.
-    #[must_use]
-    pub fn with_slo(self, slo: Duration) -> Self {
-        Self { slo: Some(slo), ..self }
-    }
-
-    /// The same with another batch size.
-    #[must_use]
-    pub fn with_batch(self, batch: u32) -> Self {
-        Self { batch, ..self }
-    }
-
     /// The same with CVs computed from the times on `slice`.
     #[must_use]
     pub fn with_reference(self, slice: impl Into<String>) -> Self {
         Self { reference: Some(slice.into()), ..self }
     }
-
-    /// The same with another memory of the run-time.
-    #[must_use]
-    pub fn with_runtime_memory(self, memory: Bytes) -> Self {
-        Self { runtime_memory: memory, ..self }
-    }
-
-    /// The same, with leave to cut idle memory slices anew.
-    #[must_use]
-    pub fn with_carve(self, carve: bool) -> Self {
-        Self { carve, ..self }
-    }
-
-    /// The same with another cost of hand-offs.
-    #[must_use]
-    pub fn with_hand_off(self, hand_off: HandOff) -> Self {
-        Self { hand_off, ..self }
-    }
 }
 
 /// One GPU of a [`Node`]: its slices. Memory slices in neither list are not cut up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct NodeGpu {
     /// Its id.
     pub gpu: GpuId,
@@ -515,9 +467,8 @@ pub struct AssignedSlice {
 
 /// Why a pipeline cannot run on the free slices. Stages count from 1 in the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "reason", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Unfit {
     /// More parts than slices.
@@ -553,9 +504,8 @@ pub enum Unfit {
 
 /// Why a part runs on no free slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Misfit {
     /// The slices on which all its components have a profile are too small.

@@ -39,9 +39,8 @@ use core::fmt;
 
 /// How a device is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Regime {
     /// Instances hold shares of time and SMs side by side (FaST-GShare, Dilu).
     Fractional,
@@ -51,16 +50,7 @@ pub enum Regime {
     Whole,
 }
 
-/// `fractional`, `sliced`, `whole`.
-impl fmt::Display for Regime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fractional => "fractional",
-            Self::Sliced => "sliced",
-            Self::Whole => "whole",
-        })
-    }
-}
+crate::display_as!(Regime { Fractional => "fractional", Sliced => "sliced", Whole => "whole" });
 
 /// The MIG slices of a GPU that functions may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,9 +126,8 @@ impl From<MigLayout> for RawMigLayout {
 
 /// A device that functions may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct DeviceSpec {
     /// The machine that it is in; devices of one node share its host memory.
@@ -156,22 +145,12 @@ pub struct DeviceSpec {
     pub mig: Option<Box<MigLayout>>,
 }
 
+crate::with_fields!(DeviceSpec { with_kind(kind: GpuKind), with_regime(regime: Regime => Some) });
+
 impl DeviceSpec {
     /// A GPU of kind 0 without MIG slices, shared as the platform chooses.
     pub const fn new(node: NodeId, memory: Bytes) -> Self {
         Self { node, kind: GpuKind::new(0), memory, regime: None, mig: None }
-    }
-
-    /// The same device in this regime.
-    #[must_use]
-    pub fn with_regime(self, regime: Regime) -> Self {
-        Self { regime: Some(regime), ..self }
-    }
-
-    /// The same device of this kind.
-    #[must_use]
-    pub fn with_kind(self, kind: GpuKind) -> Self {
-        Self { kind, ..self }
     }
 
     /// The same device with these MIG slices.
@@ -220,9 +199,8 @@ pub enum Work {
 
 /// A function as somebody deploys it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct FunctionSpec {
     /// The way in which it uses devices.
@@ -272,6 +250,13 @@ const fn nobody() -> TenantId {
     TenantId::new(0)
 }
 
+crate::with_fields!(FunctionSpec {
+    with_time_limit(time_limit: Quota),
+    with_slo(slo: Duration => Some),
+    with_regime(regime: Regime => Some),
+    with_tenant(tenant: TenantId),
+});
+
 impl FunctionSpec {
     /// A function of tenant 0 that may have one instance, is stopped when nobody calls it and has no latency to keep. Its
     /// loading times are those of 1 GB/s from disk and 12 GB/s from host memory with 4 s for the process.
@@ -292,34 +277,10 @@ impl FunctionSpec {
         }
     }
 
-    /// The same function with another bound on the device time that an instance may take.
-    #[must_use]
-    pub fn with_time_limit(self, time_limit: Quota) -> Self {
-        Self { time_limit, ..self }
-    }
-
-    /// The same function with a latency to keep.
-    #[must_use]
-    pub fn with_slo(self, slo: Duration) -> Self {
-        Self { slo: Some(slo), ..self }
-    }
-
     /// The same function with other bounds of its instances.
     #[must_use]
     pub fn with_instances(self, min_instances: u32, max_instances: u32) -> Self {
         Self { min_instances, max_instances, ..self }
-    }
-
-    /// The same function in this regime.
-    #[must_use]
-    pub fn with_regime(self, regime: Regime) -> Self {
-        Self { regime: Some(regime), ..self }
-    }
-
-    /// The same function of another tenant.
-    #[must_use]
-    pub fn with_tenant(self, tenant: TenantId) -> Self {
-        Self { tenant, ..self }
     }
 
     /// The same function with other times to load it from disk and from host memory.
@@ -331,9 +292,8 @@ impl FunctionSpec {
 
 /// A state in the life of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Life {
     /// Its processes start and load.
     Starting,
@@ -347,18 +307,13 @@ pub enum Life {
     Stopped,
 }
 
-/// `starting`, `ready`, `parked`, `draining`, `stopped`.
-impl fmt::Display for Life {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Starting => "starting",
-            Self::Ready => "ready",
-            Self::Parked => "parked",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-        })
-    }
-}
+crate::display_as!(Life {
+    Starting => "starting",
+    Ready => "ready",
+    Parked => "parked",
+    Draining => "draining",
+    Stopped => "stopped",
+});
 
 /// The part of an instance that runs on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -380,9 +335,8 @@ pub struct Part {
 
 /// A change of an instance that its host reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum InstanceReport {
     /// A `Start` was carried out: every part of it has loaded.
     Ready,
@@ -491,9 +445,8 @@ pub enum PlatformEvent {
 
 /// Why an instance is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum StopCause {
     /// The instance has answered the requests it had, and the load does not need it.
     Drained,
@@ -511,26 +464,21 @@ pub enum StopCause {
     Removed,
 }
 
-/// The words of a sentence about the instance that follow "stopped: ".
-impl fmt::Display for StopCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Drained => "the load does not need it, and it has answered what it had",
-            Self::TimedOut => "it was not ready, or not parked, by its deadline",
-            Self::DrainTimedOut => "it did not finish its requests by its deadline",
-            Self::NotNeeded => "it was not ready yet, and the load does not need it",
-            Self::Evicted => "its model makes room for another one",
-            Self::Replaced => "another instance of its function has taken its place on better slices",
-            Self::Removed => "its function was removed, or has another version",
-        })
-    }
-}
+// The words of a sentence about the instance that follow "stopped: ".
+crate::display_as!(StopCause {
+    Drained => "the load does not need it, and it has answered what it had",
+    TimedOut => "it was not ready, or not parked, by its deadline",
+    DrainTimedOut => "it did not finish its requests by its deadline",
+    NotNeeded => "it was not ready yet, and the load does not need it",
+    Evicted => "its model makes room for another one",
+    Replaced => "another instance of its function has taken its place on better slices",
+    Removed => "its function was removed, or has another version",
+});
 
 /// An order for a host. Each order is answered as it says; an instance that ends answers all of its orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 pub enum PlatformAction {
     /// Measure the function on a device of its own and answer with `ProfileLearned`.
     Profile {
@@ -612,9 +560,8 @@ pub enum PlatformAction {
 
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Rejection {
     /// Too many requests of its function wait.
     QueueFull,
@@ -636,22 +583,18 @@ pub enum Rejection {
     Cancelled,
 }
 
-/// The words of a sentence about the request that follow "rejected: ".
-impl fmt::Display for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::QueueFull => "too many requests of the function wait",
-            Self::TenantQueueFull => "too many requests of the tenant wait",
-            Self::DeadlineMissed => "its deadline has passed",
-            Self::WouldBeLate => "it cannot be answered within its deadline",
-            Self::WaitedTooLong => "it has waited for the longest time that is allowed",
-            Self::AttemptsExhausted => "the instances it was given to ended, as often as is allowed",
-            Self::NeverFits => "the function fits no device that there is",
-            Self::Removed => "the function was removed",
-            Self::Cancelled => "its caller gave up",
-        })
-    }
-}
+// The words of a sentence about the request that follow "rejected: ".
+crate::display_as!(Rejection {
+    QueueFull => "too many requests of the function wait",
+    TenantQueueFull => "too many requests of the tenant wait",
+    DeadlineMissed => "its deadline has passed",
+    WouldBeLate => "it cannot be answered within its deadline",
+    WaitedTooLong => "it has waited for the longest time that is allowed",
+    AttemptsExhausted => "the instances it was given to ended, as often as is allowed",
+    NeverFits => "the function fits no device that there is",
+    Removed => "the function was removed",
+    Cancelled => "its caller gave up",
+});
 
 /// Something that happened, as a pool hears of it. The platform has checked it: the function, request,
 /// instance or device is one of the pool's.
@@ -782,6 +725,29 @@ pub enum PoolError {
         /// The name given.
         what: String,
     },
+}
+
+/// The refusals of a pool of this regime.
+impl Regime {
+    /// Of a function that cannot be served: `why` names the field and its bound.
+    pub fn unsuitable(self, function: FunctionId, why: impl fmt::Display) -> PoolError {
+        PoolError::Unsuitable { function, regime: self, why: why.to_string() }
+    }
+
+    /// Of a device that cannot be shared out: `why` names the field and its bound.
+    pub fn bad_device(self, gpu: GpuId, why: impl fmt::Display) -> PoolError {
+        PoolError::BadDevice { gpu, regime: self, why: why.to_string() }
+    }
+
+    /// Of an event that the pool cannot take.
+    pub fn refused(self, why: impl fmt::Display) -> PoolError {
+        PoolError::Refused { regime: self, why: why.to_string() }
+    }
+
+    /// Of an event for something that the pool does not have.
+    pub fn unknown(self, what: impl fmt::Display) -> PoolError {
+        PoolError::Unknown { regime: self, what: what.to_string() }
+    }
 }
 
 /// An instance as a pool keeps it.

@@ -30,22 +30,17 @@
 //! assert!(ProfilePoint::measured(sm(12), Quota::WHOLE, 1, f64::NAN, ms(15), ms(19)).is_err());
 //! # Ok::<(), gshare_core::profile::ProfileError>(())
 //! ```
-use crate::units::{Duration, Quota, SmShare};
+use crate::units::{Duration, Quota, SmShare, quantity};
 use core::cmp::Ordering;
 use core::fmt;
 use std::collections::BTreeSet;
 
-/// Requests per second, kept in thousandths so that decisions rest on integers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct RequestRate(u64);
+quantity! {
+    /// Requests per second, kept in thousandths so that decisions rest on integers.
+    RequestRate(u64)
+}
 
 impl RequestRate {
-    /// No requests.
-    pub const ZERO: Self = Self(0);
-
     /// `n` thousandths of a request per second.
     pub const fn from_milli(n: u64) -> Self {
         Self(n)
@@ -66,29 +61,6 @@ impl RequestRate {
     pub fn as_f64(self) -> f64 {
         self.0 as f64 / 1e3
     }
-
-    /// Whether this is none.
-    pub const fn is_zero(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The sum; saturates.
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-
-    /// The difference, at least none.
-    #[must_use]
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// `n` times as much; saturates.
-    #[must_use]
-    pub const fn saturating_mul(self, n: u64) -> Self {
-        Self(self.0.saturating_mul(n))
-    }
 }
 
 /// `73.43/s`.
@@ -100,9 +72,8 @@ impl fmt::Display for RequestRate {
 
 /// Where a point lies: batch size, SM share, quota. Orders in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Setting {
     /// Requests per batch; more than 0.
     pub batch: u32,
@@ -130,9 +101,8 @@ impl fmt::Display for Setting {
 
 /// Throughput and latencies that were measured at one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct ProfilePoint {
     /// Share of the SMs.

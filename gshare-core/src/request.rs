@@ -24,15 +24,14 @@
 //! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
 //! manager carries actions out one after the other and reports the end of each.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId};
 use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
 
 /// Where a model is loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Tier {
     /// Pinned memory of the GPU's node.
@@ -43,9 +42,8 @@ pub enum Tier {
 
 /// Time and memory that a model costs on GPUs of one kind, as profiled (GPU-enabled FaaS, section IV-A and Table I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ModelProfile {
     /// Time to start its process and load it from disk.
     #[cfg_attr(feature = "serde", serde(rename = "load_disk_ns"))]
@@ -58,36 +56,25 @@ pub struct ModelProfile {
     pub infer: Duration,
 }
 
-/// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct TenantLimits {
-    /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
-    pub max_processes: u32,
-    /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
-    #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
-    pub gpu_time: BasisPoints,
-    /// Share of the memory of all GPUs that copies loaded for it may occupy.
-    #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
-    pub memory: BasisPoints,
-    /// Most requests of it that may wait; one more is rejected.
-    pub max_waiting: u32,
-    /// Its share under fairness between tenants, in proportion to the others'. More than 0.
-    pub weight: u32,
-}
-
-impl Default for TenantLimits {
-    fn default() -> Self {
-        Self {
-            max_processes: u32::MAX,
-            gpu_time: BasisPoints::WHOLE,
-            memory: BasisPoints::WHOLE,
-            max_waiting: u32::MAX,
-            weight: 1,
-        }
+crate::config! {
+    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct TenantLimits {
+        /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
+        pub max_processes: u32 = u32::MAX;
+        /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
+        #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
+        pub gpu_time: BasisPoints = BasisPoints::WHOLE;
+        /// Share of the memory of all GPUs that copies loaded for it may occupy.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+        pub memory: BasisPoints = BasisPoints::WHOLE;
+        /// Most requests of it that may wait; one more is rejected.
+        pub max_waiting: u32 = u32::MAX;
+        /// Its share under fairness between tenants, in proportion to the others'. More than 0.
+        pub weight: u32 = 1;
     }
 }
 
@@ -271,9 +258,8 @@ pub enum RequestAction {
 
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RejectReason {
     /// The model fits no kind of GPU it was profiled on.
@@ -301,13 +287,8 @@ pub enum RejectReason {
 #[non_exhaustive]
 pub enum RequestError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The name is in use.
     #[error("{request} is already here")]
     DuplicateRequest {
@@ -480,9 +461,8 @@ pub trait RequestScheduler:
 
 /// The state of one GPU that nodes and schedulers share (GPU-enabled FaaS, section III-E): status, estimate, LRU list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct GpuRecord {
     /// Whether it has something to do.
     pub busy: bool,
@@ -495,9 +475,8 @@ pub struct GpuRecord {
 
 /// Number of a write to one key of a [`StateStore`]; grows by one with each. 0 stands for "never written".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Version(pub u64);
 
 /// Why a store refused. Nothing was written.

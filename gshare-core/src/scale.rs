@@ -24,7 +24,7 @@
 //! [`VerticalAction::Issue`] holds from period to period until the next one for that client, so a period in which
 //! nothing changes costs no message.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, FunctionId, GpuId, InstanceId, ModelId};
 use crate::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
 use crate::resource::QuotaRange;
@@ -33,9 +33,8 @@ use core::fmt;
 
 /// The unit that tokens count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum TokenUnit {
     /// One predicted microsecond of GPU time. `MaxTokens` is the length of the period, so nothing needs calibration, and
@@ -49,9 +48,8 @@ pub enum TokenUnit {
 
 /// How a client is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ServiceClass {
     /// Has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over the shortest
@@ -246,13 +244,8 @@ pub enum VerticalAction {
 #[non_exhaustive]
 pub enum VerticalError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such client (any more).
     #[error("unknown client {client}")]
     UnknownClient {
@@ -463,9 +456,8 @@ impl TokenBalance {
 
 /// The facts about a function that a horizontal scaler needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct FunctionScale {
     /// Throughput and latencies as measured, per setting.
     pub profile: ProfileTable,
@@ -574,9 +566,8 @@ pub enum HorizontalAction {
 
 /// Why an instance is stopped without draining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum StopReason {
     /// The instance was not ready by its deadline.
@@ -592,13 +583,8 @@ pub enum StopReason {
 #[non_exhaustive]
 pub enum HorizontalError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such function (any more).
     #[error("unknown function {function}")]
     UnknownFunction {

@@ -27,7 +27,7 @@
 //! A shell carries actions out in order. It answers each `Load` and each `Seal` with `Loaded` or `LoadFailed`, and each
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ArenaId, ClientId, GroupId, ModelId, TenantId, TicketId};
 use crate::units::{Bytes, Duration, Timestamp};
 use core::fmt;
@@ -86,9 +86,8 @@ impl FromStr for ContentHash {
 
 /// A memory that arenas live in. Disk is no tier of arenas: it is where models with a source are loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum MemoryTier {
     /// Memory of the GPU (or MIG instance) that the store serves.
@@ -104,9 +103,8 @@ impl MemoryTier {
 
 /// The clients that may read a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Access {
     /// Its owner.
@@ -118,35 +116,29 @@ pub enum Access {
     Public,
 }
 
-/// Bounds on the bytes, models and loads of a tenant. The default is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct StoreLimits {
-    /// Memory of the arenas that are charged to it, over all tiers.
-    pub bytes: Bytes,
-    /// Number of arenas that are charged to it.
-    pub models: u32,
-    /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
-    #[cfg_attr(feature = "serde", serde(rename = "load_interval_ns"))]
-    pub load_interval: Duration,
-    /// How many of them may come at once; at least 1.
-    pub load_burst: u32,
-}
-
-impl Default for StoreLimits {
-    fn default() -> Self {
-        Self { bytes: Bytes(u64::MAX), models: u32::MAX, load_interval: Duration::ZERO, load_burst: 1 }
+crate::config! {
+    /// Bounds on the bytes, models and loads of a tenant. The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct StoreLimits {
+        /// Memory of the arenas that are charged to it, over all tiers.
+        pub bytes: Bytes = Bytes(u64::MAX);
+        /// Number of arenas that are charged to it.
+        pub models: u32 = u32::MAX;
+        /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
+        #[cfg_attr(feature = "serde", serde(rename = "load_interval_ns"))]
+        pub load_interval: Duration = Duration::ZERO;
+        /// How many of them may come at once; at least 1.
+        pub load_burst: u32 = 1;
     }
 }
 
 /// Where the bytes of a load come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LoadFrom {
     /// The model's source.
@@ -385,9 +377,8 @@ pub enum StoreAction {
 
 /// Why a request is not granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RefuseReason {
     /// No such model.
@@ -436,13 +427,8 @@ pub enum RefuseReason {
 #[non_exhaustive]
 pub enum StoreError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The client is here already.
     #[error("{client} is already here")]
     ClientExists {
@@ -513,9 +499,8 @@ pub enum StoreError {
 
 /// Where a model stands in a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ArenaState {
     /// Without memory: waiting for room.

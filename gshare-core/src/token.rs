@@ -27,7 +27,7 @@
 //! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a lease that it
 //! holds may still leave it time. What was used under a limit that is cut later in the same window is no debt.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, GpuId, LeaseId};
 use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, Quota, SmShare, Timestamp};
@@ -155,9 +155,8 @@ pub enum TokenAction {
 
 /// Why a lease is void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RevokeReason {
     /// The lease ran out and was not returned in the time allowed for that.
@@ -168,9 +167,8 @@ pub enum RevokeReason {
 
 /// Why a client must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ThrottleReason {
     /// The client has used its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
@@ -182,13 +180,8 @@ pub enum ThrottleReason {
 #[non_exhaustive]
 pub enum TokenError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// No such client (any more).
     #[error("unknown client {client}")]
     UnknownClient {

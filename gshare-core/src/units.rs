@@ -20,8 +20,7 @@
 //! accepted: what cannot be represented is refused, never rounded.
 
 use core::fmt;
-use core::iter::Sum;
-use core::ops::{Add, AddAssign, Sub, SubAssign};
+use core::ops::{Add, AddAssign, SubAssign};
 use core::str::FromStr;
 
 /// Why a text is not the quantity it should be. Names the text, the quantity and its bounds.
@@ -117,6 +116,14 @@ impl BasisPoints {
         Self((self.0 + other.0).min(Self::WHOLE.0))
     }
 
+    /// `percent` per cent; all of it above 100.
+    pub const fn percent(percent: u16) -> Self {
+        match Self::from_percent(percent) {
+            Some(points) => points,
+            None => Self::WHOLE,
+        }
+    }
+
     /// The difference, at least nothing.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
@@ -172,9 +179,8 @@ macro_rules! share {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        #[cfg_attr(feature = "serde", serde(transparent))]
         pub struct $name(BasisPoints);
 
         impl $name {
@@ -276,12 +282,71 @@ impl FromStr for SmShare {
     }
 }
 
-/// A number of bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct Bytes(pub u64);
+/// A quantity that is one number of `u64`, with the arithmetic that all of them have.
+macro_rules! quantity {
+    ($(#[$doc:meta])* $name:ident($inner:vis u64)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub struct $name($inner u64);
+
+        impl $name {
+            /// A quantity of zero.
+            pub const ZERO: Self = Self(0);
+
+            /// Whether this is nothing.
+            pub const fn is_zero(self) -> bool {
+                self.0 == 0
+            }
+
+            /// The sum; saturates.
+            #[must_use]
+            pub const fn saturating_add(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+
+            /// The difference, at least nothing.
+            #[must_use]
+            pub const fn saturating_sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+
+            /// `n` times as much; saturates.
+            #[must_use]
+            pub const fn saturating_mul(self, n: u64) -> Self {
+                Self(self.0.saturating_mul(n))
+            }
+        }
+
+        impl core::ops::Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl core::ops::Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl core::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+                iter.fold(Self::ZERO, core::ops::Add::add)
+            }
+        }
+    };
+}
+
+pub(crate) use quantity;
+
+quantity! {
+    /// A number of bytes.
+    Bytes(pub u64)
+}
 
 const BYTE_SUFFIXES: [(&str, u64); 13] = [
     ("KiB", 1 << 10),
@@ -300,9 +365,6 @@ const BYTE_SUFFIXES: [(&str, u64); 13] = [
 ];
 
 impl Bytes {
-    /// No bytes.
-    pub const ZERO: Self = Self(0);
-
     /// `n` MiB; saturates.
     pub const fn from_mib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 20))
@@ -326,18 +388,6 @@ impl Bytes {
     /// The difference, or `None` below zero.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         self.0.checked_sub(other.0).map(Self)
-    }
-
-    /// The difference, at least nothing.
-    #[must_use]
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// The sum, at most all that can be counted.
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
     }
 }
 
@@ -392,33 +442,12 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl Add for Bytes {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
-    }
-}
-
-impl Sub for Bytes {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Self(self.0 - other.0)
-    }
-}
-
-impl Sum for Bytes {
-    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        iter.fold(Self::ZERO, Add::add)
-    }
-}
-
 /// A point in time: nanoseconds since an epoch of the host's choice (the node runtime uses `CLOCK_MONOTONIC`).
 ///
 /// Made without a clock. Only differences mean anything to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
 pub struct Timestamp(u64);
 
 impl Timestamp {
@@ -474,24 +503,36 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// A length of time in nanoseconds.
-///
-/// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct Duration(u64);
+quantity! {
+    /// A length of time in nanoseconds.
+    ///
+    /// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
+    Duration(u64)
+}
 
 impl Duration {
-    /// No time.
-    pub const ZERO: Self = Self(0);
     /// The longest time.
     pub const MAX: Self = Self(u64::MAX);
 
     /// `nanos` nanoseconds.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
+    }
+
+    /// `nanos` nanoseconds as a product or a quotient has them; saturates.
+    pub fn from_wide_nanos(nanos: u128) -> Self {
+        Self(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// The time to move so many bytes at `bytes_per_second`, rounded down; at a rate of 0 as at 1.
+    pub fn to_move(bytes: Bytes, bytes_per_second: u64) -> Self {
+        Self::from_wide_nanos(u128::from(bytes.0) * 1_000_000_000 / u128::from(bytes_per_second.max(1)))
+    }
+
+    /// The time, times `by / of`, rounded down; saturates, and takes an `of` of 0 for 1.
+    #[must_use]
+    pub fn scaled(self, by: u64, of: u64) -> Self {
+        Self::from_wide_nanos(u128::from(self.0) * u128::from(by) / u128::from(of.max(1)))
     }
 
     /// `micros` microseconds; saturates.
@@ -519,43 +560,6 @@ impl Duration {
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-
-    /// Whether this is no time.
-    pub const fn is_zero(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The sum, at most [`Duration::MAX`].
-    #[must_use]
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-
-    /// The difference, at least nothing.
-    #[must_use]
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
-    }
-
-    /// `n` times as long; saturates.
-    #[must_use]
-    pub const fn saturating_mul(self, n: u64) -> Self {
-        Self(self.0.saturating_mul(n))
-    }
-}
-
-impl Add for Duration {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
-    }
-}
-
-impl Sub for Duration {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Self(self.0 - other.0)
-    }
 }
 
 impl AddAssign for Duration {
@@ -570,12 +574,6 @@ impl SubAssign for Duration {
     }
 }
 
-impl Sum for Duration {
-    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        iter.fold(Self::ZERO, Add::add)
-    }
-}
-
 impl From<Duration> for core::time::Duration {
     fn from(duration: Duration) -> Self {
         Self::from_nanos(duration.0)
@@ -585,7 +583,7 @@ impl From<Duration> for core::time::Duration {
 /// Saturates at [`Duration::MAX`] (584 years).
 impl From<core::time::Duration> for Duration {
     fn from(duration: core::time::Duration) -> Self {
-        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+        Self::from_wide_nanos(duration.as_nanos())
     }
 }
 

@@ -322,10 +322,7 @@ impl Bounds {
     /// When it comes faster than the bound; nothing is charged then.
     pub fn work(&mut self, now: Timestamp, uid: u32, bytes: u64) -> Result<(), Exceeded> {
         let Work { burst, rate } = self.limits.work;
-        let time = |bytes: u64| {
-            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.0);
-            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-        };
+        let time = |bytes: u64| Duration::to_move(Bytes(bytes), rate.0);
         self.busy.retain(|_, until| *until > now);
         let done = self.busy.get(&uid).copied().unwrap_or(now).saturating_add(time(bytes.max(LEAST_WORK)));
         if done > now.saturating_add(time(burst.0)) {

@@ -327,8 +327,12 @@ impl From<RefuseReason> for Code {
 
 struct Writer<'a>(&'a mut Vec<u8>);
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the fields of a frame by reference, whatever they are"
+)]
 impl Writer<'_> {
-    fn text(&mut self, text: &str, most: usize) {
+    fn cut(&mut self, text: &str, most: usize) {
         let mut end = text.len().min(most);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -337,8 +341,65 @@ impl Writer<'_> {
         self.0.extend(&text.as_bytes()[..end]);
     }
 
-    fn long(&mut self, value: u64) {
+    fn text(&mut self, text: &str) {
+        self.cut(text, MAX_TEXT);
+    }
+
+    fn name(&mut self, name: &str) {
+        self.cut(name, MAX_NAME);
+    }
+
+    fn flag(&mut self, flag: &bool) {
+        self.0.push(u8::from(*flag));
+    }
+
+    fn int(&mut self, value: &u32) {
         self.0.extend(value.to_le_bytes());
+    }
+
+    fn long(&mut self, value: &u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn tier(&mut self, tier: &MemoryTier) {
+        self.0.push(*tier as u8);
+    }
+
+    fn access(&mut self, access: &Access) {
+        self.0.push(*access as u8);
+    }
+
+    fn content(&mut self, content: &ContentHash) {
+        self.0.extend(content.0);
+    }
+
+    fn wanted(&mut self, wanted: &Wanted) {
+        match wanted {
+            Wanted::Name(name) => {
+                self.0.push(0);
+                self.name(name);
+            }
+            Wanted::Content(content) => {
+                self.0.push(1);
+                self.content(content);
+            }
+        }
+    }
+
+    fn handle(&mut self, handle: &Handle) {
+        match handle {
+            Handle::HostFile => self.0.push(0),
+            Handle::CudaVmm => self.0.push(1),
+            Handle::CudaIpc(handle) => {
+                self.0.push(2);
+                self.0.extend(handle);
+            }
+            Handle::HostFiles => self.0.push(3),
+        }
+    }
+
+    fn code(&mut self, code: &Code) {
+        self.0.extend(code.number().to_le_bytes());
     }
 }
 
@@ -356,18 +417,18 @@ impl<'a> Reader<'a> {
     }
 
     fn flag(&mut self, field: &'static str) -> Result<bool, FrameError> {
-        match self.byte(field)? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(FrameError::Field { field }),
-        }
+        self.one_of(&[false, true], field)
+    }
+
+    fn int(&mut self, field: &'static str) -> Result<u32, FrameError> {
+        Ok(u32::from_le_bytes(self.take(field)?))
     }
 
     fn long(&mut self, field: &'static str) -> Result<u64, FrameError> {
         Ok(u64::from_le_bytes(self.take(field)?))
     }
 
-    fn text(&mut self, field: &'static str, most: usize) -> Result<String, FrameError> {
+    fn most(&mut self, field: &'static str, most: usize) -> Result<String, FrameError> {
         let length = usize::from(u16::from_le_bytes(self.take(field)?));
         let text: &'a [u8] =
             self.0.get(..length).filter(|_| length <= most).ok_or(FrameError::Field { field })?;
@@ -375,20 +436,53 @@ impl<'a> Reader<'a> {
         String::from_utf8(text.to_vec()).map_err(|_| FrameError::Field { field })
     }
 
-    fn name(&mut self) -> Result<String, FrameError> {
-        let name = self.text("name", MAX_NAME)?;
+    fn text(&mut self, field: &'static str) -> Result<String, FrameError> {
+        self.most(field, MAX_TEXT)
+    }
+
+    fn name(&mut self, field: &'static str) -> Result<String, FrameError> {
+        let name = self.most(field, MAX_NAME)?;
         let fine = !name.is_empty() && !name.chars().any(char::is_control);
-        if fine { Ok(name) } else { Err(FrameError::Field { field: "name" }) }
+        if fine { Ok(name) } else { Err(FrameError::Field { field }) }
     }
 
-    fn tier(&mut self) -> Result<MemoryTier, FrameError> {
-        let tier = usize::from(self.byte("tier")?);
-        MemoryTier::ALL.get(tier).copied().ok_or(FrameError::Field { field: "tier" })
+    /// The value of an enum that has these.
+    fn one_of<T: Copy>(&mut self, all: &[T], field: &'static str) -> Result<T, FrameError> {
+        all.get(usize::from(self.byte(field)?)).copied().ok_or(FrameError::Field { field })
     }
 
-    fn access(&mut self) -> Result<Access, FrameError> {
-        let all = [Access::Private, Access::Group, Access::Public];
-        all.get(usize::from(self.byte("access")?)).copied().ok_or(FrameError::Field { field: "access" })
+    fn tier(&mut self, field: &'static str) -> Result<MemoryTier, FrameError> {
+        self.one_of(&MemoryTier::ALL, field)
+    }
+
+    fn access(&mut self, field: &'static str) -> Result<Access, FrameError> {
+        self.one_of(&[Access::Private, Access::Group, Access::Public], field)
+    }
+
+    fn content(&mut self, field: &'static str) -> Result<ContentHash, FrameError> {
+        self.take(field).map(ContentHash)
+    }
+
+    fn wanted(&mut self, field: &'static str) -> Result<Wanted, FrameError> {
+        match self.byte(field)? {
+            0 => self.name("name").map(Wanted::Name),
+            1 => self.content("content").map(Wanted::Content),
+            _ => Err(FrameError::Field { field }),
+        }
+    }
+
+    fn handle(&mut self, field: &'static str) -> Result<Handle, FrameError> {
+        match self.byte(field)? {
+            0 => Ok(Handle::HostFile),
+            1 => Ok(Handle::CudaVmm),
+            2 => self.take(field).map(Handle::CudaIpc),
+            3 => Ok(Handle::HostFiles),
+            _ => Err(FrameError::Field { field }),
+        }
+    }
+
+    fn code(&mut self, field: &'static str) -> Result<Code, FrameError> {
+        Code::from_number(u16::from_le_bytes(self.take(field)?)).ok_or(FrameError::Field { field })
     }
 }
 
@@ -421,112 +515,64 @@ fn open(bytes: &[u8]) -> Result<(u8, u32, Reader<'_>), FrameError> {
     Ok((head[1], u32::from_le_bytes([head[4], head[5], head[6], head[7]]), Reader(payload)))
 }
 
-fn complete<T>(value: T, rest: &Reader<'_>) -> Result<T, FrameError> {
-    if rest.0.is_empty() { Ok(value) } else { Err(FrameError::Field { field: "end" }) }
+/// Both directions of the frames of one side, from their kinds and from how each field is written.
+macro_rules! frames {
+    ($of:ident { $($kind:literal $name:ident { $($field:ident: $written:ident),* },)+ }) => {
+        impl $of {
+            /// Appends the frame. A text that is too long is cut; a name that was cut will be refused as unknown.
+            pub fn encode(&self, request: u32, out: &mut Vec<u8>) {
+                let start = out.len();
+                out.extend([0; HEADER]);
+                let mut to = Writer(out);
+                let kind = match self {
+                    $(Self::$name { $($field),* } => {
+                        $(to.$written($field);)*
+                        $kind
+                    })+
+                };
+                seal(&mut out[start..], kind, request);
+            }
+
+            /// Request number and content.
+            ///
+            /// # Errors
+            /// The field that cannot be; everything that was not encoded by [`Self::encode`] is an error.
+            pub fn decode(bytes: &[u8]) -> Result<(u32, Self), FrameError> {
+                let (kind, request, mut from) = open(bytes)?;
+                let message = match kind {
+                    $($kind => Self::$name { $($field: from.$written(stringify!($field))?),* },)+
+                    kind => return Err(FrameError::Kind { kind }),
+                };
+                if from.0.is_empty() { Ok((request, message)) } else { Err(FrameError::Field { field: "end" }) }
+            }
+        }
+    };
 }
+frames!(Request {
+    1 Get { tier: tier, timeout_ms: int, wanted: wanted },
+    2 Release { arena: long },
+    3 PutFile { tier: tier, access: access, name: name },
+    4 PutBegin { tier: tier, access: access, header_bytes: long, name: name },
+    5 Commit { arena: long },
+    6 Abort { arena: long },
+    7 Pin { pinned: flag, name: name },
+    8 Evict { forget: flag, name: name },
+    9 Verify { name: name },
+    10 List {},
+    11 Stat {},
+    12 Status {},
+});
+frames!(Answer {
+    129 Served { arena: long, bytes: long, manifest_bytes: long, content: content, handle: handle },
+    130 Writable { arena: long, bytes: long, manifest_bytes: long },
+    131 Stored { content: content, bytes: long },
+    132 Done {},
+    133 Progress { done: long, total: long },
+    134 Document { bytes: long },
+    135 Refused { code: code, text: text },
+});
 
 impl Request {
-    /// Appends the frame. A name that is too long is cut, and will be refused as unknown.
-    pub fn encode(&self, request: u32, out: &mut Vec<u8>) {
-        let start = out.len();
-        out.extend([0; HEADER]);
-        let mut to = Writer(out);
-        let kind = match self {
-            Self::Get { tier, timeout_ms, wanted } => {
-                to.0.push(*tier as u8);
-                to.0.extend(timeout_ms.to_le_bytes());
-                match wanted {
-                    Wanted::Name(name) => {
-                        to.0.push(0);
-                        to.text(name, MAX_NAME);
-                    }
-                    Wanted::Content(content) => {
-                        to.0.push(1);
-                        to.0.extend(content.0);
-                    }
-                }
-                1
-            }
-            Self::Release { arena } => {
-                to.long(*arena);
-                2
-            }
-            Self::PutFile { tier, access, name } => {
-                to.0.extend([*tier as u8, *access as u8]);
-                to.text(name, MAX_NAME);
-                3
-            }
-            Self::PutBegin { tier, access, header_bytes, name } => {
-                to.0.extend([*tier as u8, *access as u8]);
-                to.long(*header_bytes);
-                to.text(name, MAX_NAME);
-                4
-            }
-            Self::Commit { arena } => {
-                to.long(*arena);
-                5
-            }
-            Self::Abort { arena } => {
-                to.long(*arena);
-                6
-            }
-            Self::Pin { pinned, name } => {
-                to.0.push(u8::from(*pinned));
-                to.text(name, MAX_NAME);
-                7
-            }
-            Self::Evict { forget, name } => {
-                to.0.push(u8::from(*forget));
-                to.text(name, MAX_NAME);
-                8
-            }
-            Self::Verify { name } => {
-                to.text(name, MAX_NAME);
-                9
-            }
-            Self::List => 10,
-            Self::Stat => 11,
-            Self::Status => 12,
-        };
-        seal(&mut out[start..], kind, request);
-    }
-
-    /// Request number and request.
-    ///
-    /// # Errors
-    /// The field that cannot be; everything that was not encoded by [`Request::encode`] is an error.
-    pub fn decode(bytes: &[u8]) -> Result<(u32, Self), FrameError> {
-        let (kind, request, mut from) = open(bytes)?;
-        let message = match kind {
-            1 => {
-                let tier = from.tier()?;
-                let timeout_ms = u32::from_le_bytes(from.take("timeout_ms")?);
-                let wanted = match from.byte("wanted")? {
-                    0 => Wanted::Name(from.name()?),
-                    1 => Wanted::Content(ContentHash(from.take("content")?)),
-                    _ => return Err(FrameError::Field { field: "wanted" }),
-                };
-                Self::Get { tier, timeout_ms, wanted }
-            }
-            2 => Self::Release { arena: from.long("arena")? },
-            3 => Self::PutFile { tier: from.tier()?, access: from.access()?, name: from.name()? },
-            4 => {
-                let (tier, access) = (from.tier()?, from.access()?);
-                Self::PutBegin { tier, access, header_bytes: from.long("header_bytes")?, name: from.name()? }
-            }
-            5 => Self::Commit { arena: from.long("arena")? },
-            6 => Self::Abort { arena: from.long("arena")? },
-            7 => Self::Pin { pinned: from.flag("pinned")?, name: from.name()? },
-            8 => Self::Evict { forget: from.flag("forget")?, name: from.name()? },
-            9 => Self::Verify { name: from.name()? },
-            10 => Self::List,
-            11 => Self::Stat,
-            12 => Self::Status,
-            kind => return Err(FrameError::Kind { kind }),
-        };
-        complete((request, message), &from)
-    }
-
     /// How many descriptors must come with it.
     pub const fn descriptors(&self) -> usize {
         match self {
@@ -537,91 +583,6 @@ impl Request {
 }
 
 impl Answer {
-    /// Appends the frame.
-    pub fn encode(&self, request: u32, out: &mut Vec<u8>) {
-        let start = out.len();
-        out.extend([0; HEADER]);
-        let mut to = Writer(out);
-        let kind = match self {
-            Self::Served { arena, bytes, manifest_bytes, content, handle } => {
-                [*arena, *bytes, *manifest_bytes].into_iter().for_each(|value| to.long(value));
-                to.0.extend(content.0);
-                match handle {
-                    Handle::HostFile => to.0.push(0),
-                    Handle::HostFiles => to.0.push(3),
-                    Handle::CudaVmm => to.0.push(1),
-                    Handle::CudaIpc(handle) => {
-                        to.0.push(2);
-                        to.0.extend(handle);
-                    }
-                }
-                129
-            }
-            Self::Writable { arena, bytes, manifest_bytes } => {
-                [*arena, *bytes, *manifest_bytes].into_iter().for_each(|value| to.long(value));
-                130
-            }
-            Self::Stored { content, bytes } => {
-                to.0.extend(content.0);
-                to.long(*bytes);
-                131
-            }
-            Self::Done => 132,
-            Self::Progress { done, total } => {
-                [*done, *total].into_iter().for_each(|value| to.long(value));
-                133
-            }
-            Self::Document { bytes } => {
-                to.long(*bytes);
-                134
-            }
-            Self::Refused { code, text } => {
-                to.0.extend(code.number().to_le_bytes());
-                to.text(text, MAX_TEXT);
-                135
-            }
-        };
-        seal(&mut out[start..], kind, request);
-    }
-
-    /// Request number and answer.
-    ///
-    /// # Errors
-    /// As [`Request::decode`].
-    pub fn decode(bytes: &[u8]) -> Result<(u32, Self), FrameError> {
-        let (kind, request, mut from) = open(bytes)?;
-        let message = match kind {
-            129 => {
-                let (arena, bytes) = (from.long("arena")?, from.long("bytes")?);
-                let manifest_bytes = from.long("manifest_bytes")?;
-                let content = ContentHash(from.take("content")?);
-                let handle = match from.byte("handle")? {
-                    0 => Handle::HostFile,
-                    3 => Handle::HostFiles,
-                    1 => Handle::CudaVmm,
-                    2 => Handle::CudaIpc(from.take("handle")?),
-                    _ => return Err(FrameError::Field { field: "handle" }),
-                };
-                Self::Served { arena, bytes, manifest_bytes, content, handle }
-            }
-            130 => {
-                let (arena, bytes) = (from.long("arena")?, from.long("bytes")?);
-                Self::Writable { arena, bytes, manifest_bytes: from.long("manifest_bytes")? }
-            }
-            131 => Self::Stored { content: ContentHash(from.take("content")?), bytes: from.long("bytes")? },
-            132 => Self::Done,
-            133 => Self::Progress { done: from.long("done")?, total: from.long("total")? },
-            134 => Self::Document { bytes: from.long("bytes")? },
-            135 => {
-                let code = Code::from_number(u16::from_le_bytes(from.take("code")?));
-                let code = code.ok_or(FrameError::Field { field: "code" })?;
-                Self::Refused { code, text: from.text("text", MAX_TEXT)? }
-            }
-            kind => return Err(FrameError::Kind { kind }),
-        };
-        complete((request, message), &from)
-    }
-
     /// How many descriptors come with it.
     pub const fn descriptors(&self) -> usize {
         match self {

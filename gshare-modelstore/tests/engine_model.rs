@@ -130,8 +130,7 @@ impl Put {
     }
 
     fn tell(&mut self, event: StoreEvent) -> Vec<StoreAction> {
-        let mut actions = Vec::new();
-        self.store.handle(Timestamp::ZERO, event, &mut actions).unwrap();
+        let actions = self.store.orders(Timestamp::ZERO, event).unwrap();
         self.seen.extend(&actions);
         actions
     }

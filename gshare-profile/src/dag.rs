@@ -36,8 +36,7 @@ use std::collections::BTreeMap;
 
 /// A function's components and edges: a DAG without profiles.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Shape {
     /// Its name; may be empty.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -51,8 +50,7 @@ pub struct Shape {
 
 /// A component of a [`Shape`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ShapeComponent {
     /// Its name, unique in the shape.
     pub name: String,
@@ -68,8 +66,7 @@ const fn always() -> BasisPoints {
 
 /// An edge of a [`Shape`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ShapeEdge {
     /// Name of the component that writes.
     pub from: String,

@@ -216,8 +216,4 @@ impl Drop for Process {
     }
 }
 
-impl core::fmt::Debug for Process {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Process").field("protocol", &self.protocol).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Process { protocol });

@@ -33,64 +33,32 @@ pub const MAX_QUEUE: usize = 10_000;
 /// Measurements that are begun at most.
 const MEASUREMENTS: usize = 3;
 
-/// Settings of a trial.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct TrialConfig {
-    /// How calls are made. One at a time: the function is always busy, and its time is its own.
-    pub load: Load,
-    /// Calls that an open loop lets the function have at a time. 1.
-    pub concurrency: u32,
-    /// Calls in a window of the warm-up. 10.
-    pub window: usize,
-    /// How much the means of two windows may differ. 5 %.
-    pub steady_tolerance: BasisPoints,
-    /// Longest warm-up. 30 s: several times what just-in-time compilers and clocks take.
-    pub max_warmup: Duration,
-    /// Calls that are measured at least. 60: three in each group of the interval.
-    pub min_calls: usize,
-    /// Wanted half width of the interval. 2 %.
-    pub precision: BasisPoints,
-    /// How often the interval is to hold the truth.
-    pub confidence: Confidence,
-    /// Longest measurement. 30 s, as in Dilu's Table 2.
-    pub max_time: Duration,
-    /// Time in which the function must be ready. 120 s: a cold start of a large model.
-    pub start_timeout: Duration,
-    /// Time in which a call must be answered. 30 s.
-    pub answer_timeout: Duration,
-}
-
-gshare_core::with_fields!(TrialConfig {
-    with_load(load: Load),
-    with_concurrency(concurrency: u32),
-    with_window(window: usize),
-    with_steady_tolerance(steady_tolerance: BasisPoints),
-    with_max_warmup(max_warmup: Duration),
-    with_min_calls(min_calls: usize),
-    with_precision(precision: BasisPoints),
-    with_confidence(confidence: Confidence),
-    with_max_time(max_time: Duration),
-    with_start_timeout(start_timeout: Duration),
-    with_answer_timeout(answer_timeout: Duration),
-});
-
-impl Default for TrialConfig {
-    fn default() -> Self {
-        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
-        Self {
-            load: Load::Closed { in_flight: 1 },
-            concurrency: 1,
-            window: 10,
-            steady_tolerance: percent(5),
-            max_warmup: Duration::from_secs(30),
-            min_calls: 60,
-            precision: percent(2),
-            confidence: Confidence::default(),
-            max_time: Duration::from_secs(30),
-            start_timeout: Duration::from_secs(120),
-            answer_timeout: Duration::from_secs(30),
-        }
+gshare_core::config! {
+    /// Settings of a trial.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct TrialConfig {
+        /// How calls are made. One at a time: the function is always busy, and its time is its own.
+        pub load: Load = Load::Closed { in_flight: 1 }, with_load;
+        /// Calls that an open loop lets the function have at a time. 1.
+        pub concurrency: u32 = 1, with_concurrency;
+        /// Calls in a window of the warm-up. 10.
+        pub window: usize = 10, with_window;
+        /// How much the means of two windows may differ. 5 %.
+        pub steady_tolerance: BasisPoints = BasisPoints::percent(5), with_steady_tolerance;
+        /// Longest warm-up. 30 s: several times what just-in-time compilers and clocks take.
+        pub max_warmup: Duration = Duration::from_secs(30), with_max_warmup;
+        /// Calls that are measured at least. 60: three in each group of the interval.
+        pub min_calls: usize = 60, with_min_calls;
+        /// Wanted half width of the interval. 2 %.
+        pub precision: BasisPoints = BasisPoints::percent(2), with_precision;
+        /// How often the interval is to hold the truth.
+        pub confidence: Confidence = Confidence::default(), with_confidence;
+        /// Longest measurement. 30 s, as in Dilu's Table 2.
+        pub max_time: Duration = Duration::from_secs(30), with_max_time;
+        /// Time in which the function must be ready. 120 s: a cold start of a large model.
+        pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
+        /// Time in which a call must be answered. 30 s.
+        pub answer_timeout: Duration = Duration::from_secs(30), with_answer_timeout;
     }
 }
 
@@ -98,30 +66,13 @@ impl TrialConfig {
     /// Refuses what cannot be.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.load.check()?;
-        ConfigError::unless(
-            (1..=1024).contains(&self.concurrency),
-            "concurrency",
-            self.concurrency,
-            "need 1 to 1024",
-        )?;
-        ConfigError::unless((2..=10_000).contains(&self.window), "window", self.window, "need 2 to 10000")?;
-        ConfigError::unless(
-            (2 * stats::GROUPS..=1_000_000).contains(&self.min_calls),
-            "min_calls",
-            self.min_calls,
-            "need 40 to 1000000",
-        )?;
-        let times = [
-            ("max_warmup", self.max_warmup),
-            ("max_time", self.max_time),
-            ("start_timeout", self.start_timeout),
-            ("answer_timeout", self.answer_timeout),
-        ];
-        for (field, time) in times {
-            let within = (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time);
-            ConfigError::unless(within, field, time, "need 1ms to one day")?;
-        }
-        Ok(())
+        let (ms, day) = (Duration::from_millis(1), Duration::from_secs(86_400));
+        gshare_core::check_fields!(self {
+            concurrency in 1..=1024, "need 1 to 1024";
+            window in 2..=10_000, "need 2 to 10000";
+            min_calls in 2 * stats::GROUPS..=1_000_000, "need 40 to 1000000";
+            max_warmup, max_time, start_timeout, answer_timeout in ms..=day, "need 1ms to one day";
+        })
     }
 }
 

@@ -21,6 +21,8 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+mod config;
+
 pub mod node;
 pub mod pack;
 pub mod pipeline;

@@ -61,8 +61,7 @@ where
         event: E::Event,
         actions: &mut Vec<E::Action>,
     ) -> Result<(), E::Error> {
-        let mut own = Vec::new();
-        self.engine.handle(now, event, &mut own)?;
+        let mut own = self.engine.orders(now, event)?;
         (self.tamper)(&mut own);
         actions.append(&mut own);
         Ok(())

@@ -2,19 +2,19 @@
 //! that breaks it; and the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
-use gshare_core::dag::{Component, Dag};
+use gshare_core::dag::Dag;
 use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{
     Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
 };
 use gshare_core::pipeline::{Goal, Node, RankMode};
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, InstanceId, Timestamp};
+use gshare_core::{BasisPoints, Duration, Engine, FunctionId, InstanceId, Timestamp};
 use gshare_sched::pipeline::{
     Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
 };
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
+use gshare_sim::fluid::{self, End, Load, Outcome, Scenario, simulate};
 
 fn model() -> GpuModel {
     GpuModel::find("A100-80").unwrap()
@@ -24,21 +24,8 @@ fn node(free: &[&str]) -> Node {
     Node::with_free(model(), free).unwrap()
 }
 
-/// A chain with these times in ms on 1g.10gb (less on larger slices) and memory in GiB of each component.
 fn chain(times: &[u64], gib: u64) -> Dag {
-    let mut dag = Dag::builder("chain");
-    for (index, &ms) in times.iter().enumerate() {
-        let mut component = Component::new(format!("c{index}"));
-        for (slice, speed) in [("1g.10gb", 10), ("2g.20gb", 15), ("3g.40gb", 18), ("4g.40gb", 20)] {
-            let time = Duration::from_micros(ms * 10_000 / speed);
-            component = component.with_profile(slice, 1, time, Bytes::from_gib(gib));
-        }
-        dag = dag.component(component);
-    }
-    for index in 1..times.len() {
-        dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
-    }
-    dag.build().unwrap()
+    fluid::chain(times, gib).unwrap()
 }
 
 fn goal(slo_ms: u64) -> Goal {
@@ -52,9 +39,7 @@ fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
 }
 
 fn tell(keeper: &mut Keeper, millis: u64, event: InstanceEvent) -> Vec<InstanceAction> {
-    let mut actions = Vec::new();
-    keeper.handle(Timestamp::from_millis(millis), event, &mut actions).unwrap();
-    actions
+    keeper.orders(Timestamp::from_millis(millis), event).unwrap()
 }
 
 fn add(keeper: &mut Keeper, function: u32, dag: Dag, goal: Goal) {

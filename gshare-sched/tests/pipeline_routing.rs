@@ -46,7 +46,7 @@ impl Up {
 }
 
 /// The rules of the module, read aloud.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Literal {
     config: RouterConfig,
     now: Timestamp,
@@ -65,9 +65,7 @@ struct Literal {
 
 impl Literal {
     fn new(config: RouterConfig) -> Self {
-        let (requests, instances, told, forgotten, actions) = (vec![], vec![], vec![], vec![], vec![]);
-        let (now, worked, clocks) = (Timestamp::ZERO, vec![], vec![]);
-        Self { config, now, requests, instances, worked, clocks, arrivals: 0, told, forgotten, actions }
+        Self { config, ..Self::default() }
     }
 
     fn has(&self, instance: InstanceId) -> usize {
@@ -610,9 +608,7 @@ fn up(router: &mut SlackRouter, instance: u64, function: u32, service: Service) 
 }
 
 fn tell(router: &mut SlackRouter, millis: u64, event: RouteEvent) -> Vec<RouteAction> {
-    let mut actions = Vec::new();
-    router.handle(Timestamp::from_millis(millis), event, &mut actions).unwrap();
-    actions
+    router.orders(Timestamp::from_millis(millis), event).unwrap()
 }
 
 fn arrive(router: &mut SlackRouter, at: u64, request: u64, function: u32, deadline: u64) -> Vec<RouteAction> {

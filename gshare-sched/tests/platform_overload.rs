@@ -66,8 +66,7 @@ impl Line {
 
     /// Tells the pool, and checks each of its choices. Requests that are dispatched now take `takes`.
     fn tell(&mut self, event: PoolEvent, takes: Duration) {
-        let mut orders = Vec::new();
-        self.pool.handle(self.now, event, &mut orders).unwrap();
+        let orders = self.pool.orders(self.now, event).unwrap();
         let mut behind = None;
         for order in orders {
             match order {

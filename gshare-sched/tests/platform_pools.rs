@@ -1,7 +1,6 @@
 //! The pools in a host where everything goes wrong, and a pool that is broken on purpose.
 #![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
 
-use gshare_core::dag::{Component, Dag};
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, MigLayout, PlatformAction, Pool, PoolAction,
@@ -15,22 +14,10 @@ use gshare_sched::platform::{
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
+use gshare_sim::fluid::chain;
 
-/// A chain with these times in ms on 1g.10gb, less on larger slices, and GiB of each component.
 fn pipeline(times: &[u64], gib: u64, slo_ms: u64, max: u32) -> FunctionSpec {
-    let mut dag = Dag::builder("chain");
-    for (index, &ms) in times.iter().enumerate() {
-        let mut component = Component::new(format!("c{index}"));
-        for (slice, speed) in [("1g.10gb", 10), ("2g.20gb", 15), ("3g.40gb", 18), ("4g.40gb", 20)] {
-            let time = Duration::from_micros(ms * 10_000 / speed);
-            component = component.with_profile(slice, 1, time, Bytes::from_gib(gib));
-        }
-        dag = dag.component(component);
-    }
-    for index in 1..times.len() {
-        dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
-    }
-    let (dag, goal) = (Box::new(dag.build().unwrap()), Box::new(Goal::default()));
+    let (dag, goal) = (Box::new(chain(times, gib).unwrap()), Box::new(Goal::default()));
     FunctionSpec::new(Work::Pipeline { dag, goal }, Bytes::from_gib(gib))
         .with_slo(Duration::from_millis(slo_ms))
         .with_instances(0, max)

@@ -39,11 +39,7 @@ fn a_load_waits_for_the_eviction_of_the_same_model_seed_72() {
     chaos::run(72).unwrap();
     let mut scheduler = LocalityScheduler::new(SchedulerConfig::default()).unwrap();
     let (gpu, model, now) = (GpuId::new(0), ModelId::new(0), Timestamp::ZERO);
-    let mut tell = |event| {
-        let mut actions = Vec::new();
-        scheduler.handle(now, event, &mut actions).unwrap();
-        actions
-    };
+    let mut tell = |event| scheduler.orders(now, event).unwrap();
     let took = Duration::from_secs(1);
     let profile = ModelProfile { load_disk: took, load_host: took, infer: took };
     let arrived = |request| RequestEvent::Arrived {

@@ -7,7 +7,8 @@ use gshare_core::request::{
     TenantLimits, Tier,
 };
 use gshare_core::{
-    BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp,
+    BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
+    Timestamp,
 };
 use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
@@ -64,11 +65,7 @@ impl Rig {
     }
 
     fn send(&mut self, event: RequestEvent) -> Vec<RequestAction> {
-        let mut actions = Vec::new();
-        self.engine
-            .handle(self.now, event, &mut actions)
-            .unwrap_or_else(|error| panic!("{event:?}: {error}"));
-        actions
+        self.engine.orders(self.now, event).unwrap_or_else(|error| panic!("{event:?}: {error}"))
     }
 
     fn at(&mut self, millis: u64) -> &mut Self {
@@ -751,7 +748,7 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
         (now, arrived(3, 77), RequestError::UnknownModel { model: model(77) }),
         (now, completed(2), RequestError::NotRunning { request: request(2), gpu }),
         (now, completed(99), RequestError::UnknownRequest { request: request(99) }),
-        (late, arrived(3, A), RequestError::TimeWentBack { now: late, last: now }),
+        (late, arrived(3, A), TimeWentBack { now: late, last: now }.into()),
         (now, RequestEvent::GpuLost { gpu: GpuId::new(5) }, RequestError::UnknownGpu { gpu: GpuId::new(5) }),
         (
             now,

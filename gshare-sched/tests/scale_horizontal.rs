@@ -56,8 +56,7 @@ impl<S: HorizontalScaler> Bench<S> {
     }
 
     fn try_handle(&mut self, event: HorizontalEvent) -> Result<Vec<HorizontalAction>, HorizontalError> {
-        let mut actions = Vec::new();
-        self.scaler.handle(self.now, event, &mut actions)?;
+        let actions = self.scaler.orders(self.now, event)?;
         for action in &actions {
             match *action {
                 HorizontalAction::Start { instance, point, .. } if self.ready_at_once => {
@@ -115,6 +114,10 @@ fn starts(actions: &[HorizontalAction]) -> Vec<ProfilePoint> {
         _ => None,
     };
     actions.iter().filter_map(start).collect()
+}
+
+fn rates(actions: &[HorizontalAction]) -> Vec<RequestRate> {
+    starts(actions).iter().map(|point| point.throughput).collect()
 }
 
 fn drains(actions: &[HorizontalAction]) -> Vec<InstanceId> {
@@ -241,10 +244,7 @@ fn lazy_reports_load_that_it_cannot_serve() {
 fn fast_the_example_of_the_essay() {
     let points = vec![point(12, 100, 68.0, 20), point(12, 40, 35.0, 20), point(6, 40, 24.0, 20)];
     let mut bench = heuristic(spec(points, 0, 10));
-    assert_eq!(
-        starts(&bench.load(55)).iter().map(|point| point.throughput).collect::<Vec<_>>(),
-        [rps(24); 3]
-    );
+    assert_eq!(rates(&bench.load(55)), [rps(24); 3]);
     assert!(bench.loads(9, 20).is_empty());
     assert_eq!(drains(&bench.load(20)).len(), 1);
     assert!(bench.loads(20, 20).is_empty());
@@ -264,8 +264,7 @@ fn fast_01_no_gap_starts_nothing_and_a_dead_band_holds() {
 #[test]
 fn fast_02_no_residual_pod_without_a_residue() {
     let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(6, 100, 5.0, 20)], 0, 10));
-    let actions = bench.load(100);
-    assert_eq!(starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(), [rps(55); 2]);
+    assert_eq!(rates(&bench.load(100)), [rps(55); 2]);
 }
 
 /// Line 9 asks for `T > r`.
@@ -274,10 +273,7 @@ fn fast_03_an_exact_fit_is_taken() {
     let points = vec![point(10, 100, 100.0, 20), point(6, 100, 10.0, 20), point(7, 100, 11.0, 20)];
     let mut bench = heuristic(spec(points, 0, 10));
     let actions = bench.load(100);
-    assert_eq!(
-        starts(&actions).iter().map(|point| point.throughput).collect::<Vec<_>>(),
-        [rps(100), rps(10)]
-    );
+    assert_eq!(rates(&actions), [rps(100), rps(10)]);
 }
 
 /// Line 9 minimises `T - r`, the text asks for "the minimum but sufficient resources".
@@ -658,8 +654,7 @@ proptest! {
         let mut expected = Vec::new();
         model.minimum(0, &mut expected);
         let at = |second: u64| Timestamp::from_millis(second * 1_000);
-        let mut actions = Vec::new();
-        scaler.handle(at(0), HorizontalEvent::FunctionAdded { function: F, spec }, &mut actions).unwrap();
+        let actions = scaler.orders(at(0), HorizontalEvent::FunctionAdded { function: F, spec }).unwrap();
         prop_assert_eq!(named(&actions), expected);
         let mut second = 0;
         for (level, length, chance) in runs {

@@ -54,8 +54,7 @@ impl Bench {
     }
 
     fn handle(&mut self, event: VerticalEvent) -> Result<Vec<VerticalAction>, VerticalError> {
-        let mut actions = Vec::new();
-        self.scaler.handle(self.now, event, &mut actions)?;
+        let actions = self.scaler.orders(self.now, event)?;
         if let VerticalEvent::ClientJoined { client, gpu, .. } = event {
             self.homes.insert(client, gpu);
         }

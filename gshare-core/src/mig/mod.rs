@@ -59,9 +59,8 @@ use std::borrow::Cow;
 
 /// The geometry of a GPU's memory and compute slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Family {
     /// 8 memory and 7 compute slices: A100, H100, H200, GH200, B200, B300 and their kin.
@@ -239,9 +238,8 @@ pub enum MigError {
 
 /// A profile as NVML reports it on the node (`nvmlDeviceGetGpuInstanceProfileInfo`, `…PossiblePlacements`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct ReportedProfile {
     /// Its name.
     pub name: String,

@@ -20,11 +20,11 @@
 
 use super::{AssignedSlice, Goal, NodeError};
 use crate::dag::{ComponentSet, Dag};
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
 use crate::request::Tier;
-use crate::units::{Bytes, Duration, Timestamp};
+use crate::units::{Bytes, Duration};
 
 /// The event itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,9 +129,8 @@ pub struct PlacedPart {
 
 /// Where an instance lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "kind", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Home {
     /// On slices of its own.
@@ -225,9 +224,8 @@ pub enum InstanceReason {
 
 /// An order of the keeper for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 pub enum InstanceAction {
     /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
     Start {
@@ -328,13 +326,8 @@ pub trait InstanceKeeper:
 #[non_exhaustive]
 pub enum InstanceError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The function is here already.
     #[error("{function} is already here")]
     DuplicateFunction {

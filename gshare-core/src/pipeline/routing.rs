@@ -12,7 +12,7 @@
 //! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
 //! - **late**: now is past the slack on the function's fastest instance.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{FunctionId, InstanceId, RequestId, SharedSlice};
 use crate::units::{Duration, Timestamp};
 
@@ -160,9 +160,8 @@ pub enum RouteAction {
 
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RouteReject {
     /// Too many wait.
@@ -203,13 +202,8 @@ pub trait Router: Engine<Event = RouteEvent, Action = RouteAction, Error = Route
 #[non_exhaustive]
 pub enum RouteError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// The name is in use.
     #[error("{request} is already here")]
     DuplicateRequest {

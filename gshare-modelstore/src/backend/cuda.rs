@@ -84,6 +84,25 @@ impl Context {
     fn enter(&self) -> io::Result<()> {
         cuda!(cuCtxSetCurrent(self.context as sys::CUcontext))
     }
+
+    /// Copies memory of the device to the host, from `offset` on in an arena.
+    fn read(&self, arena: (sys::CUdeviceptr, u64), offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let from = place(arena, offset, out.len())?;
+        self.enter()?;
+        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()))
+    }
+}
+
+/// The address of so many bytes of an arena, given by its own address and length.
+fn place(
+    (address, length): (sys::CUdeviceptr, u64),
+    offset: u64,
+    bytes: usize,
+) -> io::Result<sys::CUdeviceptr> {
+    match offset.checked_add(bytes as u64) {
+        Some(end) if end <= length => Ok(address + offset),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 impl Drop for Context {
@@ -434,12 +453,8 @@ impl CudaMap {
     /// # Errors
     /// Beyond its end, or when the driver refuses.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.mapped.bytes as u64) {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        self.mapped.context.enter()?;
-        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.mapped.address + offset, out.len()))
+        let Mapped { address, bytes, context } = &self.mapped;
+        context.read((*address, *bytes as u64), offset, out)
     }
 }
 
@@ -558,13 +573,8 @@ impl ModelBackend for IpcBackend {
 }
 
 impl IpcArena {
-    fn place(&self, offset: u64, bytes: usize) -> io::Result<sys::CUdeviceptr> {
-        let end = offset.checked_add(bytes as u64);
-        if end.is_none_or(|end| end > self.bytes) {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        self.memory.context.enter()?;
-        Ok(self.memory.address + offset)
+    const fn place(&self) -> (sys::CUdeviceptr, u64) {
+        (self.memory.address, self.bytes)
     }
 }
 
@@ -573,13 +583,13 @@ impl ArenaMemory for IpcArena {
         if self.sealed.load(Ordering::Acquire) {
             return Err(io::Error::from(io::ErrorKind::PermissionDenied));
         }
-        let to = self.place(offset, bytes.len())?;
+        let to = place(self.place(), offset, bytes.len())?;
+        self.memory.context.enter()?;
         cuda!(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let from = self.place(offset, out.len())?;
-        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()))
+        self.memory.context.read(self.place(), offset, out)
     }
 
     fn writable(&self) -> io::Result<Arc<OwnedFd>> {
@@ -635,12 +645,7 @@ impl IpcMap {
     /// # Errors
     /// Beyond its end, or when the driver refuses.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.bytes) {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        self.context.enter()?;
-        cuda!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), self.address + offset, out.len()))
+        self.context.read((self.address, self.bytes), offset, out)
     }
 }
 

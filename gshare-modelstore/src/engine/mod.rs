@@ -63,73 +63,44 @@ use gshare_core::store::{
 };
 use gshare_core::{
     ArenaId, BasisPoints, Bytes, ClientId, ConfigError, Duration, Engine, ModelId, TenantId, TicketId,
-    Timestamp,
+    TimeWentBack, Timestamp,
 };
 
-/// Bounds on the memory of a store, and when it makes room.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-pub struct StoreConfig {
-    /// Memory for models on the GPU. Default 0: no such tier.
-    #[serde(rename = "gpu_bytes")]
-    pub gpu: Bytes,
-    /// Memory for models in host memory. Default 4 GiB.
-    #[serde(rename = "host_bytes")]
-    pub host: Bytes,
-    /// Make room when more than this share of a tier would be promised. Default 95 %: room for one more small model
-    /// without waiting for an eviction.
-    #[serde(rename = "high_bp")]
-    pub high: BasisPoints,
-    /// Make room until at most this share is. Default 85 %: one eviction serves several loads.
-    #[serde(rename = "low_bp")]
-    pub low: BasisPoints,
-    /// A request counts half after this. Default 10 min, in the order of a platform's keep-alive times.
-    #[serde(rename = "half_life_ns")]
-    pub half_life: Duration,
-    /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
-    #[serde(rename = "host_to_gpu_bytes_per_s")]
-    pub host_to_gpu: Bytes,
-    /// Copy to host memory what has to leave the GPU and is not there, if there is room without anything else leaving. Default
-    /// yes: it comes back faster than from disk.
-    pub demote: bool,
-    /// A writer has this long, waiting for room included. Default 10 min.
-    #[serde(rename = "write_timeout_ns")]
-    pub write_timeout: Duration,
-    /// Most clients at once. Default 4,096.
-    pub max_clients: u32,
-    /// Most models known at once. Default 65,536.
-    pub max_models: u32,
-}
-
-gshare_core::with_fields!(StoreConfig {
-    with_gpu(gpu: Bytes),
-    with_host(host: Bytes),
-    with_high(high: BasisPoints),
-    with_low(low: BasisPoints),
-    with_half_life(half_life: Duration),
-    with_host_to_gpu(host_to_gpu: Bytes),
-    with_demote(demote: bool),
-    with_write_timeout(write_timeout: Duration),
-    with_max_clients(max_clients: u32),
-    with_max_models(max_models: u32),
-});
-
-impl Default for StoreConfig {
-    fn default() -> Self {
-        Self {
-            gpu: Bytes::ZERO,
-            host: Bytes::from_gib(4),
-            high: BasisPoints::new(9_500).unwrap_or(BasisPoints::WHOLE),
-            low: BasisPoints::new(8_500).unwrap_or(BasisPoints::WHOLE),
-            half_life: Duration::from_secs(600),
-            host_to_gpu: Bytes(10_000_000_000),
-            demote: true,
-            write_timeout: Duration::from_secs(600),
-            max_clients: 4_096,
-            max_models: 65_536,
-        }
+gshare_core::config! {
+    /// Bounds on the memory of a store, and when it makes room.
+    #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[serde(default, deny_unknown_fields)]
+    pub struct StoreConfig {
+        /// Memory for models on the GPU. Default 0: no such tier.
+        #[serde(rename = "gpu_bytes")]
+        pub gpu: Bytes = Bytes::ZERO, with_gpu;
+        /// Memory for models in host memory. Default 4 GiB.
+        #[serde(rename = "host_bytes")]
+        pub host: Bytes = Bytes::from_gib(4), with_host;
+        /// Make room when more than this share of a tier would be promised. Default 95 %: room for one more small model
+        /// without waiting for an eviction.
+        #[serde(rename = "high_bp")]
+        pub high: BasisPoints = BasisPoints::percent(95), with_high;
+        /// Make room until at most this share is. Default 85 %: one eviction serves several loads.
+        #[serde(rename = "low_bp")]
+        pub low: BasisPoints = BasisPoints::percent(85), with_low;
+        /// A request counts half after this. Default 10 min, in the order of a platform's keep-alive times.
+        #[serde(rename = "half_life_ns")]
+        pub half_life: Duration = Duration::from_secs(600), with_half_life;
+        /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
+        #[serde(rename = "host_to_gpu_bytes_per_s")]
+        pub host_to_gpu: Bytes = Bytes(10_000_000_000), with_host_to_gpu;
+        /// Copy to host memory what has to leave the GPU and is not there, if there is room without anything else leaving. Default
+        /// yes: it comes back faster than from disk.
+        pub demote: bool = true, with_demote;
+        /// A writer has this long, waiting for room included. Default 10 min.
+        #[serde(rename = "write_timeout_ns")]
+        pub write_timeout: Duration = Duration::from_secs(600), with_write_timeout;
+        /// Most clients at once. Default 4,096.
+        pub max_clients: u32 = 4_096, with_max_clients;
+        /// Most models known at once. Default 65,536.
+        pub max_models: u32 = 65_536, with_max_models;
     }
 }
 
@@ -149,17 +120,13 @@ impl Store {
     /// # Errors
     /// A field that is out of its bounds.
     pub fn new(config: StoreConfig) -> Result<Self, ConfigError> {
-        for (field, bytes) in [("gpu", config.gpu), ("host", config.host)] {
-            ConfigError::unless(bytes <= MAX_BYTES, field, bytes, "need at most 256 TiB")?;
-        }
-        let StoreConfig { low, high, half_life, host_to_gpu, write_timeout, .. } = config;
-        ConfigError::unless(low <= high, "low", low, "need at most `high`")?;
-        ConfigError::unless(!half_life.is_zero(), "half_life", half_life, "need more than 0")?;
-        let rate = host_to_gpu;
-        ConfigError::unless(rate >= Bytes(1_000), "host_to_gpu", rate, "need at least 1 kB per second")?;
-        ConfigError::unless(!write_timeout.is_zero(), "write_timeout", write_timeout, "need more than 0")?;
-        ConfigError::unless(config.max_clients > 0, "max_clients", 0, "need at least 1")?;
-        ConfigError::unless(config.max_models > 0, "max_models", 0, "need at least 1")?;
+        gshare_core::check_fields!(config {
+            gpu, host in ..=MAX_BYTES, "need at most 256 TiB";
+            low in ..=config.high, "need at most `high`";
+            half_life, write_timeout in Duration::from_nanos(1).., "need more than 0";
+            host_to_gpu in Bytes(1_000).., "need at least 1 kB per second";
+            max_clients, max_models in 1.., "need at least 1";
+        })?;
         Ok(Self { config, state: State::default() })
     }
 
@@ -190,10 +157,7 @@ impl Store {
 
     /// Everything that does not depend on what deadlines before `now` will have done.
     fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
-        let last = self.state.now;
-        if now < last {
-            return Err(StoreError::TimeWentBack { now, last });
-        }
+        TimeWentBack::check(now, self.state.now)?;
         let state = &self.state;
         let client_is_here = |client: ClientId| match state.clients.contains_key(&client) {
             true => Ok(()),

@@ -1,6 +1,6 @@
 //! Connections: who a client is, what it asks, and what it is answered.
 
-use super::locked_state::{Kind, Open, Served, Shared, refusal, reload_time};
+use super::locked_state::{Kind, Open, Served, Shared, refusal};
 use crate::arena_fill::{LoadError, Source, layout_of_header};
 use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
@@ -254,23 +254,17 @@ fn handle(
                 }
                 let bytes = Bytes(layout.arena_bytes);
                 let model = core.name(&name, None, access, conn.uid, booked);
-                let ticket = core.ticket(open(Kind::PutBegin(layout)));
-                let event = StoreEvent::PutBegun { client, ticket, model, tier, bytes, access };
-                if let Err(error) = core.tell(event, None) {
-                    core.misused(ticket, error.to_string());
-                }
+                let put = |ticket| StoreEvent::PutBegun { client, ticket, model, tier, bytes, access };
+                core.ask(open(Kind::PutBegin(layout)), put);
                 if !core.engine.knows(model) {
                     core.unname(model);
                 }
             });
         }
-        Request::Commit { arena } => shared.with(|core| {
-            let ticket = core.ticket(open(Kind::Commit));
-            let event = StoreEvent::PutCommitted { client, ticket, arena: ArenaId::from(arena) };
-            if let Err(error) = core.tell(event, None) {
-                core.misused(ticket, error.to_string());
-            }
-        }),
+        Request::Commit { arena } => {
+            let commits = |ticket| StoreEvent::PutCommitted { client, ticket, arena: ArenaId::from(arena) };
+            shared.with(|core| core.ask(open(Kind::Commit), commits));
+        }
         Request::Abort { arena } => {
             let event = StoreEvent::PutAborted { client, arena: ArenaId::from(arena) };
             match shared.with(|core| core.tell(event, None)) {
@@ -279,20 +273,12 @@ fn handle(
             }
         }
         Request::Pin { pinned, name } => {
-            by_name(conn, shared, request, &name, |ticket, model| StoreEvent::PinAsked {
-                client,
-                ticket,
-                model,
-                pinned,
-            });
+            let asked = |ticket, model| StoreEvent::PinAsked { client, ticket, model, pinned };
+            by_name(conn, shared, request, &name, asked);
         }
         Request::Evict { forget, name } => {
-            by_name(conn, shared, request, &name, |ticket, model| StoreEvent::EvictAsked {
-                client,
-                ticket,
-                model,
-                forget,
-            });
+            let asked = |ticket, model| StoreEvent::EvictAsked { client, ticket, model, forget };
+            by_name(conn, shared, request, &name, asked);
         }
         Request::Verify { name } => match shared.verify(conn, &name) {
             None => {
@@ -300,11 +286,8 @@ fn handle(
             }
             Some(Ok(true)) => conn.answer(request, &Answer::Done),
             Some(Ok(false)) => {
-                conn.refuse(
-                    request,
-                    Code::Corrupt,
-                    format!("`{name}` is not what it was when it was loaded"),
-                );
+                let text = format!("`{name}` is not what it was when it was loaded");
+                conn.refuse(request, Code::Corrupt, text);
             }
             Some(Err(error)) => conn.refuse(request, Code::Io, error.to_string()),
         },
@@ -338,10 +321,7 @@ fn by_name(
         let Some(model) = core.named(conn, name) else {
             return core.refuse(&open, Code::UnknownModel, format!("no model `{name}`"));
         };
-        let ticket = core.ticket(open);
-        if let Err(error) = core.tell(event(ticket, model), None) {
-            core.misused(ticket, error.to_string());
-        }
+        core.ask(open, |ticket| event(ticket, model));
     });
 }
 
@@ -435,7 +415,7 @@ fn put_file(
             return core.refuse(&open(Kind::Plain), Code::NameTaken, format!("`{name}` is taken"));
         }
         let bytes = Bytes(source.layout.arena_bytes);
-        let reload = reload_time(bytes, core.disk_rate());
+        let reload = core.reload_time(bytes);
         let model = core.name(&name, Some(source), access, conn.uid, booked);
         let (owner, group) = (TenantId::new(conn.uid), GroupId::new(conn.gid));
         if let Err(error) =
@@ -449,9 +429,7 @@ fn put_file(
             return core.refuse(&open(Kind::Plain), code, error.to_string());
         }
         let deadline = core.now().saturating_add(PUT_TIMEOUT);
-        let ticket = core.ticket(open(Kind::PutFile(model)));
-        if let Err(error) = core.tell(StoreEvent::Asked { client, ticket, model, tier, deadline }, None) {
-            core.misused(ticket, error.to_string());
-        }
+        let asked = |ticket| StoreEvent::Asked { client, ticket, model, tier, deadline };
+        core.ask(open(Kind::PutFile(model)), asked);
     });
 }

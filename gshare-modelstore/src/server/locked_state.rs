@@ -159,12 +159,6 @@ const MAX_WAITING: u32 = 64;
 /// Events for the engine, each with the explanation of a `LoadFailed`.
 type Events = VecDeque<(StoreEvent, Option<(Code, String)>)>;
 
-/// How long a load is expected to take.
-pub(super) fn reload_time(bytes: Bytes, rate: Bytes) -> Duration {
-    let nanos = u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.0.max(1));
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
 fn since(started: Instant) -> Timestamp {
     Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
@@ -286,14 +280,23 @@ impl Core {
     }
 
     /// The engine did not take a request: an arena that is gone, or a name that cannot be.
-    pub(super) fn misused(&mut self, ticket: TicketId, text: String) {
+    fn misused(&mut self, ticket: TicketId, error: &StoreError) {
         if let Some(open) = self.close(ticket) {
-            self.refuse(&open, Code::BadRequest, text);
+            self.refuse(&open, Code::BadRequest, error.to_string());
         }
     }
 
-    pub(super) const fn disk_rate(&self) -> Bytes {
-        self.config.disk_rate
+    /// Tells the engine a request under a new ticket, and refuses it where the engine does.
+    pub(super) fn ask(&mut self, open: Open, event: impl FnOnce(TicketId) -> StoreEvent) {
+        let ticket = self.ticket(open);
+        if let Err(error) = self.tell(event(ticket), None) {
+            self.misused(ticket, &error);
+        }
+    }
+
+    /// How long a load is expected to take.
+    pub(super) fn reload_time(&self, bytes: Bytes) -> Duration {
+        Duration::to_move(bytes, self.config.disk_rate.0)
     }
 
     /// Asks the engine for a model. What is in memory is served at once, by the caller, once the lock is free; all else is a ticket
@@ -333,12 +336,12 @@ impl Core {
         self.actions = actions;
         self.follow(now, events);
         if let Err(error) = told {
-            self.misused(ticket, error.to_string());
+            self.misused(ticket, &error);
         }
         None
     }
 
-    pub(super) fn ticket(&mut self, open: Open) -> TicketId {
+    fn ticket(&mut self, open: Open) -> TicketId {
         let ticket = TicketId::new(self.next_ticket);
         self.next_ticket += 1;
         self.open(ticket, open);
@@ -518,7 +521,8 @@ impl Core {
         let origin =
             origin.ok_or_else(|| (Code::NotResident, "there is nothing to load it from".to_owned()))?;
         let layout = origin.layout().clone();
-        let backend_of = |tier| self.backend(tier).map_err(|error| (Code::Io, error.to_string()));
+        let io = |error: io::Error| (Code::Io, error.to_string());
+        let backend_of = |tier| self.backend(tier).map_err(io);
         let backend = backend_of(tier)?;
         let out = match from {
             LoadFrom::Gpu(_) => Some(backend_of(MemoryTier::Gpu)?),
@@ -526,7 +530,7 @@ impl Core {
         };
         let owner = self.models.get(&model).map_or(u32::MAX, |known| known.owner);
         let booked = self.ledger.take(owner, Resource::Descriptors, ARENA_DESCRIPTORS).map_err(refusal)?;
-        let memory = backend.create(layout.arena_bytes).map_err(|error| (Code::Io, error.to_string()))?;
+        let memory = backend.create(layout.arena_bytes).map_err(io)?;
         let held = Held { memory: memory.clone(), layout, complete: None, _booked: Arc::new(booked) };
         self.arenas.insert(arena, held);
         let told = self.tickets.values().filter(|open| matches!(open.kind, Kind::PutFile(of) if of == model));

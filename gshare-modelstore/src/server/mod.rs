@@ -31,7 +31,7 @@ mod conn;
 mod locked_state;
 mod names;
 
-use self::locked_state::{Core, Shared, reload_time};
+use self::locked_state::{Core, Shared};
 use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
@@ -86,6 +86,7 @@ gshare_core::with_fields!(ServerConfig {
     with_default_limits(default_limits: StoreLimits),
     with_limits(limits: BTreeMap<u32, StoreLimits>),
     with_bounds(bounds: BTreeMap<Resource, Bound>),
+    with_header_work(header_work: Work),
     with_threads(threads: usize),
     with_disk_rate(disk_rate: Bytes),
 });
@@ -111,13 +112,6 @@ impl ServerConfig {
     #[must_use]
     pub fn with_bound(mut self, resource: Resource, bound: Bound) -> Self {
         self.bounds.insert(resource, bound);
-        self
-    }
-
-    /// Another rate at which headers of one user are parsed.
-    #[must_use]
-    pub const fn with_header_work(mut self, work: Work) -> Self {
-        self.header_work = work;
         self
     }
 
@@ -308,7 +302,7 @@ fn add(core: &mut Core, name: String, path: &Path) -> Result<(), ServerError> {
     let uid = rustix::process::geteuid().as_raw();
     let (owner, group) = (TenantId::new(uid), GroupId::new(rustix::process::getegid().as_raw()));
     let bytes = Bytes(source.layout.arena_bytes);
-    let reload = reload_time(bytes, core.disk_rate());
+    let reload = core.reload_time(bytes);
     let each =
         [(Resource::Models, 1), (Resource::Memory, source.layout.footprint()), (Resource::Descriptors, 1)];
     let booked: Result<_, Exceeded> =

@@ -58,7 +58,7 @@ struct Ticket {
     due: Option<Timestamp>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Literal {
     config: StoreConfig,
     now: Timestamp,
@@ -78,18 +78,7 @@ pub struct Literal {
 
 impl Literal {
     pub fn new(config: StoreConfig) -> Self {
-        Self {
-            config,
-            now: Timestamp::ZERO,
-            clients: Vec::new(),
-            limits: Vec::new(),
-            next_load: Vec::new(),
-            models: Vec::new(),
-            arenas: Vec::new(),
-            references: Vec::new(),
-            tickets: Vec::new(),
-            slots: Vec::new(),
-        }
+        Self { config, ..Self::default() }
     }
 
     fn model(&self, name: ModelId) -> Option<&Model> {

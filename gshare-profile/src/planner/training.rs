@@ -50,8 +50,8 @@ impl TrainingSearch {
         if batch == 0 {
             return Err(config("batch", &batch, "need at least 1"));
         }
-        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
-        Ok(Self { batch, step: 500, request_at: percent(80), tolerance: percent(2) })
+        let (request_at, tolerance) = (BasisPoints::percent(80), BasisPoints::percent(2));
+        Ok(Self { batch, step: 500, request_at, tolerance })
     }
 
     /// The same on a grid of `step`, which must divide the whole.

@@ -112,8 +112,7 @@ impl SharedGpu {
         let total = self.width();
         let heads = self.lanes.iter().filter_map(|lane| Some((lane, lane.queue.front()?)));
         let ends = heads.map(|(lane, head)| {
-            let wait = lane.left.div_ceil(speed(head, total));
-            self.now.saturating_add(Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX)))
+            self.now.saturating_add(Duration::from_wide_nanos(lane.left.div_ceil(speed(head, total))))
         });
         ends.min()
     }

@@ -20,12 +20,14 @@
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use crate::world::stages::Staged;
-use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::dag::{Component, ComponentSet, Dag, DagError};
 use gshare_core::mig::{GpuModel, SliceAt};
 use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent};
 use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
 use gshare_core::pipeline::{AssignedSlice, Goal};
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, SharedSlice, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A function and when it is called.
@@ -37,6 +39,26 @@ pub struct Load {
     pub goal: Goal,
     /// Times of its requests, in order.
     pub arrivals: Vec<Timestamp>,
+}
+
+/// A chain of components with these times in ms on 1g.10gb of an A100-80, less on larger slices, and so many GiB each.
+///
+/// # Errors
+/// When that is no DAG: no components, or too many.
+pub fn chain(times: &[u64], gib: u64) -> Result<Dag, DagError> {
+    let mut dag = Dag::builder("chain");
+    for (index, &ms) in times.iter().enumerate() {
+        let mut component = Component::new(format!("c{index}"));
+        for (slice, speed) in [("1g.10gb", 10), ("2g.20gb", 15), ("3g.40gb", 18), ("4g.40gb", 20)] {
+            let time = Duration::from_micros(ms * 10_000 / speed);
+            component = component.with_profile(slice, 1, time, Bytes::from_gib(gib));
+        }
+        dag = dag.component(component);
+        if index > 0 {
+            dag = dag.edge(format!("c{}", index - 1), format!("c{index}"), Bytes::from_mib(1));
+        }
+    }
+    dag.build()
 }
 
 /// The node, the load and the deaths of a run.
@@ -318,12 +340,8 @@ where
                 self.keep(node, InstanceEvent::Requested { function: id });
                 let deadline = load.goal.slo.map(|slo| now + slo);
                 self.route(RouteEvent::Arrived { request, function: id, deadline });
-                Ok(())
             }
-            Happening::Started(instance) => {
-                self.started(instance);
-                Ok(())
-            }
+            Happening::Started(instance) => self.started(instance),
             Happening::Loaded(id, epoch) => {
                 let Some(instance) = self.instances.get_mut(&id).filter(|one| one.epoch == epoch) else {
                     return Ok(());
@@ -334,21 +352,16 @@ where
                 if !self.instances[&id].draining {
                     self.route(RouteEvent::LoadChanged { instance: id, load: Duration::ZERO });
                 }
-                match pending {
-                    Some(request) => self.execute(request, id),
-                    None => Ok(()),
+                if let Some(request) = pending {
+                    self.execute(request, id)?;
                 }
             }
             Happening::Finished(request, id, epoch) => {
-                if self.instances.get(&id).is_none_or(|instance| instance.epoch != epoch) {
-                    return Ok(());
+                if self.instances.get(&id).is_some_and(|instance| instance.epoch == epoch) {
+                    self.finished(request, id)?;
                 }
-                self.finished(request, id)
             }
-            Happening::Gone(instance) => {
-                self.gone(instance);
-                Ok(())
-            }
+            Happening::Gone(instance) => self.gone(instance),
             Happening::Wake => {
                 for node in 0..self.keepers.len() {
                     if self.keepers[node].next_deadline().is_some_and(|due| due <= now) {
@@ -358,7 +371,6 @@ where
                 if self.router.next_deadline().is_some_and(|due| due <= now) {
                     self.route(RouteEvent::DeadlineReached);
                 }
-                Ok(())
             }
             Happening::Death => {
                 let all: Vec<InstanceId> = self.instances.keys().copied().collect();
@@ -369,9 +381,9 @@ where
                     let after = self.rng.duration(Duration::ZERO, mean.saturating_mul(2));
                     self.queue.schedule(now + after, Happening::Death);
                 }
-                Ok(())
             }
         }
+        Ok(())
     }
 
     /// The node that hears of a request: one with instances of the function, else one of its own.
@@ -441,14 +453,13 @@ where
 
     fn direct(&mut self, action: RouteAction) -> Result<(), Fault> {
         match action {
-            RouteAction::Dispatch { request, instance } => self.dispatch(request, instance),
+            RouteAction::Dispatch { request, instance } => self.dispatch(request, instance)?,
             RouteAction::Reject { request, .. } => {
                 let found = self.requests.remove(&request).ok_or("no such request")?;
                 if found.on.is_some_and(|on| self.instances.contains_key(&on)) {
                     return Err("it was dispatched".to_owned());
                 }
                 self.end(End::Rejected { function: found.function, arrived: found.arrived });
-                Ok(())
             }
             RouteAction::Short { function, waiting, behind } => {
                 // The node with the fewest slices held; while that does not help, the others in turn.
@@ -460,7 +471,6 @@ where
                 told.0 = now;
                 let node = nodes[told.1 % nodes.len()];
                 self.keep(node, InstanceEvent::Short { function, waiting, behind });
-                Ok(())
             }
             RouteAction::Drained { instance } => {
                 let found = self.instances.get_mut(&instance).ok_or("no such instance")?;
@@ -469,9 +479,9 @@ where
                 }
                 found.drained = true;
                 self.keep(node_of(instance), InstanceEvent::Drained { instance: local(instance) });
-                Ok(())
             }
         }
+        Ok(())
     }
 
     fn dispatch(&mut self, request: RequestId, id: InstanceId) -> Result<(), Fault> {
@@ -702,7 +712,6 @@ where
                     return Err("its name is in use".to_owned());
                 }
                 self.queue.schedule(now + takes, Happening::Started(id));
-                Ok(())
             }
             InstanceAction::Load { instance, takes } => {
                 count("load");
@@ -731,7 +740,6 @@ where
                     return Err(format!("{used} bytes in {room}, {others} others loading"));
                 }
                 self.queue.schedule(now + takes, Happening::Loaded(id, epoch));
-                Ok(())
             }
             InstanceAction::Evict { instance, .. } => {
                 count("evict");
@@ -745,7 +753,6 @@ where
                 if !found.draining {
                     self.route(RouteEvent::LoadChanged { instance: id, load });
                 }
-                Ok(())
             }
             InstanceAction::Moved { instance, home, .. } => {
                 count("move");
@@ -761,7 +768,6 @@ where
                 self.instances.insert(id, Instance { home, since: now, ..found });
                 let service = self.service(id);
                 self.route(RouteEvent::ServiceChanged { instance: id, service });
-                Ok(())
             }
             InstanceAction::Drain { instance, .. } => {
                 count("drain");
@@ -772,7 +778,6 @@ where
                 }
                 found.ordered = true;
                 self.route(RouteEvent::InstanceDraining { instance: id });
-                Ok(())
             }
             InstanceAction::Stop { instance, .. } => {
                 count("stop");
@@ -782,24 +787,20 @@ where
                     return Err("it has not drained".to_owned());
                 }
                 self.queue.schedule(now + Duration::from_millis(100), Happening::Gone(id));
-                Ok(())
             }
             InstanceAction::Forget { function } => {
                 count("forget");
                 let up = |(id, one): (&InstanceId, &Instance)| {
                     node_of(*id) == node && one.function == function && !one.ordered
                 };
-                if self.instances.iter().any(up) { Err("it has instances".to_owned()) } else { Ok(()) }
+                if self.instances.iter().any(up) {
+                    return Err("it has instances".to_owned());
+                }
             }
-            InstanceAction::Prewarm { .. } => {
-                count("prewarm");
-                Ok(())
-            }
-            InstanceAction::Unmet { .. } => {
-                count("unmet");
-                Ok(())
-            }
+            InstanceAction::Prewarm { .. } => count("prewarm"),
+            InstanceAction::Unmet { .. } => count("unmet"),
         }
+        Ok(())
     }
 
     /// Checks that memory suffices and the SLO is kept.

@@ -43,6 +43,7 @@ pub mod token;
 pub mod virtual_gpu;
 pub mod world;
 
+mod debug_as_text;
 mod event_queue;
 mod rng;
 

@@ -7,62 +7,35 @@ use gshare_core::wire::MAX_TEXT;
 use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec};
 use std::collections::BTreeMap;
 
-/// The configuration of a [`Node`](super::Node). `Default` lets every client in and learns devices from clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct NodeConfig {
-    /// Most clients (process, GPU) and most instances on GPUs at a time; 1 to 2^20. 1024: more than a node's GPUs serve.
-    pub max_clients: u32,
-    /// Whether a client that is not listed gets the share that its process asks for. True.
-    pub allow_unlisted: bool,
-    /// Whether a process that is refused may run all the same, within the limits that it would have had. False.
-    pub refused_run: bool,
-    /// Most GPU time that a client should have in flight; more than 0. 5 ms: half a token.
-    #[cfg_attr(feature = "serde", serde(rename = "in_flight_ns"))]
-    pub in_flight: Duration,
-    /// Memory of each device that is not handed out. 0.
-    #[cfg_attr(feature = "serde", serde(rename = "memory_headroom_bytes"))]
-    pub memory_headroom: Bytes,
-    /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
-    #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
-    pub max_debt: Duration,
-    /// True if processes may still be there that another daemon served before: their memory is kept for them until they
-    /// had the time to come back ([`SETTLE`](super::SETTLE)). True. A daemon that knows of no predecessor says false, and the first
-    /// allocation under it does not wait. A reload leaves it as it is.
-    pub predecessor: bool,
-    /// The devices of the node. Empty: each device that a client attaches to is learned.
-    pub devices: Vec<DeviceConfig>,
-    /// Listed names, and what is promised to each.
-    pub clients: BTreeMap<String, ClientConfig>,
-}
-
-gshare_core::with_fields!(NodeConfig {
-    with_max_clients(max_clients: u32),
-    with_allow_unlisted(allow_unlisted: bool),
-    with_refused_run(refused_run: bool),
-    with_in_flight(in_flight: Duration),
-    with_memory_headroom(memory_headroom: Bytes),
-    with_max_debt(max_debt: Duration),
-    with_predecessor(predecessor: bool),
-    with_devices(devices: Vec<DeviceConfig>),
-    with_clients(clients: BTreeMap<String, ClientConfig>),
-});
-
-impl Default for NodeConfig {
-    fn default() -> Self {
-        Self {
-            max_clients: 1024,
-            allow_unlisted: true,
-            refused_run: false,
-            in_flight: Duration::from_millis(5),
-            memory_headroom: Bytes::ZERO,
-            max_debt: Duration::from_secs(10),
-            predecessor: true,
-            devices: Vec::new(),
-            clients: BTreeMap::new(),
-        }
+gshare_core::config! {
+    /// The configuration of a [`Node`](super::Node). `Default` lets every client in and learns devices from clients.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct NodeConfig {
+        /// Most clients (process, GPU) and most instances on GPUs at a time; 1 to 2^20. 1024: more than a node's GPUs serve.
+        pub max_clients: u32 = 1024, with_max_clients;
+        /// Whether a client that is not listed gets the share that its process asks for. True.
+        pub allow_unlisted: bool = true, with_allow_unlisted;
+        /// Whether a process that is refused may run all the same, within the limits that it would have had. False.
+        pub refused_run: bool = false, with_refused_run;
+        /// Most GPU time that a client should have in flight; more than 0. 5 ms: half a token.
+        #[cfg_attr(feature = "serde", serde(rename = "in_flight_ns"))]
+        pub in_flight: Duration = Duration::from_millis(5), with_in_flight;
+        /// Memory of each device that is not handed out. 0.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_headroom_bytes"))]
+        pub memory_headroom: Bytes = Bytes::ZERO, with_memory_headroom;
+        /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
+        #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
+        pub max_debt: Duration = Duration::from_secs(10), with_max_debt;
+        /// True if processes may still be there that another daemon served before: their memory is kept for them until they
+        /// had the time to come back ([`SETTLE`](super::SETTLE)). True. A daemon that knows of no predecessor says false, and the first
+        /// allocation under it does not wait. A reload leaves it as it is.
+        pub predecessor: bool = true, with_predecessor;
+        /// The devices of the node. Empty: each device that a client attaches to is learned.
+        pub devices: Vec<DeviceConfig> = Vec::new(), with_devices;
+        /// Listed names, and what is promised to each.
+        pub clients: BTreeMap<String, ClientConfig> = BTreeMap::new(), with_clients;
     }
 }
 
@@ -79,8 +52,7 @@ pub struct DeviceConfig {
 
 /// Settings of one name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ClientConfig {
     /// The share, whatever its processes ask for; `None`: the name is not listed, and has what its processes ask for.

@@ -88,8 +88,7 @@ impl Debts {
 /// `time * by / of`, rounded up: what takes so long at the rate `by` takes at the rate `of`.
 pub(super) fn scaled(time: Duration, by: Quota, of: Quota) -> Duration {
     let product = u128::from(time.as_nanos()) * u128::from(by.get());
-    let nanos = product.div_ceil(u128::from(of.get().max(1)));
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    Duration::from_wide_nanos(product.div_ceil(u128::from(of.get().max(1))))
 }
 
 #[cfg(test)]

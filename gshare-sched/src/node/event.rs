@@ -3,8 +3,8 @@
 use super::{NodeConfig, Refusal};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, Timestamp,
-    TokenAction, TokenError, TokenEvent,
+    Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, TimeWentBack,
+    Timestamp, TokenAction, TokenError, TokenEvent,
 };
 
 /// The process at the other end of a connection, as the kernel says.
@@ -61,8 +61,7 @@ pub enum NodeEvent {
 
 /// An order for the host. Orders are carried out in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 pub enum NodeAction {
     /// Send a frame.
     Send {
@@ -91,8 +90,7 @@ pub enum NodeAction {
 
 /// A step inside a node, with its figures. Token events and orders name tenants: one instance on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(tag = "note", rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "note", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Note {
     /// The token scheduler has taken an event. Its orders follow, each as a [`Note::TokenOrder`].
@@ -240,8 +238,7 @@ pub enum Note {
 
 /// The limit that is in the way of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum MemoryBound {
     /// The limit of the instance.
@@ -250,69 +247,52 @@ pub enum MemoryBound {
     Device,
 }
 
-/// Why the token scheduler refused an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "those of TokenError")]
-pub enum TokenFault {
-    StaleLease,
-    UsageShrank,
-    UnknownClient,
-    ClientExists,
-    TooManyClients,
-    UnknownGpu,
-    BadShare,
-    TimeWentBack,
-    Other,
+/// Kinds of [`TokenError`], each with its short, fixed name.
+macro_rules! token_faults {
+    ($($fault:ident $label:literal),+) => {
+        /// Why the token scheduler refused an event.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+        #[non_exhaustive]
+        #[expect(missing_docs, reason = "those of TokenError")]
+        pub enum TokenFault {
+            $($fault,)+
+            Other,
+        }
+
+        impl TokenFault {
+            /// A short, fixed name for counters.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$fault => $label,)+
+                    Self::Other => "other",
+                }
+            }
+        }
+
+        impl From<&TokenError> for TokenFault {
+            fn from(error: &TokenError) -> Self {
+                match error {
+                    $(TokenError::$fault { .. } => Self::$fault,)+
+                    _ => Self::Other,
+                }
+            }
+        }
+    };
 }
 
-impl TokenFault {
-    /// A short, fixed name for counters.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::StaleLease => "stale_lease",
-            Self::UsageShrank => "usage_shrank",
-            Self::UnknownClient => "unknown_client",
-            Self::ClientExists => "client_exists",
-            Self::TooManyClients => "too_many_clients",
-            Self::UnknownGpu => "unknown_gpu",
-            Self::BadShare => "bad_share",
-            Self::TimeWentBack => "time_went_back",
-            Self::Other => "other",
-        }
-    }
-}
-
-impl From<&TokenError> for TokenFault {
-    fn from(error: &TokenError) -> Self {
-        match error {
-            TokenError::StaleLease { .. } => Self::StaleLease,
-            TokenError::UsageShrank { .. } => Self::UsageShrank,
-            TokenError::UnknownClient { .. } => Self::UnknownClient,
-            TokenError::ClientExists { .. } => Self::ClientExists,
-            TokenError::TooManyClients { .. } => Self::TooManyClients,
-            TokenError::UnknownGpu { .. } => Self::UnknownGpu,
-            TokenError::BadShare { .. } => Self::BadShare,
-            TokenError::TimeWentBack { .. } => Self::TimeWentBack,
-            _ => Self::Other,
-        }
-    }
-}
+token_faults!(
+    StaleLease "stale_lease", UsageShrank "usage_shrank", UnknownClient "unknown_client", ClientExists "client_exists",
+    TooManyClients "too_many_clients", UnknownGpu "unknown_gpu", BadShare "bad_share", TimeWentBack "time_went_back"
+);
 
 /// Why a node refused an event. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// A connection without an accepted Hello: `frame` is not one. The host drops the connection.
     #[error("{conn} is unknown: {frame} before Hello")]
     UnknownConnection {

@@ -140,7 +140,7 @@ use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConfigError, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId,
-    Timestamp, TokenAction,
+    TimeWentBack, Timestamp, TokenAction,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
@@ -331,9 +331,7 @@ impl Node {
 
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &NodeEvent) -> Result<(), NodeError> {
-        if now < self.now {
-            return Err(NodeError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let unknown = |conn: ConnId, frame| match self.sessions.contains_key(&conn) {
             true => Ok(()),
             false => Err(NodeError::UnknownConnection { conn, frame }),

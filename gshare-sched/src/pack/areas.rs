@@ -48,7 +48,7 @@ impl Block {
 }
 
 /// The order by (free area in steps, GPU).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct FreeAreas {
     blocks: Vec<Block>,
     /// Bit b of level 0: block b has a GPU in the step. Bit i of a level above: word i of the level below is not zero.
@@ -58,10 +58,6 @@ pub(crate) struct FreeAreas {
 }
 
 impl FreeAreas {
-    pub(crate) const fn new() -> Self {
-        Self { blocks: Vec::new(), levels: [const { Vec::new() }; LEVELS], filled: 0 }
-    }
-
     /// Makes room for GPUs below this number.
     pub(crate) fn reserve(&mut self, gpus: usize) {
         let mut words = gpus.div_ceil(64);
@@ -186,7 +182,7 @@ mod tests {
         ) {
             // A few far apart, and their neighbours.
             let ids: Vec<u32> = gpus.iter().flat_map(|gpu| gpu - 1..gpu + 2).collect();
-            let mut areas = FreeAreas::new();
+            let mut areas = FreeAreas::default();
             areas.reserve(ids.iter().max().map_or(0, |gpu| *gpu as usize + 1));
             let mut literal: BTreeMap<u32, u32> = BTreeMap::new();
             for (gpu, choice, area) in changes {

@@ -102,7 +102,7 @@ pub struct ByRule<R> {
 impl<R: ChoiceRule> ByRule<R> {
     /// A pool without GPUs.
     pub fn new(rule: R) -> Self {
-        Self { rule, gpus: Gpus::new(), slots: Slots::default() }
+        Self { rule, gpus: Gpus::default(), slots: Slots::default() }
     }
 
     fn choose(&self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Option<GpuId> {

@@ -84,8 +84,8 @@ pub(crate) struct ClassIndex {
     reach: [u128; CLASSES.div_ceil(BAND)],
 }
 
-impl ClassIndex {
-    pub(crate) fn new() -> Self {
+impl Default for ClassIndex {
+    fn default() -> Self {
         Self {
             sets: Sets::new(CLASSES * CLASSES),
             empties: Vec::new(),
@@ -93,7 +93,9 @@ impl ClassIndex {
             reach: [0; CLASSES.div_ceil(BAND)],
         }
     }
+}
 
+impl ClassIndex {
     #[inline]
     pub(crate) fn insert(&mut self, size: Rect, gpu: u32) {
         let (column, row) = class_of(size);

@@ -19,9 +19,8 @@ use super::runs::{Few, Runs};
 
 /// Which free rectangle a demand gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Heuristic {
     /// The smallest area over all GPUs, in its lowest, leftmost corner (FaST-GShare, Algorithm 2).
@@ -35,45 +34,19 @@ pub enum Heuristic {
     ContactCorner,
 }
 
-/// Configuration of [`MaxRects`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default))]
-#[non_exhaustive]
-pub struct MaxRectsConfig {
-    /// Which free rectangle a demand gets.
-    pub heuristic: Heuristic,
-    /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
-    /// than the microseconds this takes, and the freest four hold most of the gain.
-    pub rearrange_gpus: u32,
-    /// Most GPUs in use at once. Default: no limit.
-    pub max_open_gpus: u32,
-}
-
-impl Default for MaxRectsConfig {
-    fn default() -> Self {
-        Self { heuristic: Heuristic::default(), rearrange_gpus: 4, max_open_gpus: u32::MAX }
-    }
-}
-
-impl MaxRectsConfig {
-    /// The same with `heuristic`.
-    #[must_use]
-    pub const fn with_heuristic(self, heuristic: Heuristic) -> Self {
-        Self { heuristic, ..self }
-    }
-
-    /// The same, trying to re-arrange `gpus` GPUs before one is opened.
-    #[must_use]
-    pub const fn with_rearrange_gpus(self, gpus: u32) -> Self {
-        Self { rearrange_gpus: gpus, ..self }
-    }
-
-    /// The same with at most `gpus` GPUs in use.
-    #[must_use]
-    pub const fn with_max_open_gpus(self, gpus: u32) -> Self {
-        Self { max_open_gpus: gpus, ..self }
+gshare_core::config! {
+    /// Configuration of [`MaxRects`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    pub struct MaxRectsConfig {
+        /// Which free rectangle a demand gets.
+        pub heuristic: Heuristic = Heuristic::default(), with_heuristic;
+        /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
+        /// than the microseconds this takes, and the freest four hold most of the gain.
+        pub rearrange_gpus: u32 = 4, with_rearrange_gpus;
+        /// Most GPUs in use at once. Default: no limit.
+        pub max_open_gpus: u32 = u32::MAX, with_max_open_gpus;
     }
 }
 
@@ -225,7 +198,7 @@ struct Undo {
 /// assert!(pool.release(first.id).is_err(), "a stale id is an error");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct MaxRects {
     config: MaxRectsConfig,
     version: u64,
@@ -247,20 +220,7 @@ pub struct MaxRects {
 impl MaxRects {
     /// A pool without GPUs.
     pub fn new(config: MaxRectsConfig) -> Self {
-        Self {
-            config,
-            version: 0,
-            gpus: Gpus::new(),
-            pods: Runs::new(),
-            free: Runs::new(),
-            slots: Slots::default(),
-            extras: Vec::new(),
-            index: ClassIndex::new(),
-            areas: FreeAreas::new(),
-            open: 0,
-            set: FreeSet::default(),
-            arranger: None,
-        }
+        Self { config, ..Self::default() }
     }
 
     /// GPUs with at least one placement.

@@ -135,7 +135,7 @@ pub(crate) trait PoolGpu: Clone + Default {
 }
 
 /// The GPUs of a pool, by id.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Gpus<G> {
     list: Vec<G>,
     /// Distinct sizes of the pool's GPUs with their count: few, and enough to say "never fits".
@@ -143,10 +143,6 @@ pub(crate) struct Gpus<G> {
 }
 
 impl<G: PoolGpu> Gpus<G> {
-    pub(crate) const fn new() -> Self {
-        Self { list: Vec::new(), sizes: Vec::new() }
-    }
-
     pub(crate) fn find(&self, gpu: GpuId) -> Option<&G> {
         self.list.get(gpu.index()).filter(|gpu| gpu.is_present())
     }

@@ -47,7 +47,7 @@ impl<T: Copy + Default, const N: usize> Default for Few<T, N> {
 }
 
 /// The shared memory of the lists.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Runs<T> {
     items: Vec<T>,
     free: [Vec<u32>; CLASSES],
@@ -55,10 +55,6 @@ pub(crate) struct Runs<T> {
 
 #[expect(clippy::cast_possible_truncation, reason = "lists are short and their sum stays below 2^32 entries")]
 impl<T: Copy + Default> Runs<T> {
-    pub(crate) fn new() -> Self {
-        Self { items: Vec::new(), free: [const { Vec::new() }; CLASSES] }
-    }
-
     pub(crate) fn get(&self, run: Run) -> &[T] {
         &self.items[run.start as usize..][..run.len as usize]
     }
@@ -192,7 +188,7 @@ mod tests {
         /// Three lists that grow beyond the room they have at home, and come back, are three vectors.
         #[test]
         fn a_list_with_its_owner_is_a_vector(changes in prop::collection::vec((0..3usize, 0..9u8, 0..12usize), 1..200)) {
-            let mut runs: Runs<u32> = Runs::new();
+            let mut runs: Runs<u32> = Runs::default();
             let mut lists = [Few::<u32, 4>::default(); 3];
             let mut literal: [Vec<u32>; 3] = Default::default();
             for (step, (list, change, at)) in changes.into_iter().enumerate() {

@@ -21,37 +21,22 @@
 //! # Cost
 //! O(log n) per event for a function with exclusive instances; O(k log n) with k instances on its slices.
 
-use super::service::{check_event, latency, rate, slice};
+use super::service::{check_event, latency, rate, slice, time_for};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Settings of a [`FirstCome`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct FirstComeConfig {
-    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
-    #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
-    pub short_every: Duration,
-    /// Most requests of a function that wait. 100,000: some 10 MB.
-    pub max_waiting: u32,
-    /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
-    pub max_attempts: u8,
-}
-
-gshare_core::with_fields!(FirstComeConfig {
-    with_short_every(short_every: Duration),
-    with_max_waiting(max_waiting: u32),
-    with_max_attempts(max_attempts: u8),
-});
-
-impl Default for FirstComeConfig {
-    fn default() -> Self {
-        Self { short_every: Duration::from_millis(100), max_waiting: 100_000, max_attempts: 3 }
+crate::config::settings! {
+    /// Settings of a [`FirstCome`].
+    pub struct FirstComeConfig {
+        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
+        #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
+        pub short_every: Duration = Duration::from_millis(100), with_short_every;
+        /// Most requests of a function that wait. 100,000: some 10 MB.
+        pub max_waiting: u32 = 100_000, with_max_waiting;
+        /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
+        pub max_attempts: u8 = 3, with_max_attempts;
     }
 }
 
@@ -102,13 +87,12 @@ struct Function {
 impl Function {
     /// Time its instances need for what waits.
     fn behind(&self) -> Duration {
-        let queue = self.queue.len() as u128 * 1_000_000_000_000_000 / u128::from(self.rate.max(1));
-        Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX))
+        time_for(self.queue.len(), self.rate)
     }
 }
 
 /// Routes in the order of arrival: the engine of this module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FirstCome {
     config: FirstComeConfig,
     last: Timestamp,
@@ -130,19 +114,11 @@ impl FirstCome {
     /// # Errors
     /// A field that is out of its bounds.
     pub fn new(config: FirstComeConfig) -> Result<Self, ConfigError> {
-        ConfigError::unless(config.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
-        ConfigError::unless(config.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
-        Ok(Self {
-            config,
-            last: Timestamp::ZERO,
-            arrivals: 0,
-            requests: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            on: BTreeMap::new(),
-            running: BTreeMap::new(),
-            again: BTreeSet::new(),
-        })
+        gshare_core::check_fields!(config {
+            max_waiting in 1.., "need more than 0";
+            max_attempts in 1.., "need more than 0";
+        })?;
+        Ok(Self { config, ..Self::default() })
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {

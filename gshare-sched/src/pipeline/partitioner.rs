@@ -10,111 +10,43 @@ use gshare_core::pipeline::{
 };
 use gshare_core::{BasisPoints, ConfigError, Duration};
 
-/// Settings of [`Partitioner`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct PartitionConfig {
-    /// Which cuts are pipelines.
-    pub mode: Mode,
-    /// The measure by which they are ranked.
-    pub rank: RankMode,
-    /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
-    pub max_stages: u32,
-    /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer. At most
-    /// 100,000: what is found for more does not end within minutes.
-    pub max_ideals: u32,
-    /// The most possible stages; above it series cuts are used. 1,000,000: 24 MB, and a tenth of a second.
-    pub max_steps: u32,
-    /// The most transitions of the bottleneck search; above it series cuts are used, and above it with these too the
-    /// DAG is refused. 100,000,000: a tenth of a second a pass.
-    pub max_transitions: u64,
-    /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: it is what the
-    /// paper's "maximum among them" means. By CV, of more than six forks the six that gain most are tried.
-    pub spread_forks: bool,
-    /// Whether the components of a stage must hang together by edges. Off: two branches may share a slice.
-    pub connected_stages: bool,
-    /// By bottleneck: how much slower than the optimum a pipeline may be that holds fewer compute slices. 0: never
-    /// slower than the paper's choice. 2 to 5 % saves slices that only improve the last digits.
-    #[cfg_attr(feature = "serde", serde(rename = "tolerance_bp"))]
-    pub tolerance: BasisPoints,
-}
-
-gshare_core::with_fields!(PartitionConfig {
-    with_max_ideals(max_ideals: u32),
-    with_max_steps(max_steps: u32),
-    with_max_transitions(max_transitions: u64),
-});
-
-impl Default for PartitionConfig {
-    fn default() -> Self {
-        Self {
-            mode: Mode::default(),
-            rank: RankMode::default(),
-            max_stages: 64,
-            max_ideals: 20_000,
-            max_steps: 1_000_000,
-            max_transitions: 100_000_000,
-            spread_forks: true,
-            connected_stages: false,
-            tolerance: BasisPoints::ZERO,
-        }
+crate::config::settings! {
+    /// Settings of [`Partitioner`].
+    pub struct PartitionConfig {
+        /// Which cuts are pipelines.
+        pub mode: Mode = Mode::default(), with_mode;
+        /// The measure by which they are ranked.
+        pub rank: RankMode = RankMode::default(), with_rank;
+        /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
+        pub max_stages: u32 = 64, with_max_stages;
+        /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer. At most
+        /// 100,000: what is found for more does not end within minutes.
+        pub max_ideals: u32 = 20_000, with_max_ideals;
+        /// The most possible stages; above it series cuts are used. 1,000,000: 24 MB, and a tenth of a second.
+        pub max_steps: u32 = 1_000_000, with_max_steps;
+        /// The most transitions of the bottleneck search; above it series cuts are used, and above it with these too the
+        /// DAG is refused. 100,000,000: a tenth of a second a pass.
+        pub max_transitions: u64 = 100_000_000, with_max_transitions;
+        /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: it is what the
+        /// paper's "maximum among them" means. By CV, of more than six forks the six that gain most are tried.
+        pub spread_forks: bool = true, with_spread_forks;
+        /// Whether the components of a stage must hang together by edges. Off: two branches may share a slice.
+        pub connected_stages: bool = false, with_connected_stages;
+        /// By bottleneck: how much slower than the optimum a pipeline may be that holds fewer compute slices. 0: never
+        /// slower than the paper's choice. 2 to 5 % saves slices that only improve the last digits.
+        #[cfg_attr(feature = "serde", serde(rename = "tolerance_bp"))]
+        pub tolerance: BasisPoints = BasisPoints::ZERO, with_tolerance;
     }
 }
 
 impl PartitionConfig {
-    /// The same with `mode`.
-    #[must_use]
-    pub const fn with_mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// The same ranked by `rank`.
-    #[must_use]
-    pub const fn with_rank(mut self, rank: RankMode) -> Self {
-        self.rank = rank;
-        self
-    }
-
-    /// The same with at most `stages` stages.
-    #[must_use]
-    pub const fn with_max_stages(mut self, stages: u32) -> Self {
-        self.max_stages = stages;
-        self
-    }
-
-    /// The same with forks spread or not.
-    #[must_use]
-    pub const fn with_spread_forks(mut self, spread: bool) -> Self {
-        self.spread_forks = spread;
-        self
-    }
-
-    /// The same with stages that hang together, or any.
-    #[must_use]
-    pub const fn with_connected_stages(mut self, connected: bool) -> Self {
-        self.connected_stages = connected;
-        self
-    }
-
-    /// The same with pipelines that much slower than the optimum allowed, for fewer compute slices.
-    #[must_use]
-    pub const fn with_tolerance(mut self, tolerance: BasisPoints) -> Self {
-        self.tolerance = tolerance;
-        self
-    }
-
     fn validate(&self) -> Result<(), ConfigError> {
-        let check = |field, value: u64, low: u64, high: u64, bound| {
-            ConfigError::unless((low..=high).contains(&value), field, value, bound)
-        };
-        check("max_stages", self.max_stages.into(), 1, 128, "need 1 to 128")?;
-        check("max_ideals", self.max_ideals.into(), 2, 100_000, "need 2 to 100000")?;
-        check("max_steps", self.max_steps.into(), 1, 100_000_000, "need 1 to 100000000")?;
-        check("max_transitions", self.max_transitions, 1, 10_000_000_000, "need 1 to 10000000000")
+        gshare_core::check_fields!(self {
+            max_stages in 1..=128, "need 1 to 128";
+            max_ideals in 2..=100_000, "need 2 to 100000";
+            max_steps in 1..=100_000_000, "need 1 to 100000000";
+            max_transitions in 1..=10_000_000_000, "need 1 to 10000000000";
+        })
     }
 }
 

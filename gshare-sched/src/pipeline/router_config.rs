@@ -6,9 +6,8 @@ use gshare_core::{ConfigError, Duration, Timestamp};
 
 /// The treatment of requests that cannot be answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Late {
     /// Late requests keep their place (the paper).
@@ -21,61 +20,34 @@ pub enum Late {
     Reject,
 }
 
-/// Settings of a [`SlackRouter`](super::SlackRouter).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct RouterConfig {
-    /// The treatment of requests that cannot be in time.
-    pub late: Late,
-    /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
-    /// 20 s: about a burst, so that few are served that early, and within a client's patience. None: never.
-    #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
-    pub late_wait: Option<Duration>,
-    /// The same in percent of the time that its function needs, by then, for all that waits; the longer holds.
-    /// 200: under a backlog of more than half of `late_wait` it waits twice as long as it would first come, first
-    /// served, so that about half of the others can be in time.
-    pub late_stretch_percent: u32,
-    /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
-    /// With it an event of a function with `k` instances costs O(k log n): each of them is put in its place again.
-    #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
-    pub fair_quantum: Option<Duration>,
-    /// How many times the time of a load a shared slice works for those in its memory, while they have requests, before it
-    /// loads another that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
-    /// decides, as in the paper.
-    pub stay_loads: u32,
-    /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
-    #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
-    pub short_every: Duration,
-    /// Most requests of a function that wait. 100,000: some 10 MB.
-    pub max_waiting: u32,
-    /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
-    pub max_attempts: u8,
-}
-
-gshare_core::with_fields!(RouterConfig {
-    with_late_wait(late_wait: Option<Duration>),
-    with_late_stretch_percent(late_stretch_percent: u32),
-    with_stay_loads(stay_loads: u32),
-    with_short_every(short_every: Duration),
-    with_max_waiting(max_waiting: u32),
-    with_max_attempts(max_attempts: u8),
-});
-
-impl Default for RouterConfig {
-    fn default() -> Self {
-        Self {
-            late: Late::Last,
-            late_wait: Some(Duration::from_secs(20)),
-            late_stretch_percent: 200,
-            fair_quantum: None,
-            stay_loads: 8,
-            short_every: Duration::from_millis(100),
-            max_waiting: 100_000,
-            max_attempts: 3,
-        }
+crate::config::settings! {
+    /// Settings of a [`SlackRouter`](super::SlackRouter).
+    pub struct RouterConfig {
+        /// The treatment of requests that cannot be in time.
+        pub late: Late = Late::Last, with_late;
+        /// With [`Late::Last`]: how long after its deadline a late request goes before those that can be in time, at least.
+        /// 20 s: about a burst, so that few are served that early, and within a client's patience. None: never.
+        #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
+        pub late_wait: Option<Duration> = Some(Duration::from_secs(20)), with_late_wait;
+        /// The same in percent of the time that its function needs, by then, for all that waits; the longer holds.
+        /// 200: under a backlog of more than half of `late_wait` it waits twice as long as it would first come, first
+        /// served, so that about half of the others can be in time.
+        pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
+        /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
+        /// With it an event of a function with `k` instances costs O(k log n): each of them is put in its place again.
+        #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
+        pub fair_quantum: Option<Duration> = None;
+        /// How many times the time of a load a shared slice works for those in its memory, while they have requests, before it
+        /// loads another that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
+        /// decides, as in the paper.
+        pub stay_loads: u32 = 8, with_stay_loads;
+        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
+        #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
+        pub short_every: Duration = Duration::from_millis(100), with_short_every;
+        /// Most requests of a function that wait. 100,000: some 10 MB.
+        pub max_waiting: u32 = 100_000, with_max_waiting;
+        /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
+        pub max_attempts: u8 = 3, with_max_attempts;
     }
 }
 
@@ -87,8 +59,10 @@ impl RouterConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        ConfigError::unless(self.max_waiting > 0, "max_waiting", 0, "need more than 0")?;
-        ConfigError::unless(self.max_attempts > 0, "max_attempts", 0, "need more than 0")?;
+        gshare_core::check_fields!(self {
+            max_waiting in 1.., "need more than 0";
+            max_attempts in 1.., "need more than 0";
+        })?;
         let within = self.fair_quantum != Some(Duration::ZERO);
         ConfigError::unless(within, "fair_quantum", 0, "need more than 0, or none")
     }
@@ -97,12 +71,6 @@ impl RouterConfig {
     pub(super) fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
         let Some(wait) = self.late_wait else { return Timestamp::MAX };
         deadline.saturating_add(overdue_after(wait, self.late_stretch_percent, behind))
-    }
-
-    /// The same with another treatment of late requests.
-    #[must_use]
-    pub fn with_late(self, late: Late) -> Self {
-        Self { late, ..self }
     }
 
     /// The same with fairness between shared instances.
@@ -114,6 +82,5 @@ impl RouterConfig {
 
 /// How long a late request is passed over while its function is `behind`: a fixed time, or so many percent of that if it is longer.
 pub(crate) fn overdue_after(wait: Duration, stretch_percent: u32, behind: Duration) -> Duration {
-    let stretched = u128::from(behind.as_nanos()) * u128::from(stretch_percent) / 100;
-    wait.max(Duration::from_nanos(u64::try_from(stretched).unwrap_or(u64::MAX)))
+    wait.max(behind.scaled(stretch_percent.into(), 100))
 }

@@ -60,7 +60,7 @@
 //! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
 
 use super::router_config::{Late, RouterConfig};
-use super::service::{check_event, latency, rate, slice};
+use super::service::{check_event, latency, rate, slice, time_for};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
@@ -173,8 +173,7 @@ impl Function {
 
     /// Time its instances need for what waits.
     fn behind(&self) -> Duration {
-        let queue = self.waiting() as u128 * 1_000_000_000_000_000 / u128::from(self.rate.max(1));
-        Duration::from_nanos(u64::try_from(queue).unwrap_or(u64::MAX))
+        time_for(self.waiting(), self.rate)
     }
 
     fn fastest(&self) -> Option<Duration> {
@@ -224,7 +223,7 @@ impl Slice {
 }
 
 /// Routes by slack: the engine of this module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SlackRouter {
     config: RouterConfig,
     last: Timestamp,
@@ -248,18 +247,7 @@ impl SlackRouter {
     /// A field that is out of its bounds.
     pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        Ok(Self {
-            config,
-            last: Timestamp::ZERO,
-            arrivals: 0,
-            requests: BTreeMap::new(),
-            instances: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            slices: BTreeMap::new(),
-            expiring: BTreeSet::new(),
-            again: BTreeSet::new(),
-            to_be_overdue: BTreeSet::new(),
-        })
+        Ok(Self { config, ..Self::default() })
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {

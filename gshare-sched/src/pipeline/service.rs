@@ -2,7 +2,7 @@
 
 use gshare_core::dag::MAX_TIME;
 use gshare_core::pipeline::routing::{RouteError, RouteEvent, Service};
-use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp};
 
 /// Time of one request that finds the instance empty and in memory.
 pub(super) const fn latency(service: &Service) -> Duration {
@@ -28,6 +28,11 @@ pub(super) fn rate(service: &Service) -> u64 {
         _ => 0,
     };
     1_000_000_000_000_000 / interval.max(1)
+}
+
+/// Time that instances of this `rate` need for so many requests.
+pub(super) fn time_for(requests: usize, rate: u64) -> Duration {
+    Duration::from_wide_nanos(requests as u128 * 1_000_000_000_000_000 / u128::from(rate.max(1)))
 }
 
 fn check_time(
@@ -70,9 +75,7 @@ pub(super) fn check_event(
     instance: impl Fn(InstanceId) -> Option<(Service, bool)>,
     request: impl Fn(RequestId) -> Option<Option<InstanceId>>,
 ) -> Result<(), RouteError> {
-    if now < last {
-        return Err(RouteError::TimeWentBack { now, last });
-    }
+    TimeWentBack::check(now, last)?;
     let known = |id| instance(id).ok_or(RouteError::UnknownInstance { instance: id });
     let place = |id| request(id).ok_or(RouteError::UnknownRequest { request: id });
     match *event {

@@ -12,73 +12,41 @@ use crate::pack::pool::{Gpus, PoolGpu, Slots, check_held};
 use crate::pack::runs::{Run, Runs};
 use crate::pack::sets::Sets;
 
-/// Configuration of [`DiluPacker`]. Defaults are the published ones (Dilu, section 3.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default))]
-#[non_exhaustive]
-pub struct DiluConfig {
-    /// Weight of the free SM share in the score, in basis points. Default 6000.
-    pub alpha_bp: u16,
-    /// Weight of the free memory share, in basis points. Default 4000.
-    pub beta_bp: u16,
-    /// Most requests on a GPU, in basis points of its SMs; at most 10 000. Default 10 000: guarantees are not oversold.
-    pub omega_bp: u16,
-    /// Most limits on a GPU, in basis points of its SMs. Default 15 000: beyond 1.5 the paper finds little more to win.
-    pub gamma_bp: u32,
-    /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
-    pub large_models_worst_fit: bool,
-    /// An inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
-    /// (Principle 1). Default: true.
-    pub affinity: bool,
-}
-
-impl Default for DiluConfig {
-    fn default() -> Self {
-        Self {
-            alpha_bp: 6_000,
-            beta_bp: 4_000,
-            omega_bp: 10_000,
-            gamma_bp: 15_000,
-            large_models_worst_fit: true,
-            affinity: true,
-        }
+gshare_core::config! {
+    /// Configuration of [`DiluPacker`]. Defaults are the published ones (Dilu, section 3.3).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    pub struct DiluConfig {
+        /// Weight of the free SM share in the score, in basis points. Default 6000.
+        pub alpha_bp: u16 = 6_000;
+        /// Weight of the free memory share, in basis points. Default 4000.
+        pub beta_bp: u16 = 4_000;
+        /// Most requests on a GPU, in basis points of its SMs; at most 10 000. Default 10 000: guarantees are not oversold.
+        pub omega_bp: u16 = 10_000;
+        /// Most limits on a GPU, in basis points of its SMs. Default 15 000: beyond 1.5 the paper finds little more to win.
+        pub gamma_bp: u32 = 15_000, with_gamma_bp;
+        /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
+        pub large_models_worst_fit: bool = true, with_large_models_worst_fit;
+        /// An inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
+        /// (Principle 1). Default: true.
+        pub affinity: bool = true, with_affinity;
     }
 }
 
 impl DiluConfig {
-    /// The same with another bound on limits, in basis points.
-    #[must_use]
-    pub const fn with_gamma_bp(self, gamma_bp: u32) -> Self {
-        Self { gamma_bp, ..self }
-    }
-
     /// The same with other weights, in basis points.
     #[must_use]
     pub const fn with_weights_bp(self, alpha_bp: u16, beta_bp: u16) -> Self {
         Self { alpha_bp, beta_bp, ..self }
     }
 
-    /// The same with large models by best fit (`false`) or worst fit (`true`).
-    #[must_use]
-    pub const fn with_large_models_worst_fit(self, worst_fit: bool) -> Self {
-        Self { large_models_worst_fit: worst_fit, ..self }
-    }
-
-    /// The same with or without affinity.
-    #[must_use]
-    pub const fn with_affinity(self, affinity: bool) -> Self {
-        Self { affinity, ..self }
-    }
-
     fn validate(&self) -> Result<(), ConfigError> {
-        let Self { alpha_bp, beta_bp, omega_bp, gamma_bp, .. } = *self;
-        ConfigError::unless(alpha_bp <= 10_000, "alpha_bp", alpha_bp, "need at most 10000")?;
-        ConfigError::unless(beta_bp <= 10_000, "beta_bp", beta_bp, "need at most 10000")?;
-        ConfigError::unless((1..=10_000).contains(&omega_bp), "omega_bp", omega_bp, "need 1 to 10000")?;
-        let within = (u32::from(omega_bp)..=1_000_000).contains(&gamma_bp);
-        ConfigError::unless(within, "gamma_bp", gamma_bp, "need omega_bp to 1000000")
+        gshare_core::check_fields!(self {
+            alpha_bp, beta_bp in ..=10_000, "need at most 10000";
+            omega_bp in 1..=10_000, "need 1 to 10000";
+            gamma_bp in u32::from(self.omega_bp)..=1_000_000, "need omega_bp to 1000000";
+        })
     }
 }
 
@@ -173,8 +141,8 @@ impl DiluPacker {
         Ok(Self {
             config,
             version: 0,
-            gpus: Gpus::new(),
-            pods: Runs::new(),
+            gpus: Gpus::default(),
+            pods: Runs::default(),
             slots: Slots::default(),
             demands: Vec::new(),
             grid: Grid::new(weights, config.gamma_bp, 10_000, 0),

@@ -1,20 +1,15 @@
 //! Why the platform refused an event.
 
 use gshare_core::platform::{PoolError, Regime};
-use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantId, TimeWentBack};
 
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlatformError {
     /// The time of the event is before that of the last one.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// A setting is out of its bounds.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -10,8 +10,7 @@ use std::collections::BTreeSet;
 
 /// Where a function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum FunctionState {
     /// The host measures it, and its requests wait for that.
     Profiling,
@@ -162,8 +161,7 @@ impl Platform {
         // Devices may have come and gone since it was deployed.
         let pool = self.pool_for(&spec)?;
         let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, event, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, event)?;
         let mut held = BTreeSet::new();
         if let Some(of) = self.functions.get_mut(&function) {
             (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);

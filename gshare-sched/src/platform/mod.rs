@@ -73,6 +73,8 @@ mod requests;
 mod settings;
 mod sliced;
 mod tenant_limits;
+#[cfg(test)]
+mod testing;
 mod tickets;
 mod timers;
 mod whole;
@@ -89,45 +91,22 @@ use gshare_core::platform::{
     DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
     Regime, Rejection,
 };
-use gshare_core::{Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, TimeWentBack, Timestamp};
 use naming::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tenant_limits::Tenants;
 use timers::Timers;
 
-/// Settings of a [`Platform`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct PlatformConfig {
-    /// The longest time that the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
-    #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
-    pub max_held: Duration,
-    /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
-    #[cfg_attr(feature = "serde", serde(rename = "tenant_window_ns"))]
-    pub tenant_window: Duration,
-}
-
-impl Default for PlatformConfig {
-    fn default() -> Self {
-        Self { max_held: Duration::from_secs(60), tenant_window: Duration::from_secs(60) }
-    }
-}
-
-impl PlatformConfig {
-    /// The same settings with another longest time that a request is held.
-    #[must_use]
-    pub fn with_max_held(self, max_held: Duration) -> Self {
-        Self { max_held, ..self }
-    }
-
-    /// The same settings with another window for tenants' GPU time.
-    #[must_use]
-    pub fn with_tenant_window(self, tenant_window: Duration) -> Self {
-        Self { tenant_window, ..self }
+crate::config::settings! {
+    /// Settings of a [`Platform`].
+    pub struct PlatformConfig {
+        /// The longest time that the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
+        #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
+        pub max_held: Duration = Duration::from_secs(60), with_max_held;
+        /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
+        #[cfg_attr(feature = "serde", serde(rename = "tenant_window_ns"))]
+        pub tenant_window: Duration = Duration::from_secs(60), with_tenant_window;
     }
 }
 
@@ -176,10 +155,10 @@ impl Platform {
     /// # Errors
     /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
     pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
-        for (field, value) in [("max_held", config.max_held), ("tenant_window", config.tenant_window)] {
-            let within = !value.is_zero() && value <= Duration::from_secs(86_400);
-            ConfigError::unless(within, field, value, "need more than 0, at most a day")?;
-        }
+        let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
+        gshare_core::check_fields!(config {
+            max_held, tenant_window in least..=day, "need more than 0, at most a day";
+        })?;
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
                 return Err(PlatformError::PoolTwice { regime: pool.regime() });
@@ -229,9 +208,7 @@ impl Platform {
 
     /// Refuses what cannot be, before anything is changed.
     fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
-        if now < self.now {
-            return Err(PlatformError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         match event {
             PlatformEvent::DeviceFound { gpu, spec } => {
                 if self.devices.contains_key(gpu) {
@@ -295,8 +272,7 @@ impl Platform {
         event: PoolEvent,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, event, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, event)?;
         self.take(pool, orders, actions);
         Ok(())
     }
@@ -344,8 +320,7 @@ impl Platform {
         let regime = spec.effective_regime();
         let pool = self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
         let memory = spec.memory;
-        let mut orders = Vec::new();
-        self.pools[pool].handle(self.now, PoolEvent::DeviceJoined { gpu, spec }, &mut orders)?;
+        let orders = self.pools[pool].orders(self.now, PoolEvent::DeviceJoined { gpu, spec })?;
         // The device counts before the pool's orders for it are looked at.
         self.devices.insert(gpu, Device { pool, memory });
         self.memory += u128::from(memory.get());

@@ -118,41 +118,33 @@ fn sums(parts: &[Part]) -> (Bytes, u64) {
 
 impl Platform {
     /// Passes a pool's order on, with the platform's names.
-    pub(super) fn pass_on(&mut self, pool: usize, order: PlatformAction, actions: &mut Vec<PlatformAction>) {
-        let outside = |instance| self.instances.outside(pool, instance);
-        let order = match order {
-            PlatformAction::Start { instance: inside, function, parts, from, takes, parked } => {
-                let Some(instance) = self.name(pool, inside, function, &parts) else { return };
-                PlatformAction::Start { instance, function, parts, from, takes, parked }
+    pub(super) fn pass_on(
+        &mut self,
+        pool: usize,
+        mut order: PlatformAction,
+        actions: &mut Vec<PlatformAction>,
+    ) {
+        match &mut order {
+            PlatformAction::Start { instance, function, parts, .. } => {
+                let Some(named) = self.name(pool, *instance, *function, parts) else { return };
+                *instance = named;
             }
-            PlatformAction::Unpark { instance, parts, takes } => {
-                let Some(instance) = outside(instance) else { return };
-                self.instances.moved(instance, &parts);
-                PlatformAction::Unpark { instance, parts, takes }
+            PlatformAction::Unpark { instance, .. }
+            | PlatformAction::Park { instance }
+            | PlatformAction::Drain { instance }
+            | PlatformAction::Stop { instance, .. }
+            | PlatformAction::Dispatch { instance, .. } => {
+                let Some(named) = self.instances.outside(pool, *instance) else { return };
+                *instance = named;
             }
-            PlatformAction::Dispatch { request, instance } => {
-                let Some(instance) = outside(instance) else { return };
-                self.dispatched(request, instance);
-                PlatformAction::Dispatch { request, instance }
-            }
-            PlatformAction::Reject { request, reason } => {
-                self.ended(request, None);
-                PlatformAction::Reject { request, reason }
-            }
-            PlatformAction::Park { instance } => match outside(instance) {
-                Some(instance) => PlatformAction::Park { instance },
-                None => return,
-            },
-            PlatformAction::Drain { instance } => match outside(instance) {
-                Some(instance) => PlatformAction::Drain { instance },
-                None => return,
-            },
-            PlatformAction::Stop { instance, cause } => match outside(instance) {
-                Some(instance) => PlatformAction::Stop { instance, cause },
-                None => return,
-            },
-            other => other,
-        };
+            _ => {}
+        }
+        match &order {
+            PlatformAction::Unpark { instance, parts, .. } => self.instances.moved(*instance, parts),
+            PlatformAction::Dispatch { request, instance } => self.dispatched(*request, *instance),
+            PlatformAction::Reject { request, .. } => self.ended(*request, None),
+            _ => {}
+        }
         actions.push(order);
     }
 

@@ -113,8 +113,7 @@ impl Platform {
         instance.requests.remove(&request);
         let pool = instance.pool;
         // The time that the instance's share of a device was in use.
-        let used = u128::from(took.as_nanos()) * u128::from(instance.area) / 100_000_000;
-        let used = Duration::from_nanos(u64::try_from(used).unwrap_or(u64::MAX));
+        let used = took.scaled(instance.area, 100_000_000);
         self.ended(request, Some(used));
         self.inform(pool, PoolEvent::Done { request, took }, actions);
     }

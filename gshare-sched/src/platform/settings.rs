@@ -20,9 +20,8 @@ use gshare_core::scale::HorizontalScaler;
 
 /// The policy that starts and stops instances on fractional devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum ScalerSettings {
     /// By profile (FaST-GShare, Algorithm 1).
     Heuristic(HeuristicHorizontalConfig),
@@ -40,9 +39,8 @@ impl Default for ScalerSettings {
 
 /// The policy that places instances on fractional devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum PackerSettings {
     /// Rectangles of time and SMs (FaST-GShare, section 3.4.2).
     MaxRects(MaxRectsConfig),

@@ -6,6 +6,7 @@
 //! once, although the engine still has it. So the engine knows requests by **tickets**, which are never used twice; a
 //! ticket that no request holds any more is answered when the engine dispatches it.
 
+use gshare_core::platform::{PoolError, PoolEvent, Regime};
 use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,6 +62,23 @@ impl Tickets {
         }
         if let Some(at) = held.deadline {
             self.deadlines.remove(&(at, request));
+        }
+    }
+
+    /// Refuses an event of a request that is here already, does not run, or does not wait.
+    pub(super) fn check(&self, regime: Regime, event: &PoolEvent) -> Result<(), PoolError> {
+        let runs = |request| self.get(request).map(|held| held.on.is_some());
+        match *event {
+            PoolEvent::Arrived { request, .. } if runs(request).is_some() => {
+                Err(regime.refused(format_args!("{request} is already here")))
+            }
+            PoolEvent::Done { request, .. } if runs(request) != Some(true) => {
+                Err(regime.unknown(format_args!("{request} as one that runs")))
+            }
+            PoolEvent::Cancelled { request } if runs(request) != Some(false) => {
+                Err(regime.unknown(format_args!("{request} as one that waits")))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -65,9 +65,8 @@ impl Policy {
 
 /// Which models are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CachePolicy {
     /// The least recently used (GPU-enabled FaaS, section III-D).
@@ -79,97 +78,51 @@ pub enum CachePolicy {
     CostAware,
 }
 
-/// Settings of [`LocalityScheduler`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct SchedulerConfig {
-    /// Which GPU serves which request. `LalbO3` with the paper's limit of 25.
-    pub policy: Policy,
-    /// The policy that chooses the model to evict. `Lru`, as in the paper.
-    pub cache: CachePolicy,
-    /// Age from which a request is not skipped any more. 60 s: no request comes near it unless something is wrong.
-    #[cfg_attr(feature = "serde", serde(rename = "skip_age_ns"))]
-    pub skip_age: Duration,
-    /// Age at which a request that still waits is rejected. None: clients have their own patience.
-    #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
-    pub max_wait: Option<Duration>,
-    /// Most requests of one model that run together. 1, as in the paper.
-    pub max_batch: u16,
-    /// Time of each further request of a batch, as a share of the first one's. 100 %: batching saves nothing.
-    #[cfg_attr(feature = "serde", serde(rename = "batch_marginal_bp"))]
-    pub batch_marginal: BasisPoints,
-    /// Time to evict before a load. 0: part of the profiled loading time.
-    #[cfg_attr(feature = "serde", serde(rename = "eviction_ns"))]
-    pub eviction: Duration,
-    /// Whether profiled times are corrected by observed ones. Yes.
-    pub learn: bool,
-    /// Mean deviations that are added to the time of each request in a local queue. 1.
-    pub deviations: u32,
-    /// How often a request is tried before it is rejected. 3.
-    pub max_attempts: u8,
-    /// Pinned memory of each node for models. 0: no such tier, as in the paper.
-    #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
-    pub host_memory: Bytes,
-    /// Length of the window over which tenants' shares of time are settled. 60 s: tens of requests.
-    #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
-    pub window: Duration,
-    /// How far a tenant may be ahead of the least served one; no fairness between tenants if none. None.
-    #[cfg_attr(feature = "serde", serde(rename = "fairness_ns"))]
-    pub fairness: Option<Duration>,
-    /// Most requests that are here at once. 1,048,576.
-    pub max_requests: u32,
-    /// Number of GPUs. 65,536.
-    pub max_gpus: u32,
-    /// Number of models. 1,048,576.
-    pub max_models: u32,
-    /// Number of tenants. 65,536.
-    pub max_tenants: u32,
-}
-
-gshare_core::with_fields!(SchedulerConfig {
-    with_policy(policy: Policy),
-    with_cache(cache: CachePolicy),
-    with_skip_age(skip_age: Duration),
-    with_max_wait(max_wait: Option<Duration>),
-    with_max_batch(max_batch: u16),
-    with_batch_marginal(batch_marginal: BasisPoints),
-    with_eviction(eviction: Duration),
-    with_learn(learn: bool),
-    with_deviations(deviations: u32),
-    with_max_attempts(max_attempts: u8),
-    with_host_memory(host_memory: Bytes),
-    with_window(window: Duration),
-    with_fairness(fairness: Option<Duration>),
-    with_max_requests(max_requests: u32),
-    with_max_gpus(max_gpus: u32),
-    with_max_models(max_models: u32),
-    with_max_tenants(max_tenants: u32),
-});
-
-impl Default for SchedulerConfig {
-    fn default() -> Self {
-        Self {
-            policy: Policy::LalbO3 { skip_limit: 25 },
-            cache: CachePolicy::Lru,
-            skip_age: Duration::from_secs(60),
-            max_wait: None,
-            max_batch: 1,
-            batch_marginal: BasisPoints::WHOLE,
-            eviction: Duration::ZERO,
-            learn: true,
-            deviations: 1,
-            max_attempts: 3,
-            host_memory: Bytes::ZERO,
-            window: Duration::from_secs(60),
-            fairness: None,
-            max_requests: 1 << 20,
-            max_gpus: 1 << 16,
-            max_models: 1 << 20,
-            max_tenants: 1 << 16,
-        }
+crate::config::settings! {
+    /// Settings of [`LocalityScheduler`].
+    #[derive(Copy)]
+    pub struct SchedulerConfig {
+        /// Which GPU serves which request. `LalbO3` with the paper's limit of 25.
+        pub policy: Policy = Policy::LalbO3 { skip_limit: 25 }, with_policy;
+        /// The policy that chooses the model to evict. `Lru`, as in the paper.
+        pub cache: CachePolicy = CachePolicy::Lru, with_cache;
+        /// Age from which a request is not skipped any more. 60 s: no request comes near it unless something is wrong.
+        #[cfg_attr(feature = "serde", serde(rename = "skip_age_ns"))]
+        pub skip_age: Duration = Duration::from_secs(60), with_skip_age;
+        /// Age at which a request that still waits is rejected. None: clients have their own patience.
+        #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
+        pub max_wait: Option<Duration> = None, with_max_wait;
+        /// Most requests of one model that run together. 1, as in the paper.
+        pub max_batch: u16 = 1, with_max_batch;
+        /// Time of each further request of a batch, as a share of the first one's. 100 %: batching saves nothing.
+        #[cfg_attr(feature = "serde", serde(rename = "batch_marginal_bp"))]
+        pub batch_marginal: BasisPoints = BasisPoints::WHOLE, with_batch_marginal;
+        /// Time to evict before a load. 0: part of the profiled loading time.
+        #[cfg_attr(feature = "serde", serde(rename = "eviction_ns"))]
+        pub eviction: Duration = Duration::ZERO, with_eviction;
+        /// Whether profiled times are corrected by observed ones. Yes.
+        pub learn: bool = true, with_learn;
+        /// Mean deviations that are added to the time of each request in a local queue. 1.
+        pub deviations: u32 = 1, with_deviations;
+        /// How often a request is tried before it is rejected. 3.
+        pub max_attempts: u8 = 3, with_max_attempts;
+        /// Pinned memory of each node for models. 0: no such tier, as in the paper.
+        #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
+        pub host_memory: Bytes = Bytes::ZERO, with_host_memory;
+        /// Length of the window over which tenants' shares of time are settled. 60 s: tens of requests.
+        #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
+        pub window: Duration = Duration::from_secs(60), with_window;
+        /// How far a tenant may be ahead of the least served one; no fairness between tenants if none. None.
+        #[cfg_attr(feature = "serde", serde(rename = "fairness_ns"))]
+        pub fairness: Option<Duration> = None, with_fairness;
+        /// Most requests that are here at once. 1,048,576.
+        pub max_requests: u32 = 1 << 20, with_max_requests;
+        /// Number of GPUs. 65,536.
+        pub max_gpus: u32 = 1 << 16, with_max_gpus;
+        /// Number of models. 1,048,576.
+        pub max_models: u32 = 1 << 20, with_max_models;
+        /// Number of tenants. 65,536.
+        pub max_tenants: u32 = 1 << 16, with_max_tenants;
     }
 }
 
@@ -187,41 +140,18 @@ impl SchedulerConfig {
 
     fn validate(&self) -> Result<(), ConfigError> {
         let hour = Duration::from_secs(3600);
-        ConfigError::unless(
-            !self.skip_age.is_zero(),
-            "skip_age",
-            self.skip_age,
-            "need more than 0 (Lalb skips nobody)",
-        )?;
         if let Some(wait) = self.max_wait {
             ConfigError::unless(!wait.is_zero(), "max_wait", wait, "need more than 0, or none")?;
         }
-        ConfigError::unless(
-            (1..=1024).contains(&self.max_batch),
-            "max_batch",
-            self.max_batch,
-            "need 1 to 1024",
-        )?;
-        ConfigError::unless(self.eviction <= hour, "eviction", self.eviction, "need at most 3600s")?;
-        ConfigError::unless(self.deviations <= 100, "deviations", self.deviations, "need at most 100")?;
-        ConfigError::unless(self.max_attempts > 0, "max_attempts", self.max_attempts, "need more than 0")?;
-        ConfigError::unless(
-            self.window >= Duration::from_millis(1) && self.window <= hour,
-            "window",
-            self.window,
-            "need 1ms to 3600s",
-        )?;
-        ConfigError::unless(
-            (1..=1 << 26).contains(&self.max_requests),
-            "max_requests",
-            self.max_requests,
-            "need 1 to 67108864",
-        )?;
-        for (field, value) in
-            [("max_gpus", self.max_gpus), ("max_models", self.max_models), ("max_tenants", self.max_tenants)]
-        {
-            ConfigError::unless((1..=1 << 24).contains(&value), field, value, "need 1 to 16777216")?;
-        }
-        Ok(())
+        gshare_core::check_fields!(self {
+            skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips nobody)";
+            max_batch in 1..=1024, "need 1 to 1024";
+            eviction in ..=hour, "need at most 3600s";
+            deviations in ..=100, "need at most 100";
+            max_attempts in 1.., "need more than 0";
+            window in Duration::from_millis(1)..=hour, "need 1ms to 3600s";
+            max_requests in 1..=1 << 26, "need 1 to 67108864";
+            max_gpus, max_models, max_tenants in 1..=1 << 24, "need 1 to 16777216";
+        })
     }
 }

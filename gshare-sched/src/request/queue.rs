@@ -172,7 +172,7 @@ impl Walk {
 }
 
 /// All requests that are here, and the queue of those that wait.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     table: Vec<Request>,
     free: Vec<u32>,
@@ -194,19 +194,7 @@ pub(super) struct Queue {
 impl Queue {
     /// An empty queue in which a request is due that was skipped `limit` times.
     pub(super) fn new(limit: u32) -> Self {
-        Self {
-            table: Vec::new(),
-            free: Vec::new(),
-            names: Names::default(),
-            order: List::default(),
-            classes: Vec::new(),
-            models: Vec::new(),
-            head_skips: 0,
-            limit: limit.into(),
-            due: NONE,
-            due_skips: 0,
-            next_number: 0,
-        }
+        Self { limit: limit.into(), due: NONE, ..Self::default() }
     }
 
     pub(super) fn get(&self, slot: u32) -> &Request {

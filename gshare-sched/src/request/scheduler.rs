@@ -130,15 +130,21 @@ impl Model {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
+    #[default]
     Idle,
-    MakingRoom { model: u32 },
-    Loading { model: u32, from: Tier },
+    MakingRoom {
+        model: u32,
+    },
+    Loading {
+        model: u32,
+        from: Tier,
+    },
     Running,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Gpu {
     kind: u8,
     node: u32,

@@ -24,7 +24,7 @@ use gshare_core::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
     VerticalEvent, VerticalScaler,
 };
-use gshare_core::{ConfigError, Engine, Timestamp};
+use gshare_core::{ConfigError, Engine, TimeWentBack, Timestamp};
 
 /// An event of one of the two scalers, with its subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,13 +58,8 @@ pub enum CoScaleAction {
 #[non_exhaustive]
 pub enum CoScaleError {
     /// `now` is earlier than before.
-    #[error("time went back: now {now}, last event at {last}")]
-    TimeWentBack {
-        /// The time given.
-        now: Timestamp,
-        /// The latest time seen.
-        last: Timestamp,
-    },
+    #[error(transparent)]
+    TimeWentBack(#[from] TimeWentBack),
     /// By the vertical scaler.
     #[error(transparent)]
     Vertical(#[from] VerticalError),
@@ -125,9 +120,7 @@ impl<V: VerticalScaler, H: HorizontalScaler> Engine for CoScaler<V, H> {
         event: CoScaleEvent,
         actions: &mut Vec<CoScaleAction>,
     ) -> Result<(), CoScaleError> {
-        if now < self.now {
-            return Err(CoScaleError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let (vertical, horizontal) = match event {
             CoScaleEvent::Vertical(event) => (Some(event), None),
             CoScaleEvent::Horizontal(event) => (None, Some(event)),

@@ -13,71 +13,83 @@ use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::scale::{
     FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
 };
-use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Timestamp};
+use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, TimeWentBack, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most instances of one function.
 const MAX_INSTANCES: u32 = 4096;
 
-/// Settings that every horizontal scaler has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct FleetConfig {
-    /// Length of a tick. 1 s (Dilu, section 4): shorter ones see noise, longer ones miss a burst.
-    #[cfg_attr(feature = "serde", serde(rename = "tick_ns"))]
-    pub tick: Duration,
-    /// Time in which an instance must become ready. 120 s: several times the cold start of a large model.
-    #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
-    pub start_timeout: Duration,
-    /// Time in which an instance must finish the requests it has. 60 s: far beyond any SLO.
-    #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
-    pub drain_timeout: Duration,
-    /// Time for which a point that no GPU had room for is not tried again. 30 s: placements change by then.
-    #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
-    pub retry_after: Duration,
-    /// Number of functions. 1,048,576.
-    pub max_functions: u32,
-}
-
-gshare_core::with_fields!(FleetConfig {
-    with_tick(tick: Duration),
-    with_start_timeout(start_timeout: Duration),
-    with_drain_timeout(drain_timeout: Duration),
-    with_retry_after(retry_after: Duration),
-    with_max_functions(max_functions: u32),
-});
-
-impl Default for FleetConfig {
-    fn default() -> Self {
-        Self {
-            tick: Duration::from_secs(1),
-            start_timeout: Duration::from_secs(120),
-            drain_timeout: Duration::from_secs(60),
-            retry_after: Duration::from_secs(30),
-            max_functions: 1 << 20,
-        }
+crate::config::settings! {
+    /// Settings that every horizontal scaler has.
+    pub struct FleetConfig {
+        /// Length of a tick. 1 s (Dilu, section 4): shorter ones see noise, longer ones miss a burst.
+        #[cfg_attr(feature = "serde", serde(rename = "tick_ns"))]
+        pub tick: Duration = Duration::from_secs(1), with_tick;
+        /// Time in which an instance must become ready. 120 s: several times the cold start of a large model.
+        #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
+        pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
+        /// Time in which an instance must finish the requests it has. 60 s: far beyond any SLO.
+        #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
+        pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
+        /// Time for which a point that no GPU had room for is not tried again. 30 s: placements change by then.
+        #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
+        pub retry_after: Duration = Duration::from_secs(30), with_retry_after;
+        /// Number of functions. 1,048,576.
+        pub max_functions: u32 = 1 << 20, with_max_functions;
     }
 }
 
 impl FleetConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
-        let times = [
-            ("fleet.tick", self.tick),
-            ("fleet.start_timeout", self.start_timeout),
-            ("fleet.drain_timeout", self.drain_timeout),
-            ("fleet.retry_after", self.retry_after),
-        ];
-        for (field, value) in times {
-            ConfigError::unless((ms..=hour).contains(&value), field, value, "need 1ms to 3600s")?;
-        }
-        let within = (1..=1 << 24).contains(&self.max_functions);
-        ConfigError::unless(within, "fleet.max_functions", self.max_functions, "need 1 to 16777216")
+        gshare_core::check_fields!("fleet.", self {
+            tick, start_timeout, drain_timeout, retry_after in ms..=hour, "need 1ms to 3600s";
+            max_functions in 1..=1 << 24, "need 1 to 16777216";
+        })
     }
 }
+
+/// Makes a policy a scaler: its `fleet` takes each event, and its `decide` is told each report of load.
+macro_rules! scaler {
+    ($policy:ty) => {
+        impl gshare_core::Engine for $policy {
+            type Event = HorizontalEvent;
+            type Action = HorizontalAction;
+            type Error = HorizontalError;
+
+            fn handle(
+                &mut self,
+                now: Timestamp,
+                event: HorizontalEvent,
+                actions: &mut Vec<HorizontalAction>,
+            ) -> Result<(), HorizontalError> {
+                if let Some((function, load)) = self.fleet.take(now, event, actions)? {
+                    if let Some(load) = load {
+                        self.decide(function, load, actions);
+                    }
+                    self.fleet.invariants(function);
+                }
+                Ok(())
+            }
+
+            fn next_deadline(&self) -> Option<Timestamp> {
+                self.fleet.next_deadline()
+            }
+        }
+
+        impl gshare_core::scale::HorizontalScaler for $policy {
+            fn instances(&self, function: FunctionId) -> Option<gshare_core::scale::InstanceCounts> {
+                self.fleet.counts(function)
+            }
+
+            fn tick(&self) -> Duration {
+                self.fleet.config().tick
+            }
+        }
+    };
+}
+
+pub(super) use scaler;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -196,7 +208,7 @@ fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
 }
 
 /// All functions and instances; `S` is what a policy keeps of each function.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Fleet<S> {
     config: FleetConfig,
     now: Timestamp,
@@ -207,15 +219,8 @@ pub(super) struct Fleet<S> {
 }
 
 impl<S: Default> Fleet<S> {
-    pub(super) const fn new(config: FleetConfig) -> Self {
-        Self {
-            config,
-            now: Timestamp::ZERO,
-            functions: Vec::new(),
-            homes: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
-            next_instance: 0,
-        }
+    pub(super) fn new(config: FleetConfig) -> Self {
+        Self { config, ..Self::default() }
     }
 
     pub(super) const fn config(&self) -> &FleetConfig {
@@ -274,9 +279,7 @@ impl<S: Default> Fleet<S> {
 
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &HorizontalEvent) -> Result<(), HorizontalError> {
-        if now < self.now {
-            return Err(HorizontalError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let known = |function| self.get(function).ok_or(HorizontalError::UnknownFunction { function });
         let starting = |instance| match self.stage(instance) {
             Some(Stage::Starting) => Ok(()),

@@ -35,8 +35,8 @@
 //! and with the dead band 24.2. 47.8 are too many: one goes (23.8 are left, less than the next one's 24).
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`]; and after a step up, the capacity is at least the target unless something
-//! is reported unmet; after a step down, it is at least the target and the dead band.
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and after a step up, the capacity is at
+//! least the target unless something is reported unmet; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost
 //! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report that
@@ -60,67 +60,39 @@ use super::fleet::{Fleet, FleetConfig, Function};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
-use gshare_core::{BasisPoints, ConfigError, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-/// Settings of [`HeuristicHorizontal`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct HeuristicHorizontalConfig {
-    /// Settings that every horizontal scaler has.
-    pub fleet: FleetConfig,
-    /// Load reports that the prediction is made of. 20: a line through them is, at its end, off by half of what a report is.
-    pub predict_reports: u32,
-    /// Capacity beyond the predicted load, however even arrivals are. 10 %: what comes while an instance starts.
-    #[cfg_attr(feature = "serde", serde(rename = "headroom_basis_points"))]
-    pub headroom: BasisPoints,
-    /// Part of the requests that may wait so long that they miss twice the function's bound on p95. 1 %. 0: it is not asked.
-    #[cfg_attr(feature = "serde", serde(rename = "late_share_basis_points"))]
-    pub late_share: BasisPoints,
-    /// Capacity beyond the target that is put up with. 10 %: twice the error of the prediction at 100 requests/s.
-    #[cfg_attr(feature = "serde", serde(rename = "dead_band_basis_points"))]
-    pub dead_band: BasisPoints,
-    /// Time after a start in which nothing is taken away. 10 s.
-    #[cfg_attr(feature = "serde", serde(rename = "down_cooldown_ns"))]
-    pub down_cooldown: Duration,
-}
-
-gshare_core::with_fields!(HeuristicHorizontalConfig {
-    with_fleet(fleet: FleetConfig),
-    with_predict_reports(predict_reports: u32),
-    with_headroom(headroom: BasisPoints),
-    with_late_share(late_share: BasisPoints),
-    with_dead_band(dead_band: BasisPoints),
-    with_down_cooldown(down_cooldown: Duration),
-});
-
-impl Default for HeuristicHorizontalConfig {
-    fn default() -> Self {
-        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
-        Self {
-            fleet: FleetConfig::default(),
-            predict_reports: 20,
-            headroom: percent(10),
-            late_share: percent(1),
-            dead_band: percent(10),
-            down_cooldown: Duration::from_secs(10),
-        }
+crate::config::settings! {
+    /// Settings of [`HeuristicHorizontal`].
+    pub struct HeuristicHorizontalConfig {
+        /// Settings that every horizontal scaler has.
+        pub fleet: FleetConfig = FleetConfig::default(), with_fleet;
+        /// Load reports that the prediction is made of. 20: a line through them is, at its end, off by half of what a report is.
+        pub predict_reports: u32 = 20, with_predict_reports;
+        /// Capacity beyond the predicted load, however even arrivals are. 10 %: what comes while an instance starts.
+        #[cfg_attr(feature = "serde", serde(rename = "headroom_basis_points"))]
+        pub headroom: BasisPoints = BasisPoints::percent(10), with_headroom;
+        /// Part of the requests that may wait so long that they miss twice the function's bound on p95. 1 %. 0: it is not asked.
+        #[cfg_attr(feature = "serde", serde(rename = "late_share_basis_points"))]
+        pub late_share: BasisPoints = BasisPoints::percent(1), with_late_share;
+        /// Capacity beyond the target that is put up with. 10 %: twice the error of the prediction at 100 requests/s.
+        #[cfg_attr(feature = "serde", serde(rename = "dead_band_basis_points"))]
+        pub dead_band: BasisPoints = BasisPoints::percent(10), with_dead_band;
+        /// Time after a start in which nothing is taken away. 10 s.
+        #[cfg_attr(feature = "serde", serde(rename = "down_cooldown_ns"))]
+        pub down_cooldown: Duration = Duration::from_secs(10), with_down_cooldown;
     }
 }
 
 impl HeuristicHorizontalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         self.fleet.validate()?;
-        let reports = self.predict_reports;
-        ConfigError::unless((1..=3600).contains(&reports), "predict_reports", reports, "need 1 to 3600")?;
-        let (cooldown, day) = (self.down_cooldown, Duration::from_secs(86_400));
-        ConfigError::unless(cooldown <= day, "down_cooldown", cooldown, "need at most one day")
+        gshare_core::check_fields!(self {
+            predict_reports in 1..=3600, "need 1 to 3600";
+            down_cooldown in ..=Duration::from_secs(86_400), "need at most one day";
+        })
     }
 }
 
@@ -257,47 +229,14 @@ impl HeuristicHorizontal {
     }
 }
 
-impl Engine for HeuristicHorizontal {
-    type Event = HorizontalEvent;
-    type Action = HorizontalAction;
-    type Error = HorizontalError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: HorizontalEvent,
-        actions: &mut Vec<HorizontalAction>,
-    ) -> Result<(), HorizontalError> {
-        if let Some((function, load)) = self.fleet.take(now, event, actions)? {
-            if let Some(load) = load {
-                self.decide(function, load, actions);
-            }
-            self.fleet.invariants(function);
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.fleet.next_deadline()
-    }
-}
-
-impl HorizontalScaler for HeuristicHorizontal {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        self.fleet.counts(function)
-    }
-
-    fn tick(&self) -> Duration {
-        self.fleet.config().tick
-    }
-}
+super::fleet::scaler!(HeuristicHorizontal);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use gshare_core::profile::{ProfilePoint, ProfileTable};
     use gshare_core::scale::FunctionScale;
-    use gshare_core::{Quota, SmShare};
+    use gshare_core::{Engine, Quota, SmShare};
     use proptest::prelude::*;
 
     /// Step 2 of the essay as it is written: what is enough is looked for, and the difference shared out.
@@ -347,8 +286,7 @@ mod tests {
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
             let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
-            let mut actions = Vec::new();
-            scaler.handle(now, HorizontalEvent::FunctionAdded { function, spec }, &mut actions).unwrap();
+            let mut actions = scaler.orders(now, HorizontalEvent::FunctionAdded { function, spec }).unwrap();
             for load in loads {
                 for action in std::mem::take(&mut actions) {
                     if let HorizontalAction::Start { instance, .. } = action {

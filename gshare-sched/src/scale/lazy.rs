@@ -28,7 +28,8 @@
 //! report below 50 the second is drained.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`]; and one instance per step, so that load is looked at in between.
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and one instance per step, so that load is
+//! looked at in between.
 //!
 //! # Cost
 //! O(window) for a load report (40 comparisons), O(log n) when an instance changes. About 500 bytes per function and its
@@ -42,69 +43,39 @@
 //! - "More than" 30 reports, as printed, and "at least", as published: at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
-use gshare_core::{ConfigError, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-/// Settings of [`LazyHorizontal`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct LazyHorizontalConfig {
-    /// Settings that every horizontal scaler has.
-    pub fleet: FleetConfig,
-    /// Load reports that are looked at. 40, as in the paper.
-    pub window_reports: u32,
-    /// Reports above the capacity that start an instance (`phi_out`). 20: a burst of some seconds starts none.
-    pub out_reports: u32,
-    /// Reports below the capacity without the youngest that take it away (`phi_in`). 30: more than for a start, so that
-    /// load that swings keeps its instances.
-    pub in_reports: u32,
-    /// Time between two steps of one function. 20 s: what the window alone makes of it, if `out_reports` is not lowered.
-    #[cfg_attr(feature = "serde", serde(rename = "cooldown_ns"))]
-    pub cooldown: Duration,
-    /// Time without a request after which the last instance goes, where the minimum is 0. 60 s: a few cold starts long.
-    #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
-    pub keep_alive: Duration,
-}
-
-gshare_core::with_fields!(LazyHorizontalConfig {
-    with_fleet(fleet: FleetConfig),
-    with_window_reports(window_reports: u32),
-    with_out_reports(out_reports: u32),
-    with_in_reports(in_reports: u32),
-    with_cooldown(cooldown: Duration),
-    with_keep_alive(keep_alive: Duration),
-});
-
-impl Default for LazyHorizontalConfig {
-    fn default() -> Self {
-        Self {
-            fleet: FleetConfig::default(),
-            window_reports: 40,
-            out_reports: 20,
-            in_reports: 30,
-            cooldown: Duration::from_secs(20),
-            keep_alive: Duration::from_secs(60),
-        }
+crate::config::settings! {
+    /// Settings of [`LazyHorizontal`].
+    pub struct LazyHorizontalConfig {
+        /// Settings that every horizontal scaler has.
+        pub fleet: FleetConfig = FleetConfig::default(), with_fleet;
+        /// Load reports that are looked at. 40, as in the paper.
+        pub window_reports: u32 = 40, with_window_reports;
+        /// Reports above the capacity that start an instance (`phi_out`). 20: a burst of some seconds starts none.
+        pub out_reports: u32 = 20, with_out_reports;
+        /// Reports below the capacity without the youngest that take it away (`phi_in`). 30: more than for a start, so that
+        /// load that swings keeps its instances.
+        pub in_reports: u32 = 30, with_in_reports;
+        /// Time between two steps of one function. 20 s: what the window alone makes of it, if `out_reports` is not lowered.
+        #[cfg_attr(feature = "serde", serde(rename = "cooldown_ns"))]
+        pub cooldown: Duration = Duration::from_secs(20), with_cooldown;
+        /// Time without a request after which the last instance goes, where the minimum is 0. 60 s: a few cold starts long.
+        #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
+        pub keep_alive: Duration = Duration::from_secs(60), with_keep_alive;
     }
 }
 
 impl LazyHorizontalConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.fleet.validate()?;
-        let window = self.window_reports;
-        ConfigError::unless((1..=3600).contains(&window), "window_reports", window, "need 1 to 3600")?;
-        for (field, value) in [("out_reports", self.out_reports), ("in_reports", self.in_reports)] {
-            ConfigError::unless((1..=window).contains(&value), field, value, "need 1 to window_reports")?;
-        }
-        let day = Duration::from_secs(86_400);
-        ConfigError::unless(self.cooldown <= day, "cooldown", self.cooldown, "need at most one day")?;
-        ConfigError::unless(self.keep_alive <= day, "keep_alive", self.keep_alive, "need at most one day")
+        gshare_core::check_fields!(self {
+            window_reports in 1..=3600, "need 1 to 3600";
+            out_reports, in_reports in 1..=self.window_reports, "need 1 to window_reports";
+            cooldown, keep_alive in ..=Duration::from_secs(86_400), "need at most one day";
+        })
     }
 }
 
@@ -222,37 +193,4 @@ impl LazyHorizontal {
     }
 }
 
-impl Engine for LazyHorizontal {
-    type Event = HorizontalEvent;
-    type Action = HorizontalAction;
-    type Error = HorizontalError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: HorizontalEvent,
-        actions: &mut Vec<HorizontalAction>,
-    ) -> Result<(), HorizontalError> {
-        if let Some((function, load)) = self.fleet.take(now, event, actions)? {
-            if let Some(load) = load {
-                self.decide(function, load, actions);
-            }
-            self.fleet.invariants(function);
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.fleet.next_deadline()
-    }
-}
-
-impl HorizontalScaler for LazyHorizontal {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        self.fleet.counts(function)
-    }
-
-    fn tick(&self) -> Duration {
-        self.fleet.config().tick
-    }
-}
+super::fleet::scaler!(LazyHorizontal);

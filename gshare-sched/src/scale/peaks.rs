@@ -33,9 +33,10 @@
 //! first peak of 281, it is started at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`]; never more deployed than entitled. From the second: beside a lazy scaler that
-//! takes an instance for the same, on the same reports and with the same minimum, it never has more instances at any time,
-//! and never started more of them (each start falls into a time of its own in which the lazy one has that many).
+//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); never more deployed than entitled. From the
+//! second: beside a lazy scaler that takes an instance for the same, on the same reports and with the same minimum, it never has more
+//! instances at any time, and never started more of them (each start falls into a time of its own in which the lazy one has that
+//! many).
 //!
 //! # Cost
 //! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. About 1.5 KB per
@@ -46,67 +47,36 @@
 use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
-use gshare_core::{BasisPoints, ConfigError, Duration, Engine, FunctionId, Timestamp};
+use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-/// Settings of [`PeakHorizontal`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct PeakHorizontalConfig {
-    /// Settings of the lazy scaler, and with them those of every horizontal scaler.
-    pub lazy: LazyHorizontalConfig,
-    /// Part of its profile that an instance is taken for. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s
-    /// where its profile says 117.
-    #[cfg_attr(feature = "serde", serde(rename = "rated_share_basis_points"))]
-    pub rated_share: BasisPoints,
-    /// Load reports whose median is the sustained load. 20: bursts of some seconds do not show.
-    pub sustained_reports: u32,
-    /// Load reports whose highest is the peak. 120: two minutes, a few cold starts.
-    pub keep_reports: u32,
-    /// Part of the surge that counts. 93 %: above it queues do not empty between two requests.
-    #[cfg_attr(feature = "serde", serde(rename = "peak_share_basis_points"))]
-    pub peak_share: BasisPoints,
-}
-
-gshare_core::with_fields!(PeakHorizontalConfig {
-    with_lazy(lazy: LazyHorizontalConfig),
-    with_rated_share(rated_share: BasisPoints),
-    with_sustained_reports(sustained_reports: u32),
-    with_keep_reports(keep_reports: u32),
-    with_peak_share(peak_share: BasisPoints),
-});
-
-impl Default for PeakHorizontalConfig {
-    fn default() -> Self {
-        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
-        Self {
-            lazy: LazyHorizontalConfig::default(),
-            rated_share: percent(41),
-            sustained_reports: 20,
-            keep_reports: 120,
-            peak_share: percent(93),
-        }
+crate::config::settings! {
+    /// Settings of [`PeakHorizontal`].
+    pub struct PeakHorizontalConfig {
+        /// Settings of the lazy scaler, and with them those of every horizontal scaler.
+        pub lazy: LazyHorizontalConfig = LazyHorizontalConfig::default(), with_lazy;
+        /// Part of its profile that an instance is taken for. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s
+        /// where its profile says 117.
+        #[cfg_attr(feature = "serde", serde(rename = "rated_share_basis_points"))]
+        pub rated_share: BasisPoints = BasisPoints::percent(41), with_rated_share;
+        /// Load reports whose median is the sustained load. 20: bursts of some seconds do not show.
+        pub sustained_reports: u32 = 20, with_sustained_reports;
+        /// Load reports whose highest is the peak. 120: two minutes, a few cold starts.
+        pub keep_reports: u32 = 120, with_keep_reports;
+        /// Part of the surge that counts. 93 %: above it queues do not empty between two requests.
+        #[cfg_attr(feature = "serde", serde(rename = "peak_share_basis_points"))]
+        pub peak_share: BasisPoints = BasisPoints::percent(93), with_peak_share;
     }
 }
 
 impl PeakHorizontalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         self.lazy.validate()?;
-        for (field, reports) in
-            [("sustained_reports", self.sustained_reports), ("keep_reports", self.keep_reports)]
-        {
-            ConfigError::unless((1..=3600).contains(&reports), field, reports, "need 1 to 3600")?;
-        }
         for (field, share) in [("rated_share", self.rated_share), ("peak_share", self.peak_share)] {
             ConfigError::unless(!share.is_zero(), field, share, "need more than 0, at most 100%")?;
         }
-        Ok(())
+        gshare_core::check_fields!(self { sustained_reports, keep_reports in 1..=3600, "need 1 to 3600"; })
     }
 }
 
@@ -178,6 +148,11 @@ impl PeakHorizontal {
         } else {
             self.grow(function, load, actions);
         }
+        let known = self.fleet.get(function);
+        debug_assert!(
+            known.is_none_or(|known| known.deployed() <= known.state.entitled),
+            "never more than the lazy scaler has"
+        );
     }
 
     /// Step 2: what the lazy scaler would do with as many as are entitled.
@@ -236,49 +211,6 @@ impl PeakHorizontal {
             self.fleet.start(function, point, actions);
         }
     }
-
-    fn invariants(&self, function: FunctionId) {
-        self.fleet.invariants(function);
-        if let Some(known) = self.fleet.get(function).filter(|_| cfg!(debug_assertions)) {
-            assert!(known.deployed() <= known.state.entitled, "never more than the lazy scaler has");
-        }
-    }
 }
 
-impl Engine for PeakHorizontal {
-    type Event = HorizontalEvent;
-    type Action = HorizontalAction;
-    type Error = HorizontalError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: HorizontalEvent,
-        actions: &mut Vec<HorizontalAction>,
-    ) -> Result<(), HorizontalError> {
-        if let Some((function, load)) = self.fleet.take(now, event, actions)? {
-            match load {
-                Some(load) => {
-                    self.decide(function, load, actions);
-                    self.invariants(function);
-                }
-                None => self.fleet.invariants(function),
-            }
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.fleet.next_deadline()
-    }
-}
-
-impl HorizontalScaler for PeakHorizontal {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        self.fleet.counts(function)
-    }
-
-    fn tick(&self) -> Duration {
-        self.fleet.config().tick
-    }
-}
+super::fleet::scaler!(PeakHorizontal);

@@ -122,7 +122,7 @@ use gshare_core::scale::{
 };
 use gshare_core::slots::NamedSlots;
 use gshare_core::{
-    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, Timestamp,
+    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, TimeWentBack, Timestamp,
 };
 
 /// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
@@ -134,128 +134,60 @@ const WHOLE: u64 = 10_000;
 /// The highest severity: a KLC four times as long as the shortest says no more than that.
 const MAX_SEVERITY: u64 = 4 * WHOLE;
 
-/// Settings of [`DiluVertical`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct DiluVerticalConfig {
-    /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
-    #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
-    pub period: Duration,
-    /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look like.
-    pub unit: TokenUnit,
-    /// Periods without a launch after which a client is idle. 100 periods are half a second.
-    pub window_periods: u32,
-    /// How much is given in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
-    #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
-    pub growth: BasisPoints,
-    /// KLCs in a row that must be well before others grow beside a busy owner. 5.
-    pub calm_cycles: u32,
-    /// How much longer than the shortest a KLC may be to be well. 20 %: what varies without any neighbour.
-    #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
-    pub calm_growth: BasisPoints,
-    /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
-    #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
-    pub min_cycle: Duration,
-    /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
-    #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
-    pub min_tolerance: BasisPoints,
-    /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: one may begin and
-    /// end without a launch between two batches of a queue.
-    pub rest_periods: u32,
-    /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
-    #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
-    pub min_share: BasisPoints,
-    /// Whether owners learn what their KLCs are alone, and get what nobody else wants. See "Beyond the paper"; off, as
-    /// in the paper.
-    pub learn: bool,
-    /// Number of client slots. 4,096.
-    pub max_clients: u32,
-    /// Number of GPUs. 64.
-    pub max_gpus: u32,
-}
-
-gshare_core::with_fields!(DiluVerticalConfig {
-    with_period(period: Duration),
-    with_unit(unit: TokenUnit),
-    with_window_periods(window_periods: u32),
-    with_growth(growth: BasisPoints),
-    with_calm_cycles(calm_cycles: u32),
-    with_calm_growth(calm_growth: BasisPoints),
-    with_min_cycle(min_cycle: Duration),
-    with_min_tolerance(min_tolerance: BasisPoints),
-    with_rest_periods(rest_periods: u32),
-    with_min_share(min_share: BasisPoints),
-    with_learn(learn: bool),
-    with_max_clients(max_clients: u32),
-    with_max_gpus(max_gpus: u32),
-});
-
-impl Default for DiluVerticalConfig {
-    fn default() -> Self {
-        let percent = |percent| BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE);
-        Self {
-            period: Duration::from_millis(5),
-            unit: TokenUnit::Micros,
-            window_periods: 100,
-            growth: percent(30),
-            calm_cycles: 5,
-            calm_growth: percent(20),
-            min_cycle: Duration::from_millis(10),
-            min_tolerance: percent(5),
-            rest_periods: 2,
-            min_share: percent(1),
-            learn: false,
-            max_clients: 4096,
-            max_gpus: 64,
-        }
+crate::config::settings! {
+    /// Settings of [`DiluVertical`].
+    pub struct DiluVerticalConfig {
+        /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
+        #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
+        pub period: Duration = Duration::from_millis(5), with_period;
+        /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look like.
+        pub unit: TokenUnit = TokenUnit::Micros, with_unit;
+        /// Periods without a launch after which a client is idle. 100 periods are half a second.
+        pub window_periods: u32 = 100, with_window_periods;
+        /// How much is given in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
+        #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
+        pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
+        /// KLCs in a row that must be well before others grow beside a busy owner. 5.
+        pub calm_cycles: u32 = 5, with_calm_cycles;
+        /// How much longer than the shortest a KLC may be to be well. 20 %: what varies without any neighbour.
+        #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
+        pub calm_growth: BasisPoints = BasisPoints::percent(20), with_calm_growth;
+        /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
+        #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
+        pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
+        /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
+        #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
+        pub min_tolerance: BasisPoints = BasisPoints::percent(5), with_min_tolerance;
+        /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: one may begin and
+        /// end without a launch between two batches of a queue.
+        pub rest_periods: u32 = 2, with_rest_periods;
+        /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
+        #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
+        pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
+        /// Whether owners learn what their KLCs are alone, and get what nobody else wants. See "Beyond the paper"; off, as
+        /// in the paper.
+        pub learn: bool = false, with_learn;
+        /// Number of client slots. 4,096.
+        pub max_clients: u32 = 4096, with_max_clients;
+        /// Number of GPUs. 64.
+        pub max_gpus: u32 = 64, with_max_gpus;
     }
 }
 
 impl DiluVerticalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         let ms = Duration::from_millis;
-        ConfigError::unless(
-            (ms(1)..=ms(1_000)).contains(&self.period),
-            "period",
-            self.period,
-            "need 1ms to 1s",
-        )?;
-        ConfigError::unless(
-            (1..=100_000).contains(&self.window_periods),
-            "window_periods",
-            self.window_periods,
-            "need 1 to 100000",
-        )?;
-        ConfigError::unless(!self.growth.is_zero(), "growth", self.growth, "need more than 0, at most 100%")?;
-        ConfigError::unless(self.calm_cycles > 0, "calm_cycles", self.calm_cycles, "need at least 1")?;
-        ConfigError::unless(
-            (Duration::from_micros(1)..=ms(60_000)).contains(&self.min_cycle),
-            "min_cycle",
-            self.min_cycle,
-            "need 1us to 60s",
-        )?;
-        ConfigError::unless(
-            (1..=100_000).contains(&self.rest_periods),
-            "rest_periods",
-            self.rest_periods,
-            "need 1 to 100000",
-        )?;
-        ConfigError::unless(
-            !self.min_share.is_zero(),
-            "min_share",
-            self.min_share,
-            "need more than 0, at most 100%",
-        )?;
-        ConfigError::unless(
-            (1..=1 << 20).contains(&self.max_clients),
-            "max_clients",
-            self.max_clients,
-            "need 1 to 1048576",
-        )?;
-        ConfigError::unless((1..=4096).contains(&self.max_gpus), "max_gpus", self.max_gpus, "need 1 to 4096")
+        for (field, share) in [("growth", self.growth), ("min_share", self.min_share)] {
+            ConfigError::unless(!share.is_zero(), field, share, "need more than 0, at most 100%")?;
+        }
+        gshare_core::check_fields!(self {
+            period in ms(1)..=ms(1_000), "need 1ms to 1s";
+            window_periods, rest_periods in 1..=100_000, "need 1 to 100000";
+            calm_cycles in 1.., "need at least 1";
+            min_cycle in Duration::from_micros(1)..=ms(60_000), "need 1us to 60s";
+            max_clients in 1..=1 << 20, "need 1 to 1048576";
+            max_gpus in 1..=4096, "need 1 to 4096";
+        })
     }
 
     /// `M` of a GPU that nobody calibrated; `None` if that cannot be known.
@@ -371,7 +303,7 @@ impl Client {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Gpu {
     max_tokens: u64,
     /// Clients on this GPU, by slot, in the order in which they came.
@@ -406,7 +338,7 @@ struct Plan {
 }
 
 /// Fast scaling up and down. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DiluVertical {
     config: DiluVerticalConfig,
     now: Timestamp,
@@ -425,17 +357,7 @@ impl DiluVertical {
     /// A scaler without clients.
     pub fn new(config: DiluVerticalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self {
-            config,
-            now: Timestamp::ZERO,
-            period: 0,
-            period_end: Timestamp::ZERO,
-            present: 0,
-            clients: NamedSlots::default(),
-            gpus: Vec::new(),
-            plans: Vec::new(),
-            wants: Vec::new(),
-        })
+        Ok(Self { config, ..Self::default() })
     }
 
     fn get(&self, id: ClientId) -> Result<&Client, VerticalError> {
@@ -466,9 +388,7 @@ impl DiluVertical {
 
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &VerticalEvent) -> Result<(), VerticalError> {
-        if now < self.now {
-            return Err(VerticalError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let known_gpu = |gpu: GpuId| match gpu.number() < self.config.max_gpus {
             true => Ok(()),
             false => Err(VerticalError::UnknownGpu { gpu, limit: self.config.max_gpus }),
@@ -812,18 +732,7 @@ impl DiluVertical {
         while self.gpus.len() <= gpu.index() {
             self.gpus.push(None);
         }
-        self.gpus[gpu.index()].get_or_insert_with(|| Gpu {
-            max_tokens,
-            clients: Vec::new(),
-            state: ScaleState::None,
-            issued: 0,
-            guaranteed: 0,
-            calm: 0,
-            loud_until: Timestamp::ZERO,
-            learns_until: Timestamp::ZERO,
-            learns_again: Timestamp::ZERO,
-            step: None,
-        })
+        self.gpus[gpu.index()].get_or_insert_with(|| Gpu { max_tokens, ..Gpu::default() })
     }
 
     fn leave(&mut self, id: ClientId, actions: &mut Vec<VerticalAction>) {

@@ -17,8 +17,8 @@ use super::MultiTokenConfig;
 use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
 use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, Timestamp,
-    TokenAction, TokenError, TokenEvent,
+    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, TimeWentBack,
+    Timestamp, TokenAction, TokenError, TokenEvent,
 };
 use std::collections::BTreeSet;
 
@@ -79,8 +79,7 @@ fn signed(time: Duration) -> i64 {
 
 /// How much of a window of this `length` a limit takes to pay `overuse` back; at most all of it.
 fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
-    let part = u128::from(length.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
-    Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
+    length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
 }
 
 /// Time beyond a `request` of which `used` was used, with a `lag` that is below zero by what was occupied beyond it. Hand-overs
@@ -486,9 +485,7 @@ impl Ledger {
 
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
-        if now < self.now {
-            return Err(TokenError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let share_is_sound = |client, share: &Share| match share.sm {
             SmShare::ZERO => Err(TokenError::BadShare { client, cause: SpecError::ZeroSm }),
             _ => Ok(()),

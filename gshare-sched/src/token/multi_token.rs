@@ -114,116 +114,50 @@ use gshare_core::{
     ClientId, ConfigError, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
 };
 
-/// Settings of [`MultiToken`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct MultiTokenConfig {
-    /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and nobody who is owed time is
-    /// without it for longer than people notice.
-    #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
-    pub window: Duration,
-    /// The longest token. 10 ms: a hand-over (tens of microseconds) costs well under 1 %.
-    #[cfg_attr(feature = "serde", serde(rename = "max_token_ns"))]
-    pub max_token: Duration,
-    /// The shortest token worth giving to a client that runs ahead of a reservation. 500 us.
-    #[cfg_attr(feature = "serde", serde(rename = "min_token_ns"))]
-    pub min_token: Duration,
-    /// Time beyond its budget after which a token expires. 2 ms: the last kernels may complete under it.
-    #[cfg_attr(feature = "serde", serde(rename = "slack_ns"))]
-    pub slack: Duration,
-    /// Time after its expiry at which a token that was not returned is revoked. 5 ms: the return is on its way.
-    #[cfg_attr(feature = "serde", serde(rename = "grace_ns"))]
-    pub grace: Duration,
-    /// The most overuse that is carried. 10 s: a client that runs one endless kernel is not locked out for ever.
-    #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
-    pub max_debt: Duration,
-    /// How many ready clients behind a reservation are looked at. 16: more rarely finds more.
-    pub backfill_depth: u32,
-    /// Number of client slots. 4,096.
-    pub max_clients: u32,
-    /// Number of GPUs. 64.
-    pub max_gpus: u32,
-}
-
-gshare_core::with_fields!(MultiTokenConfig {
-    with_window(window: Duration),
-    with_max_token(max_token: Duration),
-    with_min_token(min_token: Duration),
-    with_slack(slack: Duration),
-    with_grace(grace: Duration),
-    with_max_debt(max_debt: Duration),
-    with_backfill_depth(backfill_depth: u32),
-    with_max_clients(max_clients: u32),
-    with_max_gpus(max_gpus: u32),
-});
-
-impl Default for MultiTokenConfig {
-    fn default() -> Self {
-        Self {
-            window: Duration::from_millis(100),
-            max_token: Duration::from_millis(10),
-            min_token: Duration::from_micros(500),
-            slack: Duration::from_millis(2),
-            grace: Duration::from_millis(5),
-            max_debt: Duration::from_secs(10),
-            backfill_depth: 16,
-            max_clients: 4096,
-            max_gpus: 64,
-        }
+crate::config::settings! {
+    /// Settings of [`MultiToken`].
+    pub struct MultiTokenConfig {
+        /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and nobody who is owed time is
+        /// without it for longer than people notice.
+        #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
+        pub window: Duration = Duration::from_millis(100), with_window;
+        /// The longest token. 10 ms: a hand-over (tens of microseconds) costs well under 1 %.
+        #[cfg_attr(feature = "serde", serde(rename = "max_token_ns"))]
+        pub max_token: Duration = Duration::from_millis(10), with_max_token;
+        /// The shortest token worth giving to a client that runs ahead of a reservation. 500 us.
+        #[cfg_attr(feature = "serde", serde(rename = "min_token_ns"))]
+        pub min_token: Duration = Duration::from_micros(500), with_min_token;
+        /// Time beyond its budget after which a token expires. 2 ms: the last kernels may complete under it.
+        #[cfg_attr(feature = "serde", serde(rename = "slack_ns"))]
+        pub slack: Duration = Duration::from_millis(2), with_slack;
+        /// Time after its expiry at which a token that was not returned is revoked. 5 ms: the return is on its way.
+        #[cfg_attr(feature = "serde", serde(rename = "grace_ns"))]
+        pub grace: Duration = Duration::from_millis(5), with_grace;
+        /// The most overuse that is carried. 10 s: a client that runs one endless kernel is not locked out for ever.
+        #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
+        pub max_debt: Duration = Duration::from_secs(10), with_max_debt;
+        /// How many ready clients behind a reservation are looked at. 16: more rarely finds more.
+        pub backfill_depth: u32 = 16, with_backfill_depth;
+        /// Number of client slots. 4,096.
+        pub max_clients: u32 = 4096, with_max_clients;
+        /// Number of GPUs. 64.
+        pub max_gpus: u32 = 64, with_max_gpus;
     }
 }
 
 impl MultiTokenConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let range = |time: Duration, low: Duration, high: Duration| (low..=high).contains(&time);
-        ConfigError::unless(
-            range(self.window, Duration::from_millis(1), Duration::from_secs(60)),
-            "window",
-            self.window,
-            "need 1ms to 60s",
-        )?;
-        ConfigError::unless(
-            range(self.max_token, Duration::from_micros(10), self.window),
-            "max_token",
-            self.max_token,
-            "need 10us to the window",
-        )?;
-        ConfigError::unless(
-            range(self.min_token, Duration::from_nanos(1), self.max_token),
-            "min_token",
-            self.min_token,
-            "need 1ns to max_token",
-        )?;
-        let minute = Duration::from_secs(60);
-        ConfigError::unless(self.slack <= minute, "slack", self.slack, "need at most 60s")?;
-        ConfigError::unless(self.grace <= minute, "grace", self.grace, "need at most 60s")?;
-        ConfigError::unless(
-            range(self.max_debt, self.window, Duration::from_secs(3600)),
-            "max_debt",
-            self.max_debt,
-            "need the window to 3600s",
-        )?;
-        ConfigError::unless(
-            (1..=1 << 20).contains(&self.max_clients),
-            "max_clients",
-            self.max_clients,
-            "need 1 to 1048576",
-        )?;
-        ConfigError::unless(
-            (1..=4096).contains(&self.max_gpus),
-            "max_gpus",
-            self.max_gpus,
-            "need 1 to 4096",
-        )?;
-        ConfigError::unless(
-            self.backfill_depth <= 4096,
-            "backfill_depth",
-            self.backfill_depth,
-            "need at most 4096",
-        )
+        let secs = Duration::from_secs;
+        gshare_core::check_fields!(self {
+            window in Duration::from_millis(1)..=secs(60), "need 1ms to 60s";
+            max_token in Duration::from_micros(10)..=self.window, "need 10us to the window";
+            min_token in Duration::from_nanos(1)..=self.max_token, "need 1ns to max_token";
+            slack, grace in ..=secs(60), "need at most 60s";
+            max_debt in self.window..=secs(3600), "need the window to 3600s";
+            max_clients in 1..=1 << 20, "need 1 to 1048576";
+            max_gpus in 1..=4096, "need 1 to 4096";
+            backfill_depth in ..=4096, "need at most 4096";
+        })
     }
 }
 
@@ -469,8 +403,7 @@ mod tests {
         }
 
         fn send(&mut self, event: TokenEvent) {
-            let mut actions = Vec::new();
-            self.engine.handle(self.now, event, &mut actions).unwrap();
+            let actions = self.engine.orders(self.now, event).unwrap();
             for action in actions {
                 self.log.push((self.now, action));
                 if let TokenAction::Grant { client, lease, budget, .. } = action {

@@ -45,8 +45,7 @@ impl Bench {
 
     /// Has the node handle an event. Ends of connections are reported back at once.
     pub(crate) fn tell(&mut self, event: NodeEvent) {
-        let mut actions = Vec::new();
-        self.node.handle(self.now, event, &mut actions).unwrap();
+        let actions = self.node.orders(self.now, event).unwrap();
         for action in actions {
             match action {
                 NodeAction::Send { conn, frame } => self.sent.push((conn, frame)),

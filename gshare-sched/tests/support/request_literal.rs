@@ -33,15 +33,16 @@ struct Copied {
     used: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 enum Doing {
+    #[default]
     Nothing,
     MakingRoom,
     Loading,
     Running,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Gpu {
     kind: u8,
     memory: u64,
@@ -67,7 +68,7 @@ enum Outcome {
 }
 
 /// The literal scheduler.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Literal {
     /// `None`: load balancing.
     limit: Option<u32>,
@@ -84,18 +85,7 @@ pub(crate) struct Literal {
 
 impl Literal {
     pub(crate) fn new(limit: Option<u32>, skip_age: Duration, max_attempts: u8) -> Self {
-        Self {
-            limit,
-            skip_age,
-            max_attempts,
-            now: Timestamp::ZERO,
-            queue: Vec::new(),
-            gpus: BTreeMap::new(),
-            models: BTreeMap::new(),
-            kind_memory: BTreeMap::new(),
-            numbers: 0,
-            uses: 0,
-        }
+        Self { limit, skip_age, max_attempts, ..Self::default() }
     }
 
     pub(crate) fn handle(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
@@ -103,17 +93,7 @@ impl Literal {
         match event {
             RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
                 self.kind_memory.insert(kind.number(), memory.0);
-                let gpu_state = Gpu {
-                    kind: kind.number(),
-                    memory: memory.0,
-                    copies: Vec::new(),
-                    pins: Vec::new(),
-                    doing: Doing::Nothing,
-                    running: None,
-                    local: Vec::new(),
-                    until: now,
-                    dispatches: 0,
-                };
+                let gpu_state = Gpu { kind: kind.number(), memory: memory.0, until: now, ..Gpu::default() };
                 self.gpus.insert(gpu.number(), gpu_state);
                 let mut left = Vec::new();
                 let queue = std::mem::take(&mut self.queue);

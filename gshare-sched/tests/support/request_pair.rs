@@ -111,8 +111,7 @@ impl Pair {
     }
 
     fn send(&mut self, event: RequestEvent) {
-        let mut actions = Vec::new();
-        self.engine.handle(self.now, event, &mut actions).unwrap();
+        let actions = self.engine.orders(self.now, event).unwrap();
         let mut expected = Vec::new();
         self.literal.handle(self.now, event, &mut expected);
         assert_eq!(actions, expected, "after {event:?} at {}", self.now);

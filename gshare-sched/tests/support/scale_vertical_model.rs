@@ -27,6 +27,7 @@ struct MGpu {
     calm: u32,
 }
 
+#[derive(Default)]
 pub(crate) struct Model {
     window: u64,
     gpus: BTreeMap<GpuId, MGpu>,
@@ -112,14 +113,7 @@ impl MClient {
 
 impl Model {
     pub(crate) fn new(window: u64) -> Self {
-        Self {
-            window,
-            gpus: BTreeMap::new(),
-            homes: BTreeMap::new(),
-            period: 0,
-            period_end: Timestamp::ZERO,
-            last_max: BTreeMap::new(),
-        }
+        Self { window, ..Self::default() }
     }
 
     pub(crate) fn last_max(&self, gpu: GpuId) -> u64 {

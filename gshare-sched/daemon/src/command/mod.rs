@@ -103,7 +103,8 @@ fn watch_signals(mut signals: Signals, options: &Options, handle: &Handle) {
         match result {
             Ok(()) => tracing::info!("configuration re-read"),
             Err(error) => {
-                tracing::error!("the old configuration stays in force: {}", log::told(&error));
+                let error = log::told(&error);
+                tracing::error!("the old configuration stays in force: {error}");
             }
         }
     }

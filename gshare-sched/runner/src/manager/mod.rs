@@ -81,39 +81,20 @@ pub struct Hook {
     pub socket: PathBuf,
 }
 
-/// Settings of a [`GpuManager`].
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ManagerConfig {
-    /// The hook that model processes run under. None by default.
-    pub hook: Option<Hook>,
-    /// More environment for every model process. Nothing by default.
-    pub environment: Vec<(OsString, OsString)>,
-    /// How long a load may take before its process is killed. 2 minutes: the largest models from a slow disk.
-    pub load_patience: Duration,
-    /// How long a run may take before its process is killed. 1 minute: a run is a second or so.
-    pub run_patience: Duration,
-    /// How long what others see of a GPU lives without being renewed. 5 s: a few renewals may be lost.
-    pub lease: Duration,
-}
-
-gshare_core::with_fields!(ManagerConfig {
-    with_hook(hook: Option<Hook>),
-    with_environment(environment: Vec<(OsString, OsString)>),
-    with_load_patience(load_patience: Duration),
-    with_run_patience(run_patience: Duration),
-    with_lease(lease: Duration),
-});
-
-impl Default for ManagerConfig {
-    fn default() -> Self {
-        Self {
-            hook: None,
-            environment: Vec::new(),
-            load_patience: Duration::from_secs(120),
-            run_patience: Duration::from_secs(60),
-            lease: Duration::from_secs(5),
-        }
+gshare_core::config! {
+    /// Settings of a [`GpuManager`].
+    #[derive(Debug, Clone)]
+    pub struct ManagerConfig {
+        /// The hook that model processes run under. None by default.
+        pub hook: Option<Hook> = None, with_hook;
+        /// More environment for every model process. Nothing by default.
+        pub environment: Vec<(OsString, OsString)> = Vec::new(), with_environment;
+        /// How long a load may take before its process is killed. 2 minutes: the largest models from a slow disk.
+        pub load_patience: Duration = Duration::from_secs(120), with_load_patience;
+        /// How long a run may take before its process is killed. 1 minute: a run is a second or so.
+        pub run_patience: Duration = Duration::from_secs(60), with_run_patience;
+        /// How long what others see of a GPU lives without being renewed. 5 s: a few renewals may be lost.
+        pub lease: Duration = Duration::from_secs(5), with_lease;
     }
 }
 

@@ -19,6 +19,7 @@
 
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
+use crate::world::name_of;
 use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
@@ -414,18 +415,7 @@ impl Host<'_> {
     fn obey(&mut self, action: PoolAction) -> Result<(), Fault> {
         let name = match &action {
             PoolAction::Unmet { .. } => "unmet",
-            PoolAction::Order(order) => match order {
-                PlatformAction::Profile { .. } => "profile",
-                PlatformAction::Start { .. } => "start",
-                PlatformAction::Park { .. } => "park",
-                PlatformAction::Unpark { .. } => "unpark",
-                PlatformAction::Drain { .. } => "drain",
-                PlatformAction::Stop { .. } => "stop",
-                PlatformAction::Dispatch { .. } => "dispatch",
-                PlatformAction::Reject { .. } => "reject",
-                PlatformAction::Fetch { .. } => "fetch",
-                PlatformAction::Forget { .. } => "forget",
-            },
+            PoolAction::Order(order) => name_of(order),
         };
         *self.report.orders.entry(name).or_insert(0) += 1;
         let PoolAction::Order(order) = action else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request_cluster::chaos), in which GPUs
 //! disappear, loads fail and processes die behind its back, and the checks of [`simulate`].
 
-use super::story::{Log, Story, Watched, claim};
+use super::story::{Log, Story, Watched};
 use crate::request_cluster::{chaos, simulate};
 use core::ops::Range;
 use gshare_core::Duration;
@@ -34,8 +34,7 @@ pub fn request_scheduler(
             outcome.map_err(|wrong| log.story(seed, (ONCE, wrong))).map(|_| log)
         };
         let (log, again) = (run()?, run()?);
-        claim(log.hash() == again.hash(), "the same events give the same actions", || "they did not".into())
-            .map_err(|broken| log.story(seed, broken))?;
+        log.is_repeated_by(&again).map_err(|broken| log.story(seed, broken))?;
     }
     Ok(())
 }

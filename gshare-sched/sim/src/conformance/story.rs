@@ -34,12 +34,7 @@ impl fmt::Display for Story {
     }
 }
 
-/// As `Display`, so that `unwrap` in a test prints the story as a story.
-impl Debug for Story {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_as_text::debug_as_text!(Story);
 
 impl core::error::Error for Story {}
 
@@ -79,9 +74,10 @@ impl Log {
         lines.last.push_back(line);
     }
 
-    /// A number that equal runs share.
-    pub(super) fn hash(&self) -> u64 {
-        self.lines().hash.finish()
+    /// Breaks a claim unless another run was told and answered the same.
+    pub(super) fn is_repeated_by(&self, again: &Self) -> Result<(), Broken> {
+        let hash = |log: &Self| log.lines().hash.finish();
+        claim(hash(self) == hash(again), "the same events give the same actions", || "they did not".into())
     }
 
     pub(super) fn story(&self, seed: u64, (claim, wrong): Broken) -> Story {

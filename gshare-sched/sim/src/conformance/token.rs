@@ -20,7 +20,6 @@ use crate::token::drive::Driver;
 use crate::token::keen::Keen;
 use crate::token::ops::{TokenOp, World};
 use crate::token::{Terms, Violation};
-use core::fmt;
 use gshare_core::{
     ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
     TokenScheduler,
@@ -88,7 +87,8 @@ impl Report {
 }
 
 /// The first thing that was found wrong.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error("{run}: {violation}")]
 pub struct Failure {
     /// The run, with its seed.
     pub run: String,
@@ -96,20 +96,7 @@ pub struct Failure {
     pub violation: Violation,
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.run, self.violation)
-    }
-}
-
-/// As `Display`, so that `unwrap` in a test prints the picture as a picture.
-impl fmt::Debug for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for Failure {}
+crate::debug_as_text::debug_as_text!(Failure);
 
 /// Runs the suite over the instances that `make` builds; they must be equal and without clients.
 pub fn token_scheduler(

@@ -70,7 +70,7 @@ struct InstanceEntry {
     excused: Vec<(Timestamp, Timestamp)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ProcessEntry {
     instance: usize,
     keen: bool,
@@ -89,7 +89,7 @@ struct ProcessEntry {
     questions: BTreeMap<Ticket, Timestamp>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct GpuEntry {
     memory: u64,
     allocated: u64,
@@ -149,7 +149,7 @@ impl Figures {
 }
 
 /// The book. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     window: Duration,
     in_flight: Duration,
@@ -166,32 +166,14 @@ pub(super) struct Book {
 
 impl Book {
     pub(super) fn new(window: Duration, in_flight: Duration, error_max: u64) -> Self {
-        Self {
-            window,
-            in_flight,
-            wrong: None,
-            instances: Vec::new(),
-            processes: Vec::new(),
-            gpus: Vec::new(),
-            conns: BTreeMap::new(),
-            daemon_since: Some(Timestamp::ZERO),
-            shares: Shares::new(error_max),
-            figures: Figures::default(),
-        }
+        let (daemon_since, shares) = (Some(Timestamp::ZERO), Shares::new(error_max));
+        Self { window, in_flight, daemon_since, shares, ..Self::default() }
     }
 
     // ---- what there is --------------------------------------------------------------------------------------------------
 
     pub(super) fn add_gpu(&mut self, memory: Bytes) {
-        self.gpus.push(GpuEntry {
-            memory: memory.0,
-            allocated: 0,
-            windows: None,
-            era: 0,
-            calm_from: Timestamp::ZERO,
-            excused: Vec::new(),
-            long: (Duration::ZERO, Timestamp::ZERO),
-        });
+        self.gpus.push(GpuEntry { memory: memory.0, ..GpuEntry::default() });
     }
 
     pub(super) fn add_instance(&mut self, gpu: usize, shape: Shape, spec: ResourceSpec) {
@@ -217,15 +199,7 @@ impl Book {
             instance,
             keen: program.keeps_busy(),
             pauses: program.synchronises,
-            strange: false,
-            attached: false,
-            stopped: false,
-            gone: false,
-            ever_served: false,
-            alone: false,
-            allocated: 0,
-            waits: None,
-            questions: BTreeMap::new(),
+            ..ProcessEntry::default()
         });
     }
 

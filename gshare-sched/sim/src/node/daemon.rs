@@ -22,7 +22,7 @@ enum Inbound {
 }
 
 /// The daemon of a node. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Daemon {
     node: Option<(Node, Audited)>,
     /// The node's deadline as of its last event: asked for at each step of the simulation, and most steps are not the daemon's.
@@ -61,17 +61,7 @@ impl Daemon {
             entry.device = device_of(name);
             config.clients.insert(name.clone(), entry);
         }
-        let mut daemon = Self {
-            node: None,
-            deadline: None,
-            stopped: false,
-            epoch: 0,
-            config,
-            backlog: VecDeque::new(),
-            open: BTreeSet::new(),
-            calls: 0,
-            refused: 0,
-        };
+        let mut daemon = Self { config, ..Self::default() };
         daemon.begin(setup);
         daemon
     }

@@ -66,7 +66,6 @@ pub use world::{Got, World};
 
 use crate::Make;
 use crate::token::Terms;
-use core::fmt;
 use gshare_core::scale::VerticalScaler;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
@@ -104,11 +103,7 @@ impl Setup {
     }
 }
 
-impl fmt::Debug for Setup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Setup").field("terms", &self.terms).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Setup { terms });
 
 /// The result of a run of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +126,8 @@ pub struct NodeReport {
 }
 
 /// A seed that shows something wrong.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error("node, seed {seed}: {what}\n{story}")]
 pub struct NodeFailure {
     /// The seed.
     pub seed: u64,
@@ -141,20 +137,7 @@ pub struct NodeFailure {
     pub story: String,
 }
 
-impl fmt::Display for NodeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node, seed {}: {}\n{}", self.seed, self.what, self.story)
-    }
-}
-
-/// As `Display`, so that `unwrap` in a test prints the story as a story.
-impl fmt::Debug for NodeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for NodeFailure {}
+crate::debug_as_text::debug_as_text!(NodeFailure);
 
 /// Names of the types that are driven.
 pub fn driven() -> [&'static str; 2] {

@@ -50,7 +50,7 @@ impl Calm {
 }
 
 /// The errors measured so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shares {
     error_max: u64,
     used: BTreeMap<(usize, u64, u64), Duration>,
@@ -125,8 +125,7 @@ impl ShareReport {
 impl Shares {
     /// Nothing is measured yet.
     pub(super) fn new(error_max: u64) -> Self {
-        let (used, open, epochs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { error_max, used, open, closed: Vec::new(), epochs }
+        Self { error_max, ..Self::default() }
     }
 
     /// An instance keeps its device busy from `from` on.
@@ -288,19 +287,13 @@ pub fn divide(delivered: Duration, length: Duration, shares: &[Share]) -> Vec<Du
     let limits: Vec<Duration> = shares.iter().map(|share| share.quota.limit().of(length)).collect();
     let requested: Duration = requests.iter().copied().sum();
     if delivered <= requested {
-        let part = |request: &Duration| {
-            let nanos = u128::from(request.as_nanos()) * u128::from(delivered.as_nanos());
-            Duration::from_nanos(
-                u64::try_from(nanos / u128::from(requested.as_nanos().max(1))).unwrap_or(u64::MAX),
-            )
-        };
+        let part = |request: &Duration| request.scaled(delivered.as_nanos(), requested.as_nanos());
         return requests.iter().map(part).collect();
     }
     // The amount on top of a limit of the whole, by bisection: what is handed out grows with it.
     let hand_out = |top: u64| {
         let one = |(request, limit): (&Duration, &Duration)| {
-            let part = u128::from(limit.as_nanos()) * u128::from(top) / u128::from(length.as_nanos().max(1));
-            request.saturating_add(Duration::from_nanos(u64::try_from(part).unwrap_or(u64::MAX))).min(*limit)
+            request.saturating_add(limit.scaled(top, length.as_nanos())).min(*limit)
         };
         requests.iter().zip(&limits).map(one).collect::<Vec<_>>()
     };

@@ -19,7 +19,6 @@ pub struct AxisText {
     /// Name, unlike those of the other axes.
     pub name: String,
     /// The option that others are compared with.
-    #[serde(default)]
     pub against: Option<String>,
     /// Options to choose from; at least one.
     pub option: Vec<OptionText>,
@@ -60,10 +59,8 @@ pub struct PaperRow {
     /// The case: an option of each axis, in the order of the axes.
     pub case: Vec<String>,
     /// The case to which the numbers are ratios; none: they are absolute.
-    #[serde(default)]
     pub to: Option<Vec<String>>,
     /// The function; none: all of them together.
-    #[serde(default)]
     pub function: Option<String>,
     /// By name of the figure, see [`FIGURES`].
     pub figures: BTreeMap<String, f64>,

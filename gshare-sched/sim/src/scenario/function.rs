@@ -29,64 +29,49 @@ pub struct FunctionText {
     /// GPU memory of an instance.
     pub memory: Text<Bytes>,
     /// The time in which a request is to be answered.
-    #[serde(default)]
     pub slo: Option<Span>,
     /// The time after which a caller gives up.
-    #[serde(default)]
     pub patience: Option<Span>,
     /// Fewest and most instances; default 0 and 1.
-    #[serde(default)]
     pub instances: Option<(u32, u32)>,
     /// The regime it must run in.
-    #[serde(default)]
     pub regime: Option<Regime>,
     /// On whose account it runs.
     #[serde(default)]
     pub tenant: u32,
     /// Time to start a process and load from disk, and the same from host memory; default by the memory.
-    #[serde(default)]
     pub loads: Option<(Span, Span)>,
     /// Measured points of an inference function.
     #[serde(default)]
     pub profile: Vec<PointText>,
     /// The same from a file: a `ProfileTable` in JSON.
-    #[serde(default)]
     pub profile_file: Option<PathBuf>,
     /// Whether the platform does not know the profile and has to measure it first.
     #[serde(default)]
     pub unprofiled: bool,
     /// Components of a pipeline.
-    #[serde(default)]
     pub dag: Option<DagText>,
     /// The same from a file: a `Dag` in JSON.
-    #[serde(default)]
     pub dag_file: Option<PathBuf>,
     /// Memory of the run-time on every slice of a pipeline; default 1 GiB.
-    #[serde(default)]
     pub runtime_memory: Option<Text<Bytes>>,
     /// Workers of a training job; default 1.
     #[serde(default = "one")]
     pub workers: u32,
     /// The share of each worker.
-    #[serde(default)]
     pub share: Option<ShareText>,
     /// How long the training takes with its whole share.
-    #[serde(default)]
     pub train: Option<Span>,
     /// How fast it trains with its whole share, as a part of its speed on a whole device; default all of it.
     #[serde(default = "all")]
     pub speed: Text<Quota>,
     /// The most time that an instance of an inference function may take while others leave it; default all.
-    #[serde(default)]
     pub time_limit: Option<Text<Quota>>,
     /// How long a process is busy with a request after its device, and takes no other; default not at all.
-    #[serde(default)]
     pub host: Option<Span>,
     /// `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others on a fractional device; default neither.
-    #[serde(default)]
     pub class: Option<Text<ServiceClass>>,
     /// When it is called; never, for training.
-    #[serde(default)]
     pub load: Option<LoadText>,
 }
 
@@ -121,7 +106,6 @@ pub struct PointText {
     /// Median time of a batch.
     pub p50: Span,
     /// 95th percentile; default the median.
-    #[serde(default)]
     pub p95: Option<Span>,
 }
 
@@ -167,7 +151,6 @@ pub struct ShareText {
     /// Share of the SMs that is guaranteed.
     pub sm: Text<SmShare>,
     /// The most SMs; default the same.
-    #[serde(default)]
     pub sm_limit: Option<Text<SmShare>>,
 }
 

@@ -54,8 +54,9 @@
 //! # Example
 //! ```
 //! use gshare_sim::scenario::Scenario;
-//! let error = Scenario::parse("length = \"10m\"\npolicies = { keeper = \"papre\" }").unwrap_err().to_string();
-//! assert!(error.contains("unknown variant `papre`, expected `paper` or `ours`"), "{error}");
+//! let scenario = Scenario::parse("length = \"10m\"\npolicies = { keeper = \"papre\" }").unwrap();
+//! let error = scenario.plan().unwrap_err().to_string();
+//! assert!(error.contains("policies.keeper is papre: one of paper, ours"), "{error}");
 //! ```
 
 mod cases;
@@ -98,7 +99,6 @@ pub struct Scenario {
     #[serde(default)]
     pub depth: Depth,
     /// The longest time until everything is quiet after the load has ended. Default 10 minutes.
-    #[serde(default)]
     pub settle: Option<Span>,
     /// The policies that decide.
     #[serde(default)]
@@ -119,7 +119,6 @@ pub struct Scenario {
     #[serde(default)]
     pub axis: Vec<AxisText>,
     /// Published numbers of the cases.
-    #[serde(default)]
     pub paper: Option<PaperText>,
     /// The folder that paths are relative to.
     #[serde(skip)]
@@ -133,44 +132,29 @@ const fn ten() -> u64 {
     10
 }
 
-/// The policies of a platform, by name.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-pub struct Policies {
-    /// How many instances of a function run on fractional devices.
-    pub scaler: ScalerName,
-    /// Where they go.
-    pub packer: PackerName,
-    /// Which request whole devices serve next, and where.
-    pub request: RequestName,
-    /// Which pipeline serves a request.
-    pub router: RouterName,
-    /// Which pipelines there are.
-    pub keeper: PipelineName,
-    /// Host memory of each node that is set aside for weights; by default what the platform sets.
-    pub host_memory: Option<Text<Bytes>>,
-    /// The order in which the requests of a function on fractional devices are served.
-    pub queue: QueueName,
-    /// An instance on a fractional device may take more than its request while others leave it.
-    pub vertical: VerticalName,
-    /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
-    pub affinity: bool,
-}
-
-impl Default for Policies {
-    fn default() -> Self {
-        Self {
-            scaler: ScalerName::default(),
-            packer: PackerName::default(),
-            request: RequestName::default(),
-            router: RouterName::default(),
-            keeper: PipelineName::default(),
-            host_memory: None,
-            queue: QueueName::default(),
-            vertical: VerticalName::default(),
-            affinity: true,
-        }
+gshare_core::config! {
+    /// The policies of a platform, by name.
+    #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Policies {
+        /// How many instances of a function run on fractional devices.
+        pub scaler: ScalerName = ScalerName::default();
+        /// Where they go.
+        pub packer: PackerName = PackerName::default();
+        /// Which request whole devices serve next, and where.
+        pub request: RequestName = RequestName::default();
+        /// Which pipeline serves a request.
+        pub router: RouterName = RouterName::default();
+        /// Which pipelines there are.
+        pub keeper: PipelineName = PipelineName::default();
+        /// Host memory of each node that is set aside for weights; by default what the platform sets.
+        pub host_memory: Option<Text<Bytes>> = None;
+        /// The order in which the requests of a function on fractional devices are served.
+        pub queue: QueueName = QueueName::default();
+        /// An instance on a fractional device may take more than its request while others leave it.
+        pub vertical: VerticalName = VerticalName::default();
+        /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
+        pub affinity: bool = true;
     }
 }
 
@@ -310,10 +294,8 @@ pub struct DeviceText {
     #[serde(default)]
     pub kind: u8,
     /// How it is shared.
-    #[serde(default)]
     pub regime: Option<Regime>,
     /// Its MIG slices.
-    #[serde(default)]
     pub mig: Option<MigLayout>,
 }
 
@@ -329,19 +311,14 @@ pub struct TenantText {
     /// Its number.
     pub tenant: u32,
     /// Most of its requests that are served at once.
-    #[serde(default)]
     pub max_processes: Option<u32>,
     /// Most of its requests that wait.
-    #[serde(default)]
     pub max_waiting: Option<u32>,
     /// Share of the time of all devices: `25%`.
-    #[serde(default)]
     pub gpu_time: Option<Text<gshare_core::Quota>>,
     /// Share of the memory of all devices.
-    #[serde(default)]
     pub memory: Option<Text<gshare_core::Quota>>,
     /// Its weight beside others.
-    #[serde(default)]
     pub weight: Option<u32>,
 }
 

@@ -242,8 +242,7 @@ impl Account {
     /// The part of a window in which a limit pays overuse back; at most the whole.
     fn pace(&self, overuse: Duration, limit: Quota) -> Duration {
         let limit = limit.of(self.windows.length);
-        let part = u128::from(self.windows.length.as_nanos()) * u128::from(overuse.min(limit).as_nanos());
-        Duration::from_nanos(u64::try_from(part / u128::from(limit.as_nanos().max(1))).unwrap_or(u64::MAX))
+        self.windows.length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
     }
 
     /// The start of the first window after that of `now` in which something remains, if nothing more is used till then.

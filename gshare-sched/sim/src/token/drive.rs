@@ -2,7 +2,6 @@
 
 use super::check::Checker;
 use super::{Audit, Book, Terms, Violation};
-use core::fmt;
 use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler};
 
@@ -98,11 +97,7 @@ impl Driver {
     }
 }
 
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("now", &self.now).field("audit", &self.audit).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Driver { now, audit });
 
 /// All that can be seen of a scheduler from outside.
 #[derive(PartialEq)]

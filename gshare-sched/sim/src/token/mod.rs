@@ -262,9 +262,8 @@ impl Book {
                 let closed = (Duration::ZERO, Duration::ZERO);
                 let entry = Client { gpu, share, held: None, asked: None, account, unsettled: None, closed };
                 self.generations.insert(client.slot(), client.generation());
-                match self.clients.insert(client, entry) {
-                    Some(_) => Err(format!("{client} joined twice")),
-                    None => Ok(()),
+                if self.clients.insert(client, entry).is_some() {
+                    return Err(format!("{client} joined twice"));
                 }
             }
             TokenEvent::ClientLeft { client } => {
@@ -273,18 +272,15 @@ impl Book {
                 if self.on(entry.gpu).next().is_none() {
                     self.windows.remove(&entry.gpu);
                 }
-                Ok(())
             }
             TokenEvent::ShareChanged { client, share } => {
                 let entry = self.entry(client)?;
                 entry.share = share;
                 entry.account.change_quota(now, share.quota);
-                Ok(())
             }
             TokenEvent::TokenRequested { client } => {
                 let entry = self.entry(client)?;
                 entry.asked = entry.asked.or(Some(now));
-                Ok(())
             }
             TokenEvent::TokenReturned { client, lease, used, again } => {
                 let entry = self.entry(client)?;
@@ -307,7 +303,6 @@ impl Book {
                 if again {
                     entry.asked = entry.asked.or(Some(now));
                 }
-                Ok(())
             }
             TokenEvent::UsageReported { client, lease, used } => {
                 let entry = self.entry(client)?;
@@ -321,10 +316,10 @@ impl Book {
                 (held.reported, held.revoked) = (used, false);
                 let budget = held.budget;
                 entry.account.reported(now, lease, budget, used);
-                Ok(())
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
 
     /// Writes an action. Refuses one that no lease allows.
@@ -412,7 +407,8 @@ impl Book {
 }
 
 /// A violation that was found, with the picture of how it came to it.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error("{checker}: {message} (call {call} at {now})\n{picture}")]
 pub struct Violation {
     /// Which checker.
     pub checker: &'static str,
@@ -426,21 +422,7 @@ pub struct Violation {
     pub picture: String,
 }
 
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { checker, call, now, message, picture } = self;
-        write!(f, "{checker}: {message} (call {call} at {now})\n{picture}")
-    }
-}
-
-/// As `Display`, so that a failing test prints the picture as a picture.
-impl fmt::Debug for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for Violation {}
+crate::debug_as_text::debug_as_text!(Violation);
 
 /// Watches one scheduler: show it every call that succeeded. See the [module](self).
 #[derive(Debug)]

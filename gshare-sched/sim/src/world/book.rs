@@ -127,13 +127,13 @@ impl Book {
         match event {
             PlatformEvent::DeviceFound { gpu, spec } => {
                 let new = self.devices.insert(*gpu, Device::new(spec.clone()));
-                new.map_or(Ok(()), |_| Err(format!("the host finds {gpu} twice")))
+                new.map_or(Ok(()), |_| Err(format!("the host finds {gpu} twice")))?;
             }
             PlatformEvent::DeviceLost { gpu } => {
                 for id in self.on_device(*gpu) {
                     self.forget(now, id);
                 }
-                self.devices.remove(gpu).map(drop).ok_or_else(|| format!("the host loses {gpu} twice"))
+                self.devices.remove(gpu).ok_or_else(|| format!("the host loses {gpu} twice"))?;
             }
             PlatformEvent::FunctionDeployed { function, spec } => {
                 let outcome = FunctionOutcome { slo: spec.slo, ..FunctionOutcome::default() };
@@ -153,16 +153,11 @@ impl Book {
                     outcome,
                 };
                 self.functions.insert(*function, entry);
-                Ok(())
             }
             PlatformEvent::BoundsChanged { function, max_instances, .. } => {
                 self.function(*function)?.max_instances = *max_instances;
-                Ok(())
             }
-            PlatformEvent::FunctionRemoved { function } => {
-                self.function(*function)?.removed = true;
-                Ok(())
-            }
+            PlatformEvent::FunctionRemoved { function } => self.function(*function)?.removed = true,
             PlatformEvent::RequestArrived { request, function, deadline } => {
                 self.function(*function)?.outcome.requests += 1;
                 let new = Request {
@@ -173,26 +168,22 @@ impl Book {
                     cancelled: false,
                 };
                 let old = self.requests.insert(*request, new);
-                old.map_or(Ok(()), |_| Err(format!("the host has two of {request}")))
+                old.map_or(Ok(()), |_| Err(format!("the host has two of {request}")))?;
             }
-            PlatformEvent::RequestDone { request, .. } => self.done(now, *request),
+            PlatformEvent::RequestDone { request, .. } => self.done(now, *request)?,
             PlatformEvent::RequestCancelled { request } => {
-                let found = self
-                    .requests
-                    .get_mut(request)
-                    .ok_or_else(|| format!("{request} is cancelled after its end"))?;
-                found.cancelled = true;
-                Ok(())
+                let found = self.requests.get_mut(request);
+                found.ok_or_else(|| format!("{request} is cancelled after its end"))?.cancelled = true;
             }
-            PlatformEvent::Instance { instance, report } => self.reported(now, *instance, *report),
+            PlatformEvent::Instance { instance, report } => self.reported(now, *instance, *report)?,
             PlatformEvent::ProfileLearned { function, profile, memory } => {
                 let of = self.function(*function)?;
                 of.profile = Some(profile.clone());
                 of.memory = memory.map_or(of.memory, gshare_core::Bytes::get);
-                Ok(())
             }
-            PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => Ok(()),
+            PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => {}
         }
+        Ok(())
     }
 
     /// Checks an order of the platform and notes it.

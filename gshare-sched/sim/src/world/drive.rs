@@ -42,12 +42,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// As `Display`, so that `unwrap` in a test prints the story as a story.
-impl fmt::Debug for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_as_text::debug_as_text!(Failure);
 
 impl core::error::Error for Failure {}
 

@@ -1,7 +1,6 @@
 //! Everything that goes wrong in a run, in one list.
 
 use crate::rng::Rng;
-use core::fmt;
 use gshare_core::Duration;
 use std::collections::BTreeMap;
 
@@ -39,20 +38,16 @@ impl Fault {
     ];
 }
 
-/// As in a scenario: `device_lost`, `node_lost`, …
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::DeviceLost => "device_lost",
-            Self::NodeLost => "node_lost",
-            Self::InstanceDies => "instance_dies",
-            Self::StartRefused => "start_refused",
-            Self::LoadSlow => "load_slow",
-            Self::ReportLate => "report_late",
-            Self::ClientCancels => "client_cancels",
-        })
-    }
-}
+// As in a scenario: `device_lost`, `node_lost`, …
+gshare_core::display_as!(Fault {
+    DeviceLost => "device_lost",
+    NodeLost => "node_lost",
+    InstanceDies => "instance_dies",
+    StartRefused => "start_refused",
+    LoadSlow => "load_slow",
+    ReportLate => "report_late",
+    ClientCancels => "client_cancels",
+});
 
 /// The kinds of faults, and how often each comes. None by default.
 #[derive(Debug, Clone, PartialEq, Eq)]

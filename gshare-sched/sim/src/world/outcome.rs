@@ -11,7 +11,7 @@ pub(super) const WHOLE_AREA: u128 = 100_000_000;
 
 /// Time of whole devices.
 pub(super) fn device_time(area: Area) -> Duration {
-    Duration::from_nanos(u64::try_from(area / WHOLE_AREA).unwrap_or(u64::MAX))
+    Duration::from_wide_nanos(area / WHOLE_AREA)
 }
 
 /// The outcome of one function.
@@ -71,8 +71,7 @@ impl FunctionOutcome {
     /// Mean latency of the answered requests; 0 without any.
     pub fn mean(&self) -> Duration {
         let sum: u128 = self.latencies.iter().map(|latency| u128::from(latency.as_nanos())).sum();
-        let mean = sum / self.latencies.len().max(1) as u128;
-        Duration::from_nanos(u64::try_from(mean).unwrap_or(u64::MAX))
+        Duration::from_wide_nanos(sum / self.latencies.len().max(1) as u128)
     }
 
     /// Adds what another run showed of the same function.

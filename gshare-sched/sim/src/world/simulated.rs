@@ -23,9 +23,10 @@ pub(super) struct Device {
 }
 
 /// The state of an instance's processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Phase {
     /// They start and load onto the device.
+    #[default]
     Loading,
     /// They start and load into host memory.
     StartsParked,
@@ -42,7 +43,7 @@ pub(super) enum Phase {
 }
 
 /// The processes of an instance.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Body {
     pub(super) function: usize,
     pub(super) node: Option<NodeId>,
@@ -72,22 +73,7 @@ pub(super) struct Body {
 impl Body {
     /// An instance of a function that starts.
     pub(super) fn new(function: usize) -> Self {
-        Self {
-            function,
-            node: None,
-            parts: Vec::new(),
-            phase: Phase::Loading,
-            epoch: 0,
-            told: Timestamp::ZERO,
-            jobs: Vec::new(),
-            times: Vec::new(),
-            gpu_times: Vec::new(),
-            area: 0,
-            uses: Vec::new(),
-            rests: Timestamp::ZERO,
-            free: Vec::new(),
-            workers: Vec::new(),
-        }
+        Self { function, ..Self::default() }
     }
 
     /// Part of a device that its work takes at full pace, of 10^8.
@@ -459,7 +445,7 @@ impl<'a> Floor<'a> {
         (paced.left, paced.since, paced.pace) = (paced.left_at(now), now, pace);
         paced.epoch = paced.epoch.wrapping_add(1);
         let takes = (u128::from(paced.left) * u128::from(FULL)).div_ceil(u128::from(pace));
-        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        let takes = Duration::from_wide_nanos(takes);
         self.ends.push(End { job, epoch: paced.epoch, at: now.saturating_add(takes) });
     }
 }
@@ -483,8 +469,7 @@ fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
         profile.points().iter().filter(|point| (point.sm, point.quota) == (nearest.sm, nearest.quota));
     let work = |point: &ProfilePoint| {
         let quota = u128::from(point.batch) * u128::from(point.quota.get()) * 100_000_000;
-        let busy = quota / u128::from(point.throughput.as_milli().max(1));
-        Duration::from_nanos(u64::try_from(busy).unwrap_or(u64::MAX)).min(point.p50)
+        Duration::from_wide_nanos(quota / u128::from(point.throughput.as_milli().max(1))).min(point.p50)
     };
     there.map(|point| (point.batch, work(point))).collect()
 }

@@ -75,8 +75,7 @@ impl Bench {
     fn say(&mut self, index: usize, message: ToDaemon) {
         let Some(holder) = &self.holders[index] else { return };
         let (conn, peer) = (holder.conn, Peer { pid: 7, uid: 0 });
-        let mut out = Vec::new();
-        self.node.handle(self.now, NodeEvent::Received { conn, peer, frame: message }, &mut out).unwrap();
+        let out = self.node.orders(self.now, NodeEvent::Received { conn, peer, frame: message }).unwrap();
         self.hear(out);
     }
 
@@ -238,8 +237,7 @@ impl Bench {
 
     fn kill(&mut self, index: usize) {
         if let Some(holder) = self.holders.get_mut(index).and_then(Option::take) {
-            let mut out = Vec::new();
-            self.node.handle(self.now, NodeEvent::Closed { conn: holder.conn }, &mut out).unwrap();
+            let out = self.node.orders(self.now, NodeEvent::Closed { conn: holder.conn }).unwrap();
             self.hear(out);
         }
     }
@@ -248,8 +246,7 @@ impl Bench {
         let end = self.now.saturating_add(Duration::from_millis(ms));
         while let Some(due) = self.node.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            let mut out = Vec::new();
-            self.node.handle(self.now, NodeEvent::DeadlineReached, &mut out).unwrap();
+            let out = self.node.orders(self.now, NodeEvent::DeadlineReached).unwrap();
             self.hear(out);
         }
         self.now = end;
@@ -311,8 +308,7 @@ fn each_process_is_told_what_all_use_to_the_byte() {
     assert_eq!([0, 1, 2].map(|index| bench.view(index)), [306; 3]);
     bench.free(2, 3);
     assert_eq!([0, 1, 2].map(|index| bench.view(index)), [303; 3]);
-    let mut out = Vec::new();
-    bench.node.handle(bench.now, NodeEvent::UseAsked { question: 5 }, &mut out).unwrap();
+    let out = bench.node.orders(bench.now, NodeEvent::UseAsked { question: 5 }).unwrap();
     let asked = frames(out);
     assert_eq!(asked.len(), 3);
     for (nth, (conn, frame)) in asked.into_iter().enumerate() {

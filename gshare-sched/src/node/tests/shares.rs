@@ -77,8 +77,7 @@ impl Bench {
     fn say(&mut self, index: usize, message: ToDaemon) {
         let Some(process) = &self.processes[index] else { return };
         let (conn, peer) = (process.conn, Peer { pid: 7, uid: 0 });
-        let mut out = Vec::new();
-        self.node.handle(self.now, NodeEvent::Received { conn, peer, frame: message }, &mut out).unwrap();
+        let out = self.node.orders(self.now, NodeEvent::Received { conn, peer, frame: message }).unwrap();
         self.hear(out);
     }
 
@@ -171,8 +170,7 @@ impl Bench {
 
     fn kill(&mut self, index: usize) {
         if let Some(process) = self.processes[index].take() {
-            let mut out = Vec::new();
-            self.node.handle(self.now, NodeEvent::Closed { conn: process.conn }, &mut out).unwrap();
+            let out = self.node.orders(self.now, NodeEvent::Closed { conn: process.conn }).unwrap();
             self.hear(out);
         }
     }
@@ -212,8 +210,7 @@ impl Bench {
                 }
                 (_, Some(due)) if due <= end => {
                     self.now = self.now.max(due);
-                    let mut out = Vec::new();
-                    self.node.handle(self.now, NodeEvent::DeadlineReached, &mut out).unwrap();
+                    let out = self.node.orders(self.now, NodeEvent::DeadlineReached).unwrap();
                     self.hear(out);
                 }
                 _ => break,

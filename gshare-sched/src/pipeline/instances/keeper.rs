@@ -9,7 +9,7 @@ use gshare_core::pipeline::instances::{
 use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
 use gshare_core::request::Tier;
 use gshare_core::{
-    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp,
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, TimeWentBack, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -119,15 +119,7 @@ pub struct Keeper {
     pub(super) was_wanting: bool,
 }
 
-impl core::fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Keeper")
-            .field("last", &self.last)
-            .field("instances", &self.instances)
-            .field("slices", &self.slices)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Keeper { last, instances, slices });
 
 impl Keeper {
     /// A keeper of the slices of `node` that are free.
@@ -178,9 +170,7 @@ impl Keeper {
     }
 
     fn check(&self, now: Timestamp, event: &InstanceEvent) -> Result<(), InstanceError> {
-        if now < self.last {
-            return Err(InstanceError::TimeWentBack { now, last: self.last });
-        }
+        TimeWentBack::check(now, self.last)?;
         let known = |function: FunctionId| match self.functions.get(&function) {
             Some(of) if !of.removed => Ok(()),
             _ => Err(InstanceError::UnknownFunction { function }),

@@ -1,14 +1,12 @@
 //! Settings of the keeper.
 
 use super::{EvictionPolicy, KeepAlive};
-use core::fmt;
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
 /// Which of the plans that fit is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Choice {
     /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
@@ -48,8 +46,7 @@ impl Default for LoadCosts {
 
 impl LoadCosts {
     fn moved(bytes: Bytes, rate: u64) -> Duration {
-        let nanos = u128::from(bytes.get()) * 1_000_000_000 / u128::from(rate.max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(gshare_core::dag::MAX_TIME)
+        Duration::to_move(bytes, rate).min(gshare_core::dag::MAX_TIME)
     }
 
     /// From host memory to a slice.
@@ -63,107 +60,54 @@ impl LoadCosts {
     }
 }
 
-/// Settings of a [`Keeper`](super::Keeper). The defaults are ours; [`KeeperConfig::paper`] has the paper's, and
-/// [`KeeperConfig::monolithic`] those of platforms without pipelines and time sharing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct KeeperConfig {
-    /// Whether functions may be cut.
-    pub pipelines: bool,
-    /// Whether instances that are not busy take turns on shared slices.
-    pub time_sharing: bool,
-    /// Whether pipelines move to one slice when one is free.
-    pub migration: bool,
-    /// Whether pipelines that are not used are given up; in the paper they stay.
-    pub demote_pipelines: bool,
-    /// Whether slices of others that are not busy may be taken when none is free.
-    pub reclaim: bool,
-    /// With `reclaim`: whether a function that is behind is given an instance of one that is clearly less behind, or can
-    /// spare it. Waits become even and the longest shorter, and fewer requests are in time: what is behind is late
-    /// already, and slices that serve it, or start for it, are missed by those that could have been in time. So it is off.
-    pub even_out: bool,
-    /// Whether a shared instance that cannot serve in time gets company at once, before it is busy by `hot_above`.
-    pub hot_on_shortage: bool,
-    /// Which plan is taken.
-    pub choice: Choice,
-    /// With [`Choice::PerSlice`]: how much more than the least a plan may need and still be as good, in percent, as
-    /// long as nobody lacks slices. 10: a cut that gains less than that over one slice answers later, and its slices
-    /// work longer in all. 0: none may need more.
-    pub alike_percent: u32,
-    /// The policy that chooses the instance to evict.
-    pub eviction: EvictionPolicy,
-    /// How long functions stay warm.
-    pub keep_alive: KeepAlive,
-    /// Length of the windows in which use is measured. 10 s: far above a request, far below a keep-alive.
-    #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
-    pub window: Duration,
-    /// Use of a window from which an instance is busy. 30 % (section 5.3).
-    #[cfg_attr(feature = "serde", serde(rename = "hot_above_basis_points"))]
-    pub hot_above: BasisPoints,
-    /// Use of a window below which it no longer is. 15 %: what makes an instance hot does not cool it again.
-    #[cfg_attr(feature = "serde", serde(rename = "hot_below_basis_points"))]
-    pub hot_below: BasisPoints,
-    /// Windows in a row for that. 6: a minute.
-    pub cool_windows: u32,
-    /// Shared instances that a function may have. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
-    pub max_shared: u32,
-    /// Instances of a function that may be starting at a time.
-    pub max_starting: u32,
-    /// The costs of loading.
-    pub load: LoadCosts,
-}
-
-gshare_core::with_fields!(KeeperConfig {
-    with_pipelines(pipelines: bool),
-    with_time_sharing(time_sharing: bool),
-    with_migration(migration: bool),
-    with_demote_pipelines(demote_pipelines: bool),
-    with_reclaim(reclaim: bool),
-    with_even_out(even_out: bool),
-    with_hot_on_shortage(hot_on_shortage: bool),
-    with_choice(choice: Choice),
-    with_alike_percent(alike_percent: u32),
-    with_eviction(eviction: EvictionPolicy),
-    with_keep_alive(keep_alive: KeepAlive),
-    with_window(window: Duration),
-    with_hot_above(hot_above: BasisPoints),
-    with_hot_below(hot_below: BasisPoints),
-    with_cool_windows(cool_windows: u32),
-    with_max_shared(max_shared: u32),
-    with_max_starting(max_starting: u32),
-    with_load(load: LoadCosts),
-});
-
-impl Default for KeeperConfig {
-    fn default() -> Self {
-        Self {
-            pipelines: true,
-            time_sharing: true,
-            migration: true,
-            demote_pipelines: true,
-            reclaim: true,
-            even_out: false,
-            hot_on_shortage: true,
-            choice: Choice::Ranked,
-            alike_percent: 10,
-            eviction: EvictionPolicy::default(),
-            keep_alive: KeepAlive::default(),
-            window: Duration::from_secs(10),
-            hot_above: points(30),
-            hot_below: points(15),
-            cool_windows: 6,
-            max_shared: 2,
-            max_starting: 4,
-            load: LoadCosts::default(),
-        }
+crate::config::settings! {
+    /// Settings of a [`Keeper`](super::Keeper). The defaults are ours; [`KeeperConfig::paper`] has the paper's, and
+    /// [`KeeperConfig::monolithic`] those of platforms without pipelines and time sharing.
+    pub struct KeeperConfig {
+        /// Whether functions may be cut.
+        pub pipelines: bool = true, with_pipelines;
+        /// Whether instances that are not busy take turns on shared slices.
+        pub time_sharing: bool = true, with_time_sharing;
+        /// Whether pipelines move to one slice when one is free.
+        pub migration: bool = true, with_migration;
+        /// Whether pipelines that are not used are given up; in the paper they stay.
+        pub demote_pipelines: bool = true, with_demote_pipelines;
+        /// Whether slices of others that are not busy may be taken when none is free.
+        pub reclaim: bool = true, with_reclaim;
+        /// With `reclaim`: whether a function that is behind is given an instance of one that is clearly less behind, or can
+        /// spare it. Waits become even and the longest shorter, and fewer requests are in time: what is behind is late
+        /// already, and slices that serve it, or start for it, are missed by those that could have been in time. So it is off.
+        pub even_out: bool = false, with_even_out;
+        /// Whether a shared instance that cannot serve in time gets company at once, before it is busy by `hot_above`.
+        pub hot_on_shortage: bool = true, with_hot_on_shortage;
+        /// Which plan is taken.
+        pub choice: Choice = Choice::Ranked, with_choice;
+        /// With [`Choice::PerSlice`]: how much more than the least a plan may need and still be as good, in percent, as
+        /// long as nobody lacks slices. 10: a cut that gains less than that over one slice answers later, and its slices
+        /// work longer in all. 0: none may need more.
+        pub alike_percent: u32 = 10, with_alike_percent;
+        /// The policy that chooses the instance to evict.
+        pub eviction: EvictionPolicy = EvictionPolicy::default(), with_eviction;
+        /// How long functions stay warm.
+        pub keep_alive: KeepAlive = KeepAlive::default(), with_keep_alive;
+        /// Length of the windows in which use is measured. 10 s: far above a request, far below a keep-alive.
+        #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
+        pub window: Duration = Duration::from_secs(10), with_window;
+        /// Use of a window from which an instance is busy. 30 % (section 5.3).
+        #[cfg_attr(feature = "serde", serde(rename = "hot_above_basis_points"))]
+        pub hot_above: BasisPoints = BasisPoints::percent(30), with_hot_above;
+        /// Use of a window below which it no longer is. 15 %: what makes an instance hot does not cool it again.
+        #[cfg_attr(feature = "serde", serde(rename = "hot_below_basis_points"))]
+        pub hot_below: BasisPoints = BasisPoints::percent(15), with_hot_below;
+        /// Windows in a row for that. 6: a minute.
+        pub cool_windows: u32 = 6, with_cool_windows;
+        /// Shared instances that a function may have. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
+        pub max_shared: u32 = 2, with_max_shared;
+        /// Instances of a function that may be starting at a time.
+        pub max_starting: u32 = 4, with_max_starting;
+        /// The costs of loading.
+        pub load: LoadCosts = LoadCosts::default(), with_load;
     }
-}
-
-fn points(percent: u16) -> BasisPoints {
-    BasisPoints::from_percent(percent).unwrap_or(BasisPoints::WHOLE)
 }
 
 impl KeeperConfig {
@@ -177,7 +121,7 @@ impl KeeperConfig {
             choice: Choice::Ranked,
             eviction: EvictionPolicy::Lru,
             keep_alive: KeepAlive::PAPER,
-            hot_below: points(30),
+            hot_below: BasisPoints::percent(30),
             cool_windows: 1,
             max_shared: 1,
             ..Self::default()
@@ -191,37 +135,19 @@ impl KeeperConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let bad = |field, value: &dyn fmt::Display, bound| Err(ConfigError::new(field, value, bound));
-        if self.window.is_zero() {
-            return bad("window", &0, "need more than 0");
-        }
-        if self.hot_below > self.hot_above {
-            return bad("hot_below", &self.hot_below, "need at most hot_above");
-        }
-        for (field, value) in [
-            ("cool_windows", self.cool_windows),
-            ("max_shared", self.max_shared),
-            ("max_starting", self.max_starting),
-        ] {
-            if value == 0 {
-                return bad(field, &0, "need more than 0");
-            }
-        }
-        for (field, rate) in [
-            ("host_bytes_per_second", self.load.host_bytes_per_second),
-            ("storage_bytes_per_second", self.load.storage_bytes_per_second),
-        ] {
-            if rate == 0 {
-                return bad(field, &0, "need more than 0");
-            }
-        }
+        let bad = |field| Err(ConfigError::new(field, 0, "need more than 0"));
+        let load = &self.load;
+        gshare_core::check_fields!(self {
+            window in Duration::from_nanos(1).., "need more than 0";
+            hot_below in ..=self.hot_above, "need at most hot_above";
+            cool_windows, max_shared, max_starting in 1.., "need more than 0";
+        })?;
+        gshare_core::check_fields!(load {
+            host_bytes_per_second, storage_bytes_per_second in 1.., "need more than 0";
+        })?;
         match (self.eviction, self.keep_alive) {
-            (EvictionPolicy::CostAware { half_life }, _) if half_life.is_zero() => {
-                bad("half_life", &0, "need more than 0")
-            }
-            (_, KeepAlive::Adaptive { break_even, .. }) if break_even.is_zero() => {
-                bad("break_even", &0, "need more than 0")
-            }
+            (EvictionPolicy::CostAware { half_life }, _) if half_life.is_zero() => bad("half_life"),
+            (_, KeepAlive::Adaptive { break_even, .. }) if break_even.is_zero() => bad("break_even"),
             _ => Ok(()),
         }
     }

@@ -191,16 +191,7 @@ pub struct FractionalPool {
     idle_gangs: BTreeSet<FunctionId>,
 }
 
-impl core::fmt::Debug for FractionalPool {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("FractionalPool")
-            .field("now", &self.now)
-            .field("devices", &self.devices.len())
-            .field("functions", &self.functions)
-            .field("instances", &self.instances)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances });
 
 const REGIME: Regime = Regime::Fractional;
 
@@ -240,26 +231,22 @@ impl FractionalPool {
         Self { order, ..self }
     }
 
-    fn unknown(what: impl core::fmt::Display) -> PoolError {
-        PoolError::Unknown { regime: REGIME, what: what.to_string() }
-    }
-
     fn check(&self, event: &PoolEvent) -> Result<(), PoolError> {
         let known = |function: &FunctionId| match self.functions.get(function) {
             Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::unknown(function)),
+            _ => Err(REGIME.unknown(function)),
         };
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => {
-                let bad = |why: &str| PoolError::BadDevice { gpu: *gpu, regime: REGIME, why: why.to_owned() };
+                let bad = |why| Err(REGIME.bad_device(*gpu, why));
                 match () {
-                    () if self.devices.contains_key(gpu) => Err(bad("it is already here")),
-                    () if spec.mig.is_some() => Err(bad("it has MIG slices")),
-                    () if spec.memory.get() == 0 => Err(bad("memory is 0, need more")),
+                    () if self.devices.contains_key(gpu) => bad("it is already here"),
+                    () if spec.mig.is_some() => bad("it has MIG slices"),
+                    () if spec.memory.get() == 0 => bad("memory is 0, need more"),
                     () => Ok(()),
                 }
             }
-            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(Self::unknown(gpu)),
+            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(REGIME.unknown(gpu)),
             PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
             PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
                 known(function)
@@ -267,46 +254,44 @@ impl FractionalPool {
             PoolEvent::Arrived { request, function, .. } => {
                 known(function)?;
                 if self.functions[function].gang.is_some() {
-                    let why = "a training function answers no requests".to_owned();
-                    return Err(PoolError::Unsuitable { function: *function, regime: REGIME, why });
+                    return Err(REGIME.unsuitable(*function, "a training function answers no requests"));
                 }
-                if self.requests.contains_key(request) { Err(Self::unknown(request)) } else { Ok(()) }
+                if self.requests.contains_key(request) { Err(REGIME.unknown(request)) } else { Ok(()) }
             }
             PoolEvent::Done { request, .. } => match self.requests.get(request).and_then(|of| of.on) {
                 Some(_) => Ok(()),
-                None => Err(Self::unknown(request)),
+                None => Err(REGIME.unknown(request)),
             },
             PoolEvent::Cancelled { request } => match self.requests.get(request) {
                 Some(Request { on: None, .. }) => Ok(()),
-                _ => Err(Self::unknown(request)),
+                _ => Err(REGIME.unknown(request)),
             },
             // Names are given out in order: a smaller one was an instance that is gone.
             PoolEvent::Instance { instance, .. } if instance.number() >= self.next => {
-                Err(Self::unknown(instance))
+                Err(REGIME.unknown(instance))
             }
             _ => Ok(()),
         }
     }
 
     fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let bad = |why: String| Err(PoolError::Unsuitable { function, regime: REGIME, why });
+        let bad = |why: &str| Err(REGIME.unsuitable(function, why));
         if self.functions.contains_key(&function) {
-            return bad("it is already here, or instances of the one before it are not gone".to_owned());
+            return bad("it is already here, or instances of the one before it are not gone");
         }
         if spec.memory.get() == 0 {
-            return bad("memory is 0, need more".to_owned());
+            return bad("memory is 0, need more");
         }
         match &spec.work {
-            Work::Pipeline { .. } => bad("a pipeline needs MIG slices".to_owned()),
-            Work::Inference { profile: None } => bad("it has no profile".to_owned()),
+            Work::Pipeline { .. } => bad("a pipeline needs MIG slices"),
+            Work::Inference { profile: None } => bad("it has no profile"),
             Work::Inference { profile: Some(_) } => Ok(()),
             Work::Training { workers, .. } if !(1..=64).contains(workers) => {
-                bad(format!("workers is {workers}, need 1 to 64"))
+                bad(&format!("workers is {workers}, need 1 to 64"))
             }
-            Work::Training { share, .. } => match share.demand().validate() {
-                Ok(()) => Ok(()),
-                Err(error) => bad(error.to_string()),
-            },
+            Work::Training { share, .. } => {
+                share.demand().validate().map_err(|error| REGIME.unsuitable(function, error))
+            }
         }
     }
 
@@ -343,11 +328,7 @@ impl FractionalPool {
     }
 
     fn join(&mut self, gpu: GpuId, spec: DeviceSpec) -> Result<(), PoolError> {
-        self.packer.add_gpu(gpu, GpuSpec::new(spec.memory)).map_err(|error| PoolError::BadDevice {
-            gpu,
-            regime: REGIME,
-            why: error.to_string(),
-        })?;
+        self.packer.add_gpu(gpu, GpuSpec::new(spec.memory)).map_err(|error| REGIME.bad_device(gpu, error))?;
         self.devices.insert(gpu, spec);
         self.room_changed = true;
         Ok(())
@@ -456,27 +437,23 @@ impl Engine for FractionalPool {
                         max_instances: spec.max_instances,
                     };
                     let added = HorizontalEvent::FunctionAdded { function: *function, spec: of };
-                    self.scaler.handle(now, added, &mut scaled).map_err(|error| PoolError::Unsuitable {
-                        function: *function,
-                        regime: REGIME,
-                        why: error.to_string(),
-                    })?;
+                    self.scaler
+                        .handle(now, added, &mut scaled)
+                        .map_err(|error| REGIME.unsuitable(*function, error))?;
                 }
             }
             PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                let trains = self.functions[function].gang.is_some();
-                if !trains {
-                    let activated = u32::from(self.functions[function].activated);
+                let of = &self.functions[function];
+                if of.gang.is_none() {
+                    let activated = u32::from(of.activated);
                     let changed = HorizontalEvent::BoundsChanged {
                         function: *function,
                         min_instances: (*min_instances).max(activated),
                         max_instances: *max_instances,
                     };
-                    self.scaler.handle(now, changed, &mut scaled).map_err(|error| PoolError::Unsuitable {
-                        function: *function,
-                        regime: REGIME,
-                        why: error.to_string(),
-                    })?;
+                    self.scaler
+                        .handle(now, changed, &mut scaled)
+                        .map_err(|error| REGIME.unsuitable(*function, error))?;
                 }
             }
             _ => {}

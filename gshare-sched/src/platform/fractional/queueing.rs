@@ -17,8 +17,7 @@ impl Instance {
 impl Function {
     /// The time that its ready instances need for what waits.
     fn behind(&self) -> Duration {
-        let nanos = self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1);
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        Duration::from_wide_nanos(self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1))
     }
 }
 

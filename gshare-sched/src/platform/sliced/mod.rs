@@ -66,7 +66,7 @@ use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, SharedSlice,
-    SmShare, Timestamp,
+    SmShare, TimeWentBack, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -76,9 +76,8 @@ const SHORT_LASTS: Duration = Duration::from_secs(1);
 
 /// The policy that gives requests to instances on slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum RouterSettings {
     /// By slack (FluidFaaS, section 5.3).
     Slack(RouterConfig),
@@ -105,30 +104,13 @@ impl RouterSettings {
     }
 }
 
-/// Settings of a [`SlicedPool`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-#[non_exhaustive]
-pub struct SlicedConfig {
-    /// The policy that gives requests to instances.
-    pub router: RouterSettings,
-    /// Settings of the keeper of each node.
-    pub keeper: KeeperConfig,
-}
-
-impl SlicedConfig {
-    /// The same with another router.
-    #[must_use]
-    pub fn with_router(self, router: RouterSettings) -> Self {
-        Self { router, ..self }
-    }
-
-    /// The same with other keepers.
-    #[must_use]
-    pub fn with_keeper(self, keeper: KeeperConfig) -> Self {
-        Self { keeper, ..self }
+crate::config::settings! {
+    /// Settings of a [`SlicedPool`].
+    pub struct SlicedConfig {
+        /// The policy that gives requests to instances.
+        pub router: RouterSettings = RouterSettings::default(), with_router;
+        /// Settings of the keeper of each node.
+        pub keeper: KeeperConfig = KeeperConfig::default(), with_keeper;
     }
 }
 
@@ -255,15 +237,7 @@ pub struct SlicedPool {
     version: u64,
 }
 
-impl core::fmt::Debug for SlicedPool {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SlicedPool")
-            .field("now", &self.now)
-            .field("gpus", &self.gpus)
-            .field("instances", &self.instances)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
 
 impl SlicedPool {
     /// A pool without devices, with our keepers.
@@ -310,68 +284,38 @@ impl SlicedPool {
 
     const REGIME: Regime = Regime::Sliced;
 
-    fn unknown(what: impl Into<String>) -> PoolError {
-        PoolError::Unknown { regime: Self::REGIME, what: what.into() }
-    }
-
-    fn refused(why: impl Into<String>) -> PoolError {
-        PoolError::Refused { regime: Self::REGIME, why: why.into() }
-    }
-
-    fn bad_device(gpu: GpuId, why: impl Into<String>) -> PoolError {
-        PoolError::BadDevice { gpu, regime: Self::REGIME, why: why.into() }
-    }
-
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        if now < self.now {
-            return Err(Self::refused(format!("time went back: now {now}, last event at {}", self.now)));
-        }
+        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
+        self.tickets.check(Self::REGIME, event)?;
         let known = |function: FunctionId| match self.functions.get(&function) {
             Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::unknown(function.to_string())),
+            _ => Err(Self::REGIME.unknown(function)),
         };
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
-            PoolEvent::DeviceLost { gpu } if !self.gpus.contains_key(gpu) => {
-                Err(Self::unknown(gpu.to_string()))
-            }
+            PoolEvent::DeviceLost { gpu } if !self.gpus.contains_key(gpu) => Err(Self::REGIME.unknown(gpu)),
             PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
             PoolEvent::BoundsChanged { function, max_instances: 0, .. } => known(*function).and_then(|()| {
-                Err(Self::refused(format!("max_instances of {function} is 0: need more than 0")))
+                Err(Self::REGIME.refused(format_args!("max_instances of {function} is 0: need more than 0")))
             }),
-            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
-                known(*function)
-            }
-            PoolEvent::Arrived { request, function, .. } => {
-                known(*function)?;
-                match self.tickets.get(*request) {
-                    Some(_) => Err(Self::refused(format!("{request} is already here"))),
-                    None => Ok(()),
-                }
-            }
-            PoolEvent::Done { request, .. } => match self.tickets.get(*request) {
-                Some(held) if held.on.is_some() => Ok(()),
-                _ => Err(Self::unknown(format!("{request} as one that runs"))),
-            },
-            PoolEvent::Cancelled { request } => match self.tickets.get(*request) {
-                Some(held) if held.on.is_none() => Ok(()),
-                _ => Err(Self::unknown(format!("{request} as one that waits"))),
-            },
+            PoolEvent::BoundsChanged { function, .. }
+            | PoolEvent::FunctionRemoved { function }
+            | PoolEvent::Arrived { function, .. } => known(*function),
             _ => Ok(()),
         }
     }
 
     fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why: String| Err(Self::bad_device(gpu, why));
+        let bad = |why: &str| Err(Self::REGIME.bad_device(gpu, why));
         if self.gpus.contains_key(&gpu) {
-            return bad("it is here already".to_owned());
+            return bad("it is here already");
         }
         let Some(layout) = spec.mig.as_ref().filter(|layout| !layout.slices().is_empty()) else {
-            return bad("mig has no slices: need one at least".to_owned());
+            return bad("mig has no slices: need one at least");
         };
         match self.nodes.get(&spec.node) {
-            Some(node) if node.model != *layout.model() => bad(format!(
+            Some(node) if node.model != *layout.model() => bad(&format!(
                 "mig.model is {}, that of the other devices of {} is {}: a node has one",
                 layout.model().name,
                 spec.node,
@@ -382,8 +326,7 @@ impl SlicedPool {
     }
 
     fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let unsuitable =
-            |why: &str| Err(PoolError::Unsuitable { function, regime: Self::REGIME, why: why.to_owned() });
+        let unsuitable = |why| Err(Self::REGIME.unsuitable(function, why));
         if self.functions.contains_key(&function) {
             return unsuitable("it is here already, or has instances that end");
         }
@@ -405,15 +348,17 @@ impl SlicedPool {
     fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
         let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
         let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
-        let bad = |why: String| Self::bad_device(gpu, why);
         if let Some(node) = self.nodes.get_mut(&spec.node) {
             let event = InstanceEvent::GpuJoined { gpu, slices };
-            node.keeper.handle(self.now, event, &mut actions).map_err(|error| bad(error.to_string()))?;
+            node.keeper
+                .handle(self.now, event, &mut actions)
+                .map_err(|error| Self::REGIME.bad_device(gpu, error))?;
         } else {
             let model = layout.model().clone();
             let gpus = vec![NodeGpu { gpu, free: slices, busy: Vec::new() }];
-            let slices = Slices::new(model.clone(), gpus).map_err(|error| bad(error.to_string()))?;
-            let keeper = (self.make_keeper)(&slices).map_err(|error| bad(error.to_string()))?;
+            let slices =
+                Slices::new(model.clone(), gpus).map_err(|error| Self::REGIME.bad_device(gpu, error))?;
+            let keeper = (self.make_keeper)(&slices).map_err(|error| Self::REGIME.bad_device(gpu, error))?;
             let node = Node { model, keeper, due: None, names: BTreeMap::new(), slices: BTreeMap::new() };
             self.nodes.insert(spec.node, node);
         }
@@ -545,9 +490,7 @@ impl SlicedPool {
         let busy = match one.home {
             // The part of it that its busiest slice worked.
             Home::Exclusive { latency, interval, .. } => {
-                let nanos = u128::from(took.as_nanos()) * u128::from(interval.as_nanos())
-                    / u128::from(latency.as_nanos().max(1));
-                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(took)
+                took.scaled(interval.as_nanos(), latency.as_nanos()).min(took)
             }
             _ => took,
         };

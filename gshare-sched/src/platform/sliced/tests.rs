@@ -1,16 +1,14 @@
 //! The mappings one by one, with a host that answers as the test says.
 
 use super::*;
+use crate::platform::testing::{self, dispatch, park, reject};
 use gshare_core::Quota;
 use gshare_core::dag::Component;
 use gshare_core::platform::{InstanceReport, MigLayout};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::Tier;
 
-struct Host {
-    pool: SlicedPool,
-    now: u64,
-}
+type Host = testing::Host<SlicedPool>;
 
 impl Host {
     fn new(devices: &[(u32, u32, &[&str])]) -> Self {
@@ -21,29 +19,6 @@ impl Host {
         host
     }
 
-    /// Gives the orders, and checks that there are none where the pool refuses.
-    fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PlatformAction>, String> {
-        let mut actions = Vec::new();
-        let before = format!("{:?}", self.pool);
-        let told = self.pool.handle(Timestamp::from_millis(self.now), event, &mut actions);
-        if let Err(error) = told {
-            assert!(actions.is_empty());
-            assert_eq!(format!("{:?}", self.pool), before, "a refusal changes nothing");
-            return Err(error.to_string());
-        }
-        Ok(actions
-            .into_iter()
-            .filter_map(|action| match action {
-                PoolAction::Order(order) => Some(order),
-                PoolAction::Unmet { .. } => None,
-            })
-            .collect())
-    }
-
-    fn tell(&mut self, event: PoolEvent) -> Vec<PlatformAction> {
-        self.try_tell(event).unwrap()
-    }
-
     fn join(&mut self, gpu: u32, node: u32, slices: &[&str]) -> Vec<PlatformAction> {
         self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec: mig(node, "A100-80", slices) })
     }
@@ -51,23 +26,6 @@ impl Host {
     fn add(&mut self, function: u32, spec: FunctionSpec) {
         let event = PoolEvent::FunctionAdded { function: FunctionId::new(function), spec: Box::new(spec) };
         assert_eq!(self.tell(event), []);
-    }
-
-    fn request(&mut self, request: u64, function: u32, deadline: Option<u64>) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Arrived {
-            request: RequestId::new(request),
-            function: FunctionId::new(function),
-            arrived: Timestamp::from_millis(self.now),
-            deadline: deadline.map(Timestamp::from_millis),
-        })
-    }
-
-    fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
-    }
-
-    fn done(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Done { request: RequestId::new(request), took: Duration::from_millis(20) })
     }
 
     fn lives(&self) -> Vec<(u64, Life, usize)> {
@@ -100,18 +58,6 @@ fn chain(components: usize, gib: u64) -> FunctionSpec {
     spec.with_slo(Duration::from_secs(60)).with_instances(0, 8)
 }
 
-fn park(instance: u64) -> PlatformAction {
-    PlatformAction::Park { instance: InstanceId::new(instance) }
-}
-
-fn dispatch(request: u64, instance: u64) -> PlatformAction {
-    PlatformAction::Dispatch { request: RequestId::new(request), instance: InstanceId::new(instance) }
-}
-
-fn reject(request: u64, reason: Rejection) -> PlatformAction {
-    PlatformAction::Reject { request: RequestId::new(request), reason }
-}
-
 fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
     matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.number() == instance && parts.len() == 1)
 }
@@ -122,7 +68,7 @@ fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
     host.add(1, chain(1, 12));
-    let start = host.request(0, 0, None);
+    let start = host.arrive(0, 0, None);
     let [PlatformAction::Start { instance, parts, from: Tier::Disk, parked: true, .. }] = &start[..] else {
         panic!("{start:?}")
     };
@@ -132,7 +78,7 @@ fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     assert_eq!(host.lives(), [(0, Life::Parked, 1)], "on its way");
     assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
     assert_eq!(host.done(0), []);
-    host.request(1, 1, None);
+    host.arrive(1, 1, None);
     assert_eq!(host.report(1, InstanceReport::Ready), [park(0)], "and no unpark yet");
     assert_eq!(host.report(1, InstanceReport::Unparked), [], "a report of what was not ordered");
     let come = host.report(0, InstanceReport::Parked);
@@ -148,11 +94,11 @@ fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
     host.add(1, chain(1, 12));
-    host.request(0, 0, None);
+    host.arrive(0, 0, None);
     host.report(0, InstanceReport::Ready);
     host.report(0, InstanceReport::Unparked);
     host.done(0);
-    host.request(1, 1, None);
+    host.arrive(1, 1, None);
     assert_eq!(host.report(1, InstanceReport::Ready), [park(0)]);
     let come = host.report(0, InstanceReport::Gone);
     assert!(is_unpark(&come, 1), "{come:?}");
@@ -162,8 +108,8 @@ fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
 fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_once() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
-    host.request(0, 0, Some(500));
-    host.request(1, 0, None);
+    host.arrive(0, 0, Some(500));
+    host.arrive(1, 0, None);
     host.now = 400;
     assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
     assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(500)));
@@ -171,7 +117,7 @@ fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_on
     assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
     assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
     // Its name may be used again at once.
-    assert_eq!(host.request(0, 0, None), []);
+    assert_eq!(host.arrive(0, 0, None), []);
     host.now = 600;
     assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(1, 0)]);
     assert_eq!(host.done(1), [dispatch(0, 0)]);
@@ -181,7 +127,7 @@ fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_on
 fn a_pipeline_that_loses_a_part_is_gone_and_its_request_is_served_elsewhere() {
     let mut host = Host::new(&[(0, 0, &["1g.10gb"]), (1, 0, &["1g.10gb"])]);
     host.add(0, chain(2, 8));
-    let start = host.request(0, 0, None);
+    let start = host.arrive(0, 0, None);
     let [PlatformAction::Start { parts, parked: false, .. }] = &start[..] else { panic!("{start:?}") };
     let places: Vec<_> =
         parts.iter().map(|part| (part.gpu.number(), part.stage, part.components.len())).collect();
@@ -216,7 +162,7 @@ fn no_more_instances_are_started_than_the_function_may_have() {
         let mut host = Host::new(&[(0, 0, &["2g.20gb", "2g.20gb", "2g.20gb"])]);
         host.add(0, chain(1, 6).with_slo(Duration::from_millis(50)).with_instances(0, max));
         for request in 0..50 {
-            host.request(request, 0, None);
+            host.arrive(request, 0, None);
         }
         for _ in 0..20 {
             host.now += 100;
@@ -231,10 +177,10 @@ fn no_more_instances_are_started_than_the_function_may_have() {
 fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
-    host.request(0, 0, None);
+    host.arrive(0, 0, None);
     host.report(0, InstanceReport::Ready);
     host.report(0, InstanceReport::Unparked);
-    assert_eq!(host.request(1, 0, None), []);
+    assert_eq!(host.arrive(1, 0, None), []);
     let function = FunctionId::new(0);
     let removed = host.tell(PoolEvent::FunctionRemoved { function });
     let drain = PlatformAction::Drain { instance: InstanceId::new(0) };
@@ -255,7 +201,7 @@ fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name()
 fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
     let mut host = Host::new(&[]);
     host.add(0, chain(1, 30));
-    assert_eq!(host.request(0, 0, None), []);
+    assert_eq!(host.arrive(0, 0, None), []);
     assert_eq!(host.join(0, 0, &["2g.20gb"]), [reject(0, Rejection::NeverFits)]);
     let mut actions = Vec::new();
     for request in 1..3 {
@@ -267,7 +213,7 @@ fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
     let order = |request| PoolAction::Order(reject(request, Rejection::NeverFits));
     assert_eq!(actions, [order(1), unmet, order(2)], "told once");
     host.join(1, 0, &["3g.40gb"]);
-    let start = host.request(3, 0, None);
+    let start = host.arrive(3, 0, None);
     assert!(
         matches!(&start[..], [PlatformAction::Start { parts, .. }] if parts[0].gpu == GpuId::new(1)),
         "{start:?}"

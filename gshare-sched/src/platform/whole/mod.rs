@@ -49,11 +49,11 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler};
+use gshare_core::request::{ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler};
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    Timestamp,
+    TimeWentBack, Timestamp,
 };
 use gshare_core::{SmShare, resource::QuotaRange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -108,15 +108,7 @@ pub struct WholePool {
     tasks: VecDeque<RequestEvent>,
 }
 
-impl core::fmt::Debug for WholePool {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("WholePool")
-            .field("now", &self.now)
-            .field("devices", &self.devices)
-            .field("instances", &self.instances)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(WholePool { now, devices, instances });
 
 impl WholePool {
     const REGIME: Regime = Regime::Whole;
@@ -150,53 +142,29 @@ impl WholePool {
         Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
     }
 
-    fn unknown(what: impl Into<String>) -> PoolError {
-        PoolError::Unknown { regime: Self::REGIME, what: what.into() }
-    }
-
-    fn refused(why: impl Into<String>) -> PoolError {
-        PoolError::Refused { regime: Self::REGIME, why: why.into() }
-    }
-
     /// Refuses what cannot be done, before anything is changed.
     fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        if now < self.now {
-            return Err(Self::refused(format!("time went back: now {now}, last event at {}", self.now)));
-        }
+        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
+        self.tickets.check(Self::REGIME, event)?;
         let known = |function: FunctionId| match self.functions.get(&function) {
             Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::unknown(function.to_string())),
+            _ => Err(Self::REGIME.unknown(function)),
         };
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
             PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
-                Err(Self::unknown(gpu.to_string()))
+                Err(Self::REGIME.unknown(gpu))
             }
             PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
-                known(*function)
-            }
-            PoolEvent::Arrived { request, function, .. } => {
-                known(*function)?;
-                match self.tickets.get(*request) {
-                    Some(_) => Err(Self::refused(format!("{request} is already here"))),
-                    None => Ok(()),
-                }
-            }
-            PoolEvent::Done { request, .. } => match self.tickets.get(*request) {
-                Some(held) if held.on.is_some() => Ok(()),
-                _ => Err(Self::unknown(format!("{request} as one that runs"))),
-            },
-            PoolEvent::Cancelled { request } => match self.tickets.get(*request) {
-                Some(held) if held.on.is_none() => Ok(()),
-                _ => Err(Self::unknown(format!("{request} as one that waits"))),
-            },
+            PoolEvent::BoundsChanged { function, .. }
+            | PoolEvent::FunctionRemoved { function }
+            | PoolEvent::Arrived { function, .. } => known(*function),
             _ => Ok(()),
         }
     }
 
     fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why: &str| Err(PoolError::BadDevice { gpu, regime: Self::REGIME, why: why.to_owned() });
+        let bad = |why| Err(Self::REGIME.bad_device(gpu, why));
         if self.devices.contains_key(&gpu) {
             return bad("it is here already");
         }
@@ -210,24 +178,25 @@ impl WholePool {
     }
 
     fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let unsuitable = |why: String| Err(PoolError::Unsuitable { function, regime: Self::REGIME, why });
+        let unsuitable = |why: &str| Err(Self::REGIME.unsuitable(function, why));
         if self.functions.contains_key(&function) {
-            return unsuitable("it is here already, or has instances that end".to_owned());
+            return unsuitable("it is here already, or has instances that end");
         }
         let Some(infer) = infer(spec) else {
-            let why = "need an inference function whose profile has a point of batch 1 with a p50 above 0";
-            return unsuitable(format!("work: {why}"));
+            return unsuitable(
+                "work: need an inference function whose profile has a point of batch 1 with a p50 above 0",
+            );
         };
         let hour = Duration::from_secs(3_600);
         for (field, time) in
             [("load_disk", spec.load_disk), ("load_host", spec.load_host), ("p50 of the profile", infer)]
         {
             if time > hour {
-                return unsuitable(format!("{field} is {time}: need at most {hour}"));
+                return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
         match spec.memory {
-            Bytes::ZERO => unsuitable("memory is 0: need more than 0".to_owned()),
+            Bytes::ZERO => unsuitable("memory is 0: need more than 0"),
             _ => Ok(()),
         }
     }
@@ -236,19 +205,14 @@ impl WholePool {
     fn try_tell(
         &mut self,
         event: RequestEvent,
-        refused: impl FnOnce(String) -> PoolError,
+        refused: impl FnOnce(RequestError) -> PoolError,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        let mut orders = Vec::new();
-        match self.scheduler.handle(self.now, event, &mut orders) {
-            Ok(()) => {
-                for order in orders {
-                    self.obey(order, actions);
-                }
-                Ok(())
-            }
-            Err(error) => Err(refused(error.to_string())),
+        let orders = self.scheduler.orders(self.now, event).map_err(refused)?;
+        for order in orders {
+            self.obey(order, actions);
         }
+        Ok(())
     }
 
     /// Has the scheduler take what it alone can judge, before anything else is changed.
@@ -257,20 +221,17 @@ impl WholePool {
             PoolEvent::DeviceJoined { gpu, spec } => {
                 let DeviceSpec { node, kind, memory, .. } = *spec;
                 let joined = RequestEvent::GpuJoined { gpu: *gpu, kind, node, memory };
-                let bad = |why| PoolError::BadDevice { gpu: *gpu, regime: Self::REGIME, why };
-                self.try_tell(joined, bad, actions)
+                self.try_tell(joined, |why| Self::REGIME.bad_device(*gpu, why), actions)
             }
             PoolEvent::TenantLimited { tenant, limits } => {
                 let limited = RequestEvent::TenantLimited { tenant: *tenant, limits: *limits };
-                self.try_tell(limited, Self::refused, actions)
+                self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
             }
             PoolEvent::FunctionAdded { function, spec } => {
                 let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
                 let model = known.unwrap_or(ModelId::new(self.next_model));
                 let added = RequestEvent::ModelAdded { model, memory: spec.memory };
-                let unsuitable =
-                    |why| PoolError::Unsuitable { function: *function, regime: Self::REGIME, why };
-                self.try_tell(added, unsuitable, actions)?;
+                self.try_tell(added, |why| Self::REGIME.unsuitable(*function, why), actions)?;
                 match known {
                     Some(_) => {
                         self.retired.get_mut(&spec.memory).and_then(Vec::pop);
@@ -314,7 +275,7 @@ impl WholePool {
             return Ok(());
         }
         let told = match self.arrival(ticket) {
-            Some(event) => self.try_tell(event, Self::refused, actions),
+            Some(event) => self.try_tell(event, |why| Self::REGIME.refused(why), actions),
             None => Ok(()),
         };
         if told.is_err() {

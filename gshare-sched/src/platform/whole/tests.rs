@@ -1,14 +1,12 @@
 //! The mappings one by one, with a host that answers as the test says.
 
 use super::*;
+use crate::platform::testing::{self, dispatch, reject};
 use gshare_core::Quota;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::Tier;
 
-struct Host {
-    pool: WholePool,
-    now: u64,
-}
+type Host = testing::Host<WholePool>;
 
 impl Host {
     /// GPUs of 16 GiB.
@@ -19,27 +17,6 @@ impl Host {
             host.join(gpu);
         }
         host
-    }
-
-    /// Gives the orders, and checks that there are none where the pool refuses.
-    fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PoolAction>, String> {
-        let mut actions = Vec::new();
-        let before = format!("{:?}", self.pool);
-        let told = self.pool.handle(Timestamp::from_millis(self.now), event, &mut actions);
-        if let Err(error) = told {
-            assert!(actions.is_empty());
-            assert_eq!(format!("{:?}", self.pool), before, "a refusal changes nothing");
-            return Err(error.to_string());
-        }
-        Ok(actions)
-    }
-
-    fn tell(&mut self, event: PoolEvent) -> Vec<PlatformAction> {
-        let orders = |action| match action {
-            PoolAction::Order(order) => Some(order),
-            PoolAction::Unmet { .. } => None,
-        };
-        self.try_tell(event).unwrap().into_iter().filter_map(orders).collect()
     }
 
     fn join(&mut self, gpu: u32) -> Vec<PlatformAction> {
@@ -54,17 +31,7 @@ impl Host {
     }
 
     fn request(&mut self, request: u64, function: u32) -> Vec<PlatformAction> {
-        let (request, function) = (RequestId::new(request), FunctionId::new(function));
-        let arrived = Timestamp::from_millis(self.now);
-        self.tell(PoolEvent::Arrived { request, function, arrived, deadline: None })
-    }
-
-    fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
-    }
-
-    fn done(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Done { request: RequestId::new(request), took: Duration::from_millis(20) })
+        self.arrive(request, function, None)
     }
 }
 
@@ -89,14 +56,6 @@ fn started(actions: &[PlatformAction]) -> Option<(u64, u32, u32)> {
         }
         _ => None,
     }
-}
-
-fn dispatch(request: u64, instance: u64) -> PlatformAction {
-    PlatformAction::Dispatch { request: RequestId::new(request), instance: InstanceId::new(instance) }
-}
-
-fn reject(request: u64, reason: Rejection) -> PlatformAction {
-    PlatformAction::Reject { request: RequestId::new(request), reason }
 }
 
 fn ended(instance: u64, cause: StopCause) -> [PlatformAction; 2] {

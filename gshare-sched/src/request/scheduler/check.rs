@@ -4,14 +4,12 @@ use super::{LocalityScheduler, MAX_KINDS, Phase};
 use crate::request::cache::{CopyState, ModelCopy};
 use crate::request::queue::Place;
 use gshare_core::request::{ModelProfile, RequestError, RequestEvent};
-use gshare_core::{Bytes, Duration, Timestamp};
+use gshare_core::{Bytes, Duration, TimeWentBack, Timestamp};
 
 impl LocalityScheduler {
     /// Refuses what cannot be done, before anything is changed.
     pub(super) fn check(&self, now: Timestamp, event: &RequestEvent) -> Result<(), RequestError> {
-        if now < self.now {
-            return Err(RequestError::TimeWentBack { now, last: self.now });
-        }
+        TimeWentBack::check(now, self.now)?;
         let below = |field, value: u32, limit: u32| match value < limit {
             true => Ok(()),
             false => Err(RequestError::OutOfRange { field, value: value.into(), limit: limit.into() }),

@@ -3,7 +3,7 @@
 use super::{Gpu, LocalityScheduler, Phase};
 use gshare_core::request::{RequestAction, Tier};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 impl LocalityScheduler {
     pub(super) fn gpu_joined(
@@ -27,18 +27,8 @@ impl LocalityScheduler {
             node: node.number(),
             memory: memory.0,
             free: memory.0,
-            evicting: 0,
-            copies: Vec::new(),
-            pins: Vec::new(),
-            phase: Phase::Idle,
-            running: Vec::new(),
-            batch: 0,
-            local: VecDeque::new(),
-            local_ns: 0,
             until: self.now,
-            dispatches: 0,
-            clock: 0,
-            filed: (false, 0),
+            ..Gpu::default()
         });
         self.idle[index].insert((0, gpu.number()));
         self.live += 1;

@@ -147,8 +147,7 @@ impl LocalityScheduler {
             && let Some(costs) = self.models[model as usize].costs.iter_mut().find(|costs| costs.kind == kind)
         {
             // The time of one, from the time of the batch.
-            let one = u128::from(took.as_nanos()) * 10_000 / u128::from(10_000 + marginal * (batch - 1));
-            costs.infer.observe(Duration::from_nanos(u64::try_from(one).unwrap_or(u64::MAX)));
+            costs.infer.observe(took.scaled(10_000, 10_000 + marginal * (batch - 1)));
         }
         self.stats.completed += 1;
         self.gone(slot, took.as_nanos() / batch);

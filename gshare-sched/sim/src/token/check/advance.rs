@@ -54,8 +54,7 @@ impl Advance {
         for (id, client) in book.on(gpu) {
             let lost = u128::from(request(client).as_nanos()) * u128::from(missed.as_nanos())
                 / u128::from(requests.as_nanos().max(1));
-            let fair =
-                request(client).saturating_sub(Duration::from_nanos(u64::try_from(lost).unwrap_or(u64::MAX)));
+            let fair = request(client).saturating_sub(Duration::from_wide_nanos(lost));
             let ahead = charged(client).saturating_add(self.of(id)).saturating_sub(fair).min(missed);
             self.ahead.insert(id, ahead);
         }
