@@ -1,7 +1,7 @@
 //! Writes the exports: one C function per name of the driver's table.
 //!
 //! Each name is a type in `symbol`, and `args` says what it is called with; where the table has a per-thread variant too
-//! (`_ptsz`, `_ptds`), a `Flavor` comes first and one type serves both. `entry!` in `src/driver.rs` gives a type its function;
+//! (`_ptsz`, `_ptds`), one type serves both: streams come as a `StreamArg`, and a call without one has a `Flavor` first. `entry!` in `src/driver.rs` gives a type its function;
 //! every other name answers `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are
 //! the table's.
 
@@ -64,6 +64,10 @@ const HANDLES: [&str; 14] = [
     "CUuserObject",
 ];
 
+fn is_stream(ty: &str) -> bool {
+    ty.replace(' ', "") == "sys::CUstream"
+}
+
 /// An exported name without the ending of a per-thread variant, and whether it had one.
 fn stem(name: &str) -> (&str, bool) {
     let stem = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
@@ -93,11 +97,17 @@ fn exports() -> Result<String, std::fmt::Error> {
     for (name, args) in ROWS {
         let (stem, per_thread) = stem(name);
         let params: Vec<String> = args.iter().map(|(arg, ty)| format!("{arg}: {ty}")).collect();
-        let mut values: Vec<&str> = args.iter().map(|(arg, _)| *arg).collect();
+        let mut values: Vec<String> = args.iter().map(|(arg, _)| (*arg).to_owned()).collect();
         let mut kinds: Vec<&str> = args.iter().map(|(_, ty)| *ty).collect();
         if flavored[stem] {
-            values.insert(0, if per_thread { "Flavor::PerThread" } else { "Flavor::Legacy" });
-            kinds.insert(0, "Flavor");
+            let flavor = if per_thread { "Flavor::PerThread" } else { "Flavor::Legacy" };
+            if !kinds.iter().any(|kind| is_stream(kind)) {
+                values.insert(0, flavor.to_owned());
+                kinds.insert(0, "Flavor");
+            }
+            for (value, kind) in values.iter_mut().zip(&mut kinds).filter(|(_, kind)| is_stream(kind)) {
+                (*value, *kind) = (format!("StreamArg({flavor}, {value})"), "StreamArg");
+            }
         }
         if !per_thread {
             writeln!(symbols, "pub(crate) struct {name};")?;

@@ -50,18 +50,18 @@ struct Shape2D {
 const _: () = assert!(size_of::<Shape2D>() == size_of::<sys::CUDA_ARRAY_DESCRIPTOR>());
 
 impl Shape {
-    fn row(&self) -> Result<u64, CUresult> {
+    fn row(&self) -> Res<u64> {
         let channel = match self.format {
             0x01 | 0x08 => 1,
             0x02 | 0x09 | 0x10 => 2,
             0x03 | 0x0a | 0x20 => 4,
             _ => return Err(NOT_SUPPORTED),
         };
-        refuse_if(self.width == 0 || !matches!(self.channels, 1 | 2 | 4), INVALID_VALUE)?;
+        invalid_if(self.width == 0 || !matches!(self.channels, 1 | 2 | 4))?;
         (self.width as u64).checked_mul(channel * u64::from(self.channels)).ok_or(INVALID_VALUE)
     }
 
-    fn bytes(&self) -> Result<u64, CUresult> {
+    fn bytes(&self) -> Res<u64> {
         let rows = (self.height.max(1) as u64).checked_mul(self.depth.max(1) as u64);
         rows.and_then(|rows| rows.checked_mul(self.row().ok()?)).ok_or(INVALID_VALUE)
     }
@@ -83,7 +83,7 @@ impl Shape {
     }
 }
 
-fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
+fn create(shape: Shape) -> Res<Ref<Array>> {
     let context = current()?;
     let (pitch, bytes) = (shape.row()?, shape.bytes()?);
     capture::not_while_capturing()?;
@@ -92,12 +92,12 @@ fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
 }
 
 entry!(cuArray3DCreate_v2, |pHandle, pAllocateArray| {
-    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
+    invalid_if(pHandle.is_null() || pAllocateArray.is_null())?;
     put(pHandle, create(pAllocateArray.cast::<Shape>().read_unaligned())?.handle())
 });
 
 entry!(cuArrayCreate_v2, |pHandle, pAllocateArray| {
-    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
+    invalid_if(pHandle.is_null() || pAllocateArray.is_null())?;
     let s = pAllocateArray.cast::<Shape2D>().read_unaligned();
     let shape = Shape {
         width: s.width,
@@ -110,26 +110,24 @@ entry!(cuArrayCreate_v2, |pHandle, pAllocateArray| {
     put(pHandle, create(shape)?.handle())
 });
 
-entry!(cuArrayDestroy, |hArray| {
-    driver()?;
-    let array = Object::<Array>::get(hArray)?;
+entry!(cuArrayDestroy, driver, |array: Array| {
     refuse_if(array.level || !array.retire(), INVALID_HANDLE)?;
     if array.address == 0 { Ok(()) } else { free(array.address) }
 });
 
-entry!(cuArray3DGetDescriptor_v2, |pArrayDescriptor, hArray| {
-    put(pArrayDescriptor.cast::<Shape>(), Object::<Array>::get(hArray)?.shape)
+entry!(cuArray3DGetDescriptor_v2, |pArrayDescriptor, hArray: Array| {
+    put(pArrayDescriptor.cast::<Shape>(), hArray.shape)
 });
 
-entry!(cuArrayGetDescriptor_v2, |pArrayDescriptor, hArray| {
-    let s = Object::<Array>::get(hArray)?.shape;
+entry!(cuArrayGetDescriptor_v2, |pArrayDescriptor, hArray: Array| {
+    let s = hArray.shape;
     let shape = Shape2D { width: s.width, height: s.height, format: s.format, channels: s.channels };
     put(pArrayDescriptor.cast::<Shape2D>(), shape)
 });
 
 /// Size and alignment, of arrays with deferred mapping only.
 unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: bool, bytes: u64) -> Answer {
-    refuse_if(out.is_null() || !deferred, INVALID_VALUE)?;
+    invalid_if(out.is_null() || !deferred)?;
     std::ptr::write_bytes(out, 0, 1);
     put(out.cast::<[u64; 2]>(), [bytes, 1])
 }
@@ -146,16 +144,15 @@ struct Mipmapped {
     address: u64,
     bytes: u64,
     deferred: bool,
-    levels: Vec<&'static Object<Array>>,
+    levels: Vec<Ref<Array>>,
 }
 
 impl Kind for Mipmapped {
     const MAGIC: u64 = 0x6773_6861_7265_4d49;
 }
 
-entry!(cuMipmappedArrayCreate, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
-    let context = current()?;
-    refuse_if(pHandle.is_null() || pMipmappedArrayDesc.is_null(), INVALID_VALUE)?;
+entry!(cuMipmappedArrayCreate, context, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
+    invalid_if(pHandle.is_null() || pMipmappedArrayDesc.is_null())?;
     capture::not_while_capturing()?;
     let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
@@ -184,9 +181,7 @@ entry!(cuMipmappedArrayCreate, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
     )
 });
 
-entry!(cuMipmappedArrayDestroy, |hMipmappedArray| {
-    driver()?;
-    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
+entry!(cuMipmappedArrayDestroy, driver, |mipmapped: Mipmapped| {
     refuse_if(!mipmapped.retire(), INVALID_HANDLE)?;
     for level in &mipmapped.levels {
         level.retire();
@@ -194,8 +189,7 @@ entry!(cuMipmappedArrayDestroy, |hMipmappedArray| {
     if mipmapped.address == 0 { Ok(()) } else { free(mipmapped.address) }
 });
 
-entry!(cuMipmappedArrayGetLevel, |pLevelArray, hMipmappedArray, level| {
-    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
+entry!(cuMipmappedArrayGetLevel, |pLevelArray, mipmapped: Mipmapped, level| {
     put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
 });
 

@@ -40,15 +40,21 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leaves a call with `error` where it must be refused: `refuse_if(flags != 0, INVALID_VALUE)?`.
+/// Leaves a call with `error` where it must be refused: `refuse_if(slot < 0, NOT_FOUND)?`.
 #[inline]
 pub(crate) fn refuse_if<E>(refused: bool, error: E) -> Result<(), E> {
     if refused { Err(error) } else { Ok(()) }
 }
 
+/// Leaves a call with `CUDA_ERROR_INVALID_VALUE` where an argument is wrong: `invalid_if(flags != 0)?`.
+#[inline]
+pub(crate) fn invalid_if(refused: bool) -> Answer {
+    refuse_if(refused, INVALID_VALUE)
+}
+
 /// Writes through an out-pointer of a C caller.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
-    refuse_if(to.is_null(), INVALID_VALUE)?;
+    invalid_if(to.is_null())?;
     to.write_unaligned(value);
     Ok(())
 }
@@ -93,7 +99,7 @@ pub(crate) struct Primary {
 
 #[derive(Debug, Default)]
 pub(crate) struct PrimaryState {
-    pub(crate) context: Option<&'static Object<Context>>,
+    pub(crate) context: Option<Ref<Context>>,
     pub(crate) retained: u32,
     pub(crate) flags: u32,
 }
@@ -127,7 +133,7 @@ extern "C" fn after_fork_in_child() {
 
 /// The driver, once initialised.
 #[inline]
-pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
+pub(crate) fn driver() -> Res<&'static Driver> {
     if STATE.load(Acquire) == READY
         && let Some(driver) = DRIVER.get()
     {
@@ -147,7 +153,7 @@ pub(crate) fn driver_version() -> u32 {
     release().number()
 }
 
-fn open_device() -> Result<Driver, CUresult> {
+fn open_device() -> Res<Driver> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
     let device = SimDevice::of_environment().map_err(|e| {
         say(&e);
@@ -217,12 +223,12 @@ impl Driver {
     }
 
     /// The profile of the device with an ordinal.
-    pub(crate) fn profile_at(&self, ordinal: i32) -> Result<&Profile, CUresult> {
+    pub(crate) fn profile_at(&self, ordinal: i32) -> Res<&Profile> {
         Ok(self.profile_of(self.gpu(ordinal)?))
     }
 
     /// GPU of the file for an ordinal.
-    pub(crate) fn gpu(&self, ordinal: i32) -> Result<u32, CUresult> {
+    pub(crate) fn gpu(&self, ordinal: i32) -> Res<u32> {
         usize::try_from(ordinal).ok().and_then(|i| self.visible.get(i)).copied().ok_or(INVALID_DEVICE)
     }
 
@@ -335,7 +341,7 @@ impl<T: Kind> Object<T> {
 
     /// The object behind a handle.
     #[inline]
-    pub(crate) unsafe fn get<H>(handle: *mut H) -> Result<&'static Self, CUresult> {
+    pub(crate) unsafe fn get<H>(handle: *mut H) -> Res<&'static Self> {
         let at = handle.cast::<Self>();
         refuse_if((at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC, T::BAD)?;
         Ok(&*at)
@@ -356,13 +362,101 @@ impl<T: Kind> Object<T> {
     }
 }
 
+/// A static reference to an object.
+pub(crate) type Ref<T> = &'static Object<T>;
+
+/// What an argument of a call stands for.
+pub(crate) trait Find<K> {
+    type Found;
+
+    /// # Safety
+    /// A handle is one that the driver gave out, or no address of the process's.
+    unsafe fn find(self) -> Res<Self::Found>;
+}
+
+impl<K: Kind, H> Find<K> for *mut H {
+    type Found = Ref<K>;
+
+    #[inline]
+    unsafe fn find(self) -> Res<Ref<K>> {
+        Object::get(self)
+    }
+}
+
+impl Find<Stream> for StreamArg {
+    type Found = Ref<Stream>;
+
+    #[inline]
+    unsafe fn find(self) -> Res<Ref<Stream>> {
+        stream(self)
+    }
+}
+
+/// The context of a handle, or the current one for a null handle.
+pub(crate) struct OrCurrent;
+
+impl<H> Find<OrCurrent> for *mut H {
+    type Found = Ref<Context>;
+
+    unsafe fn find(self) -> Res<Ref<Context>> {
+        driver()?;
+        if self.is_null() { current() } else { Object::get(self) }
+    }
+}
+
+/// A pointer that is not null.
+pub(crate) struct Given;
+
+impl<T> Find<Given> for *const T {
+    type Found = Self;
+
+    unsafe fn find(self) -> Res<Self> {
+        invalid_if(self.is_null()).map(|()| self)
+    }
+}
+
+impl<T> Find<Given> for *mut T {
+    type Found = Self;
+
+    unsafe fn find(self) -> Res<Self> {
+        invalid_if(self.is_null()).map(|()| self)
+    }
+}
+
+/// A visible device: its ordinal, and its GPU (or MIG device) of the file.
+#[derive(Clone, Copy)]
+pub(crate) struct Device {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: i32,
+    pub(crate) gpu: u32,
+}
+
+impl Find<Device> for CUdevice {
+    type Found = Device;
+
+    unsafe fn find(self) -> Res<Device> {
+        Device::at(self)
+    }
+}
+
+impl Device {
+    pub(crate) fn at(ordinal: i32) -> Res<Self> {
+        let driver = driver()?;
+        Ok(Self { driver, ordinal, gpu: driver.gpu(ordinal)? })
+    }
+
+    pub(crate) fn profile(self) -> &'static Profile {
+        self.driver.profile_of(self.gpu)
+    }
+}
+
 // --- Threads ---------------------------------------------------------------------------------------
 
 /// The state of a thread that a launch needs, in one place without a destructor: one look-up, no check.
 pub(crate) struct Thread {
-    context: Cell<Option<&'static Object<Context>>>,
+    context: Cell<Option<Ref<Context>>>,
     /// The thread's own stream in the context it used last.
-    own: Cell<Option<&'static Object<Stream>>>,
+    own: Cell<Option<Ref<Stream>>>,
     /// Where this thread counts launches that cost nothing, and whether it is the only one to.
     counter: Cell<Option<(&'static AtomicU64, bool)>>,
 }
@@ -371,15 +465,15 @@ thread_local! {
     static THREAD: Thread =
         const { Thread { context: Cell::new(None), own: Cell::new(None), counter: Cell::new(None) } };
     /// Never dropped: a destructor of a thread's is registered under the loader's lock, which a driver does not take to launch.
-    static STACK: ManuallyDrop<RefCell<Vec<&'static Object<Context>>>> =
+    static STACK: ManuallyDrop<RefCell<Vec<Ref<Context>>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    static OWN_STREAMS: RefCell<BTreeMap<u64, &'static Object<Stream>>> = const { RefCell::new(BTreeMap::new()) };
+    static OWN_STREAMS: RefCell<BTreeMap<u64, Ref<Stream>>> = const { RefCell::new(BTreeMap::new()) };
     pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The calling thread's current context.
 #[inline]
-pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
+pub(crate) fn current() -> Res<Ref<Context>> {
     match current_opt() {
         Some(context) if STATE.load(Relaxed) == READY => {
             if context.live() {
@@ -395,12 +489,12 @@ pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
     }
 }
 
-pub(crate) fn current_opt() -> Option<&'static Object<Context>> {
+pub(crate) fn current_opt() -> Option<Ref<Context>> {
     THREAD.with(|thread| thread.context.get())
 }
 
 /// Replaces the top of the calling thread's stack (`None` pops it).
-pub(crate) fn set_current(context: Option<&'static Object<Context>>) {
+pub(crate) fn set_current(context: Option<Ref<Context>>) {
     let _ = STACK.try_with(|stack| {
         let mut stack = stack.borrow_mut();
         stack.pop();
@@ -409,12 +503,12 @@ pub(crate) fn set_current(context: Option<&'static Object<Context>>) {
     });
 }
 
-pub(crate) fn push_current(context: &'static Object<Context>) {
+pub(crate) fn push_current(context: Ref<Context>) {
     let _ = STACK.try_with(|stack| stack.borrow_mut().push(context));
     THREAD.with(|thread| thread.context.set(Some(context)));
 }
 
-pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
+pub(crate) fn pop_current() -> Option<Ref<Context>> {
     STACK
         .try_with(|stack| {
             let mut stack = stack.borrow_mut();
@@ -428,7 +522,7 @@ pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
 
 /// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way.
 #[inline]
-pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> bool {
+pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool {
     THREAD.with(|thread| {
         let Some((counter, exclusive)) = thread.counter.get().or_else(|| first_count(thread)) else {
             return false;
@@ -482,8 +576,8 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     /// SMs of a green context or of an execution affinity.
     pub(crate) sms: Option<u32>,
-    pub(crate) legacy: OnceLock<&'static Object<Stream>>,
-    pub(crate) streams: Mutex<Vec<&'static Object<Stream>>>,
+    pub(crate) legacy: OnceLock<Ref<Stream>>,
+    pub(crate) streams: Mutex<Vec<Ref<Stream>>>,
     pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
     pub(crate) peers: Mutex<Vec<i32>>,
     /// Not 0 while the GPU is lost.
@@ -509,7 +603,7 @@ impl Context {
         flags: u32,
         sms: Option<u32>,
         charged: bool,
-    ) -> Result<&'static Object<Self>, CUresult> {
+    ) -> Res<Ref<Self>> {
         let driver = driver()?;
         let gpu = driver.gpu(ordinal)?;
         let lost = &driver.device.open_part().lost[gpu as usize];
@@ -547,12 +641,12 @@ impl Context {
         if self.lost.load(Relaxed) == 0 { Ok(()) } else { Err(GPU_LOST) }
     }
 
-    pub(crate) fn legacy(&self) -> Result<&'static Object<Stream>, CUresult> {
+    pub(crate) fn legacy(&self) -> Res<Ref<Stream>> {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
     /// All streams, the legacy one first.
-    pub(crate) fn all_streams(&self) -> Vec<&'static Object<Stream>> {
+    pub(crate) fn all_streams(&self) -> Vec<Ref<Stream>> {
         let mut all: Vec<_> = self.legacy.get().copied().into_iter().collect();
         all.extend(lock(&self.streams).iter().copied());
         all
@@ -571,7 +665,7 @@ pub(crate) enum StreamKind {
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
-    pub(crate) context: &'static Object<Context>,
+    pub(crate) context: Ref<Context>,
     pub(crate) kind: StreamKind,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
@@ -595,12 +689,12 @@ impl Kind for Stream {
 impl Stream {
     pub(crate) fn create(
         driver: &'static Driver,
-        context: &'static Object<Context>,
+        context: Ref<Context>,
         slot: u32,
         flags: u32,
         priority: i32,
         kind: StreamKind,
-    ) -> &'static Object<Self> {
+    ) -> Ref<Self> {
         let done = driver.device.completed_now(slot);
         let stream = Object::create(Self {
             id: next_id(),
@@ -631,10 +725,7 @@ impl Stream {
 
 /// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
 #[inline]
-pub(crate) unsafe fn stream(
-    flavor: Flavor,
-    handle: sys::CUstream,
-) -> Result<&'static Object<Stream>, CUresult> {
+pub(crate) unsafe fn stream(StreamArg(flavor, handle): StreamArg) -> Res<Ref<Stream>> {
     let number = handle as usize;
     if number > 2 {
         let stream = Object::<Stream>::get(handle)?;
@@ -652,7 +743,7 @@ pub(crate) unsafe fn stream(
     }
 }
 
-fn own_stream(context: &'static Object<Context>) -> Result<&'static Object<Stream>, CUresult> {
+fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
     OWN_STREAMS
         .try_with(|own| {
             if let Some(stream) = own.borrow().get(&context.id) {
@@ -669,17 +760,17 @@ fn own_stream(context: &'static Object<Context>) -> Result<&'static Object<Strea
 }
 
 /// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
-pub(crate) fn push(stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
     push_with_action(stream, work, None)
 }
 
 /// Appends a host action.
-pub(crate) fn push_host(stream: &'static Object<Stream>, action: HostAction) -> Result<u64, CUresult> {
+pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Res<u64> {
     push_with_action(stream, Work::Host, Some(action))
 }
 
 /// Appends a call of `f`.
-pub(crate) fn push_call(stream: &'static Object<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+pub(crate) fn push_call(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> Answer {
     let action = move || {
         f();
         true
@@ -687,11 +778,7 @@ pub(crate) fn push_call(stream: &'static Object<Stream>, f: impl Fn() + Send + '
     push_host(stream, Box::new(action)).map(drop)
 }
 
-fn push_with_action(
-    stream: &'static Object<Stream>,
-    work: Work,
-    action: Option<HostAction>,
-) -> Result<u64, CUresult> {
+fn push_with_action(stream: Ref<Stream>, work: Work, action: Option<HostAction>) -> Res<u64> {
     let driver = driver()?;
     if action.is_some() {
         driver.hosts_pending.fetch_add(1, AcqRel);
@@ -707,7 +794,7 @@ fn push_with_action(
     pushed
 }
 
-fn push_raw(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+fn push_raw(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64> {
     // Barriers of the legacy default stream: it waits for the blocking streams, and they for it.
     let mut waits: Vec<(u32, u64)> = Vec::new();
     if stream.kind == StreamKind::Legacy {
@@ -736,7 +823,7 @@ fn push_raw(driver: &'static Driver, stream: &'static Object<Stream>, work: Work
     push_one(driver, stream, work)
 }
 
-fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+fn push_one(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64> {
     loop {
         let pushed = driver.device.with(|engine, now| {
             let pushed = engine.push(now, stream.slot, work);
@@ -760,7 +847,7 @@ fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work
 }
 
 /// Waits until everything pushed to the stream so far is done.
-pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
+pub(crate) fn drain(stream: Ref<Stream>) -> Answer {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);
     if tail > 0 && driver.device.completed_now(stream.slot) < tail {
@@ -770,14 +857,14 @@ pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
 }
 
 /// Whether everything pushed to the stream so far is done.
-pub(crate) fn drained(stream: &'static Object<Stream>) -> Result<bool, CUresult> {
+pub(crate) fn drained(stream: Ref<Stream>) -> Res<bool> {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);
     Ok(tail == 0 || driver.device.is_done(stream.slot, tail - 1))
 }
 
 /// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
-pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
+pub(crate) fn submit(stream: Ref<Stream>, node: Node) -> Answer {
     if stream.capturing.load(Acquire) {
         return capture::capture_node(stream, node);
     }

@@ -14,12 +14,12 @@ use super::*;
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: u64,
-    pub(crate) graph: &'static Object<Graph>,
+    pub(crate) graph: Ref<Graph>,
     pub(crate) mode: u32,
     pub(crate) invalid: AtomicBool,
     origin: u64,
     thread: std::thread::ThreadId,
-    streams: Mutex<Vec<&'static Object<Stream>>>,
+    streams: Mutex<Vec<Ref<Stream>>>,
 }
 
 /// A stream's part in a capture.
@@ -110,7 +110,7 @@ pub(crate) fn context_not_capturing(context: &Context) -> Answer {
 }
 
 /// Adds a node to the graph a stream captures.
-pub(crate) fn capture_node(stream: &'static Object<Stream>, node: Node) -> Answer {
+pub(crate) fn capture_node(stream: Ref<Stream>, node: Node) -> Answer {
     let mut capture = lock(&stream.capture);
     let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
     refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
@@ -146,7 +146,7 @@ pub(crate) fn capture_node(stream: &'static Object<Stream>, node: Node) -> Answe
 }
 
 /// A stream that waits for a captured event takes part in its capture.
-pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Result<bool, CUresult> {
+pub(crate) fn join_capture(stream: Ref<Stream>, event: &Event) -> Res<bool> {
     if ACTIVE.load(Acquire) == 0 || stream.capturing.load(Acquire) {
         return Ok(false);
     }
@@ -164,13 +164,8 @@ pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Re
     Ok(true)
 }
 
-fn begin(
-    stream: &'static Object<Stream>,
-    mode: u32,
-    graph: Option<&'static Object<Graph>>,
-    after: Vec<NodeRef>,
-) -> Answer {
-    refuse_if(mode > 2, INVALID_VALUE)?;
+fn begin(stream: Ref<Stream>, mode: u32, graph: Option<Ref<Graph>>, after: Vec<NodeRef>) -> Answer {
+    invalid_if(mode > 2)?;
     refuse_if(stream.kind == StreamKind::Legacy, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let mut capture = lock(&stream.capture);
     refuse_if(capture.is_some(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -190,20 +185,15 @@ fn begin(
     Ok(())
 }
 
-entry!(cuStreamBeginCapture, |flavor, hStream| begin(stream(flavor, hStream)?, 0, None, Vec::new()));
+entry!(cuStreamBeginCapture, |stream: Stream| begin(stream, 0, None, Vec::new()));
+entry!(cuStreamBeginCapture_v2, |stream: Stream, mode| begin(stream, mode, None, Vec::new()));
 
-entry!(cuStreamBeginCapture_v2, |flavor, hStream, mode| {
-    begin(stream(flavor, hStream)?, mode, None, Vec::new())
-});
-
-entry!(cuStreamBeginCaptureToGraph, |flavor, hStream, hGraph, dependencies, _, numDependencies, mode| {
-    let graph = Object::<Graph>::get(hGraph)?;
+entry!(cuStreamBeginCaptureToGraph, |stream, graph: Graph, dependencies, _, numDependencies, mode| {
     let after = nodes(dependencies, numDependencies)?;
-    begin(stream(flavor, hStream)?, mode, Some(graph), after)
+    begin(base::stream(stream)?, mode, Some(graph), after)
 });
 
-entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamEndCapture, |stream: Stream, phGraph| {
     let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
     let session = &capture.session;
     if session.origin != stream.id {
@@ -233,11 +223,9 @@ entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
     refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
     refuse_if(!joined, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)?;
     put_opt(phGraph, session.graph.handle());
-    Ok(())
 });
 
-entry!(cuStreamIsCapturing, |flavor, hStream, captureStatus| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamIsCapturing, |stream: Stream, captureStatus| {
     legacy_not_implied(stream)?;
     put(captureStatus, capture_status(stream))
 });
@@ -251,7 +239,7 @@ fn capture_status(stream: &Stream) -> u32 {
 }
 
 unsafe fn capture_info(
-    stream: &'static Object<Stream>,
+    stream: Ref<Stream>,
     status: *mut c_uint,
     id: *mut u64,
     graph: *mut sys::CUgraph,
@@ -273,21 +261,20 @@ unsafe fn capture_info(
     Ok(())
 }
 
-entry!(cuStreamGetCaptureInfo, |flavor, hStream, status, id| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamGetCaptureInfo, |stream: Stream, status, id| {
     capture_info(stream, status, id, null_mut(), null_mut(), null_mut(), null_mut())
 });
 
-entry!(cuStreamGetCaptureInfo_v2, |flavor, hStream, status, id, graph, dependencies, count| {
-    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, null_mut(), count)
+entry!(cuStreamGetCaptureInfo_v2, |hStream: Stream, status, id, graph, dependencies, count| {
+    capture_info(hStream, status, id, graph, dependencies, null_mut(), count)
 });
 
-entry!(cuStreamGetCaptureInfo_v3, |flavor, hStream, status, id, graph, dependencies, edges, count| {
-    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, edges, count)
+entry!(cuStreamGetCaptureInfo_v3, |hStream: Stream, status, id, graph, dependencies, edges, count| {
+    capture_info(hStream, status, id, graph, dependencies, edges, count)
 });
 
 unsafe fn update_dependencies(
-    stream: &'static Object<Stream>,
+    stream: Ref<Stream>,
     new: *const sys::CUgraphNode,
     count: usize,
     flags: c_uint,
@@ -307,23 +294,22 @@ unsafe fn update_dependencies(
     Ok(())
 }
 
-entry!(cuStreamUpdateCaptureDependencies, |flavor, hStream, new, count, flags| {
-    update_dependencies(stream(flavor, hStream)?, new, count, flags)
+entry!(cuStreamUpdateCaptureDependencies, |hStream: Stream, new, count, flags| {
+    update_dependencies(hStream, new, count, flags)
 });
 
-entry!(cuStreamUpdateCaptureDependencies_v2, |flavor, hStream, new, _, count, flags| {
-    update_dependencies(stream(flavor, hStream)?, new, count, flags)
+entry!(cuStreamUpdateCaptureDependencies_v2, |hStream: Stream, new, _, count, flags| {
+    update_dependencies(hStream, new, count, flags)
 });
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {
-    refuse_if(mode.is_null() || *mode > 2, INVALID_VALUE)?;
+    invalid_if(mode.is_null() || *mode > 2)?;
     let old = CAPTURE_MODE.try_with(|cell| cell.replace(*mode)).unwrap_or(0);
     *mode = old;
-    Ok(())
 });
 
 /// Adds a node to the graph a stream captures, also a record or a wait.
-pub(crate) fn add_captured(stream: &'static Object<Stream>, node: Node) -> Answer {
+pub(crate) fn add_captured(stream: Ref<Stream>, node: Node) -> Answer {
     let mut capture = lock(&stream.capture);
     let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
     refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;

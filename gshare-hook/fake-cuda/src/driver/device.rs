@@ -8,7 +8,7 @@ use super::*;
 use crate::sim::device_file::{device_name, device_uuid};
 
 unsafe fn put_text(to: *mut c_char, len: c_int, text: &str) -> Answer {
-    refuse_if(to.is_null() || len <= 0, INVALID_VALUE)?;
+    invalid_if(to.is_null() || len <= 0)?;
     let n = text.len().min(len as usize - 1);
     std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, n);
     to.add(n).write(0);
@@ -24,15 +24,13 @@ entry!(cuDeviceGet, |device, ordinal| {
 
 entry!(cuDeviceGetName, |name, len, dev| put_text(name, len, &device_name(driver()?.profile_at(dev)?)));
 
-entry!(cuDeviceGetUuid, |uuid, dev| {
-    let driver = driver()?;
+entry!(cuDeviceGetUuid, driver, |uuid, dev| {
     let gpu = driver.gpu(dev)?;
     put(uuid.cast::<[u8; 16]>(), gpu_uuid(&driver.device, gpu))
 });
 
 // The MIG device's own, where version 1 gives that of its GPU.
-entry!(cuDeviceGetUuid_v2, |uuid, dev| {
-    let driver = driver()?;
+entry!(cuDeviceGetUuid_v2, driver, |uuid, dev| {
     let gpu = driver.gpu(dev)?;
     put(uuid.cast::<[u8; 16]>(), device_uuid(driver.device.path(), gpu))
 });
@@ -43,8 +41,7 @@ entry!(cuDeviceTotalMem, |bytes, dev| {
     put(bytes, u32::try_from(driver()?.profile_at(dev)?.memory_bytes).unwrap_or(u32::MAX))
 });
 
-entry!(cuDeviceComputeCapability, |major, minor, dev| {
-    let driver = driver()?;
+entry!(cuDeviceComputeCapability, driver, |major, minor, dev| {
     driver.gpu(dev)?;
     let (a, b) = driver.profile().compute_capability;
     put(major, a as c_int)?;
@@ -54,15 +51,14 @@ entry!(cuDeviceComputeCapability, |major, minor, dev| {
 entry!(cuDeviceGetPCIBusId, |pciBusId, len, dev| {
     let text = pci_text(driver()?.gpu(dev)?);
     // A name is cut where there is little room, an address is refused.
-    refuse_if(usize::try_from(len).map_or(true, |len| len <= text.len()), INVALID_VALUE)?;
+    invalid_if(usize::try_from(len).map_or(true, |len| len <= text.len()))?;
     put_text(pciBusId, len, &text)
 });
 
-entry!(cuDeviceGetByPCIBusId, |dev, pciBusId| {
-    let driver = driver()?;
-    refuse_if(pciBusId.is_null(), INVALID_VALUE)?;
+entry!(cuDeviceGetByPCIBusId, driver, |dev, pciBusId| {
+    invalid_if(pciBusId.is_null())?;
     let asked = CStr::from_ptr(pciBusId).to_string_lossy().to_ascii_uppercase();
-    refuse_if(!asked.contains(':'), INVALID_VALUE)?;
+    invalid_if(!asked.contains(':'))?;
     let matches = |gpu: &u32| {
         pci_text(*gpu).ends_with(asked.trim_start_matches("00000000:").trim_start_matches("0000:"))
     };
@@ -71,15 +67,13 @@ entry!(cuDeviceGetByPCIBusId, |dev, pciBusId| {
     put(dev, at.ok_or(INVALID_DEVICE)? as c_int)
 });
 
-entry!(cuDeviceCanAccessPeer, |canAccessPeer, dev, peerDev| {
-    let driver = driver()?;
+entry!(cuDeviceCanAccessPeer, driver, |canAccessPeer, dev, peerDev| {
     driver.gpu(dev)?;
     driver.gpu(peerDev)?;
     put(canAccessPeer, c_int::from(dev != peerDev))
 });
 
-entry!(cuDeviceGetP2PAttribute, |value, attrib, srcDevice, dstDevice| {
-    let driver = driver()?;
+entry!(cuDeviceGetP2PAttribute, driver, |value, attrib, srcDevice, dstDevice| {
     driver.gpu(srcDevice)?;
     driver.gpu(dstDevice)?;
     refuse_if(srcDevice == dstDevice, INVALID_DEVICE)?;
@@ -104,8 +98,7 @@ entry!(cuDeviceGetTexture1DLinearMaxWidth, |maxWidthInElements, _, _, dev| {
     put(maxWidthInElements, 1 << 28)
 });
 
-entry!(cuDeviceGetAttribute, |pi, attrib, dev| {
-    let driver = driver()?;
+entry!(cuDeviceGetAttribute, driver, |pi, attrib, dev| {
     let gpu = driver.gpu(dev)?;
     let p = driver.profile_of(gpu);
     let shared = p.shared_memory_per_sm_bytes as c_int;
@@ -177,8 +170,7 @@ entry!(cuDeviceGetAttribute, |pi, attrib, dev| {
     )
 });
 
-entry!(cuDeviceGetProperties, |prop, dev| {
-    let driver = driver()?;
+entry!(cuDeviceGetProperties, driver, |prop, dev| {
     driver.gpu(dev)?;
     // maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], shared, constant, warp, pitch, registers, clock, alignment.
     put(

@@ -25,10 +25,10 @@ pub(crate) enum Node {
     Set(Fill),
     Host { function: sys::CUhostFn, data: usize },
     Callback { function: sys::CUstreamCallback, stream: usize, data: usize },
-    Child(&'static Object<Graph>),
+    Child(Ref<Graph>),
     Empty,
-    Record(&'static Object<Event>),
-    Wait(&'static Object<Event>),
+    Record(Ref<Event>),
+    Wait(Ref<Event>),
     MemOps(Vec<MemOp>),
     Alloc { ordinal: i32, bytes: u64, address: u64 },
     Free { address: u64 },
@@ -47,7 +47,7 @@ impl Kind for GraphNode {
     const BAD: CUresult = INVALID_VALUE;
 }
 
-pub(crate) type NodeRef = &'static Object<GraphNode>;
+pub(crate) type NodeRef = Ref<GraphNode>;
 
 #[derive(Debug, Default)]
 pub(crate) struct GraphState {
@@ -71,13 +71,13 @@ impl Kind for Graph {
 }
 
 impl Graph {
-    pub(crate) fn create() -> &'static Object<Self> {
+    pub(crate) fn create() -> Ref<Self> {
         Object::create(Self { id: next_id(), state: Mutex::default() })
     }
 
-    pub(crate) fn add(&'static self, graph: u64, node: Node, after: &[NodeRef]) -> Result<NodeRef, CUresult> {
+    pub(crate) fn add(&'static self, graph: u64, node: Node, after: &[NodeRef]) -> Res<NodeRef> {
         let mut state = lock(&self.state);
-        refuse_if(after.iter().any(|d| !state.nodes.iter().any(|n| n.id == d.id)), INVALID_VALUE)?;
+        invalid_if(after.iter().any(|d| !state.nodes.iter().any(|n| n.id == d.id)))?;
         let node =
             Object::create(GraphNode { id: next_id(), graph: AtomicU64::new(graph), node: Mutex::new(node) });
         state.nodes.push(node);
@@ -122,7 +122,7 @@ impl GraphState {
 // --- Running ---------------------------------------------------------------------------------------
 
 /// Queues a node's work on a stream.
-pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
+pub(crate) fn run_node(stream: Ref<Stream>, node: &Node) -> Answer {
     match node {
         Node::Kernel(launch) => launch.run(stream),
         Node::Copy(transfer) => transfer.run(stream),
@@ -165,34 +165,28 @@ pub(crate) fn run_node(stream: &'static Object<Stream>, node: &Node) -> Answer {
 
 // --- Building --------------------------------------------------------------------------------------
 
-pub(super) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Result<Vec<NodeRef>, CUresult> {
-    refuse_if(count > 0 && list.is_null(), INVALID_VALUE)?;
+pub(super) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Res<Vec<NodeRef>> {
+    invalid_if(count > 0 && list.is_null())?;
     (0..count).map(|i| Object::<GraphNode>::get(*list.add(i))).collect()
 }
 
-entry!(cuGraphCreate, |phGraph, flags| {
-    driver()?;
-    refuse_if(flags != 0, INVALID_VALUE)?;
+entry!(cuGraphCreate, driver, |phGraph, flags| {
+    invalid_if(flags != 0)?;
     put(phGraph, Graph::create().handle())
 });
 
-entry!(cuGraphDestroy, |hGraph| {
-    driver()?;
-    let graph = Object::<Graph>::get(hGraph)?;
+entry!(cuGraphDestroy, driver, |graph: Graph| {
     graph.retire();
     for node in &lock(&graph.state).nodes {
         node.retire();
     }
-    Ok(())
 });
 
-entry!(cuGraphClone, |phGraphClone, originalGraph| {
-    driver()?;
-    let original = Object::<Graph>::get(originalGraph)?;
+entry!(cuGraphClone, driver, |phGraphClone, original: Graph| {
     put(phGraphClone, clone_graph(original).handle())
 });
 
-fn clone_graph(original: &'static Object<Graph>) -> &'static Object<Graph> {
+fn clone_graph(original: Ref<Graph>) -> Ref<Graph> {
     let copy = Graph::create();
     let of = copy.handle::<c_void>() as u64;
     let from = lock(&original.state);
@@ -213,9 +207,8 @@ fn clone_graph(original: &'static Object<Graph>) -> &'static Object<Graph> {
     copy
 }
 
-entry!(cuGraphNodeFindInClone, |phNode, hOriginalNode, hClonedGraph| {
-    let original = Object::<GraphNode>::get(hOriginalNode)?;
-    let found = lock(&Object::<Graph>::get(hClonedGraph)?.state).origin.get(&original.id).copied();
+entry!(cuGraphNodeFindInClone, |phNode, original: GraphNode, hClonedGraph: Graph| {
+    let found = lock(&hClonedGraph.state).origin.get(&original.id).copied();
     put(phNode, found.ok_or(INVALID_VALUE)?.handle())
 });
 
@@ -227,15 +220,15 @@ unsafe fn add(
     node: Node,
 ) -> Answer {
     driver()?;
-    refuse_if(out.is_null(), INVALID_VALUE)?;
+    invalid_if(out.is_null())?;
     let of = Object::<Graph>::get(graph)?;
     let made = of.add(graph as u64, node, &nodes(after, count)?)?;
     put(out, made.handle())
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS`: function, grid, block, shared bytes, arguments, extra; v2 adds kernel and context.
-unsafe fn read_kernel(params: *const c_void, v2: bool) -> Result<Launch, CUresult> {
-    refuse_if(params.is_null(), INVALID_VALUE)?;
+unsafe fn read_kernel(params: *const c_void, v2: bool) -> Res<Launch> {
+    invalid_if(params.is_null())?;
     let mut function = params.cast::<*mut c_void>().read_unaligned();
     let n = params.cast::<u8>().add(8).cast::<[u32; 7]>().read_unaligned();
     let at = |offset: usize| params.cast::<u8>().add(offset).cast::<*mut *mut c_void>().read_unaligned();
@@ -258,21 +251,21 @@ unsafe fn read_kernel(params: *const c_void, v2: bool) -> Result<Launch, CUresul
     Ok(launch)
 }
 
-unsafe fn read_memset(params: *const c_void) -> Result<Fill, CUresult> {
-    refuse_if(params.is_null(), INVALID_VALUE)?;
+unsafe fn read_memset(params: *const c_void) -> Res<Fill> {
+    invalid_if(params.is_null())?;
     let fill = params.cast::<Fill>().read_unaligned();
-    refuse_if(!matches!(fill.element, 1 | 2 | 4), INVALID_VALUE)?;
+    invalid_if(!matches!(fill.element, 1 | 2 | 4))?;
     Ok(fill)
 }
 
-unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Result<Node, CUresult> {
-    refuse_if(params.is_null() || (*params).fn_.is_none(), INVALID_VALUE)?;
+unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Res<Node> {
+    invalid_if(params.is_null() || (*params).fn_.is_none())?;
     Ok(Node::Host { function: (*params).fn_, data: (*params).userData as usize })
 }
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`: context, count, operations, flags.
-unsafe fn read_batch(params: *const c_void) -> Result<Node, CUresult> {
-    refuse_if(params.is_null(), INVALID_VALUE)?;
+unsafe fn read_batch(params: *const c_void) -> Res<Node> {
+    invalid_if(params.is_null())?;
     let count = params.cast::<u8>().add(8).cast::<u32>().read_unaligned();
     let list = params.cast::<u8>().add(16).cast::<*const c_void>().read_unaligned();
     Ok(Node::MemOps(stream::read_mem_ops(list, count)?))
@@ -280,11 +273,11 @@ unsafe fn read_batch(params: *const c_void) -> Result<Node, CUresult> {
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access
 /// descriptions, their number, bytes, and the address that comes back.
-unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
-    refuse_if(params.is_null(), INVALID_VALUE)?;
+unsafe fn alloc_node(params: *mut c_void) -> Res<Node> {
+    invalid_if(params.is_null())?;
     let [kind, _, location, ordinal] = params.cast::<[u32; 4]>().read_unaligned();
     let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
-    refuse_if(kind != 1 || location != 1 || bytes == 0, INVALID_VALUE)?;
+    invalid_if(kind != 1 || location != 1 || bytes == 0)?;
     let ordinal = ordinal as i32;
     let address = stream_ordered::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
     params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
@@ -294,24 +287,22 @@ unsafe fn alloc_node(params: *mut c_void) -> Result<Node, CUresult> {
 const ALLOC_BYTES_AT: usize = std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, bytesize);
 const _: () = assert!(std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, dptr) == ALLOC_BYTES_AT + 8);
 
-entry!(cuGraphMemAllocNodeGetParams, |hNode, params_out| {
-    let node = Object::<GraphNode>::get(hNode)?;
+entry!(cuGraphMemAllocNodeGetParams, |node: GraphNode, params_out| {
     let Node::Alloc { ordinal, bytes, address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
-    refuse_if(params_out.is_null(), INVALID_VALUE)?;
+    invalid_if(params_out.is_null())?;
     std::ptr::write_bytes(params_out, 0, 1);
     put(params_out.cast::<[u32; 4]>(), [1, 0, 1, ordinal as u32])?;
     put(params_out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [bytes, address])
 });
 
-entry!(cuGraphMemFreeNodeGetParams, |hNode, dptr_out| {
-    let node = Object::<GraphNode>::get(hNode)?;
+entry!(cuGraphMemFreeNodeGetParams, |node: GraphNode, dptr_out| {
     let Node::Free { address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
     put(dptr_out, address)
 });
 
 /// The general form: type, three reserved words, then the parameters of that type.
-unsafe fn read_general(params: *mut c_void) -> Result<Node, CUresult> {
-    refuse_if(params.is_null(), INVALID_VALUE)?;
+unsafe fn read_general(params: *mut c_void) -> Res<Node> {
+    invalid_if(params.is_null())?;
     let kind = params.cast::<u32>().read_unaligned();
     let at = params.cast::<u8>().add(16);
     Ok(match kind {
@@ -346,7 +337,7 @@ unsafe fn add_general(
 unsafe fn set_node(node: sys::CUgraphNode, new: Node) -> Answer {
     let node = Object::<GraphNode>::get(node)?;
     let mut old = lock(&node.node);
-    refuse_if(kind_of(&old) != kind_of(&new), INVALID_VALUE)?;
+    invalid_if(kind_of(&old) != kind_of(&new))?;
     *old = new;
     Ok(())
 }
@@ -357,7 +348,7 @@ unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) ->
     let node = Object::<GraphNode>::get(node)?;
     let mut steps = lock(&exec.steps);
     let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
-    refuse_if(kind_of(&step.node) != kind_of(&new), INVALID_VALUE)?;
+    invalid_if(kind_of(&step.node) != kind_of(&new))?;
     step.node = new;
     Ok(())
 }
@@ -399,12 +390,12 @@ entry!(cuGraphAddBatchMemOpNode, |out, graph, after, count, params| {
 
 entry!(cuGraphBatchMemOpNodeSetParams, |node, params| set_node(node, read_batch(params.cast())?));
 
-entry!(cuGraphAddChildGraphNode, |out, graph, after, count, child| {
-    add(out, graph, after, count, Node::Child(clone_graph(Object::<Graph>::get(child)?)))
+entry!(cuGraphAddChildGraphNode, |out, graph, after, count, child: Graph| {
+    add(out, graph, after, count, Node::Child(clone_graph(child)))
 });
 
-entry!(cuGraphExecChildGraphNodeSetParams, |exec, node, child| {
-    set_step(exec, node, Node::Child(clone_graph(Object::<Graph>::get(child)?)))
+entry!(cuGraphExecChildGraphNodeSetParams, |exec, node, child: Graph| {
+    set_step(exec, node, Node::Child(clone_graph(child)))
 });
 
 entry!(cuGraphAddMemAllocNode, |out, graph, after, count, params| {
@@ -438,7 +429,7 @@ unsafe fn edges_of(
     from: *const sys::CUgraphNode,
     to: *const sys::CUgraphNode,
     count: usize,
-) -> Result<(&'static Object<Graph>, Edges), CUresult> {
+) -> Res<(Ref<Graph>, Edges)> {
     let graph = Object::<Graph>::get(graph)?;
     let (from, to) = (nodes(from, count)?, nodes(to, count)?);
     Ok((graph, from.iter().zip(to).map(|(a, b)| (a.id, b.id)).collect()))
@@ -453,10 +444,7 @@ unsafe fn connect(
     let (graph, new) = edges_of(graph, from, to, count)?;
     let mut state = lock(&graph.state);
     let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
-    refuse_if(
-        new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)),
-        INVALID_VALUE,
-    )?;
+    invalid_if(new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)))?;
     let before = state.edges.len();
     state.edges.extend(new);
     if state.ordered().is_none() {
@@ -474,7 +462,7 @@ unsafe fn disconnect(
 ) -> Answer {
     let (graph, old) = edges_of(graph, from, to, count)?;
     let mut state = lock(&graph.state);
-    refuse_if(old.iter().any(|e| !state.edges.contains(e)), INVALID_VALUE)?;
+    invalid_if(old.iter().any(|e| !state.edges.contains(e)))?;
     state.edges.retain(|e| !old.contains(e));
     Ok(())
 }
@@ -484,21 +472,19 @@ entry!(cuGraphAddDependencies_v2, |graph, from, to, _, count| connect(graph, fro
 entry!(cuGraphRemoveDependencies, |graph, from, to, count| disconnect(graph, from, to, count));
 entry!(cuGraphRemoveDependencies_v2, |graph, from, to, _, count| disconnect(graph, from, to, count));
 
-entry!(cuGraphDestroyNode, |hNode| {
-    let node = Object::<GraphNode>::get(hNode)?;
+entry!(cuGraphDestroyNode, |node: GraphNode| {
     let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
     let mut state = lock(&graph.state);
     state.nodes.retain(|n| n.id != node.id);
     state.edges.retain(|e| e.0 != node.id && e.1 != node.id);
     node.retire();
-    Ok(())
 });
 
 // --- Looking ---------------------------------------------------------------------------------------
 
 /// Gives a list out as the driver does: no list asks for the number; a longer one is filled up with nulls.
 unsafe fn put_nodes(list: &[NodeRef], out: *mut sys::CUgraphNode, count: *mut usize) -> Answer {
-    refuse_if(count.is_null(), INVALID_VALUE)?;
+    invalid_if(count.is_null())?;
     if out.is_null() {
         return put(count, list.len());
     }
@@ -522,13 +508,12 @@ unsafe fn put_nodes_and_data(
     Ok(())
 }
 
-entry!(cuGraphGetNodes, |hGraph, nodes, numNodes| {
-    let list = lock(&Object::<Graph>::get(hGraph)?.state).nodes.clone();
+entry!(cuGraphGetNodes, |hGraph: Graph, nodes, numNodes| {
+    let list = lock(&hGraph.state).nodes.clone();
     put_nodes(&list, nodes, numNodes)
 });
 
-entry!(cuGraphGetRootNodes, |hGraph, rootNodes, numRootNodes| {
-    let graph = Object::<Graph>::get(hGraph)?;
+entry!(cuGraphGetRootNodes, |graph: Graph, rootNodes, numRootNodes| {
     let state = lock(&graph.state);
     let roots: Vec<NodeRef> =
         state.nodes.iter().copied().filter(|n| !state.edges.iter().any(|e| e.1 == n.id)).collect();
@@ -548,7 +533,7 @@ unsafe fn put_edges(
     let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
         state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
     };
-    refuse_if(count.is_null() || from.is_null() != to.is_null(), INVALID_VALUE)?;
+    invalid_if(count.is_null() || from.is_null() != to.is_null())?;
     let mut number = *count;
     put_nodes(&ends(|e| e.0), from, &raw mut number)?;
     put_nodes_and_data(&ends(|e| e.1), to, data, count)
@@ -557,7 +542,7 @@ unsafe fn put_edges(
 entry!(cuGraphGetEdges, |graph, from, to, count| put_edges(graph, from, to, null_mut(), count));
 entry!(cuGraphGetEdges_v2, |graph, from, to, data, count| put_edges(graph, from, to, data, count));
 
-unsafe fn neighbours(node: sys::CUgraphNode, forward: bool) -> Result<Vec<NodeRef>, CUresult> {
+unsafe fn neighbours(node: sys::CUgraphNode, forward: bool) -> Res<Vec<NodeRef>> {
     let node = Object::<GraphNode>::get(node)?;
     let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
     let state = lock(&graph.state);
@@ -576,9 +561,7 @@ entry!(cuGraphNodeGetDependencies_v2, |node, list, data, count| {
     put_nodes_and_data(&neighbours(node, false)?, list, data, count)
 });
 
-entry!(cuGraphNodeGetDependentNodes, |node, list, count| {
-    put_nodes(&neighbours(node, true)?, list, count)
-});
+entry!(cuGraphNodeGetDependentNodes, |node, list, count| put_nodes(&neighbours(node, true)?, list, count));
 
 entry!(cuGraphNodeGetDependentNodes_v2, |node, list, data, count| {
     put_nodes_and_data(&neighbours(node, true)?, list, data, count)
@@ -600,30 +583,30 @@ fn kind_of(node: &Node) -> u32 {
     }
 }
 
-entry!(cuGraphNodeGetType, |hNode, type_| put(type_, kind_of(&lock(&Object::<GraphNode>::get(hNode)?.node))));
+entry!(cuGraphNodeGetType, |hNode: GraphNode, type_| put(type_, kind_of(&lock(&hNode.node))));
 
-entry!(cuGraphNodeGetContainingGraph, |hNode, phGraph| {
-    put(phGraph, Object::<GraphNode>::get(hNode)?.graph.load(Acquire) as sys::CUgraph)
+entry!(cuGraphNodeGetContainingGraph, |hNode: GraphNode, phGraph| {
+    put(phGraph, hNode.graph.load(Acquire) as sys::CUgraph)
 });
 
-entry!(cuGraphGetId, |hGraph, graphId| put(graphId, Object::<Graph>::get(hGraph)?.id as u32));
+entry!(cuGraphGetId, |hGraph: Graph, graphId| put(graphId, hGraph.id as u32));
 
-entry!(cuGraphChildGraphNodeGetGraph, |hNode, phGraph| {
-    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+entry!(cuGraphChildGraphNodeGetGraph, |hNode: GraphNode, phGraph| {
+    match &*lock(&hNode.node) {
         Node::Child(graph) => put(phGraph, graph.handle()),
         _ => Err(INVALID_VALUE),
     }
 });
 
-entry!(cuGraphEventRecordNodeGetEvent, |hNode, event_out| {
-    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+entry!(cuGraphEventRecordNodeGetEvent, |hNode: GraphNode, event_out| {
+    match &*lock(&hNode.node) {
         Node::Record(event) => put(event_out, event.handle()),
         _ => Err(INVALID_VALUE),
     }
 });
 
-entry!(cuGraphEventWaitNodeGetEvent, |hNode, event_out| {
-    match &*lock(&Object::<GraphNode>::get(hNode)?.node) {
+entry!(cuGraphEventWaitNodeGetEvent, |hNode: GraphNode, event_out| {
+    match &*lock(&hNode.node) {
         Node::Wait(event) => put(event_out, event.handle()),
         _ => Err(INVALID_VALUE),
     }
@@ -633,7 +616,7 @@ unsafe fn put_kernel(node: sys::CUgraphNode, out: *mut c_void, v2: bool) -> Answ
     let node = Object::<GraphNode>::get(node)?;
     let node = lock(&node.node);
     let Node::Kernel(launch) = &*node else { return Err(INVALID_VALUE) };
-    refuse_if(out.is_null(), INVALID_VALUE)?;
+    invalid_if(out.is_null())?;
     std::ptr::write_bytes(out.cast::<u8>(), 0, if v2 { 72 } else { 56 });
     out.cast::<*mut c_void>().write_unaligned(launch.function.handle());
     let ([a, b, c], [d, e, f]) = (launch.grid, launch.block);
@@ -645,8 +628,8 @@ unsafe fn put_kernel(node: sys::CUgraphNode, out: *mut c_void, v2: bool) -> Answ
 entry!(cuGraphKernelNodeGetParams_v2, |hNode, nodeParams| put_kernel(hNode, nodeParams.cast(), true));
 entry!(cuGraphKernelNodeGetParams, |hNode, nodeParams| put_kernel(hNode, nodeParams.cast(), false));
 
-entry!(cuGraphHostNodeGetParams, |hNode, nodeParams| {
-    match *lock(&Object::<GraphNode>::get(hNode)?.node) {
+entry!(cuGraphHostNodeGetParams, |hNode: GraphNode, nodeParams| {
+    match *lock(&hNode.node) {
         Node::Host { function, data } => {
             put(nodeParams, sys::CUDA_HOST_NODE_PARAMS { fn_: function, userData: data as *mut c_void })
         }
@@ -677,14 +660,14 @@ impl Kind for Exec {
     const BAD: CUresult = INVALID_VALUE;
 }
 
-fn steps_of(graph: &Graph) -> Result<Vec<Step>, CUresult> {
+fn steps_of(graph: &Graph) -> Res<Vec<Step>> {
     let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
     Ok(order.into_iter().map(|n| Step { of: n.id, node: lock(&n.node).clone(), enabled: true }).collect())
 }
 
 unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) -> Answer {
     driver()?;
-    refuse_if(flags & !0xf != 0, INVALID_VALUE)?;
+    invalid_if(flags & !0xf != 0)?;
     let steps = Mutex::new(steps_of(Object::<Graph>::get(graph)?)?);
     put(out, Object::create(Exec { id: next_id(), flags, steps }).handle())
 }
@@ -698,7 +681,7 @@ entry!(cuGraphInstantiateWithFlags, |phGraphExec, hGraph, flags| instantiate(phG
 
 // `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, upload stream, error node, result.
 entry!(cuGraphInstantiateWithParams, |_, phGraphExec, hGraph, instantiateParams| {
-    refuse_if(instantiateParams.is_null(), INVALID_VALUE)?;
+    invalid_if(instantiateParams.is_null())?;
     let flags = instantiateParams.cast::<u64>().read_unaligned();
     let answer = instantiate(phGraphExec, hGraph, flags);
     let at = instantiateParams.cast::<u8>();
@@ -707,23 +690,16 @@ entry!(cuGraphInstantiateWithParams, |_, phGraphExec, hGraph, instantiateParams|
     answer
 });
 
-entry!(cuGraphExecDestroy, |hGraphExec| {
-    driver()?;
-    if Object::<Exec>::get(hGraphExec)?.retire() { Ok(()) } else { Err(INVALID_VALUE) }
+entry!(cuGraphExecDestroy, driver, |hGraphExec: Exec| {
+    if hGraphExec.retire() { Ok(()) } else { Err(INVALID_VALUE) }
 });
 
-entry!(cuGraphExecGetFlags, |hGraphExec, flags| put(flags, Object::<Exec>::get(hGraphExec)?.flags));
-entry!(cuGraphExecGetId, |hGraphExec, graphId| put(graphId, Object::<Exec>::get(hGraphExec)?.id as u32));
+entry!(cuGraphExecGetFlags, |hGraphExec: Exec, flags| put(flags, hGraphExec.flags));
+entry!(cuGraphExecGetId, |hGraphExec: Exec, graphId| put(graphId, hGraphExec.id as u32));
 
-entry!(cuGraphUpload, |flavor, hGraph, hStream| {
-    Object::<Exec>::get(hGraph)?;
-    stream(flavor, hStream)?;
-    Ok(())
-});
+entry!(cuGraphUpload, |_hGraph: Exec, _hStream: Stream| ());
 
-entry!(cuGraphLaunch, |flavor, hGraph, hStream| {
-    let exec = Object::<Exec>::get(hGraph)?;
-    let stream = stream(flavor, hStream)?;
+entry!(cuGraphLaunch, |exec: Exec, stream: Stream| {
     legacy_not_implied(stream)?;
     let enabled = lock(&exec.steps).iter().filter(|s| s.enabled).count();
     calls::graph(enabled);
@@ -749,23 +725,17 @@ entry!(cuGraphLaunch, |flavor, hGraph, hStream| {
     for step in steps.iter().filter(|s| s.enabled) {
         run_node(stream, &step.node)?;
     }
-    Ok(())
 });
 
-entry!(cuGraphNodeSetEnabled, |hGraphExec, hNode, isEnabled| {
-    let exec = Object::<Exec>::get(hGraphExec)?;
-    let node = Object::<GraphNode>::get(hNode)?;
+entry!(cuGraphNodeSetEnabled, |exec: Exec, node: GraphNode, isEnabled| {
     let mut steps = lock(&exec.steps);
     let step = steps.iter_mut().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
     // Kernels, copies and sets only.
-    refuse_if(kind_of(&step.node) > 2, INVALID_VALUE)?;
+    invalid_if(kind_of(&step.node) > 2)?;
     step.enabled = isEnabled != 0;
-    Ok(())
 });
 
-entry!(cuGraphNodeGetEnabled, |hGraphExec, hNode, isEnabled| {
-    let exec = Object::<Exec>::get(hGraphExec)?;
-    let node = Object::<GraphNode>::get(hNode)?;
+entry!(cuGraphNodeGetEnabled, |exec: Exec, node: GraphNode, isEnabled| {
     let steps = lock(&exec.steps);
     let step = steps.iter().find(|s| s.of == node.id).ok_or(INVALID_VALUE)?;
     put(isEnabled, u32::from(step.enabled))
@@ -815,9 +785,8 @@ impl Kind for UserObject {
     const BAD: CUresult = INVALID_VALUE;
 }
 
-entry!(cuUserObjectCreate, |object_out, ptr, destroy, initialRefcount, flags| {
-    driver()?;
-    refuse_if(destroy.is_none() || initialRefcount == 0 || flags != 1, INVALID_VALUE)?;
+entry!(cuUserObjectCreate, driver, |object_out, ptr, destroy, initialRefcount, flags| {
+    invalid_if(destroy.is_none() || initialRefcount == 0 || flags != 1)?;
     let count = AtomicUsize::new(initialRefcount as usize);
     put(object_out, Object::create(UserObject { count, data: ptr as usize, destroy }).handle())
 });
@@ -842,13 +811,9 @@ unsafe fn release_object(object: sys::CUuserObject, count: c_uint) -> Answer {
 entry!(cuUserObjectRetain, |object, count| retain(object, count));
 entry!(cuUserObjectRelease, |object, count| release_object(object, count));
 
-entry!(cuGraphRetainUserObject, |graph, object, count, flags| {
-    Object::<Graph>::get(graph)?;
+entry!(cuGraphRetainUserObject, |_graph: Graph, object, count, flags| {
     // CU_GRAPH_USER_OBJECT_MOVE takes the caller's references; they are kept for good.
     if flags & 1 != 0 { Ok(()) } else { retain(object, count) }
 });
 
-entry!(cuGraphReleaseUserObject, |graph, object, count| {
-    Object::<Graph>::get(graph)?;
-    release_object(object, count)
-});
+entry!(cuGraphReleaseUserObject, |_graph: Graph, object, count| release_object(object, count));

@@ -84,7 +84,7 @@ pub(crate) struct Registry {
 }
 
 impl Arena {
-    fn reserve(&mut self, bytes: u64) -> Result<(), CUresult> {
+    fn reserve(&mut self, bytes: u64) -> Res<()> {
         let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
         // SAFETY: a new mapping, not reserved and not touched.
         let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
@@ -98,7 +98,7 @@ impl Arena {
         Ok(())
     }
 
-    fn take(&mut self, span: u64, total: u64) -> Result<u64, CUresult> {
+    fn take(&mut self, span: u64, total: u64) -> Res<u64> {
         if let Some(at) = self.free.get_mut(&span).and_then(Vec::pop) {
             return Ok(at);
         }
@@ -168,12 +168,7 @@ impl Alloc {
 ///
 /// # Safety
 /// With `MAP_FIXED`, nothing that is still used lies there.
-pub(crate) unsafe fn map_pages(
-    at: u64,
-    bytes: usize,
-    protection: c_int,
-    flags: c_int,
-) -> Result<*mut c_void, CUresult> {
+pub(crate) unsafe fn map_pages(at: u64, bytes: usize, protection: c_int, flags: c_int) -> Res<*mut c_void> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: by the contract; the result is checked.
     let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
@@ -188,14 +183,7 @@ fn span_of(bytes: u64) -> u64 {
 
 impl Registry {
     /// Takes addresses for `bytes`; the caller has charged them.
-    pub(crate) fn insert(
-        &self,
-        bytes: u64,
-        what: What,
-        gpu: u32,
-        ordinal: i32,
-        context: u64,
-    ) -> Result<u64, CUresult> {
+    pub(crate) fn insert(&self, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Res<u64> {
         let total = driver()?.profile_of(gpu).memory_bytes;
         let mut inner = lock(&self.inner);
         let span = span_of(bytes);
@@ -322,7 +310,7 @@ pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
 }
 
 /// Allocates and charges device memory.
-pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Result<u64, CUresult> {
+pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Res<u64> {
     let driver = driver()?;
     charge(context.gpu, kind, bytes)?;
     let inserted = driver.memory.insert(bytes, What::Charged(kind), context.gpu, context.ordinal, context.id);
@@ -380,22 +368,19 @@ pub(crate) fn free_all_of(context: &Context) -> Answer {
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------
 
-entry!(cuMemAlloc_v2, |dptr, bytesize| {
-    let context = current()?;
-    refuse_if(dptr.is_null() || bytesize == 0, INVALID_VALUE)?;
+entry!(cuMemAlloc_v2, context, |dptr, bytesize| {
+    invalid_if(dptr.is_null() || bytesize == 0)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Plain)?)
 });
 
-entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
-    let context = current()?;
-    refuse_if(
+entry!(cuMemAllocPitch_v2, context, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
+    invalid_if(
         dptr.is_null()
             || pPitch.is_null()
             || WidthInBytes == 0
             || Height == 0
             || !matches!(ElementSizeBytes, 4 | 8 | 16),
-        INVALID_VALUE,
     )?;
     not_while_capturing()?;
     let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
@@ -404,15 +389,13 @@ entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes
     put(pPitch, pitch)
 });
 
-entry!(cuMemAllocManaged, |dptr, bytesize, flags| {
-    let context = current()?;
-    refuse_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2), INVALID_VALUE)?;
+entry!(cuMemAllocManaged, context, |dptr, bytesize, flags| {
+    invalid_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2))?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Managed)?)
 });
 
-entry!(cuMemFree_v2, |dptr| {
-    driver()?;
+entry!(cuMemFree_v2, driver, |dptr| {
     if dptr == 0 {
         return Ok(());
     }
@@ -420,8 +403,7 @@ entry!(cuMemFree_v2, |dptr| {
     free(dptr)
 });
 
-entry!(cuMemGetInfo_v2, |free, total| {
-    let context = current()?;
+entry!(cuMemGetInfo_v2, context, |free, total| {
     let driver = driver()?;
     let (left, all) = driver.device.with(|engine, now| {
         driver.device.sweep(engine, now);
@@ -429,24 +411,18 @@ entry!(cuMemGetInfo_v2, |free, total| {
     });
     put_opt(free, left as usize);
     put_opt(total, all as usize);
-    Ok(())
 });
 
-entry!(cuMemGetAddressRange_v2, |pbase, psize, dptr| {
-    current()?;
+entry!(cuMemGetAddressRange_v2, context, |pbase, psize, dptr| {
     let alloc = driver()?.memory.find(dptr).ok_or(NOT_FOUND)?;
     put_opt(pbase, alloc.address);
     put_opt(psize, alloc.bytes as usize);
-    Ok(())
 });
 
-entry!(cuMemAdvise | cuMemAdvise_v2, |devPtr, count, _, _| {
-    driver()?;
-    check_range(devPtr, count as u64)
-});
+entry!(cuMemAdvise | cuMemAdvise_v2, driver, |devPtr, count, _, _| check_range(devPtr, count as u64));
 
 /// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
-fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer {
+fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     check_range(address, bytes)?;
     legacy_not_implied(stream)?;
     refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
@@ -455,36 +431,32 @@ fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer
     Ok(())
 }
 
-entry!(cuMemPrefetchAsync, |flavor, devPtr, count, _, hStream| {
-    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-});
+entry!(cuMemPrefetchAsync, |devPtr, count, _, hStream: Stream| prefetch(hStream, devPtr, count as u64));
 
-entry!(cuMemPrefetchAsync_v2, |flavor, devPtr, count, _, _, hStream| {
-    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-});
+entry!(cuMemPrefetchAsync_v2, |devPtr, count, _, _, hStream: Stream| prefetch(hStream, devPtr, count as u64));
 
 unsafe fn prefetch_all(
-    stream: &'static Object<Stream>,
+    stream: Ref<Stream>,
     dptrs: *mut CUdeviceptr,
     sizes: *mut usize,
     count: usize,
     flags: c_ulonglong,
 ) -> Answer {
-    refuse_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0, INVALID_VALUE)?;
+    invalid_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0)?;
     for i in 0..count {
         prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
     }
     Ok(())
 }
 
-entry!(cuMemDiscardBatchAsync, |flavor, dptrs, sizes, count, flags, hStream| {
-    prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+entry!(cuMemDiscardBatchAsync, |dptrs, sizes, count, flags, hStream: Stream| {
+    prefetch_all(hStream, dptrs, sizes, count, flags)
 });
 
 entry!(
     cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
-    |flavor, dptrs, sizes, count, _, _, _, flags, hStream| {
-        prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+    |dptrs, sizes, count, _, _, _, flags, hStream: Stream| {
+        prefetch_all(hStream, dptrs, sizes, count, flags)
     }
 );
 
@@ -541,9 +513,8 @@ impl Fill {
 
     pub(crate) fn check(&self) -> Answer {
         let row = self.width * u64::from(self.element);
-        refuse_if(
+        invalid_if(
             !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row,
-            INVALID_VALUE,
         )?;
         if self.bytes() > 0 {
             check_range(self.address, self.pitch * (self.height - 1) + row)?;
@@ -588,7 +559,7 @@ impl Fill {
         found.is_some_and(|alloc| !matches!(alloc.what, What::Registered(_)))
     }
 
-    pub(crate) fn run(self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn run(self, stream: Ref<Stream>) -> Answer {
         if self.bytes() == 0 {
             return Ok(());
         }
@@ -609,10 +580,10 @@ fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize
     Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
 }
 
-fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> Answer {
+fn set(stream: StreamArg, synchronous: bool, fill: Fill) -> Answer {
     current()?;
     // SAFETY: the handle is the C caller's.
-    let stream = unsafe { stream(flavor, handle)? };
+    let stream = unsafe { stream.find()? };
     if synchronous {
         not_while_capturing()?;
     }
@@ -625,15 +596,15 @@ fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> 
 /// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
 macro_rules! sets {
     ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
-        entry!($sync, |flavor, at, value, n| set(flavor, null_mut(), true, fill($element, at, 0, value, n, 1)));
-        entry!($asynchronous, |flavor, at, value, n, stream| {
-            set(flavor, stream, false, fill($element, at, 0, value, n, 1))
+        entry!($sync, |flavor, at, value, n| {
+            set(StreamArg::default_of(flavor), true, fill($element, at, 0, value, n, 1))
         });
+        entry!($asynchronous, |at, value, n, stream| set(stream, false, fill($element, at, 0, value, n, 1)));
         entry!($sync2, |flavor, at, pitch, value, width, height| {
-            set(flavor, null_mut(), true, fill($element, at, pitch, value, width, height))
+            set(StreamArg::default_of(flavor), true, fill($element, at, pitch, value, width, height))
         });
-        entry!($async2, |flavor, at, pitch, value, width, height, stream| {
-            set(flavor, stream, false, fill($element, at, pitch, value, width, height))
+        entry!($async2, |at, pitch, value, width, height, stream| {
+            set(stream, false, fill($element, at, pitch, value, width, height))
         });
     )*};
 }
@@ -647,7 +618,7 @@ sets! {
 
 unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
     let context = current()?;
-    refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
+    invalid_if(pp.is_null() || bytesize == 0 || flags > 7)?;
     not_while_capturing()?;
     let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
     let (registry, c) = (&driver()?.memory, context);
@@ -658,24 +629,20 @@ unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> An
 entry!(cuMemHostAlloc, |pp, bytesize, Flags| host_alloc(pp, bytesize, Flags));
 entry!(cuMemAllocHost_v2, |pp, bytesize| host_alloc(pp, bytesize, 0));
 
-entry!(cuMemFreeHost, |p| {
-    let driver = driver()?;
+entry!(cuMemFreeHost, driver, |p| {
     if p.is_null() {
         return Ok(());
     }
     not_while_capturing()?;
     let alloc = driver.memory.remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
     libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
-    Ok(())
 });
 
-entry!(cuMemHostRegister_v2 | cuMemHostRegister, |p, bytesize, Flags| {
-    let context = current()?;
-    refuse_if(p.is_null() || bytesize == 0, INVALID_VALUE)?;
+entry!(cuMemHostRegister_v2 | cuMemHostRegister, context, |p, bytesize, Flags| {
+    invalid_if(p.is_null() || bytesize == 0)?;
     let (registry, c) = (&driver()?.memory, context);
     refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
     registry.note(p as u64, bytesize as u64, What::Registered(Flags), c.gpu, c.ordinal, c.id);
-    Ok(())
 });
 
 entry!(cuMemHostUnregister, |p| {
@@ -683,11 +650,10 @@ entry!(cuMemHostUnregister, |p| {
     removed.map(|_| ()).ok_or(CUresult(713))
 });
 
-entry!(cuMemHostGetDevicePointer_v2, |pdptr, p, Flags| {
-    let driver = driver()?;
+entry!(cuMemHostGetDevicePointer_v2, driver, |pdptr, p, Flags| {
     let known =
         driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
-    refuse_if(Flags != 0 || !known, INVALID_VALUE)?;
+    invalid_if(Flags != 0 || !known)?;
     put(pdptr, p as u64)
 });
 
@@ -701,7 +667,7 @@ entry!(cuMemHostGetFlags, |pFlags, p| {
 // --- What a pointer is -----------------------------------------------------------------------------
 
 /// One attribute; `Ok(None)`: the pointer is not known to the driver.
-fn attribute(kind: u32, address: u64) -> Result<Option<u64>, CUresult> {
+fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let driver = driver()?;
     let Some(alloc) = driver.memory.find(address) else { return Ok(None) };
     let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
@@ -709,7 +675,7 @@ fn attribute(kind: u32, address: u64) -> Result<Option<u64>, CUresult> {
     Ok(Some(match kind {
         1 => {
             let primary = lock(&driver.primaries[alloc.ordinal as usize].state).context;
-            let its = |context: &&'static Object<Context>| context.id == alloc.context;
+            let its = |context: &Ref<Context>| context.id == alloc.context;
             let context = current_opt().filter(its).or(primary.filter(its));
             context.map_or(null_mut::<c_void>(), Object::handle) as u64
         }
@@ -751,24 +717,21 @@ unsafe fn put_attribute(to: *mut c_void, kind: u32, value: u64) {
 }
 
 entry!(cuPointerGetAttribute, |data, kind, ptr| {
-    refuse_if(data.is_null(), INVALID_VALUE)?;
+    invalid_if(data.is_null())?;
     put_attribute(data, kind, attribute(kind, ptr)?.ok_or(INVALID_VALUE)?);
-    Ok(())
 });
 
 // Unknown pointers are no error here: their attributes are 0, and their device is -2.
-entry!(cuPointerGetAttributes, |count, kinds, data, ptr| {
-    driver()?;
-    refuse_if(kinds.is_null() || data.is_null() || count == 0, INVALID_VALUE)?;
+entry!(cuPointerGetAttributes, driver, |count, kinds, data, ptr| {
+    invalid_if(kinds.is_null() || data.is_null() || count == 0)?;
     for i in 0..count as usize {
         let kind = *kinds.add(i);
         let unknown = if kind == 9 { -2_i32 as u64 } else { 0 };
         put_attribute(*data.add(i), kind, attribute(kind, ptr).ok().flatten().unwrap_or(unknown));
     }
-    Ok(())
 });
 
 entry!(cuPointerSetAttribute, |value, attribute, ptr| {
     // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    refuse_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none(), INVALID_VALUE)
+    invalid_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none())
 });

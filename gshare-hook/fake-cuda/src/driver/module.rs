@@ -21,7 +21,7 @@ use gshare_fake_cuda_spec::{Duration, Named, Profile};
 pub(crate) struct Module {
     image: Image,
     is_library: bool,
-    functions: Mutex<BTreeMap<String, &'static Object<Function>>>,
+    functions: Mutex<BTreeMap<String, Ref<Function>>>,
     /// By the context's number and the variable's name.
     globals: Mutex<BTreeMap<(u64, String), Global>>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Module {
 /// A global variable of a module in one context.
 #[derive(Debug)]
 struct Global {
-    context: &'static Object<Context>,
+    context: Ref<Context>,
     address: u64,
     bytes: u64,
 }
@@ -48,7 +48,7 @@ impl Kind for Module {
 #[derive(Debug)]
 pub(crate) struct Function {
     name: CString,
-    module: &'static Object<Module>,
+    module: Ref<Module>,
     pub(crate) named: Named,
     /// Whether every launch costs nothing.
     free: bool,
@@ -66,7 +66,7 @@ impl Kind for Function {
 }
 
 /// The profile of the calling thread's device, or of the GPU.
-fn current_profile() -> Result<&'static Profile, CUresult> {
+fn current_profile() -> Res<&'static Profile> {
     let driver = driver()?;
     Ok(current_opt().map_or(driver.profile(), |context| driver.profile_of(context.gpu)))
 }
@@ -74,7 +74,7 @@ fn current_profile() -> Result<&'static Profile, CUresult> {
 /// One launch, priced.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    pub(crate) function: &'static Object<Function>,
+    pub(crate) function: Ref<Function>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared: u32,
@@ -97,8 +97,8 @@ impl Launch {
     pub(crate) fn check(&self) -> Answer {
         let [gx, gy, gz] = self.grid;
         let [bx, by, bz] = self.block;
-        refuse_if(gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0, INVALID_VALUE)?;
-        refuse_if(
+        invalid_if(gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0)?;
+        invalid_if(
             gx > 0x7fff_ffff
                 || gy > 65_535
                 || gz > 65_535
@@ -106,10 +106,9 @@ impl Launch {
                 || by > 1024
                 || bz > 64
                 || self.threads() > self.function.shape.threads,
-            INVALID_VALUE,
         )?;
         let profile = current_profile()?;
-        refuse_if(self.shared > profile.shared_memory_per_sm_bytes, INVALID_VALUE)?;
+        invalid_if(self.shared > profile.shared_memory_per_sm_bytes)?;
         if self.cooperative {
             let fit = (profile.threads_per_sm / self.threads()).clamp(1, profile.blocks_per_sm);
             refuse_if(
@@ -120,7 +119,7 @@ impl Launch {
         Ok(())
     }
 
-    pub(crate) fn run(&self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn run(&self, stream: Ref<Stream>) -> Answer {
         let driver = driver()?;
         let (mut sms, mut ns) =
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
@@ -163,16 +162,16 @@ const FEW_THREADS: u64 = 32;
 
 /// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
 #[inline]
-unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys::CUstream) -> bool {
+unsafe fn launch_free(f: sys::CUfunction, ok: bool, stream: StreamArg) -> bool {
     calls::launch();
     match Object::<Function>::get(f) {
-        Ok(function) if function.free && ok => count_if_idle(flavor, hStream),
+        Ok(function) if function.free && ok => count_if_idle(stream),
         _ => false,
     }
 }
 
 // The export has no guard: nothing panics on the free path, and the rest brings its own.
-entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params, extra| {
+entry!(cuLaunchKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params, extra| {
     let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
     let ok = gx != 0
         && gx <= 0x7fff_ffff
@@ -181,29 +180,28 @@ entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, para
         && threads.wrapping_sub(1) < FEW_THREADS
         && bz <= 64
         && shared <= 48 << 10;
-    if launch_free(flavor, f, ok, hStream) {
+    if launch_free(f, ok, stream) {
         return Ok(());
     }
-    caught(|| launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, extra, false))
+    caught(|| launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, extra, false))
 });
 
 #[cold]
 unsafe fn launch(
-    flavor: Flavor,
     f: sys::CUfunction,
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
-    hStream: sys::CUstream,
+    stream: StreamArg,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
     cooperative: bool,
 ) -> Answer {
-    if hStream as usize <= 2 || current_opt().is_none() {
+    if stream.1 as usize <= 2 || current_opt().is_none() {
         current()?;
     }
     let function = Object::<Function>::get(f)?;
-    let stream = stream(flavor, hStream)?;
+    let stream = base::stream(stream)?;
     let first = first_argument(function, params, extra);
     let (params, extra) = (params as usize, extra as usize);
     let launch = Launch { function, grid, block, shared, first, params, extra, cooperative };
@@ -213,7 +211,7 @@ unsafe fn launch(
 }
 
 entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
-    refuse_if(config.is_null(), INVALID_VALUE)?;
+    invalid_if(config.is_null())?;
     let c = &*config;
     let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
     let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
@@ -226,79 +224,75 @@ entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
         && threads.wrapping_sub(1) < FEW_THREADS
         && !grid.contains(&0)
         && c.sharedMemBytes <= 48 << 10;
-    if launch_free(flavor, f, ok, c.hStream) {
+    let stream = StreamArg(flavor, c.hStream);
+    if launch_free(f, ok, stream) {
         return Ok(());
     }
-    launch(flavor, f, grid, block, c.sharedMemBytes, c.hStream, kernelParams, extra, cooperative)
+    launch(f, grid, block, c.sharedMemBytes, stream, kernelParams, extra, cooperative)
 });
 
-entry!(cuLaunchCooperativeKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params| {
+entry!(cuLaunchCooperativeKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params| {
     calls::launch();
-    launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, null_mut(), true)
+    launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, null_mut(), true)
 });
 
 entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
-    refuse_if(launchParamsList.is_null() || numDevices == 0, INVALID_VALUE)?;
+    invalid_if(launchParamsList.is_null() || numDevices == 0)?;
     calls::launch();
     for i in 0..numDevices as usize {
         let p = &*launchParamsList.add(i);
         refuse_if(p.hStream as usize <= 2, INVALID_HANDLE)?;
         let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
         let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
-        let (flavor, none) = (Flavor::Legacy, null_mut());
-        launch(flavor, p.function, grid, block, p.sharedMemBytes, p.hStream, p.kernelParams, none, true)?;
+        let stream = StreamArg(Flavor::Legacy, p.hStream);
+        launch(p.function, grid, block, p.sharedMemBytes, stream, p.kernelParams, null_mut(), true)?;
     }
-    Ok(())
 });
 
-entry!(cuFuncSetBlockShape, |hfunc, x, y, z| {
-    let function = Object::<Function>::get(hfunc)?;
-    refuse_if(x <= 0 || y <= 0 || z <= 0, INVALID_VALUE)?;
+entry!(cuFuncSetBlockShape, |function: Function, x, y, z| {
+    invalid_if(x <= 0 || y <= 0 || z <= 0)?;
     *lock(&function.block) = [x as u32, y as u32, z as u32];
-    Ok(())
 });
 
-unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, hStream: sys::CUstream) -> Answer {
+unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) -> Answer {
     let block = *lock(&Object::<Function>::get(f)?.block);
-    refuse_if(width <= 0 || height <= 0, INVALID_VALUE)?;
-    let none = null_mut();
+    invalid_if(width <= 0 || height <= 0)?;
     calls::launch();
-    launch(Flavor::Legacy, f, [width as u32, height as u32, 1], block, 0, hStream, none, none, false)
+    let (grid, stream) = ([width as u32, height as u32, 1], StreamArg(Flavor::Legacy, stream));
+    launch(f, grid, block, 0, stream, null_mut(), null_mut(), false)
 }
 
 entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
-entry!(cuLaunchGrid, |f, grid_width, grid_height| launch_old(f, grid_width, grid_height, null_mut()));
+entry!(cuLaunchGrid, |f, width, height| launch_old(f, width, height, null_mut()));
+entry!(cuLaunchGridAsync, |f, width, height, stream| launch_old(f, width, height, stream));
 
-entry!(cuLaunchGridAsync, |f, grid_width, grid_height, hStream| {
-    launch_old(f, grid_width, grid_height, hStream)
-});
-
-entry!(cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig, |hfunc, _| {
-    Object::<Function>::get(hfunc).map(drop)
-});
+entry!(
+    cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig,
+    |_function: Function, _| ()
+);
 
 // --- Loading ---------------------------------------------------------------------------------------
 
 /// The image at an address, for the calling thread's device.
-unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Result<Image, CUresult> {
-    refuse_if(image.is_null(), INVALID_VALUE)?;
+unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Res<Image> {
+    invalid_if(image.is_null())?;
     let (major, minor) = current_profile()?.compute_capability;
     raw::image_at(image, major * 10 + minor, lifetime).ok_or(INVALID_IMAGE)
 }
 
-fn create_library(image: Image) -> &'static Object<Module> {
+fn create_library(image: Image) -> Ref<Module> {
     Object::create(Module { image, is_library: true, functions: Mutex::default(), globals: Mutex::default() })
 }
 
 /// A module is for one device: an image without code for it is refused.
-fn create_module(image: Image) -> Result<&'static Object<Module>, CUresult> {
+fn create_module(image: Image) -> Res<Ref<Module>> {
     refuse_if(image.is_empty(), NO_BINARY)?;
     let (functions, globals) = (Mutex::default(), Mutex::default());
     Ok(Object::create(Module { image, is_library: false, functions, globals }))
 }
 
 impl Module {
-    fn function(this: &'static Object<Self>, name: &CStr) -> Result<&'static Object<Function>, CUresult> {
+    fn function(this: Ref<Self>, name: &CStr) -> Res<Ref<Function>> {
         let text = name.to_string_lossy().into_owned();
         if let Some(function) = lock(&this.functions).get(&text) {
             return Ok(function);
@@ -331,7 +325,7 @@ impl Module {
     }
 
     /// Address and size of a global variable in the current context; its memory is taken when it is first asked for.
-    fn global(&self, name: &str) -> Result<(u64, u64), CUresult> {
+    fn global(&self, name: &str) -> Res<(u64, u64)> {
         let context = current()?;
         let key = (context.id, name.to_owned());
         if let Some(found) = lock(&self.globals).get(&key) {
@@ -351,7 +345,7 @@ impl Module {
         Ok((address, bytes))
     }
 
-    fn unload(this: &'static Object<Self>) -> Answer {
+    fn unload(this: Ref<Self>) -> Answer {
         refuse_if(!this.retire(), INVALID_HANDLE)?;
         for function in lock(&this.functions).values() {
             function.retire();
@@ -374,37 +368,30 @@ unsafe fn load_data(module: *mut sys::CUmodule, image: *const c_void) -> Answer 
 entry!(cuModuleLoadData | cuModuleLoadFatBinary, |module, image| load_data(module, image));
 entry!(cuModuleLoadDataEx, |module, image, _, _, _| load_data(module, image));
 
-unsafe fn image_of_file(path: *const c_char) -> Result<Image, CUresult> {
-    refuse_if(path.is_null(), INVALID_VALUE)?;
+unsafe fn image_of_file(path: *const c_char) -> Res<Image> {
+    invalid_if(path.is_null())?;
     let path = CStr::from_ptr(path).to_string_lossy().into_owned();
     let mut bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
     bytes.extend([0; 4]);
     read_image(bytes.as_ptr().cast(), Lifetime::Call)
 }
 
-entry!(cuModuleLoad, |module, fname| {
-    current()?;
-    put(module, create_module(image_of_file(fname)?)?.handle())
-});
+entry!(cuModuleLoad, context, |module, fname| put(module, create_module(image_of_file(fname)?)?.handle()));
 
-entry!(cuModuleUnload, |hmod| {
-    current()?;
-    Module::unload(Object::<Module>::get(hmod)?)
-});
+entry!(cuModuleUnload, context, |hmod: Module| Module::unload(hmod));
 
 entry!(cuModuleGetLoadingMode, |mode| put(mode, 2));
 
-unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a CStr, CUresult> {
+unsafe fn name_of<'a>(name: *const c_char) -> Res<&'a CStr> {
     if name.is_null() { Err(INVALID_VALUE) } else { Ok(CStr::from_ptr(name)) }
 }
 
-entry!(cuModuleGetFunction | cuLibraryGetKernel, |hfunc, hmod, name| {
-    let function = Module::function(Object::<Module>::get(hmod)?, name_of(name)?)?;
+entry!(cuModuleGetFunction | cuLibraryGetKernel, |hfunc, hmod: Module, name| {
+    let function = Module::function(hmod, name_of(name)?)?;
     put(hfunc, function.handle())
 });
 
-entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, mod_| {
-    let module = Object::<Module>::get(mod_)?;
+entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, module: Module| {
     let count_now = match module.image.kernels() {
         Some(names) => names.len(),
         None => lock(&module.functions).len(),
@@ -412,7 +399,7 @@ entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, mod_| {
     put(count, count_now as u32)
 });
 
-unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Module>) -> Answer {
+unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: Ref<Module>) -> Answer {
     for name in module.image.kernels().into_iter().flatten() {
         let name = CString::new(name).map_err(|_| INVALID_VALUE)?;
         Module::function(module, &name)?;
@@ -423,15 +410,14 @@ unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Mo
     Ok(())
 }
 
-entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |functions, numFunctions, mod_| {
-    enumerate(functions, numFunctions, Object::<Module>::get(mod_)?)
+entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |functions, numFunctions, mod_: Module| {
+    enumerate(functions, numFunctions, mod_)
 });
 
-entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod, name| {
-    let (address, size) = Object::<Module>::get(hmod)?.global(&name_of(name)?.to_string_lossy())?;
+entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod: Module, name| {
+    let (address, size) = hmod.global(&name_of(name)?.to_string_lossy())?;
     put_opt(dptr, address);
     put_opt(bytes, size as usize);
-    Ok(())
 });
 
 entry!(cuLibraryLoadData, |library, code, _, _, _, libraryOptions, _, numLibraryOptions| {
@@ -444,46 +430,30 @@ entry!(cuLibraryLoadData, |library, code, _, _, _, libraryOptions, _, numLibrary
     put(library, create_library(read_image(code, lifetime)?).handle())
 });
 
-entry!(cuLibraryLoadFromFile, |library, fileName, _, _, _, _, _, _| {
-    driver()?;
+entry!(cuLibraryLoadFromFile, driver, |library, fileName, _, _, _, _, _, _| {
     put(library, create_library(image_of_file(fileName)?).handle())
 });
 
-entry!(cuLibraryUnload, |library| {
-    driver()?;
-    Module::unload(Object::<Module>::get(library)?)
-});
+entry!(cuLibraryUnload, driver, |library: Module| Module::unload(library));
 
-entry!(cuLibraryGetModule, |pMod, library| {
-    current()?;
-    put(pMod, Object::<Module>::get(library)?.handle())
-});
+entry!(cuLibraryGetModule, context, |pMod, library: Module| put(pMod, library.handle()));
 
-entry!(cuKernelGetFunction, |pFunc, kernel| {
-    current()?;
-    put(pFunc, Object::<Function>::get(kernel)?.handle())
-});
+entry!(cuKernelGetFunction, context, |pFunc, kernel: Function| put(pFunc, kernel.handle()));
 
-entry!(cuKernelGetLibrary, |pLib, kernel| {
-    let function = Object::<Function>::get(kernel)?;
+entry!(cuKernelGetLibrary, |pLib, function: Function| {
     refuse_if(!function.module.is_library, INVALID_HANDLE)?;
     put(pLib, function.module.handle())
 });
 
-entry!(cuKernelGetName | cuFuncGetName, |name, hfunc| {
-    put(name, Object::<Function>::get(hfunc)?.name.as_ptr())
-});
+entry!(cuKernelGetName | cuFuncGetName, |name, hfunc: Function| put(name, hfunc.name.as_ptr()));
 
-entry!(cuFuncGetModule, |hmod, hfunc| put(hmod, Object::<Function>::get(hfunc)?.module.handle()));
+entry!(cuFuncGetModule, |hmod, hfunc: Function| put(hmod, hfunc.module.handle()));
 
-entry!(cuFuncIsLoaded, |state, function| {
-    Object::<Function>::get(function)?;
-    put(state, 1)
-});
+entry!(cuFuncIsLoaded, |state, _function: Function| put(state, 1));
 
-entry!(cuFuncLoad, |function| Object::<Function>::get(function).map(drop));
+entry!(cuFuncLoad, |_function: Function| ());
 
-fn attribute(function: &Function, attrib: u32) -> Result<i32, CUresult> {
+fn attribute(function: &Function, attrib: u32) -> Res<i32> {
     let driver = driver()?;
     let profile = driver.profile();
     let (major, minor) = profile.compute_capability;
@@ -507,12 +477,12 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
     match attrib {
         8 => {
             let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
-            refuse_if(value < 0 || value > most, INVALID_VALUE)?;
+            invalid_if(value < 0 || value > most)?;
             function.shared_max.store(value, Relaxed);
             Ok(())
         }
         9 => {
-            refuse_if(!(-1..=100).contains(&value), INVALID_VALUE)?;
+            invalid_if(!(-1..=100).contains(&value))?;
             function.carveout.store(value, Relaxed);
             Ok(())
         }
@@ -525,11 +495,9 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
     }
 }
 
-entry!(cuFuncGetAttribute, |pi, attrib, hfunc| put(pi, attribute(Object::<Function>::get(hfunc)?, attrib)?));
+entry!(cuFuncGetAttribute, |pi, attrib, hfunc: Function| put(pi, attribute(hfunc, attrib)?));
 
-entry!(cuFuncSetAttribute, |hfunc, attrib, value| {
-    set_attribute(Object::<Function>::get(hfunc)?, attrib, value)
-});
+entry!(cuFuncSetAttribute, |hfunc: Function, attrib, value| set_attribute(hfunc, attrib, value));
 
 entry!(cuKernelGetAttribute, |pi, attrib, kernel, dev| {
     driver()?.gpu(dev)?;
@@ -544,7 +512,6 @@ entry!(cuKernelSetAttribute, |attrib, val, kernel, dev| {
 entry!(cuKernelSetCacheConfig, |kernel, _, dev| {
     driver()?.gpu(dev)?;
     Object::<Function>::get(kernel)?;
-    Ok(())
 });
 
 // --- Occupancy -------------------------------------------------------------------------------------
@@ -552,9 +519,9 @@ entry!(cuKernelSetCacheConfig, |kernel, _, dev| {
 /// Shared memory of each block that is the driver's, in bytes (`CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK`).
 const RESERVED_SHARED: usize = 1 << 10;
 
-fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32, CUresult> {
+fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     let profile = driver()?.profile();
-    refuse_if(!(1..=1024).contains(&block), INVALID_VALUE)?;
+    invalid_if(!(1..=1024).contains(&block))?;
     let shared = dynamic + function.shape.shared as usize;
     let by_threads = profile.threads_per_sm / (block as u32).next_multiple_of(32);
     // Each block takes a kilobyte for the driver beside what it asks for.
@@ -563,13 +530,16 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32,
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |numBlocks, func, blockSize, dynamic| {
-    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
+entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |numBlocks, func: Function, blockSize, dynamic| {
+    put(numBlocks, blocks_per_sm(func, blockSize, dynamic)?)
 });
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, |numBlocks, func, blockSize, dynamic, _| {
-    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
-});
+entry!(
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+    |numBlocks, func: Function, blockSize, dynamic, _| {
+        put(numBlocks, blocks_per_sm(func, blockSize, dynamic)?)
+    }
+);
 
 unsafe fn potential_block(
     minGridSize: *mut c_int,
@@ -585,18 +555,26 @@ unsafe fn potential_block(
     put(blockSize, size)
 }
 
-entry!(cuOccupancyMaxPotentialBlockSize, |minGridSize, blockSize, func, _, dynamic, limit| {
-    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
+entry!(cuOccupancyMaxPotentialBlockSize, |minGridSize, blockSize, func: Function, _, dynamic, limit| {
+    potential_block(minGridSize, blockSize, func, dynamic, limit)
 });
 
-entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |minGridSize, blockSize, func, _, dynamic, limit, _| {
-    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
+entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |minGridSize,
+                                                   blockSize,
+                                                   func: Function,
+                                                   _,
+                                                   dynamic,
+                                                   limit,
+                                                   _| {
+    potential_block(minGridSize, blockSize, func, dynamic, limit)
 });
 
-entry!(cuOccupancyAvailableDynamicSMemPerBlock, |dynamicSmemSize, func, numBlocks, blockSize| {
-    let function = Object::<Function>::get(func)?;
+entry!(cuOccupancyAvailableDynamicSMemPerBlock, |dynamicSmemSize,
+                                                 function: Function,
+                                                 numBlocks,
+                                                 blockSize| {
     blocks_per_sm(function, blockSize, 0)?;
-    refuse_if(numBlocks <= 0, INVALID_VALUE)?;
+    invalid_if(numBlocks <= 0)?;
     let part = driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize;
     let part = part.saturating_sub(function.shape.shared as usize);
     put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
@@ -621,7 +599,7 @@ unsafe fn attribute_of<T: Copy>(config: &sys::CUlaunchConfig, id: u32) -> Option
 ///
 /// # Safety
 /// `config` is readable, and as many attributes as it says.
-unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Result<u32, CUresult> {
+unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Res<u32> {
     let dimensions = attribute_of::<[u32; 3]>(config, CLUSTER_DIMENSION);
     let blocks = dimensions.map_or(0, |by| by.into_iter().fold(1, u32::saturating_mul));
     if blocks > largest_cluster(function) { Err(CUresult(912)) } else { Ok(blocks) }
@@ -634,12 +612,11 @@ fn largest_cluster(function: &Function) -> u32 {
 }
 
 /// The profile of a device with clusters.
-fn with_clusters() -> Result<&'static Profile, CUresult> {
+fn with_clusters() -> Res<&'static Profile> {
     current_profile().and_then(|p| if p.compute_capability.0 < 9 { Err(NOT_SUPPORTED) } else { Ok(p) })
 }
 
-entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, func, config| {
-    let function = Object::<Function>::get(func)?;
+entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, function: Function, config| {
     with_clusters()?;
     cluster(config.as_ref().ok_or(INVALID_VALUE)?, function)?;
     put(clusterSize, largest_cluster(function) as c_int)
@@ -647,9 +624,9 @@ entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, func, config| {
 
 // Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
 // for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
-entry!(cuOccupancyMaxActiveClusters, |numClusters, func, config| {
+entry!(cuOccupancyMaxActiveClusters, |numClusters, func: Function, config| {
     const BLOCKS_PER_SM: i32 = 8;
-    let function = Object::<Function>::get(func)?;
+    let function = func;
     let sms = with_clusters()?.sms;
     let config = config.as_ref().ok_or(INVALID_VALUE)?;
     let size = cluster(config, function)?;
@@ -678,38 +655,27 @@ impl Kind for Link {
     const MAGIC: u64 = 0x6773_6861_7265_4c4b;
 }
 
-entry!(cuLinkCreate_v2, |_, _, _, stateOut| {
-    current()?;
-    put(stateOut, Object::create(Link::default()).handle())
-});
+entry!(cuLinkCreate_v2, context, |_, _, _, stateOut| put(stateOut, Object::create(Link::default()).handle()));
 
-entry!(cuLinkAddData_v2, |state, _, data, size, _, _, _, _| {
-    let link = Object::<Link>::get(state)?;
-    refuse_if(data.is_null(), INVALID_VALUE)?;
+entry!(cuLinkAddData_v2, |link: Link, _, data, size, _, _, _, _| {
+    invalid_if(data.is_null())?;
     lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
-    Ok(())
 });
 
-entry!(cuLinkAddFile_v2, |state, _, path, _, _, _| {
-    let link = Object::<Link>::get(state)?;
+entry!(cuLinkAddFile_v2, |link: Link, _, path, _, _, _| {
     let path = name_of(path)?.to_string_lossy().into_owned();
     let bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
     lock(&link.inputs).push(bytes);
-    Ok(())
 });
 
-entry!(cuLinkComplete, |state, cubinOut, sizeOut| {
-    let link = Object::<Link>::get(state)?;
+entry!(cuLinkComplete, |link: Link, cubinOut, sizeOut| {
     let inputs = lock(&link.inputs);
     let mut image = lock(&link.image);
     *image = container::of_inputs(inputs.iter().map(|bytes| (raw::input_kind(bytes), bytes.as_slice())));
     put(cubinOut, image.as_mut_ptr().cast())?;
     put_opt(sizeOut, image.len());
-    Ok(())
 });
 
-entry!(cuLinkDestroy, |state| {
-    let link = Object::<Link>::get(state)?;
+entry!(cuLinkDestroy, |link: Link| {
     link.retire();
-    Ok(())
 });

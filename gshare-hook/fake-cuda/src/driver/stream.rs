@@ -15,12 +15,8 @@ use crate::sim::device_file::{now_ns, sleep_until};
 
 // --- Streams ---------------------------------------------------------------------------------------
 
-pub(crate) fn create_stream(
-    context: &'static Object<Context>,
-    flags: u32,
-    priority: i32,
-) -> Result<&'static Object<Stream>, CUresult> {
-    refuse_if(flags > 1, INVALID_VALUE)?;
+pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) -> Res<Ref<Stream>> {
+    invalid_if(flags > 1)?;
     let driver = driver()?;
     let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
     Ok(Stream::create(driver, context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
@@ -32,24 +28,21 @@ entry!(cuStreamCreateWithPriority, |phStream, flags, priority| {
     put(phStream, create_stream(current()?, flags, priority)?.handle())
 });
 
-entry!(cuStreamDestroy_v2 | cuStreamDestroy, |hStream| {
-    let driver = driver()?;
+entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
     refuse_if(hStream as usize <= 2, INVALID_HANDLE)?;
     let stream = Object::<Stream>::get(hStream)?;
     refuse_if(!stream.retire(), INVALID_HANDLE)?;
     lock(&stream.context.streams).retain(|s| s.id != stream.id);
     driver.device.with(|engine, now| engine.close_stream(now, stream.slot));
-    Ok(())
 });
 
-entry!(cuStreamSynchronize, |flavor, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamSynchronize, |stream: Stream| {
     not_capturing(stream)?;
     drain_with_barriers(stream)
 });
 
 /// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
-fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
+fn drain_with_barriers(stream: Ref<Stream>) -> Answer {
     drain(stream)?;
     stream_ordered::after_synchronising(stream.context.ordinal)?;
     if stream.kind == StreamKind::Legacy {
@@ -61,8 +54,7 @@ fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
     Ok(())
 }
 
-entry!(cuStreamQuery, |flavor, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamQuery, |stream: Stream| {
     not_capturing(stream)?;
     let mut done = drained(stream)?;
     if stream.kind == StreamKind::Legacy {
@@ -74,14 +66,11 @@ entry!(cuStreamQuery, |flavor, hStream| {
     if done { Ok(()) } else { Err(NOT_READY) }
 });
 
-entry!(cuCtxSynchronize, || synchronise(current()?));
+entry!(cuCtxSynchronize, context, || synchronise(context));
 
-entry!(cuCtxSynchronize_v2, |ctx| {
-    driver()?;
-    synchronise(if ctx.is_null() { current()? } else { Object::<Context>::get(ctx)? })
-});
+entry!(cuCtxSynchronize_v2, |context: OrCurrent| synchronise(context));
 
-pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
+pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     context.check()?;
     context_not_capturing(context)?;
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
@@ -93,37 +82,30 @@ pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
     stream_ordered::after_synchronising(context.ordinal)
 }
 
-entry!(cuStreamGetCtx, |flavor, hStream, pctx| put(pctx, stream(flavor, hStream)?.context.handle()));
+entry!(cuStreamGetCtx, |hStream: Stream, pctx| put(pctx, hStream.context.handle()));
 
-entry!(cuStreamGetCtx_v2, |flavor, hStream, pCtx, pGreenCtx| {
+entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, pGreenCtx| {
     put_opt(pGreenCtx, std::ptr::null_mut());
-    put(pCtx, stream(flavor, hStream)?.context.handle())
+    put(pCtx, hStream.context.handle())
 });
 
-entry!(cuStreamGetDevice, |flavor, hStream, device| put(device, stream(flavor, hStream)?.context.ordinal));
-entry!(cuStreamGetFlags, |flavor, hStream, flags| put(flags, stream(flavor, hStream)?.flags));
-entry!(cuStreamGetPriority, |flavor, hStream, priority| put(priority, stream(flavor, hStream)?.priority));
-entry!(cuStreamGetId, |flavor, hStream, streamId| put(streamId, stream(flavor, hStream)?.id));
+entry!(cuStreamGetDevice, |hStream: Stream, device| put(device, hStream.context.ordinal));
+entry!(cuStreamGetFlags, |hStream: Stream, flags| put(flags, hStream.flags));
+entry!(cuStreamGetPriority, |hStream: Stream, priority| put(priority, hStream.priority));
+entry!(cuStreamGetId, |hStream: Stream, streamId| put(streamId, hStream.id));
 
-entry!(cuStreamCopyAttributes, |flavor, dst, src| {
-    stream(flavor, dst)?;
-    stream(flavor, src)?;
-    Ok(())
-});
+entry!(cuStreamCopyAttributes, |_dst: Stream, _src: Stream| ());
 
-entry!(cuStreamGetAttribute, |flavor, hStream, _, value| {
-    stream(flavor, hStream)?;
-    refuse_if(value.is_null(), INVALID_VALUE)?;
+entry!(cuStreamGetAttribute, |_hStream: Stream, _, value| {
+    invalid_if(value.is_null())?;
     std::ptr::write_bytes(value, 0, 1);
-    Ok(())
 });
 
-entry!(cuStreamSetAttribute, |flavor, hStream, _, param| {
-    stream(flavor, hStream)?;
+entry!(cuStreamSetAttribute, |_hStream: Stream, _, param| {
     if param.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
 });
 
-entry!(cuStreamAttachMemAsync, |flavor, hStream, _, _, _| stream(flavor, hStream).map(drop));
+entry!(cuStreamAttachMemAsync, |_stream: Stream, _, _, _| ());
 
 // --- Events ----------------------------------------------------------------------------------------
 
@@ -136,7 +118,7 @@ struct Recorded {
 }
 
 /// A capture, and the nodes that what follows depends on.
-type CapturePoint = (Arc<Session>, Vec<&'static Object<GraphNode>>);
+type CapturePoint = (Arc<Session>, Vec<Ref<GraphNode>>);
 
 /// An event.
 #[derive(Debug)]
@@ -163,7 +145,7 @@ const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 impl Event {
-    fn create(context: &Context, flags: u32) -> Result<&'static Object<Self>, CUresult> {
+    fn create(context: &Context, flags: u32) -> Res<Ref<Self>> {
         let driver = driver()?;
         let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
         Ok(Self::with_slot(slot, base, context.gpu, context.family, flags, false))
@@ -176,7 +158,7 @@ impl Event {
         family: u64,
         flags: u32,
         imported: bool,
-    ) -> &'static Object<Self> {
+    ) -> Ref<Self> {
         Object::create(Self {
             slot,
             flags,
@@ -195,7 +177,7 @@ impl Event {
     }
 
     /// Queues the event's next record.
-    pub(crate) fn record(&self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn record(&self, stream: Ref<Stream>) -> Answer {
         let driver = driver()?;
         refuse_if((self.gpu, self.family) != (stream.context.gpu, stream.context.family), INVALID_HANDLE)?;
         let mut recorded = lock(&self.recorded);
@@ -210,7 +192,7 @@ impl Event {
     }
 
     /// Sequence number of the last record, of any process for interprocess events.
-    fn last(&self) -> Result<u64, CUresult> {
+    fn last(&self) -> Res<u64> {
         let driver = driver()?;
         if self.flags & INTERPROCESS != 0 {
             return Ok(driver.device.open_part().events[self.slot as usize].issued.load(Acquire));
@@ -219,7 +201,7 @@ impl Event {
     }
 
     /// Makes a stream wait for the last record.
-    pub(crate) fn wait_on(&self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn wait_on(&self, stream: Ref<Stream>) -> Answer {
         if self.flags & INTERPROCESS != 0 {
             let sequence = self.last()?;
             if sequence > 0 {
@@ -241,7 +223,7 @@ impl Event {
         if driver()?.device.is_lost(self.gpu) { Err(GPU_LOST) } else { Ok(()) }
     }
 
-    fn reached(&self) -> Result<bool, CUresult> {
+    fn reached(&self) -> Res<bool> {
         self.check()?;
         let driver = driver()?;
         let last = self.last()?;
@@ -264,27 +246,20 @@ impl Event {
     }
 }
 
-entry!(cuEventCreate, |phEvent, Flags| {
-    let context = current()?;
-    refuse_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0, INVALID_VALUE)?;
+entry!(cuEventCreate, context, |phEvent, Flags| {
+    invalid_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0)?;
     put(phEvent, Event::create(context, Flags)?.handle())
 });
 
-entry!(cuEventDestroy_v2 | cuEventDestroy, |hEvent| {
-    let driver = driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventDestroy_v2 | cuEventDestroy, driver, |event: Event| {
     refuse_if(!event.retire(), INVALID_HANDLE)?;
     if !event.imported {
         driver.device.with(|engine, _| engine.close_event(event.slot));
     }
-    Ok(())
 });
 
-unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, flags: c_uint) -> Answer {
-    driver()?;
-    let event = Object::<Event>::get(hEvent)?;
-    let stream = stream(flavor, hStream)?;
-    refuse_if(flags > 1, INVALID_VALUE)?;
+unsafe fn record(event: Ref<Event>, stream: Ref<Stream>, flags: c_uint) -> Answer {
+    invalid_if(flags > 1)?;
     legacy_not_implied(stream)?;
     calls::event();
     if stream.capturing.load(Acquire) {
@@ -303,20 +278,16 @@ unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, f
     Ok(())
 }
 
-entry!(cuEventRecord, |flavor, hEvent, hStream| record(flavor, hEvent, hStream, 0));
-entry!(cuEventRecordWithFlags, |flavor, hEvent, hStream, flags| record(flavor, hEvent, hStream, flags));
+entry!(cuEventRecord, driver, |event: Event, stream: Stream| record(event, stream, 0));
+entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| record(event, stream, flags));
 
-entry!(cuEventQuery, |hEvent| {
-    driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventQuery, driver, |event: Event| {
     event.not_captured()?;
     not_while_capturing()?;
     if event.reached()? { Ok(()) } else { Err(NOT_READY) }
 });
 
-entry!(cuEventSynchronize, |hEvent| {
-    let driver = driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventSynchronize, driver, |event: Event| {
     event.not_captured()?;
     not_while_capturing()?;
     let recorded = *lock(&event.recorded);
@@ -329,11 +300,9 @@ entry!(cuEventSynchronize, |hEvent| {
         sleep_until(now_ns() + pause);
         pause = (pause * 2).min(200_000);
     }
-    Ok(())
 });
 
-entry!(cuEventElapsedTime | cuEventElapsedTime_v2, |pMilliseconds, hStart, hEnd| {
-    let driver = driver()?;
+entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |pMilliseconds, hStart, hEnd| {
     let (start, end) = (Object::<Event>::get(hStart)?, Object::<Event>::get(hEnd)?);
     start.not_captured()?;
     end.not_captured()?;
@@ -348,11 +317,8 @@ entry!(cuEventElapsedTime | cuEventElapsedTime_v2, |pMilliseconds, hStart, hEnd|
     put(pMilliseconds, (ns as f64 / 1e6) as f32)
 });
 
-entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
-    driver()?;
-    let stream = stream(flavor, hStream)?;
-    let event = Object::<Event>::get(hEvent)?;
-    refuse_if(Flags > 1, INVALID_VALUE)?;
+entry!(cuStreamWaitEvent, driver, |stream: Stream, event: Event, Flags| {
+    invalid_if(Flags > 1)?;
     legacy_not_implied(stream)?;
     calls::event();
     if Flags == 1 && stream.capturing.load(Acquire) {
@@ -364,9 +330,7 @@ entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
     submit(stream, Node::Wait(event))
 });
 
-entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |hCtx, hEvent| {
-    let context = Object::<Context>::get(hCtx)?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |context: Context, event: Event| {
     let legacy = context.legacy()?;
     for stream in context.all_streams() {
         let tail = stream.tail.load(Acquire);
@@ -377,32 +341,29 @@ entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |hCtx, hEvent| {
     event.record(legacy)
 });
 
-entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |hCtx, hEvent| {
-    let context = Object::<Context>::get(hCtx)?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
     for stream in context.all_streams() {
         event.wait_on(stream)?;
     }
-    Ok(())
 });
 
 // --- Host functions --------------------------------------------------------------------------------
 
-fn launch_host(stream: &'static Object<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
-    refuse_if(function.is_none(), INVALID_VALUE)?;
+fn launch_host(stream: Ref<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
+    invalid_if(function.is_none())?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::Host { function, data: data as usize })
 }
 
-entry!(cuLaunchHostFunc, |flavor, hStream, fn_, data| launch_host(stream(flavor, hStream)?, fn_, data));
-entry!(cuLaunchHostFunc_v2, |flavor, hStream, fn_, data, _| launch_host(stream(flavor, hStream)?, fn_, data));
+entry!(cuLaunchHostFunc, |hStream: Stream, fn_, data| launch_host(hStream, fn_, data));
+entry!(cuLaunchHostFunc_v2, |hStream: Stream, fn_, data, _| launch_host(hStream, fn_, data));
 
-entry!(cuStreamAddCallback, |flavor, hStream, callback, userData, flags| {
-    let stream = stream(flavor, hStream)?;
-    refuse_if(callback.is_none() || flags != 0, INVALID_VALUE)?;
+entry!(cuStreamAddCallback, |named, function, data, flags| {
+    let stream = stream(named)?;
+    invalid_if(function.is_none() || flags != 0)?;
     not_capturing(stream)?;
-    submit(stream, Node::Callback { function: callback, stream: hStream as usize, data: userData as usize })
+    submit(stream, Node::Callback { function, stream: named.1 as usize, data: data as usize })
 });
 
 // --- Memory operations -----------------------------------------------------------------------------
@@ -448,7 +409,7 @@ impl MemOp {
     }
 }
 
-pub(crate) fn run_mem_ops(stream: &'static Object<Stream>, ops: Vec<MemOp>) -> Answer {
+pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
     let mut left = std::collections::VecDeque::from(ops);
     push_host(
         stream,
@@ -465,35 +426,33 @@ pub(crate) fn run_mem_ops(stream: &'static Object<Stream>, ops: Vec<MemOp>) -> A
     Ok(())
 }
 
-fn mem_op(flavor: Flavor, handle: sys::CUstream, op: MemOp, alignment: u64) -> Answer {
-    // SAFETY: the handle is the C caller's.
-    let stream = unsafe { stream(flavor, handle)? };
+fn mem_op(stream: Ref<Stream>, op: MemOp, alignment: u64) -> Answer {
     let (MemOp::Wait { address, .. } | MemOp::Write { address, .. }) = op;
-    refuse_if(address == 0 || !address.is_multiple_of(alignment), INVALID_VALUE)?;
+    invalid_if(address == 0 || !address.is_multiple_of(alignment))?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::MemOps(vec![op]))
 }
 
-entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |flavor, stream, address, value, how| {
-    mem_op(flavor, stream, MemOp::Wait { address, value: value.into(), how, wide: false }, 4)
+entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |stream: Stream, address, value, how| {
+    mem_op(stream, MemOp::Wait { address, value: value.into(), how, wide: false }, 4)
 });
 
-entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |flavor, stream, address, value, how| {
-    mem_op(flavor, stream, MemOp::Wait { address, value, how, wide: true }, 8)
+entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |stream: Stream, address, value, how| {
+    mem_op(stream, MemOp::Wait { address, value, how, wide: true }, 8)
 });
 
-entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |flavor, stream, address, value, _| {
-    mem_op(flavor, stream, MemOp::Write { address, value: value.into(), wide: false }, 4)
+entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |stream: Stream, address, value, _| {
+    mem_op(stream, MemOp::Write { address, value: value.into(), wide: false }, 4)
 });
 
-entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |flavor, stream, address, value, _| {
-    mem_op(flavor, stream, MemOp::Write { address, value, wide: true }, 8)
+entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address, value, _| {
+    mem_op(stream, MemOp::Write { address, value, wide: true }, 8)
 });
 
 /// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
-pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Result<Vec<MemOp>, CUresult> {
-    refuse_if(list.is_null() || count > 256, INVALID_VALUE)?;
+pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<Vec<MemOp>> {
+    invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();
     for i in 0..count as usize {
         let at = list.cast::<u8>().add(i * 48);
@@ -514,8 +473,7 @@ pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Result<Vec
     Ok(ops)
 }
 
-entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |flavor, hStream, count, paramArray, _| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |stream: Stream, count, paramArray, _| {
     let ops = read_mem_ops(paramArray.cast(), count)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::MemOps(ops))

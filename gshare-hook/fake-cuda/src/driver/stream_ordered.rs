@@ -111,12 +111,12 @@ impl Kind for Pool {
 /// The pools of a device, and the memory of its graphs.
 #[derive(Debug, Default)]
 pub(crate) struct DevicePools {
-    default: OnceLock<&'static Object<Pool>>,
-    current: Mutex<Option<&'static Object<Pool>>>,
-    all: Mutex<Vec<&'static Object<Pool>>>,
+    default: OnceLock<Ref<Pool>>,
+    current: Mutex<Option<Ref<Pool>>>,
+    all: Mutex<Vec<Ref<Pool>>>,
     graph: Mutex<State>,
     /// The default pool of host memory is the first device's.
-    host: OnceLock<&'static Object<Pool>>,
+    host: OnceLock<Ref<Pool>>,
 }
 
 /// The kind of a pool.
@@ -129,7 +129,7 @@ enum Sort {
 }
 
 impl Pool {
-    fn create(gpu: u32, ordinal: i32, sort: Sort) -> Result<&'static Object<Self>, CUresult> {
+    fn create(gpu: u32, ordinal: i32, sort: Sort) -> Res<Ref<Self>> {
         let pool = Object::create(Self {
             gpu,
             ordinal,
@@ -146,7 +146,7 @@ impl Pool {
     }
 
     /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
-    fn trim(&self, keep: u64) -> Result<u64, CUresult> {
+    fn trim(&self, keep: u64) -> Res<u64> {
         let driver = driver()?;
         let mut state = lock(&self.state);
         let surplus = lock(&self.chunks).shrink(state.reserved.saturating_sub(keep));
@@ -161,9 +161,9 @@ impl Pool {
         Ok(surplus)
     }
 
-    fn take(this: &'static Object<Self>, bytes: u64) -> Result<u64, CUresult> {
+    fn take(this: Ref<Self>, bytes: u64) -> Res<u64> {
         let driver = driver()?;
-        refuse_if(this.imported || this.closed.load(Acquire), INVALID_VALUE)?;
+        invalid_if(this.imported || this.closed.load(Acquire))?;
         let mut state = lock(&this.state);
         let mut chunks = lock(&this.chunks);
         if chunks.find(bytes).is_none() {
@@ -197,18 +197,18 @@ impl Pool {
 }
 
 /// The pools of the process's devices, by ordinal.
-fn all_pools() -> Result<&'static [DevicePools], CUresult> {
+fn all_pools() -> Res<&'static [DevicePools]> {
     static POOLS: OnceLock<Vec<DevicePools>> = OnceLock::new();
     let visible = &driver()?.visible;
     Ok(POOLS.get_or_init(|| visible.iter().map(|_| DevicePools::default()).collect()))
 }
 
-fn pools(ordinal: i32) -> Result<&'static DevicePools, CUresult> {
+fn pools(ordinal: i32) -> Res<&'static DevicePools> {
     driver()?.gpu(ordinal)?;
     all_pools()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
 }
 
-fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
+fn default_pool(ordinal: i32) -> Res<Ref<Pool>> {
     let of_device = pools(ordinal)?;
     if let Some(pool) = of_device.default.get() {
         return Ok(pool);
@@ -217,7 +217,7 @@ fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
     Ok(of_device.default.get_or_init(|| pool))
 }
 
-fn host_pool() -> Result<&'static Object<Pool>, CUresult> {
+fn host_pool() -> Res<Ref<Pool>> {
     let first = pools(0)?;
     if let Some(pool) = first.host.get() {
         return Ok(pool);
@@ -226,13 +226,13 @@ fn host_pool() -> Result<&'static Object<Pool>, CUresult> {
     Ok(first.host.get_or_init(|| pool))
 }
 
-fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
+fn current_pool(ordinal: i32) -> Res<Ref<Pool>> {
     let chosen = *lock(&pools(ordinal)?.current);
     chosen.filter(|p| p.live()).map_or_else(|| default_pool(ordinal), Ok)
 }
 
 /// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
-pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
+pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
     let mut given = 0;
     for of_device in all_pools()? {
         let all: Vec<_> = lock(&of_device.all).clone();
@@ -281,11 +281,7 @@ pub(crate) fn free_now(address: u64) -> Answer {
     Ok(())
 }
 
-fn allocate_on(
-    pool: &'static Object<Pool>,
-    stream: &'static Object<Stream>,
-    bytes: u64,
-) -> Result<u64, CUresult> {
+fn allocate_on(pool: Ref<Pool>, stream: Ref<Stream>, bytes: u64) -> Res<u64> {
     if bytes == 0 {
         return Ok(0);
     }
@@ -298,18 +294,15 @@ fn allocate_on(
     Pool::take(pool, bytes)
 }
 
-entry!(cuMemAllocAsync, |flavor, dptr, bytesize, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuMemAllocAsync, |dptr, bytesize, stream: Stream| {
     put(dptr, allocate_on(current_pool(stream.context.ordinal)?, stream, bytesize as u64)?)
 });
 
-entry!(cuMemAllocFromPoolAsync, |flavor, dptr, bytesize, pool, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuMemAllocFromPoolAsync, |dptr, bytesize, pool, stream: Stream| {
     put(dptr, allocate_on(Object::<Pool>::get(pool)?, stream, bytesize as u64)?)
 });
 
-entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     legacy_not_implied(stream)?;
     if dptr == 0 {
         return Ok(());
@@ -332,8 +325,8 @@ entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
 
 /// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
 /// Gives the device's ordinal; `None` for the host.
-unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
-    refuse_if(props.is_null(), INVALID_VALUE)?;
+unsafe fn location_of(props: *const c_void) -> Res<Option<i32>> {
+    invalid_if(props.is_null())?;
     let head = props.cast::<[u32; 4]>().read_unaligned();
     match (head[0], head[2]) {
         (1, 1) => Ok(Some(head[3] as i32)),
@@ -342,35 +335,27 @@ unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
     }
 }
 
-entry!(cuMemPoolCreate, |pool, poolProps| {
-    let driver = driver()?;
+entry!(cuMemPoolCreate, driver, |pool, poolProps| {
     let ordinal = location_of(poolProps.cast())?;
     let sort = if ordinal.is_some() { Sort::Made } else { Sort::Host };
     let ordinal = ordinal.unwrap_or(0);
     put(pool, Pool::create(driver.gpu(ordinal)?, ordinal, sort)?.handle())
 });
 
-entry!(cuMemPoolDestroy, |pool| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(pool.default, INVALID_VALUE)?;
+entry!(cuMemPoolDestroy, driver, |pool: Pool| {
+    invalid_if(pool.default)?;
     pool.retire();
     pool.closed.store(true, std::sync::atomic::Ordering::Release);
     // Memory that is still allocated stays, with the chunks that it lies in, until it is freed.
     pool.trim(0)?;
     lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
-    Ok(())
 });
 
-entry!(cuMemPoolTrimTo, |pool, minBytesToKeep| {
-    driver()?;
-    Object::<Pool>::get(pool)?.trim(minBytesToKeep as u64)?;
-    Ok(())
+entry!(cuMemPoolTrimTo, driver, |pool: Pool, minBytesToKeep| {
+    pool.trim(minBytesToKeep as u64)?;
 });
 
-entry!(cuMemPoolGetAttribute, |pool, attr, value| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
+entry!(cuMemPoolGetAttribute, driver, |pool: Pool, attr, value| {
     let state = *lock(&pool.state);
     let number = match attr {
         1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
@@ -387,10 +372,8 @@ entry!(cuMemPoolGetAttribute, |pool, attr, value| {
     put(value.cast::<u64>(), number)
 });
 
-entry!(cuMemPoolSetAttribute, |pool, attr, value| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(value.is_null(), INVALID_VALUE)?;
+entry!(cuMemPoolSetAttribute, driver, |pool: Pool, attr, value| {
+    invalid_if(value.is_null())?;
     let mut state = lock(&pool.state);
     match attr {
         1..=3 => {
@@ -405,19 +388,14 @@ entry!(cuMemPoolSetAttribute, |pool, attr, value| {
         8 if value.cast::<u64>().read_unaligned() == 0 => state.used_high = state.used,
         _ => return Err(INVALID_VALUE),
     }
-    Ok(())
 });
 
-entry!(cuMemPoolSetAccess, |pool, map, count| {
-    driver()?;
-    Object::<Pool>::get(pool)?;
+entry!(cuMemPoolSetAccess, driver, |_pool: Pool, map, count| {
     if map.is_null() && count > 0 { Err(INVALID_VALUE) } else { Ok(()) }
 });
 
-entry!(cuMemPoolGetAccess, |flags, memPool, location| {
-    driver()?;
-    let pool = Object::<Pool>::get(memPool)?;
-    refuse_if(location.is_null(), INVALID_VALUE)?;
+entry!(cuMemPoolGetAccess, driver, |flags, pool: Pool, location| {
+    invalid_if(location.is_null())?;
     put(flags, if (*location).kind == 1 && (*location).id == pool.ordinal { 3 } else { 0 })
 });
 
@@ -427,12 +405,12 @@ entry!(cuDeviceGetMemPool, |pool, dev| put(pool, current_pool(dev)?.handle()));
 unsafe fn set_pool(dev: CUdevice, pool: sys::CUmemoryPool) -> Answer {
     let of_device = pools(dev)?;
     let pool = Object::<Pool>::get(pool)?;
-    refuse_if(pool.ordinal != dev, INVALID_VALUE)?;
+    invalid_if(pool.ordinal != dev)?;
     *lock(&of_device.current) = Some(pool);
     Ok(())
 }
 
-unsafe fn device_of(location: *const CUmemLocation) -> Result<i32, CUresult> {
+unsafe fn device_of(location: *const CUmemLocation) -> Res<i32> {
     if location.is_null() || (*location).kind != 1 { Err(INVALID_VALUE) } else { Ok((*location).id) }
 }
 
@@ -449,16 +427,13 @@ entry!(cuMemSetMemPool, |location, _, pool| set_pool(device_of(location)?, pool)
 
 // --- Sharing ---------------------------------------------------------------------------------------
 
-entry!(cuMemPoolExportToShareableHandle, |handle_out, pool, handleType, flags| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(handleType.0 != 1 || flags != 0 || pool.default, INVALID_VALUE)?;
+entry!(cuMemPoolExportToShareableHandle, driver, |handle_out, pool: Pool, handleType, flags| {
+    invalid_if(handleType.0 != 1 || flags != 0 || pool.default)?;
     put(handle_out.cast::<c_int>(), vmm::pool_file(pool.gpu)?)
 });
 
-entry!(cuMemPoolImportFromShareableHandle, |pool_out, handle, handleType, flags| {
-    let driver = driver()?;
-    refuse_if(handleType.0 != 1 || flags != 0, INVALID_VALUE)?;
+entry!(cuMemPoolImportFromShareableHandle, driver, |pool_out, handle, handleType, flags| {
+    invalid_if(handleType.0 != 1 || flags != 0)?;
     let gpu = vmm::read_pool_file(handle as usize as c_int)?;
     let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
     put(pool_out, Pool::create(gpu, ordinal as i32, Sort::Imported)?.handle())
@@ -466,13 +441,12 @@ entry!(cuMemPoolImportFromShareableHandle, |pool_out, handle, handleType, flags|
 
 entry!(cuMemPoolExportPointer, |shareData_out, ptr| {
     let alloc = driver()?.memory.find(ptr).filter(|a| a.address == ptr).ok_or(INVALID_VALUE)?;
-    refuse_if(!matches!(alloc.what, What::Pooled(_)), INVALID_VALUE)?;
+    invalid_if(!matches!(alloc.what, What::Pooled(_)))?;
     put(shareData_out.cast::<vmm::Ticket>(), vmm::share_alloc(&alloc)?)
 });
 
-entry!(cuMemPoolImportPointer, |ptr_out, pool, shareData| {
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(shareData.is_null() || !pool.imported, INVALID_VALUE)?;
+entry!(cuMemPoolImportPointer, |ptr_out, pool: Pool, shareData| {
+    invalid_if(shareData.is_null() || !pool.imported)?;
     put(ptr_out, vmm::open_ticket(shareData.cast::<vmm::Ticket>().read_unaligned())?)
 });
 
@@ -482,7 +456,7 @@ entry!(cuMemPoolImportPointer, |ptr_out, pool, shareData| {
 // device's graphs until they are trimmed.
 
 /// Addresses for an allocation node.
-pub(crate) fn graph_address(gpu: u32, ordinal: i32, bytes: u64) -> Result<u64, CUresult> {
+pub(crate) fn graph_address(gpu: u32, ordinal: i32, bytes: u64) -> Res<u64> {
     driver()?.memory.insert(bytes, What::InGraph, gpu, ordinal, 0)
 }
 
@@ -521,19 +495,17 @@ pub(crate) fn graph_free(address: u64) -> Answer {
         return memory::free(address);
     }
     let mut state = lock(&pools(alloc.ordinal)?.graph);
-    refuse_if(!driver.memory.set_in_use(address, false), INVALID_VALUE)?;
+    invalid_if(!driver.memory.set_in_use(address, false))?;
     state.used -= alloc.bytes.min(state.used);
     Ok(())
 }
 
-entry!(cuDeviceGraphMemTrim, |device| {
-    let driver = driver()?;
+entry!(cuDeviceGraphMemTrim, driver, |device| {
     let gpu = driver.gpu(device)?;
     let mut state = lock(&pools(device)?.graph);
     let surplus = state.reserved - state.used;
     state.reserved = state.used;
     driver.device.with(|engine, _| engine.refund(driver.process, gpu, MemKind::Graph, surplus));
-    Ok(())
 });
 
 entry!(cuDeviceGetGraphMemAttribute, |device, attr, value| {
@@ -552,11 +524,10 @@ entry!(cuDeviceGetGraphMemAttribute, |device, attr, value| {
 
 entry!(cuDeviceSetGraphMemAttribute, |device, attr, value| {
     let mut state = lock(&pools(device)?.graph);
-    refuse_if(value.is_null() || value.cast::<u64>().read_unaligned() != 0, INVALID_VALUE)?;
+    invalid_if(value.is_null() || value.cast::<u64>().read_unaligned() != 0)?;
     match attr {
         1 => state.used_high = state.used,
         3 => state.reserved_high = state.reserved,
         _ => return Err(INVALID_VALUE),
     }
-    Ok(())
 });

@@ -10,7 +10,7 @@ use super::*;
 use crate::call_trace::{self, Found};
 
 entry!(cuInit, |Flags| {
-    refuse_if(Flags != 0, INVALID_VALUE)?;
+    invalid_if(Flags != 0)?;
     initialise()
 });
 
@@ -18,7 +18,7 @@ entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() a
 
 // Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
 entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
-    refuse_if(pExportTableId.is_null(), INVALID_VALUE)?;
+    invalid_if(pExportTableId.is_null())?;
     let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
     let (table, name) = private_table(&id);
     call_trace::table(id, name);
@@ -43,7 +43,7 @@ unsafe fn look_up(
     flags: u64,
     symbolStatus: *mut c_uint,
 ) -> Answer {
-    refuse_if(symbol.is_null() || pfn.is_null() || flags > 2, INVALID_VALUE)?;
+    invalid_if(symbol.is_null() || pfn.is_null() || flags > 2)?;
     let Ok(asked) = u32::try_from(cudaVersion) else { return Err(INVALID_VALUE) };
     let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
     let release = asked.min(driver_version());

@@ -49,7 +49,7 @@ impl Ticket {
     }
 }
 
-fn new_file(bytes: u64) -> Result<c_int, CUresult> {
+fn new_file(bytes: u64) -> Res<c_int> {
     // SAFETY: a valid name; the result is checked.
     unsafe {
         let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
@@ -61,7 +61,7 @@ fn new_file(bytes: u64) -> Result<c_int, CUresult> {
     }
 }
 
-fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Result<u64, CUresult> {
+fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Res<u64> {
     let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
     // SAFETY: a fixed address lies in a range this module reserved.
     let got = unsafe {
@@ -96,18 +96,18 @@ fn write_ticket(file: c_int, ticket: &Ticket, at: u64) {
     unsafe { libc::pwrite(file, std::ptr::from_ref(ticket).cast(), 64, at.cast_signed()) };
 }
 
-fn read_ticket(file: c_int, at: u64) -> Result<Ticket, CUresult> {
+fn read_ticket(file: c_int, at: u64) -> Res<Ticket> {
     let mut ticket = std::mem::MaybeUninit::<Ticket>::zeroed();
     // SAFETY: 64 bytes of integers; any bits are valid.
     let ticket = unsafe {
         let n = libc::pread(file, ticket.as_mut_ptr().cast(), 64, at.cast_signed());
-        refuse_if(n != 64, INVALID_VALUE)?;
+        invalid_if(n != 64)?;
         ticket.assume_init()
     };
     if ticket.magic == FILE_MAGIC { Ok(ticket) } else { Err(INVALID_VALUE) }
 }
 
-fn size_of_file(file: c_int) -> Result<u64, CUresult> {
+fn size_of_file(file: c_int) -> Res<u64> {
     // SAFETY: all zero is a valid stat; fstat fills it.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
@@ -160,9 +160,9 @@ static HEAPS: Mutex<BTreeMap<u32, Heap>> = Mutex::new(BTreeMap::new());
 /// Reserved address ranges: address -> bytes.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 /// Mappings by address.
-static MAPPED: Mutex<BTreeMap<u64, &'static Object<Physical>>> = Mutex::new(BTreeMap::new());
+static MAPPED: Mutex<BTreeMap<u64, Ref<Physical>>> = Mutex::new(BTreeMap::new());
 
-fn heap_take(gpu: u32, bytes: u64) -> Result<(c_int, u64), CUresult> {
+fn heap_take(gpu: u32, bytes: u64) -> Res<(c_int, u64)> {
     let mut heaps = lock(&HEAPS);
     let heap = match heaps.entry(gpu) {
         std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -201,7 +201,7 @@ impl Physical {
     }
 
     /// Gives it a file of its own, with a ticket behind the bytes.
-    fn own_file(&self) -> Result<Backing, CUresult> {
+    fn own_file(&self) -> Res<Backing> {
         let driver = driver()?;
         let mut place = lock(&self.place);
         if let Some(own) = place.own {
@@ -231,7 +231,7 @@ impl Physical {
     }
 
     /// The last handle and mapping are gone?
-    fn end_if_unused(this: &'static Object<Self>) -> Answer {
+    fn end_if_unused(this: Ref<Self>) -> Answer {
         let driver = driver()?;
         let place = lock(&this.place);
         if this.handles.load(Acquire) > 0 || !place.mapped.is_empty() || !this.retire() {
@@ -249,15 +249,15 @@ impl Physical {
     }
 }
 
-unsafe fn physical(handle: u64) -> Result<&'static Object<Physical>, CUresult> {
+unsafe fn physical(handle: u64) -> Res<Ref<Physical>> {
     Object::<Physical>::get(handle as *mut c_void)
 }
 
 /// `CUmemAllocationProp` as integers: type, handle types, location kind and id, then a pointer and flags.
-unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32), CUresult> {
-    refuse_if(prop.is_null(), INVALID_VALUE)?;
+unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Res<(u32, i32)> {
+    invalid_if(prop.is_null())?;
     let head = prop.cast::<[u32; 4]>().read_unaligned();
-    refuse_if(head[0] != 1, INVALID_VALUE)?;
+    invalid_if(head[0] != 1)?;
     if head[2] != 1 {
         // Host memory through this API.
         return Err(NOT_SUPPORTED);
@@ -267,7 +267,7 @@ unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32),
 
 entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
     // The granularity is the same for any kind of memory at any place; only creating some of them is refused.
-    refuse_if(option > 1 || prop.is_null(), INVALID_VALUE)?;
+    invalid_if(option > 1 || prop.is_null())?;
     driver()?;
     if let Ok((_, ordinal)) = read_prop(prop) {
         driver()?.gpu(ordinal)?;
@@ -275,15 +275,11 @@ entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
     put(granularity, GRANULARITY as usize)
 });
 
-entry!(cuMemCreate, |handle, size, prop, flags| {
-    let driver = driver()?;
+entry!(cuMemCreate, driver, |handle, size, prop, flags| {
     let (types, ordinal) = read_prop(prop)?;
     let gpu = driver.gpu(ordinal)?;
     let bytes = size as u64;
-    refuse_if(
-        handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY),
-        INVALID_VALUE,
-    )?;
+    invalid_if(handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     refuse_if(types & !1 != 0, NOT_SUPPORTED)?;
     not_while_capturing()?;
     memory::charge(gpu, MemKind::Vmm, bytes)?;
@@ -292,10 +288,9 @@ entry!(cuMemCreate, |handle, size, prop, flags| {
     put(handle, Physical::create(gpu, ordinal, bytes, types, place))
 });
 
-entry!(cuMemRelease, |handle| {
-    driver()?;
+entry!(cuMemRelease, driver, |handle| {
     let physical = physical(handle)?;
-    refuse_if(physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err(), INVALID_VALUE)?;
+    invalid_if(physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err())?;
     Physical::end_if_unused(physical)
 });
 
@@ -305,28 +300,26 @@ entry!(cuMemRetainAllocationHandle, |handle, addr| {
     let found = mapped.range(..=address).next_back();
     let (at, physical) = found.map(|(a, p)| (*a, *p)).ok_or(INVALID_VALUE)?;
     let bytes = lock(&physical.place).mapped.get(&at).map_or(0, |m| m.0);
-    refuse_if(address >= at + bytes, INVALID_VALUE)?;
+    invalid_if(address >= at + bytes)?;
     physical.handles.fetch_add(1, AcqRel);
     put(handle, physical.handle::<c_void>() as u64)
 });
 
 entry!(cuMemGetAllocationPropertiesFromHandle, |prop, handle| {
     let physical = physical(handle)?;
-    refuse_if(prop.is_null(), INVALID_VALUE)?;
+    invalid_if(prop.is_null())?;
     std::ptr::write_bytes(prop, 0, 1);
     put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.ordinal as u32])
 });
 
-entry!(cuMemAddressReserve, |ptr, size, alignment, addr, flags| {
-    driver()?;
+entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
     let align = (alignment as u64).max(GRANULARITY);
-    refuse_if(
+    invalid_if(
         ptr.is_null()
             || size == 0
             || !(size as u64).is_multiple_of(GRANULARITY)
             || !align.is_power_of_two()
             || flags != 0,
-        INVALID_VALUE,
     )?;
     let reserve =
         |hint: u64, bytes: usize| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
@@ -352,63 +345,52 @@ entry!(cuMemAddressReserve, |ptr, size, alignment, addr, flags| {
     put(ptr, start)
 });
 
-entry!(cuMemAddressFree, |ptr, size| {
-    driver()?;
+entry!(cuMemAddressFree, driver, |ptr, size| {
     let mut reserved = lock(&RESERVED);
-    refuse_if(
+    invalid_if(
         reserved.get(&ptr) != Some(&(size as u64))
             || lock(&MAPPED).range(ptr..ptr + size as u64).next().is_some(),
-        INVALID_VALUE,
     )?;
     reserved.remove(&ptr);
     libc::munmap(ptr as *mut c_void, size);
-    Ok(())
 });
 
-entry!(cuMemMap, |ptr, size, offset, handle, flags| {
-    let driver = driver()?;
+entry!(cuMemMap, driver, |ptr, size, offset, handle, flags| {
     let physical = physical(handle)?;
     let (bytes, offset) = (size as u64, offset as u64);
     // The documentation up to CUDA 13 says that offsets must be zero, and an H100 answers so.
     refuse_if(offset != 0, NOT_SUPPORTED)?;
-    refuse_if(
+    invalid_if(
         flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes,
-        INVALID_VALUE,
     )?;
     {
         let reserved = lock(&RESERVED);
         let (start, length) = reserved.range(..=ptr).next_back().ok_or(INVALID_VALUE)?;
-        refuse_if(ptr + bytes > start + length, INVALID_VALUE)?;
+        invalid_if(ptr + bytes > start + length)?;
     }
     let mut mapped = lock(&MAPPED);
     let before =
         mapped.range(..ptr).next_back().map(|(at, p)| *at + lock(&p.place).mapped.get(at).map_or(0, |m| m.0));
-    refuse_if(
-        before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some(),
-        INVALID_VALUE,
-    )?;
+    invalid_if(before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some())?;
     let mut place = lock(&physical.place);
     map_file(ptr, bytes, place.file, place.offset + offset, READ_WRITE)?;
     place.mapped.insert(ptr, (bytes, offset));
     mapped.insert(ptr, physical);
     driver.memory.note(ptr, bytes, What::Mapped(false), physical.gpu, physical.ordinal, 0);
-    Ok(())
 });
 
-entry!(cuMemUnmap, |ptr, size| {
-    let driver = driver()?;
+entry!(cuMemUnmap, driver, |ptr, size| {
     not_while_capturing()?;
     let end = ptr + size as u64;
     let parts: Vec<_> = {
         let mut mapped = lock(&MAPPED);
         let inside: Vec<_> = mapped.range(ptr..end).map(|(at, p)| (*at, *p)).collect();
         let total: u64 = inside.iter().map(|(at, p)| lock(&p.place).mapped.get(at).map_or(0, |m| m.0)).sum();
-        refuse_if(total != size as u64 && !inside.is_empty(), INVALID_VALUE)?;
+        invalid_if(total != size as u64 && !inside.is_empty())?;
         // Nothing is mapped where a mapping was before: no error.
-        refuse_if(
+        invalid_if(
             inside.is_empty()
                 && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length),
-            INVALID_VALUE,
         )?;
         for (at, _) in &inside {
             mapped.remove(at);
@@ -421,48 +403,40 @@ entry!(cuMemUnmap, |ptr, size| {
         let _ = memory::map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
         Physical::end_if_unused(physical)?;
     }
-    Ok(())
 });
 
 // `CUmemAccessDesc`: location kind, id, flags.
-entry!(cuMemSetAccess, |ptr, size, desc, count| {
-    let driver = driver()?;
-    refuse_if(desc.is_null() || count == 0, INVALID_VALUE)?;
+entry!(cuMemSetAccess, driver, |ptr, size, desc, count| {
+    invalid_if(desc.is_null() || count == 0)?;
     for i in 0..count {
         let [kind, id, flags] = desc.cast::<[u32; 3]>().add(i).read_unaligned();
         if kind == 1 {
             driver.gpu(id as i32)?;
         }
-        refuse_if(!matches!(flags, 0 | 1 | 3), INVALID_VALUE)?;
-        refuse_if(!driver.memory.set_access(ptr, size as u64, flags != 0), INVALID_VALUE)?;
+        invalid_if(!matches!(flags, 0 | 1 | 3))?;
+        invalid_if(!driver.memory.set_access(ptr, size as u64, flags != 0))?;
     }
-    Ok(())
 });
 
 entry!(cuMemGetAccess, |flags, location, ptr| {
-    refuse_if(location.is_null(), INVALID_VALUE)?;
+    invalid_if(location.is_null())?;
     match driver()?.memory.find(ptr).map(|a| a.what) {
         Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
         _ => Err(INVALID_VALUE),
     }
 });
 
-entry!(cuMemExportToShareableHandle, |shareableHandle, handle, handleType, flags| {
-    driver()?;
+entry!(cuMemExportToShareableHandle, driver, |shareableHandle, handle, handleType, flags| {
     let physical = physical(handle)?;
-    refuse_if(
-        handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null(),
-        INVALID_VALUE,
-    )?;
+    invalid_if(handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null())?;
     let own = physical.own_file()?;
     let copy = libc::fcntl(own.file, libc::F_DUPFD_CLOEXEC, 0);
     refuse_if(copy < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
     put(shareableHandle.cast::<c_int>(), copy)
 });
 
-entry!(cuMemImportFromShareableHandle, |handle, osHandle, shHandleType| {
-    let driver = driver()?;
-    refuse_if(handle.is_null() || shHandleType.0 != 1, INVALID_VALUE)?;
+entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| {
+    invalid_if(handle.is_null() || shHandleType.0 != 1)?;
     let given = osHandle as usize as c_int;
     let bytes = size_of_file(given)?.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
     let mut ticket = read_ticket(given, bytes)?;
@@ -486,7 +460,7 @@ entry!(cuMemImportFromShareableHandle, |handle, osHandle, shHandleType| {
 });
 
 /// A file that stands for an exported pool: its ticket only.
-pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
+pub(crate) fn pool_file(gpu: u32) -> Res<c_int> {
     let file = new_file(4096)?;
     let ticket = Ticket::new(MemKind::Pool as u32, gpu, 0, 0, Backing { id: u32::MAX, generation: 0, file });
     write_ticket(file, &ticket, 0);
@@ -494,7 +468,7 @@ pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
 }
 
 /// The GPU of an exported pool.
-pub(crate) fn read_pool_file(file: c_int) -> Result<u32, CUresult> {
+pub(crate) fn read_pool_file(file: c_int) -> Res<u32> {
     let ticket = read_ticket(file, 0)?;
     if ticket.id == u32::MAX && (ticket.gpu as usize) < MAX_GPUS {
         Ok(ticket.gpu)
@@ -506,7 +480,7 @@ pub(crate) fn read_pool_file(file: c_int) -> Result<u32, CUresult> {
 // --- IPC -------------------------------------------------------------------------------------------
 
 /// Moves an allocation to a file of its own, and describes it for another process.
-pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
+pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
     let driver = driver()?;
     let kind = match alloc.what {
         What::Charged(kind) => kind,
@@ -539,9 +513,9 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
 static OPENED: Mutex<BTreeMap<u64, (Ticket, u32)>> = Mutex::new(BTreeMap::new());
 
 /// Maps another process's allocation.
-pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
+pub(crate) fn open_ticket(ticket: Ticket) -> Res<u64> {
     let driver = driver()?;
-    refuse_if(ticket.magic != FILE_MAGIC, INVALID_VALUE)?;
+    invalid_if(ticket.magic != FILE_MAGIC)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
     let mut opened = lock(&OPENED);
     if let Some((address, entry)) = opened.iter_mut().find(|(_, entry)| entry.0 == ticket) {
@@ -585,28 +559,21 @@ pub(crate) fn close_imported(address: u64) -> Answer {
     Ok(())
 }
 
-entry!(cuIpcGetMemHandle, |pHandle, dptr| {
-    let driver = driver()?;
+entry!(cuIpcGetMemHandle, driver, |pHandle, dptr| {
     let alloc = driver.memory.find(dptr).ok_or(INVALID_VALUE)?;
-    refuse_if(alloc.what != What::Charged(MemKind::Plain), INVALID_VALUE)?;
+    invalid_if(alloc.what != What::Charged(MemKind::Plain))?;
     put(pHandle.cast::<Ticket>(), share_alloc(&alloc)?)
 });
 
-entry!(cuIpcOpenMemHandle_v2 | cuIpcOpenMemHandle, |pdptr, handle, Flags| {
-    current()?;
+entry!(cuIpcOpenMemHandle_v2 | cuIpcOpenMemHandle, context, |pdptr, handle, Flags| {
     // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    refuse_if(Flags > 1 || pdptr.is_null(), INVALID_VALUE)?;
+    invalid_if(Flags > 1 || pdptr.is_null())?;
     put(pdptr, open_ticket(std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned())?)
 });
 
-entry!(cuIpcCloseMemHandle, |dptr| {
-    driver()?;
-    close_imported(dptr)
-});
+entry!(cuIpcCloseMemHandle, driver, |dptr| close_imported(dptr));
 
-entry!(cuIpcGetEventHandle, |pHandle, event| {
-    driver()?;
-    let event = Object::<Event>::get(event)?;
+entry!(cuIpcGetEventHandle, driver, |pHandle, event: Event| {
     refuse_if(event.flags & 4 == 0, INVALID_HANDLE)?;
     let slot = Backing { id: event.slot, generation: event.flags, file: -1 };
     put(pHandle.cast::<Ticket>(), Ticket::new(u32::MAX, event.gpu(), 0, 0, slot))
@@ -615,10 +582,7 @@ entry!(cuIpcGetEventHandle, |pHandle, event| {
 entry!(cuIpcOpenEventHandle, |phEvent, handle| {
     let family = current()?.family;
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
-    refuse_if(
-        ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536,
-        INVALID_VALUE,
-    )?;
+    invalid_if(ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
     put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, family, ticket.generation, true).handle())
 });

@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_ulonglong};
 
 use super::{Table, context_of, sized};
-use crate::driver::{CUresult, Flavor, Pointer, base, guard, sys};
+use crate::driver::{CUresult, Flavor, Pointer, StreamArg, base, guard, sys};
 
 pub(super) const TABLE: Table = Table {
     id: [0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2],
@@ -49,7 +49,7 @@ unsafe extern "C" fn stream_object(
     guard(|| {
         context_of(context)?;
         // SAFETY: handles are checked by their magic number, the out-pointer for null.
-        unsafe { base::put(object, base::stream(Flavor::Legacy, stream)?.handle()) }
+        unsafe { base::put(object, base::stream(StreamArg(Flavor::Legacy, stream))?.handle()) }
     })
 }
 
