@@ -7,7 +7,6 @@ use super::*;
 use crate::sim::MemKind;
 
 /// An array, or one level of a mipmapped array.
-#[derive(Debug)]
 pub(crate) struct Array {
     /// 0 for none.
     pub(crate) address: u64,
@@ -25,7 +24,7 @@ impl Kind for Array {
 
 /// The array that is asked for: the driver's descriptor with its enumeration as an integer.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Shape {
     width: usize,
     height: usize,
@@ -132,14 +131,12 @@ unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: 
     put(out.cast::<[u64; 2]>(), [bytes, 1])
 }
 
-entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, device| {
-    driver()?.gpu(device)?;
+entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, _device: Device| {
     let shape = Object::<Array>::get(array)?.shape;
     requirements(memoryRequirements, shape.flags & 0x80 != 0, shape.bytes()?)
 });
 
 /// A mipmapped array: its levels one after the other.
-#[derive(Debug)]
 struct Mipmapped {
     address: u64,
     bytes: u64,
@@ -193,8 +190,7 @@ entry!(cuMipmappedArrayGetLevel, |pLevelArray, mipmapped: Mipmapped, level| {
     put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
 });
 
-entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, device| {
-    driver()?.gpu(device)?;
+entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, _device: Device| {
     let mipmapped = Object::<Mipmapped>::get(mipmap)?;
     requirements(memoryRequirements, mipmapped.deferred, mipmapped.bytes)
 });

@@ -9,9 +9,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::capture::Capture;
 use super::graph::Node;
+use super::memory::Backing;
 use super::*;
 use crate::sim::device_file::now_ns;
-use crate::sim::{SimDevice, SimError, Work};
+use crate::sim::{MemKind, SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -77,13 +78,12 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
 
 /// The process's attachment to the device file.
-#[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: SimDevice,
     pub(crate) process: u32,
     /// Ordinal -> GPU of the file.
     pub(crate) visible: Vec<u32>,
-    pub(crate) primaries: Vec<Primary>,
+    pub(crate) primaries: Vec<Mutex<PrimaryState>>,
     pub(crate) percent: f64,
     pub(crate) memory: memory::Registry,
     hosts: Mutex<Hosts>,
@@ -92,12 +92,8 @@ pub(crate) struct Driver {
     pub(crate) hosts_pending: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Primary {
-    pub(crate) state: Mutex<PrimaryState>,
-}
-
-#[derive(Debug, Default)]
+/// The state of a device's primary context.
+#[derive(Default)]
 pub(crate) struct PrimaryState {
     pub(crate) context: Option<Ref<Context>>,
     pub(crate) retained: u32,
@@ -108,12 +104,6 @@ pub(crate) struct PrimaryState {
 struct Hosts {
     started: bool,
     queue: VecDeque<HostTask>,
-}
-
-impl std::fmt::Debug for Hosts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} host functions", self.queue.len())
-    }
 }
 
 /// Work that runs on the host when its stream reaches it. `false`: not yet, ask again.
@@ -178,7 +168,7 @@ fn open_device() -> Res<Driver> {
     let percent = std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|p| p.trim().parse().ok());
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
-    let primaries = visible.iter().map(|_| Primary::default()).collect();
+    let primaries = visible.iter().map(|_| Mutex::default()).collect();
     let memory = memory::Registry::default();
     Ok(Driver {
         device,
@@ -222,14 +212,9 @@ impl Driver {
         &self.device.devices()[gpu as usize]
     }
 
-    /// The profile of the device with an ordinal.
-    pub(crate) fn profile_at(&self, ordinal: i32) -> Res<&Profile> {
-        Ok(self.profile_of(self.gpu(ordinal)?))
-    }
-
-    /// GPU of the file for an ordinal.
-    pub(crate) fn gpu(&self, ordinal: i32) -> Res<u32> {
-        usize::try_from(ordinal).ok().and_then(|i| self.visible.get(i)).copied().ok_or(INVALID_DEVICE)
+    /// Drops this process's reference to shared bytes.
+    pub(crate) fn leave(&self, id: u32, generation: u32) {
+        self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
     /// Hands a host action to the process's host thread, to run when the entry at `position` is reached.
@@ -312,7 +297,6 @@ impl Driver {
 
 /// The object that a handle points to.
 #[repr(C)]
-#[derive(Debug)]
 pub(crate) struct Object<T> {
     magic: AtomicU64,
     value: T,
@@ -442,11 +426,52 @@ impl Find<Device> for CUdevice {
 impl Device {
     pub(crate) fn at(ordinal: i32) -> Res<Self> {
         let driver = driver()?;
-        Ok(Self { driver, ordinal, gpu: driver.gpu(ordinal)? })
+        let gpu = usize::try_from(ordinal).ok().and_then(|i| driver.visible.get(i));
+        Ok(Self { driver, ordinal, gpu: *gpu.ok_or(INVALID_DEVICE)? })
+    }
+
+    pub(crate) fn of_gpu(gpu: u32) -> Res<Self> {
+        let driver = driver()?;
+        let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
+        Ok(Self { driver, ordinal: ordinal as i32, gpu })
     }
 
     pub(crate) fn profile(self) -> &'static Profile {
         self.driver.profile_of(self.gpu)
+    }
+
+    /// Charges bytes to this process.
+    pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        let Self { driver, gpu, .. } = self;
+        driver.device.with_lock(|engine| engine.charge(driver.process, gpu, kind, bytes))
+    }
+
+    /// As [`charge`](Self::charge), when the memory of dead processes is back.
+    pub(crate) fn charge_swept(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        let Self { driver, gpu, .. } = self;
+        driver.device.with(|engine, now| {
+            driver.device.sweep(engine, now);
+            engine.charge(driver.process, gpu, kind, bytes)
+        })
+    }
+
+    pub(crate) fn refund(self, kind: MemKind, bytes: u64) {
+        let Self { driver, gpu, .. } = self;
+        driver.device.with_lock(|engine| engine.refund(driver.process, gpu, kind, bytes));
+    }
+
+    /// Makes bytes that this process pays for known to others, in a file.
+    pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
+        let Self { driver, gpu, .. } = self;
+        let shared = driver.device.with_lock(|engine| engine.share(driver.process, gpu, kind, bytes));
+        let (id, generation) = shared?;
+        Ok(Backing { id, generation, file })
+    }
+
+    /// A slot for a new stream of this process.
+    pub(crate) fn open_stream(self) -> Res<u32> {
+        let Self { driver, gpu, .. } = self;
+        Ok(driver.device.with(|engine, _| engine.open_stream(driver.process, gpu))?)
     }
 }
 
@@ -565,11 +590,9 @@ fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
 // --- Contexts and streams --------------------------------------------------------------------------
 
 /// A context.
-#[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) id: u64,
-    pub(crate) ordinal: i32,
-    pub(crate) gpu: u32,
+    pub(crate) device: Device,
     pub(crate) primary: bool,
     /// Its own number, or 0 for the primary context of its GPU and the green contexts cut from that: events go with it.
     pub(crate) family: u64,
@@ -598,27 +621,22 @@ pub(crate) fn next_id() -> u64 {
 impl Context {
     /// A new context with its legacy stream; charges the context's memory.
     pub(crate) fn create(
-        ordinal: i32,
+        device: Device,
         primary: bool,
         flags: u32,
         sms: Option<u32>,
         charged: bool,
     ) -> Res<Ref<Self>> {
-        let driver = driver()?;
-        let gpu = driver.gpu(ordinal)?;
-        let lost = &driver.device.open_part().lost[gpu as usize];
+        let driver = device.driver;
+        let lost = &driver.device.open_part().lost[device.gpu as usize];
         refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
-        let slot = driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, crate::sim::MemKind::Context, bytes)?;
-            engine.open_stream(driver.process, gpu)
-        })?;
+        device.charge_swept(MemKind::Context, bytes)?;
+        let slot = device.open_stream()?;
         let id = next_id();
         let context = Object::create(Self {
             id,
-            ordinal,
-            gpu,
+            device,
             primary,
             // Green contexts are not charged.
             family: if primary || !charged { 0 } else { id },
@@ -630,7 +648,7 @@ impl Context {
             peers: Mutex::default(),
             lost,
         });
-        let legacy = Stream::create(driver, context, slot, 0, 0, StreamKind::Legacy);
+        let legacy = Stream::create(context, slot, 0, 0, StreamKind::Legacy);
         let _ = context.legacy.set(legacy);
         Ok(context)
     }
@@ -653,7 +671,7 @@ impl Context {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamKind {
     Legacy,
     PerThread,
@@ -661,7 +679,6 @@ pub(crate) enum StreamKind {
 }
 
 /// A stream.
-#[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
@@ -688,13 +705,13 @@ impl Kind for Stream {
 
 impl Stream {
     pub(crate) fn create(
-        driver: &'static Driver,
         context: Ref<Context>,
         slot: u32,
         flags: u32,
         priority: i32,
         kind: StreamKind,
     ) -> Ref<Self> {
+        let driver = context.device.driver;
         let done = driver.device.completed_now(slot);
         let stream = Object::create(Self {
             id: next_id(),
@@ -750,9 +767,8 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
                 THREAD.with(|thread| thread.own.set(Some(*stream)));
                 return Ok(*stream);
             }
-            let driver = driver()?;
-            let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
-            let stream = Stream::create(driver, context, slot, 0, 0, StreamKind::PerThread);
+            let slot = context.device.open_stream()?;
+            let stream = Stream::create(context, slot, 0, 0, StreamKind::PerThread);
             own.borrow_mut().insert(context.id, stream);
             Ok(stream)
         })

@@ -11,7 +11,6 @@ use super::stream::Event;
 use super::*;
 
 /// One capture, shared by the streams that take part.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: u64,
     pub(crate) graph: Ref<Graph>,
@@ -23,7 +22,7 @@ pub(crate) struct Session {
 }
 
 /// A stream's part in a capture.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Capture {
     pub(crate) session: Arc<Session>,
     pub(crate) after: Vec<NodeRef>,

@@ -18,7 +18,7 @@ use super::xfer::Transfer;
 use super::*;
 
 /// One thing a stream can be asked to do.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Node {
     Kernel(Launch),
     Copy(Transfer),
@@ -30,12 +30,11 @@ pub(crate) enum Node {
     Record(Ref<Event>),
     Wait(Ref<Event>),
     MemOps(Vec<MemOp>),
-    Alloc { ordinal: i32, bytes: u64, address: u64 },
+    Alloc { device: Device, bytes: u64, address: u64 },
     Free { address: u64 },
 }
 
 /// A node in a graph.
-#[derive(Debug)]
 pub(crate) struct GraphNode {
     pub(crate) id: u64,
     pub(crate) graph: AtomicU64,
@@ -49,7 +48,7 @@ impl Kind for GraphNode {
 
 pub(crate) type NodeRef = Ref<GraphNode>;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct GraphState {
     pub(crate) nodes: Vec<NodeRef>,
     /// From, to: ids.
@@ -59,7 +58,6 @@ pub(crate) struct GraphState {
 }
 
 /// A graph.
-#[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) id: u64,
     pub(crate) state: Mutex<GraphState>,
@@ -158,7 +156,7 @@ pub(crate) fn run_node(stream: Ref<Stream>, node: &Node) -> Answer {
         Node::Record(event) => event.record(stream),
         Node::Wait(event) => event.wait_on(stream),
         Node::MemOps(ops) => stream::run_mem_ops(stream, ops.clone()),
-        Node::Alloc { ordinal, bytes, address } => stream_ordered::graph_alloc(*ordinal, *bytes, *address),
+        Node::Alloc { device, bytes, address } => stream_ordered::graph_alloc(*device, *bytes, *address),
         Node::Free { address } => stream_ordered::graph_free(*address),
     }
 }
@@ -278,20 +276,20 @@ unsafe fn alloc_node(params: *mut c_void) -> Res<Node> {
     let [kind, _, location, ordinal] = params.cast::<[u32; 4]>().read_unaligned();
     let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
     invalid_if(kind != 1 || location != 1 || bytes == 0)?;
-    let ordinal = ordinal as i32;
-    let address = stream_ordered::graph_address(driver()?.gpu(ordinal)?, ordinal, bytes)?;
+    let device = Device::at(ordinal as i32)?;
+    let address = stream_ordered::graph_address(device, bytes)?;
     params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
-    Ok(Node::Alloc { ordinal, bytes, address })
+    Ok(Node::Alloc { device, bytes, address })
 }
 
 const ALLOC_BYTES_AT: usize = std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, bytesize);
 const _: () = assert!(std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, dptr) == ALLOC_BYTES_AT + 8);
 
 entry!(cuGraphMemAllocNodeGetParams, |node: GraphNode, params_out| {
-    let Node::Alloc { ordinal, bytes, address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
+    let Node::Alloc { device, bytes, address } = *lock(&node.node) else { return Err(INVALID_VALUE) };
     invalid_if(params_out.is_null())?;
     std::ptr::write_bytes(params_out, 0, 1);
-    put(params_out.cast::<[u32; 4]>(), [1, 0, 1, ordinal as u32])?;
+    put(params_out.cast::<[u32; 4]>(), [1, 0, 1, device.ordinal as u32])?;
     put(params_out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [bytes, address])
 });
 
@@ -640,7 +638,7 @@ entry!(cuGraphHostNodeGetParams, |hNode: GraphNode, nodeParams| {
 // --- Executable graphs -----------------------------------------------------------------------------
 
 /// One node of an executable graph: the id of the node it was made from, what it does, whether it is on.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Step {
     of: u64,
     node: Node,
@@ -648,7 +646,6 @@ struct Step {
 }
 
 /// A graph ready to be launched: its nodes in order, with the graphs inside it laid out.
-#[derive(Debug)]
 pub(crate) struct Exec {
     id: u64,
     flags: u64,
@@ -773,7 +770,6 @@ entry!(cuGraphExecUpdate, |hGraphExec, hGraph, hErrorNode_out, updateResult_out|
 // --- User objects ----------------------------------------------------------------------------------
 
 /// A counted object of the program, destroyed by its own function.
-#[derive(Debug)]
 struct UserObject {
     count: AtomicUsize,
     data: usize,

@@ -17,14 +17,13 @@ use super::*;
 use crate::sim::{MAX_GPUS, MemKind, Work};
 
 /// A live allocation.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Alloc {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     span: u64,
     pub(crate) what: What,
-    pub(crate) gpu: u32,
-    pub(crate) ordinal: i32,
+    pub(crate) device: Device,
     pub(crate) context: u64,
     pub(crate) id: u64,
     touched: bool,
@@ -35,7 +34,7 @@ pub(crate) struct Alloc {
 }
 
 /// Bytes in a file that several processes map.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Backing {
     pub(crate) id: u32,
     pub(crate) generation: u32,
@@ -43,7 +42,7 @@ pub(crate) struct Backing {
 }
 
 /// The kind of an address range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// Charged as this kind.
     Charged(MemKind),
@@ -61,7 +60,7 @@ pub(crate) enum What {
     Registered(u32),
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Arena {
     next: u64,
     end: u64,
@@ -71,14 +70,14 @@ struct Arena {
     pieces: BTreeMap<u64, u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
     arenas: [Arena; MAX_GPUS],
     live: BTreeMap<u64, Alloc>,
 }
 
 /// All allocations of the process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
 }
@@ -143,20 +142,9 @@ impl Arena {
 
 impl Alloc {
     /// One whose addresses come from elsewhere.
-    fn new(address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Self {
-        Self {
-            address,
-            bytes,
-            span: 0,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        }
+    fn new(address: u64, bytes: u64, what: What, device: Device, context: u64) -> Self {
+        let (id, touched, in_use, backing) = (next_id(), false, false, None);
+        Self { address, bytes, span: 0, what, device, context, id, touched, in_use, backing }
     }
 
     pub(crate) fn span(&self) -> u64 {
@@ -183,20 +171,19 @@ fn span_of(bytes: u64) -> u64 {
 
 impl Registry {
     /// Takes addresses for `bytes`; the caller has charged them.
-    pub(crate) fn insert(&self, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Res<u64> {
-        let total = driver()?.profile_of(gpu).memory_bytes;
+    pub(crate) fn insert(&self, bytes: u64, what: What, device: Device, context: u64) -> Res<u64> {
+        let total = device.profile().memory_bytes;
         let mut inner = lock(&self.inner);
         let span = span_of(bytes);
-        let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;
-        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, gpu, ordinal, context) };
+        let address = inner.arenas[device.gpu as usize % MAX_GPUS].take(span, total)?;
+        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, device, context) };
         inner.live.insert(address, alloc);
         Ok(address)
     }
 
     /// Notes a range whose addresses come from elsewhere.
-    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) {
-        let alloc = Alloc::new(address, bytes, what, gpu, ordinal, context);
-        lock(&self.inner).live.insert(address, alloc);
+    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, device: Device, context: u64) {
+        lock(&self.inner).live.insert(address, Alloc::new(address, bytes, what, device, context));
     }
 
     /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
@@ -222,7 +209,11 @@ impl Registry {
                     };
                 }
             }
-            inner.arenas[alloc.gpu as usize % MAX_GPUS].free.entry(alloc.span).or_default().push(address);
+            inner.arenas[alloc.device.gpu as usize % MAX_GPUS]
+                .free
+                .entry(alloc.span)
+                .or_default()
+                .push(address);
         }
         Some(alloc)
     }
@@ -232,6 +223,11 @@ impl Registry {
         let inner = lock(&self.inner);
         let (_, alloc) = inner.live.range(..=address).next_back()?;
         (address < alloc.address + alloc.bytes.max(1)).then(|| alloc.clone())
+    }
+
+    /// The allocation that begins at `address`.
+    pub(crate) fn at(&self, address: u64) -> Res<Alloc> {
+        self.find(address).filter(|alloc| alloc.address == address).ok_or(INVALID_VALUE)
     }
 
     /// Whether device (or page-locked) memory holds all of the range, also over several mappings that follow one
@@ -312,45 +308,32 @@ pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
 /// Allocates and charges device memory.
 pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Res<u64> {
     let driver = driver()?;
-    charge(context.gpu, kind, bytes)?;
-    let inserted = driver.memory.insert(bytes, What::Charged(kind), context.gpu, context.ordinal, context.id);
-    if inserted.is_err() {
-        driver.device.with(|engine, _| engine.refund(driver.process, context.gpu, kind, bytes));
-    }
-    inserted
+    charge(context.device, kind, bytes)?;
+    let inserted = driver.memory.insert(bytes, What::Charged(kind), context.device, context.id);
+    inserted.inspect_err(|_| context.device.refund(kind, bytes))
 }
 
 /// Charges bytes; before it says that there are none, it looks for dead processes and trims this one's pools.
-pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
-    let driver = driver()?;
-    let mut charged = driver.device.with_lock(|engine| engine.charge(driver.process, gpu, kind, bytes));
-    if charged.is_err() {
-        charged = driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, kind, bytes)
-        });
+pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
+    let charged = device.charge(kind, bytes).or_else(|_| device.charge_swept(kind, bytes));
+    if charged.is_err() && stream_ordered::trim_all(device.gpu)? > 0 {
+        return Ok(device.charge(kind, bytes)?);
     }
-    if charged.is_err() && stream_ordered::trim_all(gpu)? > 0 {
-        driver.device.with(|engine, _| engine.charge(driver.process, gpu, kind, bytes))?;
-        return Ok(());
-    }
-    charged.map_err(CUresult::from)
+    Ok(charged?)
 }
 
 /// Frees what [`allocate`] gave.
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
-    let ours = |a: &Alloc| matches!(a.what, What::Charged(_) | What::Pooled(_) | What::InGraph);
-    let alloc =
-        driver.memory.find(address).filter(|a| a.address == address && ours(a)).ok_or(INVALID_VALUE)?;
-    match alloc.what {
+    match driver.memory.at(address)?.what {
         What::Pooled(_) => stream_ordered::free_now(address),
         What::Charged(kind) => {
-            let alloc = driver.memory.remove(address, ours).ok_or(INVALID_VALUE)?;
-            driver.device.with_lock(|engine| match &alloc.backing {
-                Some(backing) => engine.leave(driver.process, backing.id, backing.generation),
-                None => engine.refund(driver.process, alloc.gpu, kind, alloc.bytes),
-            });
+            let charged = |a: &Alloc| matches!(a.what, What::Charged(_));
+            let alloc = driver.memory.remove(address, charged).ok_or(INVALID_VALUE)?;
+            match alloc.backing {
+                Some(backing) => driver.leave(backing.id, backing.generation),
+                None => alloc.device.refund(kind, alloc.bytes),
+            }
             Ok(())
         }
         _ => Err(INVALID_VALUE),
@@ -375,13 +358,8 @@ entry!(cuMemAlloc_v2, context, |dptr, bytesize| {
 });
 
 entry!(cuMemAllocPitch_v2, context, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
-    invalid_if(
-        dptr.is_null()
-            || pPitch.is_null()
-            || WidthInBytes == 0
-            || Height == 0
-            || !matches!(ElementSizeBytes, 4 | 8 | 16),
-    )?;
+    invalid_if(dptr.is_null() || pPitch.is_null() || WidthInBytes == 0 || Height == 0)?;
+    invalid_if(!matches!(ElementSizeBytes, 4 | 8 | 16))?;
     not_while_capturing()?;
     let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
     let bytes = pitch.checked_mul(Height).ok_or(OUT_OF_MEMORY)?;
@@ -404,10 +382,10 @@ entry!(cuMemFree_v2, driver, |dptr| {
 });
 
 entry!(cuMemGetInfo_v2, context, |free, total| {
-    let driver = driver()?;
-    let (left, all) = driver.device.with(|engine, now| {
-        driver.device.sweep(engine, now);
-        engine.memory(context.gpu)
+    let device = &context.device.driver.device;
+    let (left, all) = device.with(|engine, now| {
+        device.sweep(engine, now);
+        engine.memory(context.device.gpu)
     });
     put_opt(free, left as usize);
     put_opt(total, all as usize);
@@ -431,33 +409,27 @@ fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     Ok(())
 }
 
-entry!(cuMemPrefetchAsync, |devPtr, count, _, hStream: Stream| prefetch(hStream, devPtr, count as u64));
-
-entry!(cuMemPrefetchAsync_v2, |devPtr, count, _, _, hStream: Stream| prefetch(hStream, devPtr, count as u64));
+entry!(cuMemPrefetchAsync, |at, count, _, stream: Stream| prefetch(stream, at, count as u64));
+entry!(cuMemPrefetchAsync_v2, |at, count, _, _, stream: Stream| prefetch(stream, at, count as u64));
 
 unsafe fn prefetch_all(
     stream: Ref<Stream>,
-    dptrs: *mut CUdeviceptr,
+    list: *mut u64,
     sizes: *mut usize,
     count: usize,
-    flags: c_ulonglong,
+    flags: u64,
 ) -> Answer {
-    invalid_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0)?;
-    for i in 0..count {
-        prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
-    }
-    Ok(())
+    invalid_if(list.is_null() || sizes.is_null() || count == 0 || flags != 0)?;
+    (0..count).try_for_each(|i| prefetch(stream, *list.add(i), *sizes.add(i) as u64))
 }
 
-entry!(cuMemDiscardBatchAsync, |dptrs, sizes, count, flags, hStream: Stream| {
-    prefetch_all(hStream, dptrs, sizes, count, flags)
+entry!(cuMemDiscardBatchAsync, |list, sizes, count, flags, stream: Stream| {
+    prefetch_all(stream, list, sizes, count, flags)
 });
 
 entry!(
     cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
-    |dptrs, sizes, count, _, _, _, flags, hStream: Stream| {
-        prefetch_all(hStream, dptrs, sizes, count, flags)
-    }
+    |list, sizes, count, _, _, _, flags, stream: Stream| prefetch_all(stream, list, sizes, count, flags)
 );
 
 // --- Sets ------------------------------------------------------------------------------------------
@@ -492,7 +464,7 @@ unsafe fn zero(at: usize, length: usize) {
 }
 
 /// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
@@ -616,18 +588,22 @@ sets! {
 
 // --- Host memory -----------------------------------------------------------------------------------
 
-unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
-    let context = current()?;
+unsafe fn host_alloc(context: &Context, pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
     invalid_if(pp.is_null() || bytesize == 0 || flags > 7)?;
     not_while_capturing()?;
     let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
-    let (registry, c) = (&driver()?.memory, context);
-    registry.note(at as u64, bytesize as u64, What::Host(flags), c.gpu, c.ordinal, c.id);
+    context.device.driver.memory.note(
+        at as u64,
+        bytesize as u64,
+        What::Host(flags),
+        context.device,
+        context.id,
+    );
     put(pp, at)
 }
 
-entry!(cuMemHostAlloc, |pp, bytesize, Flags| host_alloc(pp, bytesize, Flags));
-entry!(cuMemAllocHost_v2, |pp, bytesize| host_alloc(pp, bytesize, 0));
+entry!(cuMemHostAlloc, context, |pp, bytesize, Flags| host_alloc(context, pp, bytesize, Flags));
+entry!(cuMemAllocHost_v2, context, |pp, bytesize| host_alloc(context, pp, bytesize, 0));
 
 entry!(cuMemFreeHost, driver, |p| {
     if p.is_null() {
@@ -640,9 +616,9 @@ entry!(cuMemFreeHost, driver, |p| {
 
 entry!(cuMemHostRegister_v2 | cuMemHostRegister, context, |p, bytesize, Flags| {
     invalid_if(p.is_null() || bytesize == 0)?;
-    let (registry, c) = (&driver()?.memory, context);
+    let registry = &context.device.driver.memory;
     refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
-    registry.note(p as u64, bytesize as u64, What::Registered(Flags), c.gpu, c.ordinal, c.id);
+    registry.note(p as u64, bytesize as u64, What::Registered(Flags), context.device, context.id);
 });
 
 entry!(cuMemHostUnregister, |p| {
@@ -674,7 +650,7 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let managed = alloc.what == What::Charged(MemKind::Managed);
     Ok(Some(match kind {
         1 => {
-            let primary = lock(&driver.primaries[alloc.ordinal as usize].state).context;
+            let primary = lock(&driver.primaries[alloc.device.ordinal as usize]).context;
             let its = |context: &Ref<Context>| context.id == alloc.context;
             let context = current_opt().filter(its).or(primary.filter(its));
             context.map_or(null_mut::<c_void>(), Object::handle) as u64
@@ -690,7 +666,7 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
         4 if host || managed => address,
         7 => alloc.id,
         8 => managed.into(),
-        9 => alloc.ordinal as u64,
+        9 => alloc.device.ordinal as u64,
         10 => (alloc.what == What::Charged(MemKind::Plain)).into(),
         11 => alloc.address,
         12 => alloc.bytes,

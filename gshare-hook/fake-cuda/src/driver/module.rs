@@ -17,7 +17,6 @@ use crate::sim::Work;
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
 /// A module or a library (both hold code and give out functions).
-#[derive(Debug)]
 pub(crate) struct Module {
     image: Image,
     is_library: bool,
@@ -27,7 +26,6 @@ pub(crate) struct Module {
 }
 
 /// A global variable of a module in one context.
-#[derive(Debug)]
 struct Global {
     context: Ref<Context>,
     address: u64,
@@ -45,7 +43,6 @@ impl Kind for Module {
 }
 
 /// A function of a module, or a kernel of a library: the same object serves as `CUfunction` and `CUkernel`.
-#[derive(Debug)]
 pub(crate) struct Function {
     name: CString,
     module: Ref<Module>,
@@ -68,11 +65,11 @@ impl Kind for Function {
 /// The profile of the calling thread's device, or of the GPU.
 fn current_profile() -> Res<&'static Profile> {
     let driver = driver()?;
-    Ok(current_opt().map_or(driver.profile(), |context| driver.profile_of(context.gpu)))
+    Ok(current_opt().map_or(driver.profile(), |context| context.device.profile()))
 }
 
 /// One launch, priced.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) function: Ref<Function>,
     pub(crate) grid: [u32; 3],
@@ -123,7 +120,7 @@ impl Launch {
         let driver = driver()?;
         let (mut sms, mut ns) =
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
-        let slice = driver.profile_of(stream.context.gpu).sms;
+        let slice = stream.context.device.profile().sms;
         if let Some(cap) = context_sms(stream).or(Some(slice)).filter(|cap| *cap < sms) {
             ns = u64::try_from((u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1))))
                 .unwrap_or(ns);
@@ -499,20 +496,15 @@ entry!(cuFuncGetAttribute, |pi, attrib, hfunc: Function| put(pi, attribute(hfunc
 
 entry!(cuFuncSetAttribute, |hfunc: Function, attrib, value| set_attribute(hfunc, attrib, value));
 
-entry!(cuKernelGetAttribute, |pi, attrib, kernel, dev| {
-    driver()?.gpu(dev)?;
-    put(pi, attribute(Object::<Function>::get(kernel)?, attrib)?)
+entry!(cuKernelGetAttribute, |pi, attrib, kernel, _dev: Device| {
+    put(pi, attribute(Object::get(kernel)?, attrib)?)
 });
 
-entry!(cuKernelSetAttribute, |attrib, val, kernel, dev| {
-    driver()?.gpu(dev)?;
-    set_attribute(Object::<Function>::get(kernel)?, attrib, val)
+entry!(cuKernelSetAttribute, |attrib, val, kernel, _dev: Device| {
+    set_attribute(Object::get(kernel)?, attrib, val)
 });
 
-entry!(cuKernelSetCacheConfig, |kernel, _, dev| {
-    driver()?.gpu(dev)?;
-    Object::<Function>::get(kernel)?;
-});
+entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get(kernel).map(drop));
 
 // --- Occupancy -------------------------------------------------------------------------------------
 
@@ -644,7 +636,7 @@ entry!(cuOccupancyMaxActiveClusters, |numClusters, func: Function, config| {
 
 // --- The linker: what is added comes out again, as a container that the loader accepts ----------------
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Link {
     inputs: Mutex<Vec<Vec<u8>>>,
     /// The image that was given out; the program may read it until it destroys the link.

@@ -17,9 +17,8 @@ use crate::sim::device_file::{now_ns, sleep_until};
 
 pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) -> Res<Ref<Stream>> {
     invalid_if(flags > 1)?;
-    let driver = driver()?;
-    let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
-    Ok(Stream::create(driver, context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
+    let slot = context.device.open_stream()?;
+    Ok(Stream::create(context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
 }
 
 entry!(cuStreamCreate, |phStream, Flags| put(phStream, create_stream(current()?, Flags, 0)?.handle()));
@@ -44,7 +43,7 @@ entry!(cuStreamSynchronize, |stream: Stream| {
 /// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
 fn drain_with_barriers(stream: Ref<Stream>) -> Answer {
     drain(stream)?;
-    stream_ordered::after_synchronising(stream.context.ordinal)?;
+    stream_ordered::after_synchronising(stream.context.device)?;
     if stream.kind == StreamKind::Legacy {
         let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
         for other in others {
@@ -79,7 +78,7 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     for stream in busy {
         drain(stream)?;
     }
-    stream_ordered::after_synchronising(context.ordinal)
+    stream_ordered::after_synchronising(context.device)
 }
 
 entry!(cuStreamGetCtx, |hStream: Stream, pctx| put(pctx, hStream.context.handle()));
@@ -89,7 +88,7 @@ entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, pGreenCtx| {
     put(pCtx, hStream.context.handle())
 });
 
-entry!(cuStreamGetDevice, |hStream: Stream, device| put(device, hStream.context.ordinal));
+entry!(cuStreamGetDevice, |hStream: Stream, device| put(device, hStream.context.device.ordinal));
 entry!(cuStreamGetFlags, |hStream: Stream, flags| put(flags, hStream.flags));
 entry!(cuStreamGetPriority, |hStream: Stream, priority| put(priority, hStream.priority));
 entry!(cuStreamGetId, |hStream: Stream, streamId| put(streamId, hStream.id));
@@ -110,7 +109,7 @@ entry!(cuStreamAttachMemAsync, |_stream: Stream, _, _, _| ());
 // --- Events ----------------------------------------------------------------------------------------
 
 /// The last record of an event.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Recorded {
     sequence: u64,
     stream: u32,
@@ -121,7 +120,6 @@ struct Recorded {
 type CapturePoint = (Arc<Session>, Vec<Ref<GraphNode>>);
 
 /// An event.
-#[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,
@@ -148,7 +146,7 @@ impl Event {
     fn create(context: &Context, flags: u32) -> Res<Ref<Self>> {
         let driver = driver()?;
         let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
-        Ok(Self::with_slot(slot, base, context.gpu, context.family, flags, false))
+        Ok(Self::with_slot(slot, base, context.device.gpu, context.family, flags, false))
     }
 
     pub(crate) fn with_slot(
@@ -179,7 +177,10 @@ impl Event {
     /// Queues the event's next record.
     pub(crate) fn record(&self, stream: Ref<Stream>) -> Answer {
         let driver = driver()?;
-        refuse_if((self.gpu, self.family) != (stream.context.gpu, stream.context.family), INVALID_HANDLE)?;
+        refuse_if(
+            (self.gpu, self.family) != (stream.context.device.gpu, stream.context.family),
+            INVALID_HANDLE,
+        )?;
         let mut recorded = lock(&self.recorded);
         let sequence = if self.flags & INTERPROCESS != 0 {
             driver.device.open_part().events[self.slot as usize].issued.load(Acquire) + 1
@@ -369,7 +370,7 @@ entry!(cuStreamAddCallback, |named, function, data, flags| {
 // --- Memory operations -----------------------------------------------------------------------------
 
 /// A wait for, or a write of, a word in memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) enum MemOp {
     Wait { address: u64, value: u64, how: u32, wide: bool },
     Write { address: u64, value: u64, wide: bool },

@@ -15,7 +15,7 @@ use super::*;
 use crate::sim::Work;
 
 /// One side of a copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Side {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Side {
 }
 
 /// A box of bytes to copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Transfer {
     pub(crate) to: Side,
     pub(crate) from: Side,

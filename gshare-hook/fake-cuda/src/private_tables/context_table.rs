@@ -28,7 +28,7 @@ unsafe extern "C" fn device(context: sys::CUcontext, device: *mut c_int) -> CUre
     guard(|| {
         let context = context_of(context)?;
         // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(device, context.ordinal) }
+        unsafe { base::put(device, context.device.ordinal) }
     })
 }
 
