@@ -55,6 +55,16 @@ macro_rules! entry {
     (@need context) => { base::current() };
 }
 
+/// Makes a type a kind of object, with the eight bytes that its objects begin with and the answer of a call with a bad handle.
+macro_rules! object {
+    ($kind:ident, $magic:literal $(, $bad:ident)?) => {
+        impl Kind for $kind {
+            const MAGIC: u64 = u64::from_be_bytes(*$magic);
+            $(const BAD: CUresult = $bad;)?
+        }
+    };
+}
+
 mod array;
 pub(crate) mod base;
 mod calls;

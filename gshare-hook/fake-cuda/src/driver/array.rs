@@ -18,9 +18,7 @@ pub(crate) struct Array {
     level: bool,
 }
 
-impl Kind for Array {
-    const MAGIC: u64 = 0x6773_6861_7265_4152;
-}
+object!(Array, b"gshareAR");
 
 /// The array that is asked for: the driver's descriptor with its enumeration as an integer.
 #[repr(C)]
@@ -144,9 +142,7 @@ struct Mipmapped {
     levels: Vec<Ref<Array>>,
 }
 
-impl Kind for Mipmapped {
-    const MAGIC: u64 = 0x6773_6861_7265_4d49;
-}
+object!(Mipmapped, b"gshareMI");
 
 entry!(cuMipmappedArrayCreate, context, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
     invalid_if(pHandle.is_null() || pMipmappedArrayDesc.is_null())?;

@@ -607,10 +607,7 @@ pub(crate) struct Context {
     lost: &'static AtomicU64,
 }
 
-impl Kind for Context {
-    const MAGIC: u64 = 0x6773_6861_7265_4354;
-    const BAD: CUresult = INVALID_CONTEXT;
-}
+object!(Context, b"gshareCT", INVALID_CONTEXT);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -663,6 +660,16 @@ impl Context {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
+    /// Its GPU and family.
+    pub(crate) fn home(&self) -> (u32, u64) {
+        (self.device.gpu, self.family)
+    }
+
+    /// The streams that take part in the legacy stream's barriers.
+    pub(crate) fn blocking(&self) -> Vec<Ref<Stream>> {
+        lock(&self.streams).iter().copied().filter(|stream| stream.blocking()).collect()
+    }
+
     /// All streams, the legacy one first.
     pub(crate) fn all_streams(&self) -> Vec<Ref<Stream>> {
         let mut all: Vec<_> = self.legacy.get().copied().into_iter().collect();
@@ -699,9 +706,7 @@ pub(crate) struct Stream {
     pub(crate) green: AtomicU64,
 }
 
-impl Kind for Stream {
-    const MAGIC: u64 = 0x6773_6861_7265_5354;
-}
+object!(Stream, b"gshareST");
 
 impl Stream {
     pub(crate) fn create(

@@ -38,9 +38,7 @@ const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
 const INVALID_IMAGE: CUresult = CUresult(200);
 const NO_BINARY: CUresult = CUresult(209);
 
-impl Kind for Module {
-    const MAGIC: u64 = 0x6773_6861_7265_4d4f;
-}
+object!(Module, b"gshareMO");
 
 /// A function of a module, or a kernel of a library: the same object serves as `CUfunction` and `CUkernel`.
 pub(crate) struct Function {
@@ -58,9 +56,7 @@ pub(crate) struct Function {
     block: Mutex<[u32; 3]>,
 }
 
-impl Kind for Function {
-    const MAGIC: u64 = 0x6773_6861_7265_4655;
-}
+object!(Function, b"gshareFU");
 
 /// The profile of the calling thread's device, or of the GPU.
 fn current_profile() -> Res<&'static Profile> {
@@ -81,37 +77,46 @@ pub(crate) struct Launch {
     pub(crate) cooperative: bool,
 }
 
+/// Addresses of arguments.
+type Pointers = *mut *mut c_void;
+
 impl Launch {
-    pub(crate) fn blocks(&self) -> u64 {
+    /// A launch that the driver accepts.
+    pub(crate) unsafe fn new(
+        function: Ref<Function>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        params: Pointers,
+        extra: Pointers,
+        cooperative: bool,
+    ) -> Res<Self> {
+        let first = first_argument(function, params, extra);
+        let (params, extra) = (params as usize, extra as usize);
+        let launch = Self { function, grid, block, shared, first, params, extra, cooperative };
+        launch.check().map(|()| launch)
+    }
+
+    fn blocks(&self) -> u64 {
         self.grid.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul)
     }
 
-    pub(crate) fn threads(&self) -> u32 {
+    fn threads(&self) -> u32 {
         self.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
     }
 
     /// Checks what the driver checks before it launches.
-    pub(crate) fn check(&self) -> Answer {
-        let [gx, gy, gz] = self.grid;
-        let [bx, by, bz] = self.block;
-        invalid_if(gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0)?;
-        invalid_if(
-            gx > 0x7fff_ffff
-                || gy > 65_535
-                || gz > 65_535
-                || bx > 1024
-                || by > 1024
-                || bz > 64
-                || self.threads() > self.function.shape.threads,
-        )?;
+    fn check(&self) -> Answer {
+        const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
+        let mut sizes = self.grid.iter().chain(&self.block).zip(MOST);
+        invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;
+        invalid_if(self.threads() > self.function.shape.threads)?;
         let profile = current_profile()?;
         invalid_if(self.shared > profile.shared_memory_per_sm_bytes)?;
         if self.cooperative {
             let fit = (profile.threads_per_sm / self.threads()).clamp(1, profile.blocks_per_sm);
-            refuse_if(
-                self.blocks() > u64::from(fit) * u64::from(profile.sms),
-                CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-            )?;
+            let most = u64::from(fit) * u64::from(profile.sms);
+            refuse_if(self.blocks() > most, CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)?;
         }
         Ok(())
     }
@@ -122,21 +127,15 @@ impl Launch {
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
         let slice = stream.context.device.profile().sms;
         if let Some(cap) = context_sms(stream).or(Some(slice)).filter(|cap| *cap < sms) {
-            ns = u64::try_from((u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1))))
-                .unwrap_or(ns);
-            sms = cap.max(1);
+            let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1)));
+            (sms, ns) = (cap.max(1), u64::try_from(longer).unwrap_or(ns));
         }
-        push(stream, Work::Kernel { sms, ns })?;
-        Ok(())
+        push(stream, Work::Kernel { sms, ns }).map(drop)
     }
 }
 
 /// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
-pub(crate) unsafe fn first_argument(
-    function: &Function,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Option<u64> {
+unsafe fn first_argument(function: &Function, params: Pointers, extra: Pointers) -> Option<u64> {
     if function.named.duration != Duration::FirstArgument {
         return None;
     }
@@ -190,8 +189,8 @@ unsafe fn launch(
     block: [u32; 3],
     shared: u32,
     stream: StreamArg,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
+    params: Pointers,
+    extra: Pointers,
     cooperative: bool,
 ) -> Answer {
     if stream.1 as usize <= 2 || current_opt().is_none() {
@@ -199,16 +198,12 @@ unsafe fn launch(
     }
     let function = Object::<Function>::get(f)?;
     let stream = base::stream(stream)?;
-    let first = first_argument(function, params, extra);
-    let (params, extra) = (params as usize, extra as usize);
-    let launch = Launch { function, grid, block, shared, first, params, extra, cooperative };
-    launch.check()?;
+    let launch = Launch::new(function, grid, block, shared, params, extra, cooperative)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::Kernel(launch))
 }
 
-entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
-    invalid_if(config.is_null())?;
+entry!(cuLaunchKernelEx, |flavor, config: Given, f, kernelParams, extra| {
     let c = &*config;
     let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
     let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
@@ -277,21 +272,18 @@ unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Res<Image> {
     raw::image_at(image, major * 10 + minor, lifetime).ok_or(INVALID_IMAGE)
 }
 
-fn create_library(image: Image) -> Ref<Module> {
-    Object::create(Module { image, is_library: true, functions: Mutex::default(), globals: Mutex::default() })
-}
-
-/// A module is for one device: an image without code for it is refused.
-fn create_module(image: Image) -> Res<Ref<Module>> {
-    refuse_if(image.is_empty(), NO_BINARY)?;
-    let (functions, globals) = (Mutex::default(), Mutex::default());
-    Ok(Object::create(Module { image, is_library: false, functions, globals }))
-}
-
 impl Module {
+    /// A module is for one device: an image without code for it is refused. A library may have none.
+    fn create(image: Image, is_library: bool) -> Res<Ref<Self>> {
+        refuse_if(image.is_empty() && !is_library, NO_BINARY)?;
+        let (functions, globals) = (Mutex::default(), Mutex::default());
+        Ok(Object::create(Self { image, is_library, functions, globals }))
+    }
+
     fn function(this: Ref<Self>, name: &CStr) -> Res<Ref<Function>> {
         let text = name.to_string_lossy().into_owned();
-        if let Some(function) = lock(&this.functions).get(&text) {
+        let mut functions = lock(&this.functions);
+        if let Some(function) = functions.get(&text) {
             return Ok(function);
         }
         let shape = match this.image.kernel(&text) {
@@ -300,12 +292,7 @@ impl Module {
             Found::Yes(shape) => shape,
             Found::Unknown => Shape::default(),
         };
-        let driver = driver()?;
-        let mut functions = lock(&this.functions);
-        if let Some(function) = functions.get(&text) {
-            return Ok(function);
-        }
-        let named = driver.profile().named(&text);
+        let named = driver()?.profile().named(&text);
         let function = Object::create(Function {
             name: name.to_owned(),
             module: this,
@@ -325,7 +312,8 @@ impl Module {
     fn global(&self, name: &str) -> Res<(u64, u64)> {
         let context = current()?;
         let key = (context.id, name.to_owned());
-        if let Some(found) = lock(&self.globals).get(&key) {
+        let mut globals = lock(&self.globals);
+        if let Some(found) = globals.get(&key) {
             return Ok((found.address, found.bytes));
         }
         let bytes = match self.image.global(name) {
@@ -333,10 +321,6 @@ impl Module {
             Found::Unknown => UNREADABLE_GLOBAL_BYTES,
             Found::No => return Err(NOT_FOUND),
         };
-        let mut globals = lock(&self.globals);
-        if let Some(found) = globals.get(&key) {
-            return Ok((found.address, found.bytes));
-        }
         let address = memory::allocate(context, bytes.max(1), crate::sim::MemKind::Plain)?;
         globals.insert(key, Global { context, address, bytes });
         Ok((address, bytes))
@@ -358,22 +342,26 @@ impl Module {
 }
 
 unsafe fn load_data(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
-    current()?;
-    put(module, create_module(read_image(image, Lifetime::Call)?)?.handle())
+    put(module, Module::create(read_image(image, Lifetime::Call)?, false)?.handle())
 }
 
-entry!(cuModuleLoadData | cuModuleLoadFatBinary, |module, image| load_data(module, image));
-entry!(cuModuleLoadDataEx, |module, image, _, _, _| load_data(module, image));
+entry!(cuModuleLoadData | cuModuleLoadFatBinary, context, |module, image| load_data(module, image));
+entry!(cuModuleLoadDataEx, context, |module, image, _, _, _| load_data(module, image));
+
+unsafe fn read_file(path: *const c_char) -> Res<Vec<u8>> {
+    let path = name_of(path)?.to_string_lossy().into_owned();
+    std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)
+}
 
 unsafe fn image_of_file(path: *const c_char) -> Res<Image> {
-    invalid_if(path.is_null())?;
-    let path = CStr::from_ptr(path).to_string_lossy().into_owned();
-    let mut bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
+    let mut bytes = read_file(path)?;
     bytes.extend([0; 4]);
     read_image(bytes.as_ptr().cast(), Lifetime::Call)
 }
 
-entry!(cuModuleLoad, context, |module, fname| put(module, create_module(image_of_file(fname)?)?.handle()));
+entry!(cuModuleLoad, context, |module, path| {
+    put(module, Module::create(image_of_file(path)?, false)?.handle())
+});
 
 entry!(cuModuleUnload, context, |hmod: Module| Module::unload(hmod));
 
@@ -383,20 +371,16 @@ unsafe fn name_of<'a>(name: *const c_char) -> Res<&'a CStr> {
     if name.is_null() { Err(INVALID_VALUE) } else { Ok(CStr::from_ptr(name)) }
 }
 
-entry!(cuModuleGetFunction | cuLibraryGetKernel, |hfunc, hmod: Module, name| {
-    let function = Module::function(hmod, name_of(name)?)?;
-    put(hfunc, function.handle())
+entry!(cuModuleGetFunction | cuLibraryGetKernel, |function, module: Module, name| {
+    put(function, Module::function(module, name_of(name)?)?.handle())
 });
 
 entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, module: Module| {
-    let count_now = match module.image.kernels() {
-        Some(names) => names.len(),
-        None => lock(&module.functions).len(),
-    };
-    put(count, count_now as u32)
+    let known = module.image.kernels().map(|names| names.len());
+    put(count, known.unwrap_or_else(|| lock(&module.functions).len()) as u32)
 });
 
-unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: Ref<Module>) -> Answer {
+entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |list, count, module: Module| {
     for name in module.image.kernels().into_iter().flatten() {
         let name = CString::new(name).map_err(|_| INVALID_VALUE)?;
         Module::function(module, &name)?;
@@ -404,11 +388,6 @@ unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: Ref<Module>) -> An
     for (i, function) in lock(&module.functions).values().take(count as usize).enumerate() {
         put(list.add(i), function.handle())?;
     }
-    Ok(())
-}
-
-entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |functions, numFunctions, mod_: Module| {
-    enumerate(functions, numFunctions, mod_)
 });
 
 entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod: Module, name| {
@@ -417,18 +396,17 @@ entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod: Module, na
     put_opt(bytes, size as usize);
 });
 
-entry!(cuLibraryLoadData, |library, code, _, _, _, libraryOptions, _, numLibraryOptions| {
+entry!(cuLibraryLoadData, driver, |library, code, _, _, _, options, _, count| {
     /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image until it unloads the library.
     const PRESERVED: c_uint = 1;
-    driver()?;
-    let count = if libraryOptions.is_null() { 0 } else { numLibraryOptions as usize };
-    let kept = (0..count).any(|i| libraryOptions.add(i).read_unaligned() == PRESERVED);
+    let count = if options.is_null() { 0 } else { count as usize };
+    let kept = (0..count).any(|i| options.add(i).read_unaligned() == PRESERVED);
     let lifetime = if kept { Lifetime::Kept } else { Lifetime::Call };
-    put(library, create_library(read_image(code, lifetime)?).handle())
+    put(library, Module::create(read_image(code, lifetime)?, true)?.handle())
 });
 
-entry!(cuLibraryLoadFromFile, driver, |library, fileName, _, _, _, _, _, _| {
-    put(library, create_library(image_of_file(fileName)?).handle())
+entry!(cuLibraryLoadFromFile, driver, |library, path, _, _, _, _, _, _| {
+    put(library, Module::create(image_of_file(path)?, true)?.handle())
 });
 
 entry!(cuLibraryUnload, driver, |library: Module| Module::unload(library));
@@ -451,21 +429,16 @@ entry!(cuFuncIsLoaded, |state, _function: Function| put(state, 1));
 entry!(cuFuncLoad, |_function: Function| ());
 
 fn attribute(function: &Function, attrib: u32) -> Res<i32> {
-    let driver = driver()?;
-    let profile = driver.profile();
-    let (major, minor) = profile.compute_capability;
-    let architecture = (major * 10 + minor) as i32;
+    let (major, minor) = driver()?.profile().compute_capability;
     Ok(match attrib {
         0 => function.shape.threads as i32,
         1 => function.shape.shared as i32,
-        2 | 3 => 0,
         4 => 32,
-        5 | 6 => architecture,
-        7 => 0,
+        5 | 6 => (major * 10 + minor) as i32,
         8 => function.shared_max.load(Relaxed),
         9 => function.carveout.load(Relaxed),
         14 => function.large_clusters.load(Relaxed).into(),
-        10..=15 => 0,
+        2 | 3 | 7 | 10..=13 | 15 => 0,
         _ => return Err(INVALID_VALUE),
     })
 }
@@ -476,20 +449,16 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
             let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
             invalid_if(value < 0 || value > most)?;
             function.shared_max.store(value, Relaxed);
-            Ok(())
         }
         9 => {
             invalid_if(!(-1..=100).contains(&value))?;
             function.carveout.store(value, Relaxed);
-            Ok(())
         }
-        14 => {
-            function.large_clusters.store(value != 0, Relaxed);
-            Ok(())
-        }
-        10..=15 => Ok(()),
-        _ => Err(INVALID_VALUE),
+        14 => function.large_clusters.store(value != 0, Relaxed),
+        10..=13 | 15 => {}
+        _ => return Err(INVALID_VALUE),
     }
+    Ok(())
 }
 
 entry!(cuFuncGetAttribute, |pi, attrib, hfunc: Function| put(pi, attribute(hfunc, attrib)?));
@@ -522,54 +491,41 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |numBlocks, func: Function, blockSize, dynamic| {
-    put(numBlocks, blocks_per_sm(func, blockSize, dynamic)?)
+entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |blocks, function: Function, size, dynamic| {
+    put(blocks, blocks_per_sm(function, size, dynamic)?)
 });
 
 entry!(
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-    |numBlocks, func: Function, blockSize, dynamic, _| {
-        put(numBlocks, blocks_per_sm(func, blockSize, dynamic)?)
-    }
+    |blocks, function: Function, size, dynamic, _| { put(blocks, blocks_per_sm(function, size, dynamic)?) }
 );
 
-unsafe fn potential_block(
-    minGridSize: *mut c_int,
-    blockSize: *mut c_int,
-    function: &Function,
-    dynamic: usize,
-    limit: c_int,
-) -> Answer {
+/// The size of a block that fills an SM best, and how many of them the device holds at once.
+fn potential_block(function: &Function, dynamic: usize, limit: c_int) -> Res<(c_int, c_int)> {
     let most = function.shape.threads as i32;
     let size = if (1..most).contains(&limit) { limit } else { most };
     let fit = blocks_per_sm(function, size, dynamic)?;
-    put(minGridSize, fit * current_profile()?.sms as i32)?;
-    put(blockSize, size)
+    Ok((size, fit * current_profile()?.sms as i32))
 }
 
-entry!(cuOccupancyMaxPotentialBlockSize, |minGridSize, blockSize, func: Function, _, dynamic, limit| {
-    potential_block(minGridSize, blockSize, func, dynamic, limit)
+entry!(cuOccupancyMaxPotentialBlockSize, |grid, block, function: Function, _, dynamic, limit| {
+    let (size, blocks) = potential_block(function, dynamic, limit)?;
+    put(grid, blocks)?;
+    put(block, size)
 });
 
-entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |minGridSize,
-                                                   blockSize,
-                                                   func: Function,
-                                                   _,
-                                                   dynamic,
-                                                   limit,
-                                                   _| {
-    potential_block(minGridSize, blockSize, func, dynamic, limit)
+entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |grid, block, function: Function, _, dynamic, limit, _| {
+    let (size, blocks) = potential_block(function, dynamic, limit)?;
+    put(grid, blocks)?;
+    put(block, size)
 });
 
-entry!(cuOccupancyAvailableDynamicSMemPerBlock, |dynamicSmemSize,
-                                                 function: Function,
-                                                 numBlocks,
-                                                 blockSize| {
-    blocks_per_sm(function, blockSize, 0)?;
-    invalid_if(numBlocks <= 0)?;
-    let part = driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize;
+entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, blocks, size| {
+    blocks_per_sm(function, size, 0)?;
+    invalid_if(blocks <= 0)?;
+    let part = driver()?.profile().shared_memory_per_sm_bytes as usize / blocks as usize;
     let part = part.saturating_sub(function.shape.shared as usize);
-    put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
+    put(bytes, part.min(function.shared_max.load(Relaxed).max(0) as usize))
 });
 
 /// Numbers of `CUlaunchAttributeID`.
@@ -616,15 +572,14 @@ entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, function: Function, con
 
 // Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
 // for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
-entry!(cuOccupancyMaxActiveClusters, |numClusters, func: Function, config| {
+entry!(cuOccupancyMaxActiveClusters, |numClusters, function: Function, config| {
     const BLOCKS_PER_SM: i32 = 8;
-    let function = func;
     let sms = with_clusters()?.sms;
     let config = config.as_ref().ok_or(INVALID_VALUE)?;
     let size = cluster(config, function)?;
     let threads = config.blockDimX.saturating_mul(config.blockDimY).saturating_mul(config.blockDimZ);
-    let fit =
-        blocks_per_sm(function, i32::try_from(threads).unwrap_or(i32::MAX), config.sharedMemBytes as usize)?;
+    let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+    let fit = blocks_per_sm(function, threads, config.sharedMemBytes as usize)?;
     let usable = match size {
         0..=2 => sms,
         3..=8 => sms - sms / 16,
@@ -643,9 +598,7 @@ struct Link {
     image: Mutex<Vec<u8>>,
 }
 
-impl Kind for Link {
-    const MAGIC: u64 = 0x6773_6861_7265_4c4b;
-}
+object!(Link, b"gshareLK");
 
 entry!(cuLinkCreate_v2, context, |_, _, _, stateOut| put(stateOut, Object::create(Link::default()).handle()));
 
@@ -655,9 +608,7 @@ entry!(cuLinkAddData_v2, |link: Link, _, data, size, _, _, _, _| {
 });
 
 entry!(cuLinkAddFile_v2, |link: Link, _, path, _, _, _| {
-    let path = name_of(path)?.to_string_lossy().into_owned();
-    let bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
-    lock(&link.inputs).push(bytes);
+    lock(&link.inputs).push(read_file(path)?);
 });
 
 entry!(cuLinkComplete, |link: Link, cubinOut, sizeOut| {

@@ -1,5 +1,6 @@
 //! Streams, events, host functions and memory operations on streams.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -8,10 +9,11 @@ use super::base::*;
 use super::capture::{
     Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
 };
-use super::graph::{GraphNode, Node};
+use super::graph::{Node, NodeRef};
 use super::*;
 use crate::sim::Work;
 use crate::sim::device_file::{now_ns, sleep_until};
+use crate::sim::layout::OpenEvent;
 
 // --- Streams ---------------------------------------------------------------------------------------
 
@@ -21,10 +23,10 @@ pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) ->
     Ok(Stream::create(context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
 }
 
-entry!(cuStreamCreate, |phStream, Flags| put(phStream, create_stream(current()?, Flags, 0)?.handle()));
+entry!(cuStreamCreate, context, |out, flags| put(out, create_stream(context, flags, 0)?.handle()));
 
-entry!(cuStreamCreateWithPriority, |phStream, flags, priority| {
-    put(phStream, create_stream(current()?, flags, priority)?.handle())
+entry!(cuStreamCreateWithPriority, context, |out, flags, priority| {
+    put(out, create_stream(context, flags, priority)?.handle())
 });
 
 entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
@@ -35,34 +37,29 @@ entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
     driver.device.with(|engine, now| engine.close_stream(now, stream.slot));
 });
 
+/// The streams that the legacy stream waits for, where `stream` is that.
+fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
+    match stream.kind {
+        StreamKind::Legacy => stream.context.blocking(),
+        _ => Vec::new(),
+    }
+}
+
+// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
 entry!(cuStreamSynchronize, |stream: Stream| {
     not_capturing(stream)?;
-    drain_with_barriers(stream)
-});
-
-/// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
-fn drain_with_barriers(stream: Ref<Stream>) -> Answer {
     drain(stream)?;
     stream_ordered::after_synchronising(stream.context.device)?;
-    if stream.kind == StreamKind::Legacy {
-        let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
-        for other in others {
-            drain(other)?;
-        }
-    }
-    Ok(())
-}
+    barriers(stream).into_iter().try_for_each(drain)
+});
 
 entry!(cuStreamQuery, |stream: Stream| {
     not_capturing(stream)?;
     let mut done = drained(stream)?;
-    if stream.kind == StreamKind::Legacy {
-        let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
-        for other in others {
-            done &= drained(other)?;
-        }
+    for other in barriers(stream) {
+        done &= drained(other)?;
     }
-    if done { Ok(()) } else { Err(NOT_READY) }
+    refuse_if(!done, NOT_READY)
 });
 
 entry!(cuCtxSynchronize, context, || synchronise(context));
@@ -75,9 +72,7 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
     drain(context.legacy()?)?;
-    for stream in busy {
-        drain(stream)?;
-    }
+    busy.into_iter().try_for_each(drain)?;
     stream_ordered::after_synchronising(context.device)
 }
 
@@ -95,14 +90,9 @@ entry!(cuStreamGetId, |hStream: Stream, streamId| put(streamId, hStream.id));
 
 entry!(cuStreamCopyAttributes, |_dst: Stream, _src: Stream| ());
 
-entry!(cuStreamGetAttribute, |_hStream: Stream, _, value| {
-    invalid_if(value.is_null())?;
-    std::ptr::write_bytes(value, 0, 1);
-});
+entry!(cuStreamGetAttribute, |_stream: Stream, _, value: Given| std::ptr::write_bytes(value, 0, 1));
 
-entry!(cuStreamSetAttribute, |_hStream: Stream, _, param| {
-    if param.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
-});
+entry!(cuStreamSetAttribute, |_stream: Stream, _, _param: Given| ());
 
 entry!(cuStreamAttachMemAsync, |_stream: Stream, _, _, _| ());
 
@@ -117,15 +107,14 @@ struct Recorded {
 }
 
 /// A capture, and the nodes that what follows depends on.
-type CapturePoint = (Arc<Session>, Vec<Ref<GraphNode>>);
+type CapturePoint = (Arc<Session>, Vec<NodeRef>);
 
 /// An event.
 pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,
-    gpu: u32,
-    /// [`Context::family`] of the one it was made in.
-    family: u64,
+    /// [`Context::home`] of the one it was made in.
+    home: (u32, u64),
     sequence: AtomicU64,
     recorded: Mutex<Option<Recorded>>,
     /// The point of a capture it was last recorded at.
@@ -135,9 +124,7 @@ pub(crate) struct Event {
     pub(crate) imported: bool,
 }
 
-impl Kind for Event {
-    const MAGIC: u64 = 0x6773_6861_7265_4556;
-}
+object!(Event, b"gshareEV");
 
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
@@ -146,22 +133,14 @@ impl Event {
     fn create(context: &Context, flags: u32) -> Res<Ref<Self>> {
         let driver = driver()?;
         let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
-        Ok(Self::with_slot(slot, base, context.device.gpu, context.family, flags, false))
+        Ok(Self::with_slot(slot, base, context.home(), flags, false))
     }
 
-    pub(crate) fn with_slot(
-        slot: u32,
-        base: u64,
-        gpu: u32,
-        family: u64,
-        flags: u32,
-        imported: bool,
-    ) -> Ref<Self> {
+    pub(crate) fn with_slot(slot: u32, base: u64, home: (u32, u64), flags: u32, imported: bool) -> Ref<Self> {
         Object::create(Self {
             slot,
             flags,
-            gpu,
-            family,
+            home,
             sequence: AtomicU64::new(base),
             recorded: Mutex::new(None),
             captured: Mutex::new(None),
@@ -171,19 +150,21 @@ impl Event {
     }
 
     pub(crate) fn gpu(&self) -> u32 {
-        self.gpu
+        self.home.0
+    }
+
+    /// Its place in the device file.
+    fn open(&self) -> Res<&'static OpenEvent> {
+        Ok(&driver()?.device.open_part().events[self.slot as usize])
     }
 
     /// Queues the event's next record.
     pub(crate) fn record(&self, stream: Ref<Stream>) -> Answer {
-        let driver = driver()?;
-        refuse_if(
-            (self.gpu, self.family) != (stream.context.device.gpu, stream.context.family),
-            INVALID_HANDLE,
-        )?;
+        let open = self.open()?;
+        refuse_if(self.home != stream.context.home(), INVALID_HANDLE)?;
         let mut recorded = lock(&self.recorded);
         let sequence = if self.flags & INTERPROCESS != 0 {
-            driver.device.open_part().events[self.slot as usize].issued.load(Acquire) + 1
+            open.issued.load(Acquire) + 1
         } else {
             self.sequence.fetch_add(1, AcqRel) + 1
         };
@@ -194,9 +175,9 @@ impl Event {
 
     /// Sequence number of the last record, of any process for interprocess events.
     fn last(&self) -> Res<u64> {
-        let driver = driver()?;
+        let open = self.open()?;
         if self.flags & INTERPROCESS != 0 {
-            return Ok(driver.device.open_part().events[self.slot as usize].issued.load(Acquire));
+            return Ok(open.issued.load(Acquire));
         }
         Ok(lock(&self.recorded).map_or(0, |r| r.sequence))
     }
@@ -211,29 +192,26 @@ impl Event {
             return Ok(());
         }
         let recorded = *lock(&self.recorded);
-        if let Some(r) = recorded
-            && driver()?.device.completed_now(r.stream) <= r.position
-        {
-            push(stream, Work::Wait { stream: r.stream, position: r.position })?;
+        let Some(Recorded { stream: other, position, .. }) = recorded else { return Ok(()) };
+        if driver()?.device.completed_now(other) <= position {
+            push(stream, Work::Wait { stream: other, position })?;
         }
         Ok(())
     }
 
     /// An error while its GPU is lost.
     fn check(&self) -> Answer {
-        if driver()?.device.is_lost(self.gpu) { Err(GPU_LOST) } else { Ok(()) }
+        refuse_if(driver()?.device.is_lost(self.gpu()), GPU_LOST)
     }
 
     fn reached(&self) -> Res<bool> {
         self.check()?;
-        let driver = driver()?;
         let last = self.last()?;
-        let done = &driver.device.open_part().events[self.slot as usize].done;
-        if done.load(Acquire) >= last {
-            return Ok(true);
+        let done = || self.open().map(|open| open.done.load(Acquire) >= last);
+        if !done()? {
+            driver()?.device.with(|_, _| ());
         }
-        driver.device.with(|_, _| ());
-        Ok(done.load(Acquire) >= last)
+        done()
     }
 
     fn not_captured(&self) -> Answer {
@@ -285,7 +263,7 @@ entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| rec
 entry!(cuEventQuery, driver, |event: Event| {
     event.not_captured()?;
     not_while_capturing()?;
-    if event.reached()? { Ok(()) } else { Err(NOT_READY) }
+    refuse_if(!event.reached()?, NOT_READY)
 });
 
 entry!(cuEventSynchronize, driver, |event: Event| {
@@ -303,19 +281,15 @@ entry!(cuEventSynchronize, driver, |event: Event| {
     }
 });
 
-entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |pMilliseconds, hStart, hEnd| {
-    let (start, end) = (Object::<Event>::get(hStart)?, Object::<Event>::get(hEnd)?);
+entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |milliseconds, start, end| {
+    let (start, end) = (Object::<Event>::get(start)?, Object::<Event>::get(end)?);
     start.not_captured()?;
     end.not_captured()?;
-    refuse_if(
-        (start.flags | end.flags) & DISABLE_TIMING != 0 || (start.gpu, start.family) != (end.gpu, end.family),
-        INVALID_HANDLE,
-    )?;
+    refuse_if((start.flags | end.flags) & DISABLE_TIMING != 0 || start.home != end.home, INVALID_HANDLE)?;
     refuse_if(lock(&start.recorded).is_none() || lock(&end.recorded).is_none(), INVALID_HANDLE)?;
     refuse_if(!start.reached()? || !end.reached()?, NOT_READY)?;
-    let time = |event: &Event| driver.device.open_part().events[event.slot as usize].time.load(Acquire);
-    let ns = time(end).cast_signed() - time(start).cast_signed();
-    put(pMilliseconds, (ns as f64 / 1e6) as f32)
+    let time = |event: &Event| event.open().map(|open| open.time.load(Acquire).cast_signed());
+    put(milliseconds, ((time(end)? - time(start)?) as f64 / 1e6) as f32)
 });
 
 entry!(cuStreamWaitEvent, driver, |stream: Stream, event: Event, Flags| {
@@ -351,104 +325,100 @@ entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
 // --- Host functions --------------------------------------------------------------------------------
 
 fn launch_host(stream: Ref<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
-    invalid_if(function.is_none())?;
+    let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::Host { function, data: data as usize })
 }
 
-entry!(cuLaunchHostFunc, |hStream: Stream, fn_, data| launch_host(hStream, fn_, data));
-entry!(cuLaunchHostFunc_v2, |hStream: Stream, fn_, data, _| launch_host(hStream, fn_, data));
+entry!(cuLaunchHostFunc, |stream: Stream, function, data| launch_host(stream, function, data));
+entry!(cuLaunchHostFunc_v2, |stream: Stream, function, data, _| launch_host(stream, function, data));
 
 entry!(cuStreamAddCallback, |named, function, data, flags| {
     let stream = stream(named)?;
-    invalid_if(function.is_none() || flags != 0)?;
+    invalid_if(flags != 0)?;
+    let function = function.ok_or(INVALID_VALUE)?;
     not_capturing(stream)?;
     submit(stream, Node::Callback { function, stream: named.1 as usize, data: data as usize })
 });
 
 // --- Memory operations -----------------------------------------------------------------------------
 
-/// A wait for, or a write of, a word in memory.
+/// A write of a word in memory, or a wait for one.
 #[derive(Clone, Copy)]
-pub(crate) enum MemOp {
-    Wait { address: u64, value: u64, how: u32, wide: bool },
-    Write { address: u64, value: u64, wide: bool },
+pub(crate) struct MemOp {
+    address: u64,
+    value: u64,
+    /// Of 8 bytes, not 4.
+    wide: bool,
+    /// Waits until the word compares so with the value.
+    until: Option<u32>,
 }
 
 impl MemOp {
     /// `false`: the condition does not hold yet.
     fn step(self) -> bool {
-        // SAFETY: the address was given to the driver as a word that stays valid until the operation has run.
-        unsafe {
-            match self {
-                Self::Write { address, value, wide: true } => (address as *mut u64).write_volatile(value),
-                Self::Write { address, value, wide: false } => {
-                    (address as *mut u32).write_volatile(value as u32);
-                }
-                Self::Wait { address, value, how, wide } => {
-                    let now = if wide {
-                        (address as *const u64).read_volatile()
-                    } else {
-                        u64::from((address as *const u32).read_volatile())
-                    };
-                    let ahead = if wide {
-                        now.wrapping_sub(value).cast_signed() >= 0
-                    } else {
-                        (now as u32).wrapping_sub(value as u32).cast_signed() >= 0
-                    };
-                    return match how & 3 {
-                        0 => ahead,
-                        1 => now == value,
-                        2 => now & value != 0,
-                        _ => !(now | value) & if wide { u64::MAX } else { 0xffff_ffff } != 0,
-                    };
+        let Self { address, value, wide, until } = self;
+        let Some(how) = until else {
+            // SAFETY: the address was given to the driver as a word that stays valid until the operation has run.
+            unsafe {
+                match wide {
+                    true => (address as *mut u64).write_volatile(value),
+                    false => (address as *mut u32).write_volatile(value as u32),
                 }
             }
+            return true;
+        };
+        // SAFETY: as above.
+        let now = unsafe {
+            match wide {
+                true => (address as *const u64).read_volatile(),
+                false => (address as *const u32).read_volatile().into(),
+            }
+        };
+        // The upper half of a narrow word does not count.
+        let unused = if wide { 0 } else { 32 };
+        match how & 3 {
+            0 => (now.wrapping_sub(value) << unused).cast_signed() >= 0,
+            1 => now == value,
+            2 => now & value != 0,
+            _ => !(now | value) << unused != 0,
         }
-        true
     }
 }
 
 pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
-    let mut left = std::collections::VecDeque::from(ops);
-    push_host(
-        stream,
-        Box::new(move || {
-            while let Some(op) = left.front() {
-                if !op.step() {
-                    return false;
-                }
-                left.pop_front();
-            }
-            true
-        }),
-    )?;
-    Ok(())
+    let mut left = VecDeque::from(ops);
+    let run = move || {
+        while left.front().is_some_and(|op| op.step()) {
+            left.pop_front();
+        }
+        left.is_empty()
+    };
+    push_host(stream, Box::new(run)).map(drop)
 }
 
-fn mem_op(stream: Ref<Stream>, op: MemOp, alignment: u64) -> Answer {
-    let (MemOp::Wait { address, .. } | MemOp::Write { address, .. }) = op;
-    invalid_if(address == 0 || !address.is_multiple_of(alignment))?;
+fn mem_op(stream: Ref<Stream>, address: u64, value: u64, wide: bool, until: Option<u32>) -> Answer {
+    invalid_if(address == 0 || !address.is_multiple_of(if wide { 8 } else { 4 }))?;
     legacy_not_implied(stream)?;
     calls::event();
-    submit(stream, Node::MemOps(vec![op]))
+    submit(stream, Node::MemOps(vec![MemOp { address, value, wide, until }]))
 }
 
 entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |stream: Stream, address, value, how| {
-    mem_op(stream, MemOp::Wait { address, value: value.into(), how, wide: false }, 4)
+    mem_op(stream, address, value.into(), false, Some(how))
 });
 
 entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |stream: Stream, address, value, how| {
-    mem_op(stream, MemOp::Wait { address, value, how, wide: true }, 8)
+    mem_op(stream, address, value, true, Some(how))
 });
 
 entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |stream: Stream, address, value, _| {
-    mem_op(stream, MemOp::Write { address, value: value.into(), wide: false }, 4)
+    mem_op(stream, address, value.into(), false, None)
 });
 
 entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address, value, _| {
-    mem_op(stream, MemOp::Write { address, value, wide: true }, 8)
+    mem_op(stream, address, value, true, None)
 });
 
 /// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
@@ -456,20 +426,18 @@ pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<Vec<Me
     invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();
     for i in 0..count as usize {
-        let at = list.cast::<u8>().add(i * 48);
-        let kind = at.cast::<u32>().read_unaligned();
-        let address = at.add(8).cast::<u64>().read_unaligned();
-        let value = at.add(16).cast::<u64>().read_unaligned();
-        let flags = at.add(24).cast::<u32>().read_unaligned();
-        match kind {
-            1 => ops.push(MemOp::Wait { address, value: value & 0xffff_ffff, how: flags, wide: false }),
-            4 => ops.push(MemOp::Wait { address, value, how: flags, wide: true }),
-            2 => ops.push(MemOp::Write { address, value, wide: false }),
-            5 => ops.push(MemOp::Write { address, value, wide: true }),
+        let [kind, address, value, flags, ..] = list.cast::<[u64; 6]>().add(i).read_unaligned();
+        let (wide, until) = match kind as u32 {
+            1 => (false, Some(flags as u32)),
+            2 => (false, None),
+            4 => (true, Some(flags as u32)),
+            5 => (true, None),
             // Flush of remote writes, barrier: nothing to do here.
-            3 | 6 => {}
+            3 | 6 => continue,
             _ => return Err(INVALID_VALUE),
-        }
+        };
+        let value = if wide { value } else { value & 0xffff_ffff };
+        ops.push(MemOp { address, value, wide, until });
     }
     Ok(ops)
 }

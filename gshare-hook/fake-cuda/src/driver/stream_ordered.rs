@@ -113,10 +113,7 @@ impl State {
     }
 }
 
-impl Kind for Pool {
-    const MAGIC: u64 = 0x6773_6861_7265_504f;
-    const BAD: CUresult = INVALID_VALUE;
-}
+object!(Pool, b"gsharePO", INVALID_VALUE);
 
 /// The pools of a device, and the memory of its graphs.
 #[derive(Default)]

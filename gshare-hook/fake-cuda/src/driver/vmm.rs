@@ -135,10 +135,7 @@ struct Place {
     mapped: BTreeMap<u64, u64>,
 }
 
-impl Kind for Physical {
-    const MAGIC: u64 = 0x6773_6861_7265_5048;
-    const BAD: CUresult = INVALID_VALUE;
-}
+object!(Physical, b"gsharePH", INVALID_VALUE);
 
 #[derive(Default)]
 struct Heap {
@@ -524,9 +521,9 @@ entry!(cuIpcGetEventHandle, driver, |pHandle, event: Event| {
 });
 
 entry!(cuIpcOpenEventHandle, |phEvent, handle| {
-    let family = current()?.family;
+    let (_, family) = current()?.home();
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
     invalid_if(ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
-    put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, family, ticket.generation, true).handle())
+    put(phEvent, Event::with_slot(ticket.id, 0, (ticket.gpu, family), ticket.generation, true).handle())
 });
