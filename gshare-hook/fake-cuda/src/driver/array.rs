@@ -80,46 +80,51 @@ impl Shape {
     }
 }
 
-fn create(shape: Shape) -> Res<Ref<Array>> {
-    let context = current()?;
-    let (pitch, bytes) = (shape.row()?, shape.bytes()?);
-    capture::not_while_capturing()?;
-    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
-    Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
+impl Array {
+    /// An array, or a level, whose memory begins at an address; 0 for none.
+    fn create(shape: Shape, address: u64, level: bool) -> Res<Ref<Self>> {
+        let (pitch, height) = (shape.row()?, shape.height as u64);
+        Ok(Object::create(Self { address, pitch, height, shape, level }))
+    }
 }
 
-entry!(cuArray3DCreate_v2, |pHandle, pAllocateArray| {
-    invalid_if(pHandle.is_null() || pAllocateArray.is_null())?;
-    put(pHandle, create(pAllocateArray.cast::<Shape>().read_unaligned())?.handle())
+/// Memory for arrays of a shape, unless the program maps it itself.
+fn take(context: &Context, shape: Shape, bytes: u64) -> Res<u64> {
+    capture::not_while_capturing()?;
+    if shape.without_memory() { Ok(0) } else { allocate(context, bytes, MemKind::Array) }
+}
+
+fn give(address: u64) -> Answer {
+    if address == 0 { Ok(()) } else { free(address) }
+}
+
+fn create(context: &Context, shape: Shape) -> Res<Ref<Array>> {
+    shape.row()?;
+    Array::create(shape, take(context, shape, shape.bytes()?)?, false)
+}
+
+entry!(cuArray3DCreate_v2, |array, shape| {
+    invalid_if(array.is_null() || shape.is_null())?;
+    put(array, create(current()?, shape.cast::<Shape>().read_unaligned())?.handle())
 });
 
-entry!(cuArrayCreate_v2, |pHandle, pAllocateArray| {
-    invalid_if(pHandle.is_null() || pAllocateArray.is_null())?;
-    let s = pAllocateArray.cast::<Shape2D>().read_unaligned();
-    let shape = Shape {
-        width: s.width,
-        height: s.height,
-        depth: 0,
-        format: s.format,
-        channels: s.channels,
-        flags: 0,
-    };
-    put(pHandle, create(shape)?.handle())
+entry!(cuArrayCreate_v2, |array, shape| {
+    invalid_if(array.is_null() || shape.is_null())?;
+    let Shape2D { width, height, format, channels } = shape.cast::<Shape2D>().read_unaligned();
+    let shape = Shape { width, height, depth: 0, format, channels, flags: 0 };
+    put(array, create(current()?, shape)?.handle())
 });
 
 entry!(cuArrayDestroy, driver, |array: Array| {
     refuse_if(array.level || !array.retire(), INVALID_HANDLE)?;
-    if array.address == 0 { Ok(()) } else { free(array.address) }
+    give(array.address)
 });
 
-entry!(cuArray3DGetDescriptor_v2, |pArrayDescriptor, hArray: Array| {
-    put(pArrayDescriptor.cast::<Shape>(), hArray.shape)
-});
+entry!(cuArray3DGetDescriptor_v2, |shape, array: Array| put(shape.cast::<Shape>(), array.shape));
 
-entry!(cuArrayGetDescriptor_v2, |pArrayDescriptor, hArray: Array| {
-    let s = hArray.shape;
-    let shape = Shape2D { width: s.width, height: s.height, format: s.format, channels: s.channels };
-    put(pArrayDescriptor.cast::<Shape2D>(), shape)
+entry!(cuArrayGetDescriptor_v2, |shape, array: Array| {
+    let Shape { width, height, format, channels, .. } = array.shape;
+    put(shape.cast::<Shape2D>(), Shape2D { width, height, format, channels })
 });
 
 /// Size and alignment, of arrays with deferred mapping only.
@@ -144,34 +149,23 @@ struct Mipmapped {
 
 object!(Mipmapped, b"gshareMI");
 
-entry!(cuMipmappedArrayCreate, context, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
-    invalid_if(pHandle.is_null() || pMipmappedArrayDesc.is_null())?;
+entry!(cuMipmappedArrayCreate, context, |mipmapped, shape, count| {
+    invalid_if(mipmapped.is_null() || shape.is_null())?;
     capture::not_while_capturing()?;
-    let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
+    let shape = shape.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
-    let shapes: Vec<Shape> = (0..numMipmapLevels.clamp(1, most)).map(|l| shape.at_level(l)).collect();
-    let mut bytes = 0;
-    for shape in &shapes {
-        bytes += shape.bytes()?;
-    }
-    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
+    let shapes: Vec<Shape> = (0..count.clamp(1, most)).map(|l| shape.at_level(l)).collect();
+    let sizes = shapes.iter().map(Shape::bytes).collect::<Res<Vec<u64>>>()?;
+    let bytes = sizes.iter().sum();
+    let address = take(context, shape, bytes)?;
     let mut at = address;
     let mut levels = Vec::new();
-    for shape in shapes {
-        let pitch = shape.row()?;
-        levels.push(Object::create(Array {
-            address: if address == 0 { 0 } else { at },
-            pitch,
-            height: shape.height as u64,
-            shape,
-            level: true,
-        }));
-        at += shape.bytes()?;
+    for (shape, size) in shapes.into_iter().zip(sizes) {
+        levels.push(Array::create(shape, at, true)?);
+        at += if address == 0 { 0 } else { size };
     }
-    put(
-        pHandle,
-        Object::create(Mipmapped { address, bytes, deferred: shape.flags & 0x80 != 0, levels }).handle(),
-    )
+    let deferred = shape.flags & 0x80 != 0;
+    put(mipmapped, Object::create(Mipmapped { address, bytes, deferred, levels }).handle())
 });
 
 entry!(cuMipmappedArrayDestroy, driver, |mipmapped: Mipmapped| {
@@ -179,11 +173,11 @@ entry!(cuMipmappedArrayDestroy, driver, |mipmapped: Mipmapped| {
     for level in &mipmapped.levels {
         level.retire();
     }
-    if mipmapped.address == 0 { Ok(()) } else { free(mipmapped.address) }
+    give(mipmapped.address)
 });
 
-entry!(cuMipmappedArrayGetLevel, |pLevelArray, mipmapped: Mipmapped, level| {
-    put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
+entry!(cuMipmappedArrayGetLevel, |array, mipmapped: Mipmapped, level| {
+    put(array, mipmapped.levels.get(level as usize).ok_or(INVALID_VALUE)?.handle())
 });
 
 entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, _device: Device| {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,7 +14,7 @@ use super::memory::Backing;
 use super::*;
 use crate::sim::device_file::now_ns;
 use crate::sim::{MemKind, SimDevice, SimError, Work};
-use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
+use gshare_fake_cuda_spec::{Calls, CudaRelease, Profile, Spec};
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
@@ -85,6 +86,8 @@ pub(crate) struct Driver {
     pub(crate) visible: Vec<u32>,
     pub(crate) primaries: Vec<Mutex<PrimaryState>>,
     pub(crate) percent: f64,
+    /// The time that calls take in their caller.
+    pub(crate) calls: Calls,
     pub(crate) memory: memory::Registry,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
@@ -110,8 +113,8 @@ struct Hosts {
 pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
 
 struct HostTask {
-    slot: u32,
-    position: u64,
+    /// The stream's slot, and the position in it.
+    at: (u32, u64),
     action: HostAction,
 }
 
@@ -145,14 +148,12 @@ pub(crate) fn driver_version() -> u32 {
 
 fn open_device() -> Res<Driver> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
-    let device = SimDevice::of_environment().map_err(|e| {
-        say(&e);
+    let refuse = |error: &dyn std::fmt::Display| {
+        say(error);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
-    })?;
-    calls::set(device.profile().calls).map_err(|e| {
-        say(&e);
-        CUresult::CUDA_ERROR_SYSTEM_NOT_READY
-    })?;
+    };
+    let device = SimDevice::of_environment().map_err(|e| refuse(&e))?;
+    let calls = calls::asked_for(device.profile().calls).map_err(|e| refuse(&e))?;
     let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
@@ -176,6 +177,7 @@ fn open_device() -> Res<Driver> {
         visible,
         primaries,
         percent,
+        calls,
         memory,
         hosts: Mutex::default(),
         hosts_more: Condvar::new(),
@@ -217,10 +219,10 @@ impl Driver {
         self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
-    /// Hands a host action to the process's host thread, to run when the entry at `position` is reached.
-    fn add_host(&'static self, slot: u32, position: u64, action: HostAction) {
+    /// Hands a host action to the process's host thread, to run when the entry `at` a slot and position is reached.
+    fn add_host(&'static self, at: (u32, u64), action: HostAction) {
         let mut hosts = lock(&self.hosts);
-        hosts.queue.push_back(HostTask { slot, position, action });
+        hosts.queue.push_back(HostTask { at, action });
         if !hosts.started {
             hosts.started = true;
             let run = move || self.run_hosts();
@@ -247,7 +249,7 @@ impl Driver {
             while hosts.queue.is_empty() {
                 hosts = self.hosts_more.wait(hosts).unwrap_or_else(PoisonError::into_inner);
             }
-            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|t| (t.slot, t.position)).collect();
+            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|task| task.at).collect();
             drop(hosts);
             // Which are reached, and when is the next one reached at the earliest?
             let (reached, soonest) = self.device.with(|engine, now| {
@@ -257,8 +259,8 @@ impl Driver {
                     if engine.host_reached(slot, position) {
                         reached.push((slot, position));
                     } else if position > 0 {
-                        soonest =
-                            soonest.min(engine.not_before(slot, position - 1, 8).unwrap_or(now + 20_000));
+                        let at = engine.not_before(slot, position - 1, 8);
+                        soonest = soonest.min(at.unwrap_or(now + 20_000));
                     }
                 }
                 (reached, soonest.max(now))
@@ -266,12 +268,10 @@ impl Driver {
             let (mut progress, mut waits) = (false, false);
             for key in reached {
                 let mut hosts = lock(&self.hosts);
-                let Some(at) = hosts.queue.iter().position(|t| (t.slot, t.position) == key) else { continue };
-                let Some(mut task) = hosts.queue.remove(at) else { continue };
+                let at = hosts.queue.iter().position(|task| task.at == key);
+                let Some(mut task) = at.and_then(|at| hosts.queue.remove(at)) else { continue };
                 drop(hosts);
-                let done =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut task.action)).unwrap_or(true);
-                if done {
+                if catch_unwind(AssertUnwindSafe(&mut task.action)).unwrap_or(true) {
                     self.device.with(|engine, now| engine.host_done(now, key.0));
                     self.hosts_pending.fetch_sub(1, AcqRel);
                     progress = true;
@@ -500,13 +500,7 @@ thread_local! {
 #[inline]
 pub(crate) fn current() -> Res<Ref<Context>> {
     match current_opt() {
-        Some(context) if STATE.load(Relaxed) == READY => {
-            if context.live() {
-                context.check().map(|()| context)
-            } else {
-                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-            }
-        }
+        Some(context) if STATE.load(Relaxed) == READY => context.usable().map(|()| context),
         _ => {
             driver()?;
             Err(INVALID_CONTEXT)
@@ -518,31 +512,30 @@ pub(crate) fn current_opt() -> Option<Ref<Context>> {
     THREAD.with(|thread| thread.context.get())
 }
 
+/// Changes the calling thread's stack of contexts.
+fn with_stack<R>(f: impl FnOnce(&mut Vec<Ref<Context>>) -> R) -> R {
+    STACK.with(|stack| {
+        let mut stack = stack.borrow_mut();
+        let done = f(&mut stack);
+        THREAD.with(|thread| thread.context.set(stack.last().copied()));
+        done
+    })
+}
+
 /// Replaces the top of the calling thread's stack (`None` pops it).
 pub(crate) fn set_current(context: Option<Ref<Context>>) {
-    let _ = STACK.try_with(|stack| {
-        let mut stack = stack.borrow_mut();
+    with_stack(|stack| {
         stack.pop();
         stack.extend(context);
-        THREAD.with(|thread| thread.context.set(stack.last().copied()));
     });
 }
 
 pub(crate) fn push_current(context: Ref<Context>) {
-    let _ = STACK.try_with(|stack| stack.borrow_mut().push(context));
-    THREAD.with(|thread| thread.context.set(Some(context)));
+    with_stack(|stack| stack.push(context));
 }
 
 pub(crate) fn pop_current() -> Option<Ref<Context>> {
-    STACK
-        .try_with(|stack| {
-            let mut stack = stack.borrow_mut();
-            let popped = stack.pop();
-            THREAD.with(|thread| thread.context.set(stack.last().copied()));
-            popped
-        })
-        .ok()
-        .flatten()
+    with_stack(Vec::pop)
 }
 
 /// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way.
@@ -615,6 +608,15 @@ pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Relaxed)
 }
 
+impl Object<Context> {
+    /// An error when it has ended, or while its GPU is lost.
+    #[inline]
+    fn usable(&self) -> Answer {
+        refuse_if(!self.live(), CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
+        self.check()
+    }
+}
+
 impl Context {
     /// A new context with its legacy stream; charges the context's memory.
     pub(crate) fn create(
@@ -653,7 +655,7 @@ impl Context {
     /// An error while the GPU is lost.
     #[inline]
     pub(crate) fn check(&self) -> Answer {
-        if self.lost.load(Relaxed) == 0 { Ok(()) } else { Err(GPU_LOST) }
+        refuse_if(self.lost.load(Relaxed) != 0, GPU_LOST)
     }
 
     pub(crate) fn legacy(&self) -> Res<Ref<Stream>> {
@@ -703,7 +705,6 @@ pub(crate) struct Stream {
     seen_by_legacy: AtomicU64,
     pub(crate) capturing: AtomicBool,
     pub(crate) capture: Mutex<Option<Capture>>,
-    pub(crate) green: AtomicU64,
 }
 
 object!(Stream, b"gshareST");
@@ -731,7 +732,6 @@ impl Stream {
             seen_by_legacy: AtomicU64::new(done),
             capturing: AtomicBool::new(false),
             capture: Mutex::new(None),
-            green: AtomicU64::new(0),
         });
         if kind != StreamKind::Legacy {
             lock(&context.streams).push(stream);
@@ -751,11 +751,7 @@ pub(crate) unsafe fn stream(StreamArg(flavor, handle): StreamArg) -> Res<Ref<Str
     let number = handle as usize;
     if number > 2 {
         let stream = Object::<Stream>::get(handle)?;
-        return if stream.context.live() {
-            stream.context.check().map(|()| stream)
-        } else {
-            Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        };
+        return stream.context.usable().map(|()| stream);
     }
     let context = current()?;
     if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
@@ -780,14 +776,15 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
         .unwrap_or(Err(INVALID_HANDLE))
 }
 
-/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
-pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
-    push_with_action(stream, work, None)
-}
-
 /// Appends a host action.
-pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Res<u64> {
-    push_with_action(stream, Work::Host, Some(action))
+pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
+    let driver = driver()?;
+    driver.hosts_pending.fetch_add(1, AcqRel);
+    let pushed = push(stream, Work::Host).inspect_err(|_| {
+        driver.hosts_pending.fetch_sub(1, AcqRel);
+    });
+    driver.add_host((stream.slot, pushed?), action);
+    Ok(())
 }
 
 /// Appends a call of `f`.
@@ -796,50 +793,27 @@ pub(crate) fn push_call(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> A
         f();
         true
     };
-    push_host(stream, Box::new(action)).map(drop)
+    push_host(stream, Box::new(action))
 }
 
-fn push_with_action(stream: Ref<Stream>, work: Work, action: Option<HostAction>) -> Res<u64> {
+/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
+pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
     let driver = driver()?;
-    if action.is_some() {
-        driver.hosts_pending.fetch_add(1, AcqRel);
-    }
-    let pushed = push_raw(driver, stream, work);
-    match (&pushed, action) {
-        (Ok(position), Some(action)) => driver.add_host(stream.slot, *position, action),
-        (Err(_), Some(_)) => {
-            driver.hosts_pending.fetch_sub(1, AcqRel);
-        }
-        _ => {}
-    }
-    pushed
-}
-
-fn push_raw(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64> {
     // Barriers of the legacy default stream: it waits for the blocking streams, and they for it.
-    let mut waits: Vec<(u32, u64)> = Vec::new();
+    let wait_for = |other: Ref<Stream>, seen: &AtomicU64| -> Answer {
+        let tail = other.tail.load(Acquire);
+        if tail > seen.load(Relaxed) {
+            seen.store(tail, Relaxed);
+            if driver.device.completed_now(other.slot) < tail {
+                push_one(driver, stream, Work::Wait { stream: other.slot, position: tail - 1 })?;
+            }
+        }
+        Ok(())
+    };
     if stream.kind == StreamKind::Legacy {
-        for other in lock(&stream.context.streams).iter().filter(|s| s.blocking()) {
-            let tail = other.tail.load(Acquire);
-            if tail > other.seen_by_legacy.load(Relaxed) {
-                other.seen_by_legacy.store(tail, Relaxed);
-                if driver.device.completed_now(other.slot) < tail {
-                    waits.push((other.slot, tail - 1));
-                }
-            }
-        }
+        stream.context.blocking().into_iter().try_for_each(|other| wait_for(other, &other.seen_by_legacy))?;
     } else if stream.blocking() {
-        let legacy = stream.context.legacy()?;
-        let tail = legacy.tail.load(Acquire);
-        if tail > stream.seen_legacy.load(Relaxed) {
-            stream.seen_legacy.store(tail, Relaxed);
-            if driver.device.completed_now(legacy.slot) < tail {
-                waits.push((legacy.slot, tail - 1));
-            }
-        }
-    }
-    for (slot, position) in waits {
-        push_one(driver, stream, Work::Wait { stream: slot, position })?;
+        wait_for(stream.context.legacy()?, &stream.seen_legacy)?;
     }
     push_one(driver, stream, work)
 }
@@ -890,10 +864,4 @@ pub(crate) fn submit(stream: Ref<Stream>, node: Node) -> Answer {
         return capture::capture_node(stream, node);
     }
     graph::run_node(stream, &node)
-}
-
-/// SMs a context may use, `None` for all.
-pub(crate) fn context_sms(stream: &Stream) -> Option<u32> {
-    let green = stream.green.load(Relaxed) as u32;
-    if green > 0 { Some(green) } else { stream.context.sms }
 }

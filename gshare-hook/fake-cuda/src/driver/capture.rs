@@ -21,6 +21,14 @@ pub(crate) struct Session {
     streams: Mutex<Vec<Ref<Stream>>>,
 }
 
+impl Session {
+    /// Spoils the capture, and refuses the call that does.
+    fn spoil<R>(&self, error: CUresult) -> Res<R> {
+        self.invalid.store(true, Release);
+        Err(error)
+    }
+}
+
 /// A stream's part in a capture.
 #[derive(Clone)]
 pub(crate) struct Capture {
@@ -44,7 +52,7 @@ pub(crate) fn not_while_capturing() -> Answer {
     if ACTIVE.load(Acquire) == 0 {
         return Ok(());
     }
-    let mode = CAPTURE_MODE.try_with(std::cell::Cell::get).unwrap_or(0);
+    let mode = CAPTURE_MODE.get();
     if mode == 2 {
         return Ok(());
     }
@@ -62,15 +70,12 @@ pub(crate) fn not_while_capturing() -> Answer {
             hit = true;
         }
     }
-    if hit { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    refuse_if(hit, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// Spoils the capture that a stream takes part in, and refuses.
 fn spoil(stream: &Stream, error: CUresult) -> Answer {
-    if let Some(capture) = lock(&stream.capture).as_ref() {
-        capture.session.invalid.store(true, Release);
-    }
-    Err(error)
+    lock(&stream.capture).as_ref().map_or(Err(error), |capture| capture.session.spoil(error))
 }
 
 /// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
@@ -108,40 +113,55 @@ pub(crate) fn context_not_capturing(context: &Context) -> Answer {
     Ok(())
 }
 
-/// Adds a node to the graph a stream captures.
-pub(crate) fn capture_node(stream: Ref<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-    match node {
-        Node::Record(event) => {
-            // The event stands for this point of the capture; nothing runs.
-            *lock(&event.captured) = Some((capture.session.clone(), capture.after.clone()));
-            return Ok(());
-        }
-        Node::Wait(event) => {
-            let point = lock(&event.captured).clone();
-            let Some((session, after)) = point else {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-            };
-            if !Arc::ptr_eq(&session, &capture.session) {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+impl Capture {
+    fn wait_for(&mut self, nodes: Vec<NodeRef>) {
+        for node in nodes {
+            if !self.after.iter().any(|n| n.id == node.id) {
+                self.after.push(node);
             }
-            for node in after {
-                if !capture.after.iter().any(|n| n.id == node.id) {
-                    capture.after.push(node);
-                }
-            }
-            return Ok(());
         }
-        _ => {}
     }
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
+}
+
+/// Changes the capture that a stream takes part in.
+fn with_capture(stream: Ref<Stream>, f: impl FnOnce(&mut Capture) -> Answer) -> Answer {
+    f(lock(&stream.capture).as_mut().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?)
+}
+
+/// What a stream is asked to do becomes a node of the graph that it captures. A record of an event, and a wait for one, are only
+/// dependencies.
+pub(crate) fn capture_node(stream: Ref<Stream>, node: Node) -> Answer {
+    let (Node::Record(event) | Node::Wait(event)) = node else { return add_captured(stream, node) };
+    with_capture(stream, |capture| {
+        let session = &capture.session;
+        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+        if let Node::Record(_) = node {
+            // The event stands for this point of the capture; nothing runs.
+            *lock(&event.captured) = Some((session.clone(), capture.after.clone()));
+            return Ok(());
+        }
+        match lock(&event.captured).clone() {
+            None => session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+            Some((other, _)) if !Arc::ptr_eq(&other, session) => {
+                session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
+            }
+            Some((_, after)) => {
+                capture.wait_for(after);
+                Ok(())
+            }
+        }
+    })
+}
+
+/// Adds a node to the graph a stream captures, also a record or a wait.
+pub(crate) fn add_captured(stream: Ref<Stream>, node: Node) -> Answer {
+    with_capture(stream, |capture| {
+        let session = &capture.session;
+        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+        let graph = session.graph;
+        capture.after = vec![graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?];
+        Ok(())
+    })
 }
 
 /// A stream that waits for a captured event takes part in its capture.
@@ -154,8 +174,7 @@ pub(crate) fn join_capture(stream: Ref<Stream>, event: &Event) -> Res<bool> {
         return Ok(false);
     }
     if stream.kind == StreamKind::Legacy {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     lock(&session.streams).push(stream);
     *lock(&stream.capture) = Some(Capture { session, after, shown: Vec::new() });
@@ -196,8 +215,7 @@ entry!(cuStreamEndCapture, |stream: Stream, phGraph| {
     let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
     let session = &capture.session;
     if session.origin != stream.id {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
     refuse_if(
         session.mode != 2 && session.thread != std::thread::current().id(),
@@ -272,48 +290,25 @@ entry!(cuStreamGetCaptureInfo_v3, |hStream: Stream, status, id, graph, dependenc
     capture_info(hStream, status, id, graph, dependencies, edges, count)
 });
 
-unsafe fn update_dependencies(
-    stream: Ref<Stream>,
-    new: *const sys::CUgraphNode,
-    count: usize,
-    flags: c_uint,
-) -> Answer {
-    let new = nodes(new, count)?;
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    if flags == 1 {
-        capture.after = new;
-    } else {
-        for node in new {
-            if !capture.after.iter().any(|n| n.id == node.id) {
-                capture.after.push(node);
-            }
+fn update_dependencies(stream: Ref<Stream>, new: Vec<NodeRef>, flags: c_uint) -> Answer {
+    with_capture(stream, |capture| {
+        match flags {
+            1 => capture.after = new,
+            _ => capture.wait_for(new),
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
-entry!(cuStreamUpdateCaptureDependencies, |hStream: Stream, new, count, flags| {
-    update_dependencies(hStream, new, count, flags)
+entry!(cuStreamUpdateCaptureDependencies, |stream: Stream, new, count, flags| {
+    update_dependencies(stream, nodes(new, count)?, flags)
 });
 
-entry!(cuStreamUpdateCaptureDependencies_v2, |hStream: Stream, new, _, count, flags| {
-    update_dependencies(hStream, new, count, flags)
+entry!(cuStreamUpdateCaptureDependencies_v2, |stream: Stream, new, _, count, flags| {
+    update_dependencies(stream, nodes(new, count)?, flags)
 });
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {
     invalid_if(mode.is_null() || *mode > 2)?;
-    let old = CAPTURE_MODE.try_with(|cell| cell.replace(*mode)).unwrap_or(0);
-    *mode = old;
+    *mode = CAPTURE_MODE.replace(*mode);
 });
-
-/// Adds a node to the graph a stream captures, also a record or a wait.
-pub(crate) fn add_captured(stream: Ref<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
-}

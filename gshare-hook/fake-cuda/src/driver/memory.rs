@@ -60,6 +60,12 @@ pub(crate) enum What {
     Registered(u32),
 }
 
+impl What {
+    fn is_host(self) -> bool {
+        matches!(self, Self::Host(_) | Self::Registered(_))
+    }
+}
+
 #[derive(Default)]
 struct Arena {
     next: u64,
@@ -295,9 +301,7 @@ impl Registry {
 
 /// Whether the address belongs to the device as far as copies are concerned.
 pub(crate) fn on_device(address: u64) -> bool {
-    driver().is_ok_and(|d| {
-        d.memory.find(address).is_some_and(|a| !matches!(a.what, What::Host(_) | What::Registered(_)))
-    })
+    driver().is_ok_and(|d| d.memory.find(address).is_some_and(|a| !a.what.is_host()))
 }
 
 /// Checks a range of device memory that a call reads or writes.
@@ -496,30 +500,20 @@ impl Fill {
 
     fn apply(&self) {
         let bytes = self.value.to_le_bytes();
-        let same = match self.element {
-            1 => true,
-            2 => bytes[0] == bytes[1],
-            _ => bytes.iter().all(|b| *b == bytes[0]),
-        };
+        let element = &bytes[..self.element as usize];
+        let same = element.iter().all(|byte| *byte == bytes[0]);
+        let length = (self.width * u64::from(self.element)) as usize;
         for row in 0..self.height {
-            let at = self.address + row * self.pitch;
+            let at = (self.address + row * self.pitch) as usize;
             // SAFETY: the range was checked to lie in live device memory, which this process has mapped.
             unsafe {
-                if same {
-                    let length = (self.width * u64::from(self.element)) as usize;
-                    if self.value == 0 && length >= SPARSE && self.is_ours() {
-                        zero(at as usize, length);
-                    } else {
-                        std::ptr::write_bytes(at as *mut u8, bytes[0], length);
-                    }
-                } else if self.element == 2 {
-                    for i in 0..self.width {
-                        ((at + 2 * i) as *mut u16).write(self.value as u16);
-                    }
+                if self.value == 0 && length >= SPARSE && self.is_ours() {
+                    zero(at, length);
+                } else if same {
+                    std::ptr::write_bytes(at as *mut u8, bytes[0], length);
                 } else {
-                    for i in 0..self.width {
-                        ((at + 4 * i) as *mut u32).write(self.value);
-                    }
+                    let row = std::slice::from_raw_parts_mut(at as *mut u8, length);
+                    row.chunks_exact_mut(element.len()).for_each(|to| to.copy_from_slice(element));
                 }
             }
         }
@@ -627,8 +621,7 @@ entry!(cuMemHostUnregister, |p| {
 });
 
 entry!(cuMemHostGetDevicePointer_v2, driver, |pdptr, p, Flags| {
-    let known =
-        driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
+    let known = driver.memory.find(p as u64).is_some_and(|a| a.what.is_host());
     invalid_if(Flags != 0 || !known)?;
     put(pdptr, p as u64)
 });
@@ -646,7 +639,7 @@ entry!(cuMemHostGetFlags, |pFlags, p| {
 fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let driver = driver()?;
     let Some(alloc) = driver.memory.find(address) else { return Ok(None) };
-    let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
+    let host = alloc.what.is_host();
     let managed = alloc.what == What::Charged(MemKind::Managed);
     Ok(Some(match kind {
         1 => {
@@ -655,13 +648,8 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
             let context = current_opt().filter(its).or(primary.filter(its));
             context.map_or(null_mut::<c_void>(), Object::handle) as u64
         }
-        2 => {
-            if host {
-                1
-            } else {
-                2
-            }
-        }
+        2 if host => 1,
+        2 => 2,
         3 => address,
         4 if host || managed => address,
         7 => alloc.id,
@@ -672,14 +660,8 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
         12 => alloc.bytes,
         13 => 1,
         16 => 3,
-        17 => {
-            if let What::Pooled(pool) = alloc.what {
-                pool
-            } else {
-                0
-            }
-        }
-        6 | 14 | 15 | 18..=21 => 0,
+        17 if let What::Pooled(pool) = alloc.what => pool,
+        6 | 14 | 15 | 17..=21 => 0,
         _ => return Err(INVALID_VALUE),
     }))
 }

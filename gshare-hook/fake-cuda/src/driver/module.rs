@@ -126,7 +126,7 @@ impl Launch {
         let (mut sms, mut ns) =
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
         let slice = stream.context.device.profile().sms;
-        if let Some(cap) = context_sms(stream).or(Some(slice)).filter(|cap| *cap < sms) {
+        if let Some(cap) = stream.context.sms.or(Some(slice)).filter(|cap| *cap < sms) {
             let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1)));
             (sms, ns) = (cap.max(1), u64::try_from(longer).unwrap_or(ns));
         }

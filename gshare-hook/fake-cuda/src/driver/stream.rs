@@ -395,7 +395,7 @@ pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
         }
         left.is_empty()
     };
-    push_host(stream, Box::new(run)).map(drop)
+    push_host(stream, Box::new(run))
 }
 
 fn mem_op(stream: Ref<Stream>, address: u64, value: u64, wide: bool, until: Option<u32>) -> Answer {

@@ -205,14 +205,7 @@ impl Engine<'_> {
 
     /// Brings the schedule to `now`.
     pub fn advance(&mut self, now: u64) {
-        loop {
-            let mut end = u64::MAX;
-            for i in 0..self.l.running_len as usize {
-                end = end.min(self.l.streams[self.l.running[i] as usize].run_end);
-            }
-            if end > now || end == u64::MAX {
-                break;
-            }
+        while let Some(end) = self.next_end().filter(|end| *end <= now) {
             self.l.time = self.l.time.max(end);
             self.complete_at(end);
         }
@@ -223,44 +216,29 @@ impl Engine<'_> {
 
     /// The next instant at which something ends by itself.
     pub fn next_end(&self) -> Option<u64> {
-        (0..self.l.running_len as usize).map(|i| self.l.streams[self.l.running[i] as usize].run_end).min()
+        self.running().map(|(_, stream)| stream.run_end).min()
+    }
+
+    /// The streams whose heads run, by their places in that list.
+    fn running(&self) -> impl Iterator<Item = (usize, &Stream)> {
+        let running = &self.l.running[..self.l.running_len as usize];
+        running.iter().map(|s| &self.l.streams[*s as usize]).enumerate()
     }
 
     fn complete_at(&mut self, t: u64) {
         // Completions of one instant are handled in the order in which they started.
-        let mut after = 0;
-        let mut first_settled = None;
+        let mut settled = Vec::new();
         loop {
-            let mut best: Option<(u64, usize)> = None;
-            for i in 0..self.l.running_len as usize {
-                let stream = &self.l.streams[self.l.running[i] as usize];
-                if stream.run_end == t
-                    && stream.run_order >= after
-                    && best.is_none_or(|(o, _)| stream.run_order < o)
-                {
-                    best = Some((stream.run_order, i));
-                }
-            }
-            let Some((order, i)) = best else { break };
-            after = order + 1;
+            let ended = self.running().filter(|(_, stream)| stream.run_end == t);
+            let Some((_, i)) = ended.map(|(i, stream)| (stream.run_order, i)).min() else { break };
             let s = self.l.running[i];
             self.l.running_len -= 1;
             self.l.running[i] = self.l.running[self.l.running_len as usize];
             self.finish_run(s, t);
-            // The settled streams are kept in a list through `next`, so that all complete before any goes on.
-            self.stream(s).next = 0;
-            match first_settled {
-                None => first_settled = Some((s, s)),
-                Some((head, last)) => {
-                    self.stream(last).next = s + 1;
-                    first_settled = Some((head, s));
-                }
-            }
+            settled.push(s);
         }
-        let mut link = first_settled.map_or(0, |(head, _)| head + 1);
-        while link != 0 {
-            let s = link - 1;
-            link = self.stream(s).next;
+        // All complete before any goes on.
+        for s in settled {
             self.stream(s).next = 0;
             self.settle(s, t);
         }
@@ -649,24 +627,19 @@ impl Engine<'_> {
         cap: impl Fn(u32) -> u32,
     ) -> Result<u32, SimError> {
         self.advance(now);
+        let procs = &self.l.procs;
+        let gone = (0..PROCS).filter(|&p| procs[p].state == PROC_GONE);
         let slot = (0..PROCS)
-            .find(|&p| self.l.procs[p].state == PROC_FREE)
-            .or_else(|| {
-                (0..PROCS)
-                    .filter(|&p| self.l.procs[p].state == PROC_GONE)
-                    .min_by_key(|&p| self.l.procs[p].gone_at)
-            })
+            .find(|&p| procs[p].state == PROC_FREE)
+            .or_else(|| gone.min_by_key(|&p| procs[p].gone_at))
             .ok_or(SimError::NoSlot("process"))?;
-        let (time, gpus) = (self.l.time, self.l.gpus_len as usize);
-        let caps: Vec<u32> =
-            (0..gpus).map(|g| cap(self.l.gpus[g].sms).clamp(1, self.l.gpus[g].sms.max(1))).collect();
+        let (time, gpus) = (self.l.time, &self.l.gpus[..self.l.gpus_len as usize]);
+        let caps: Vec<u32> = gpus.iter().map(|g| cap(g.sms).clamp(1, g.sms.max(1))).collect();
         let open = &self.o.procs[slot];
-        for shard in &open.shards {
-            shard.launches.store(0, Relaxed);
+        let launches = open.shards.iter().map(|shard| &shard.launches);
+        for counter in launches.chain([&open.ring_full, &open.host_waits, &open.host_wait_ns]) {
+            counter.store(0, Relaxed);
         }
-        open.ring_full.store(0, Relaxed);
-        open.host_waits.store(0, Relaxed);
-        open.host_wait_ns.store(0, Relaxed);
         let proc = &mut self.l.procs[slot];
         proc.state = PROC_FREE;
         for (account, cap) in proc.gpus.iter_mut().zip(caps) {
@@ -726,14 +699,12 @@ impl Engine<'_> {
             let item = self.head(s);
             self.release(s, item, t);
         }
-        let mut position = self.completed(s);
         let tail = self.stream(s).tail;
-        while position < tail {
+        for position in self.completed(s)..tail {
             let item = self.stream(s).ring[(position % RING as u64) as usize];
             if item.kind == RECORD {
                 self.reach(item, t);
             }
-            position += 1;
         }
         let stream = self.stream(s);
         stream.state = StreamState::Idle as u32;
@@ -762,9 +733,8 @@ impl Engine<'_> {
             gpu.copy_busy = [0; 2];
             gpu.running = 0;
         }
-        for p in 0..PROCS {
-            for g in 0..self.l.gpus_len as usize {
-                let account = &mut self.l.procs[p].gpus[g];
+        for proc in &mut self.l.procs {
+            for account in &mut proc.gpus[..self.l.gpus_len as usize] {
                 account.sm_used = 0;
                 account.running = 0;
                 account.ready_head = 0;
@@ -781,10 +751,9 @@ impl Engine<'_> {
         let mut waiting: Vec<(u64, u32)> = Vec::new();
         for s in (0..self.l.stream_high).rev() {
             let stream = &self.l.streams[s as usize];
-            let owner = stream.owner as usize;
-            if owner == 0 || owner > PROCS || self.l.procs[owner - 1].state != PROC_LIVE {
-                let tail = stream.tail;
-                self.o.streams[s as usize].completed.store(tail, Release);
+            let owner = (stream.owner as usize).checked_sub(1).and_then(|p| self.l.procs.get(p));
+            if owner.is_none_or(|owner| owner.state != PROC_LIVE) {
+                self.o.streams[s as usize].completed.store(stream.tail, Release);
                 self.free_stream(s);
                 continue;
             }
@@ -800,12 +769,11 @@ impl Engine<'_> {
         for g in 0..self.l.gpus_len as usize {
             if self.l.gpus[g].running == 0 {
                 let gpu = &mut self.l.gpus[g];
-                if gpu.busy_since < t && gpu.busy_since != 0 {
-                    gpu.busy_ns += t - gpu.busy_since;
-                    let since = gpu.busy_since;
+                let since = std::mem::take(&mut gpu.busy_since);
+                if since < t && since != 0 {
+                    gpu.busy_ns += t - since;
                     note_busy(&mut gpu.history, since, t);
                 }
-                gpu.busy_since = 0;
             }
         }
         waiting.sort_unstable();
@@ -857,16 +825,9 @@ impl Engine<'_> {
 
     /// Opens a stream of process `p` on a GPU.
     pub fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
-        let s = if self.l.stream_free != 0 {
-            let s = self.l.stream_free - 1;
-            self.l.stream_free = self.stream(s).next_free;
-            s
-        } else if (self.l.stream_high as usize) < STREAMS {
-            self.l.stream_high += 1;
-            self.l.stream_high - 1
-        } else {
-            return Err(SimError::NoSlot("stream"));
-        };
+        let l = &mut *self.l;
+        let next = |s: usize| l.streams[s].next_free;
+        let s = take_slot(&mut l.stream_free, &mut l.stream_high, STREAMS, "stream", next)?;
         let stream = self.stream(s);
         stream.gpu = gpu;
         stream.closing = 0;
@@ -906,16 +867,9 @@ impl Engine<'_> {
 
     /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
     pub fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
-        let e = if self.l.event_free != 0 {
-            let e = self.l.event_free - 1;
-            self.l.event_free = self.l.event_next[e as usize];
-            e
-        } else if (self.l.event_high as usize) < EVENTS {
-            self.l.event_high += 1;
-            self.l.event_high - 1
-        } else {
-            return Err(SimError::NoSlot("event"));
-        };
+        let l = &mut *self.l;
+        let next = |e: usize| l.event_next[e];
+        let e = take_slot(&mut l.event_free, &mut l.event_high, EVENTS, "event", next)?;
         self.l.event_owner[e as usize] = p + 1;
         self.l.event_next[e as usize] = 0;
         // Sequence numbers go on where the slot's last owner stopped, so that his queued records do no harm.
@@ -1046,6 +1000,25 @@ impl Engine<'_> {
             assert!(gpu.mem_used <= gpu.mem_total, "memory used fits");
         }
     }
+}
+
+/// A slot that was given back (links are index + 1), or one that was never used.
+fn take_slot(
+    free: &mut u32,
+    high: &mut u32,
+    most: usize,
+    what: &'static str,
+    next: impl FnOnce(usize) -> u32,
+) -> Result<u32, SimError> {
+    if let Some(slot) = free.checked_sub(1) {
+        *free = next(slot as usize);
+        return Ok(slot);
+    }
+    if *high as usize == most {
+        return Err(SimError::NoSlot(what));
+    }
+    *high += 1;
+    Ok(*high - 1)
 }
 
 fn stream_index(a: u64) -> u32 {
