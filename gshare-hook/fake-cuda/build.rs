@@ -32,14 +32,14 @@ fn shown(arg: &str, ty: &str) -> String {
         "CUresult" => format!("Value::Unsigned(u64::from({arg}.0))"),
         "CUdeviceptr" => format!("Value::Address({arg} as usize)"),
         "*const c_char" => format!("Value::Text({arg})"),
-        "*mut c_uint" => format!("Value::OutUnsigned({arg})"),
-        "*mut c_int" | "*mut CUdevice" => format!("Value::OutSigned({arg})"),
-        "*mut usize" | "*mut u64" | "*mut c_ulonglong" => format!("Value::OutSize({arg}.cast())"),
-        "*mut CUdeviceptr" => format!("Value::OutAddress({arg}.cast())"),
-        handle if handle.strip_prefix("*mut ").is_some_and(|it| HANDLES.contains(&it)) => {
-            format!("Value::OutAddress({arg}.cast())")
+        "*mut c_uint" => format!("Value::Out({arg}.cast(), number::<u32>)"),
+        "*mut c_int" | "*mut CUdevice" => format!("Value::Out({arg}.cast(), number::<i32>)"),
+        "*mut usize" | "*mut u64" | "*mut c_ulonglong" => format!("Value::Out({arg}.cast(), number::<u64>)"),
+        "*mut CUdeviceptr" => format!("Value::Out({arg}.cast(), address)"),
+        handle if handle.strip_prefix("*mut ").is_some_and(is_handle) => {
+            format!("Value::Out({arg}.cast(), address)")
         }
-        pointer if pointer.starts_with('*') || HANDLES.contains(&pointer) => {
+        pointer if pointer.starts_with('*') || is_handle(pointer) => {
             format!("Value::Address({arg} as usize)")
         }
         _ => "Value::Other".to_owned(),
@@ -47,22 +47,12 @@ fn shown(arg: &str, ty: &str) -> String {
 }
 
 /// Handles that are addresses.
-const HANDLES: [&str; 14] = [
-    "CUarray",
-    "CUcontext",
-    "CUevent",
-    "CUfunction",
-    "CUgraph",
-    "CUgraphExec",
-    "CUgraphNode",
-    "CUgreenCtx",
-    "CUkernel",
-    "CUlibrary",
-    "CUmemoryPool",
-    "CUmodule",
-    "CUstream",
-    "CUuserObject",
-];
+const HANDLES: &str = "CUarray CUcontext CUevent CUfunction CUgraph CUgraphExec CUgraphNode CUgreenCtx CUkernel CUlibrary \
+                       CUmemoryPool CUmodule CUstream CUuserObject";
+
+fn is_handle(ty: &str) -> bool {
+    HANDLES.split_whitespace().any(|handle| handle == ty)
+}
 
 fn is_stream(ty: &str) -> bool {
     ty.replace(' ', "") == "sys::CUstream"
@@ -79,10 +69,20 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its own table of functions must hold its own functions, also under a preloaded library that exports the same names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.rs");
+    println!("cargo:rerun-if-changed={UNSUPPORTED}");
+    let names = fs::read_to_string(UNSUPPORTED).expect("the list is part of the crate");
+    generate("exports.rs", &exports().expect("writes to a string"));
+    generate("unsupported.rs", &format!("unsupported! {{ {names} }}"));
+}
+
+/// Names of NVML that are answered with "not supported".
+const UNSUPPORTED: &str = "src/nvml/unsupported.txt";
+
+fn generate(name: &str, text: &str) {
+    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join(name);
     // A new file: build folders may be hard links to another checkout's.
     let _ = fs::remove_file(&path);
-    fs::write(path, exports().expect("writes to a string")).expect("OUT_DIR is writable");
+    fs::write(path, text).expect("OUT_DIR is writable");
 }
 
 fn exports() -> Result<String, std::fmt::Error> {

@@ -169,7 +169,7 @@ pub fn is_served(exported: &str) -> bool {
 )]
 pub(crate) mod exports {
     use super::*;
-    use crate::call_trace::Value;
+    use crate::call_trace::{Value, address, number};
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
 pub(crate) use exports::POINTERS;

@@ -6,13 +6,14 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::capture::Capture;
 use super::graph::Node;
 use super::memory::Backing;
 use super::*;
 use crate::sim::device_file::now_ns;
+pub(crate) use crate::sim::lock;
 use crate::sim::{MemKind, SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{Calls, CudaRelease, Profile, Spec};
 
@@ -35,11 +36,6 @@ impl From<SimError> for CUresult {
             SimError::RingFull => NOT_READY,
         }
     }
-}
-
-/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Leaves a call with `error` where it must be refused: `refuse_if(slot < 0, NOT_FOUND)?`.

@@ -21,7 +21,7 @@ use crate::sim::{MAX_GPUS, MemKind, Work};
 pub(crate) struct Alloc {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    span: u64,
+    pub(crate) span: u64,
     pub(crate) what: What,
     pub(crate) device: Device,
     pub(crate) context: u64,
@@ -152,10 +152,6 @@ impl Alloc {
         let (id, touched, in_use, backing) = (next_id(), false, false, None);
         Self { address, bytes, span: 0, what, device, context, id, touched, in_use, backing }
     }
-
-    pub(crate) fn span(&self) -> u64 {
-        self.span
-    }
 }
 
 /// Maps private zero pages, at a place of the kernel's choice where `at` is 0.
@@ -195,9 +191,7 @@ impl Registry {
     /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
     pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
         let mut inner = lock(&self.inner);
-        if !inner.live.get(&address).is_some_and(which) {
-            return None;
-        }
+        inner.live.get(&address).filter(|alloc| which(alloc))?;
         let alloc = inner.live.remove(&address)?;
         if alloc.span > 0 {
             if alloc.backing.is_some() {
@@ -279,23 +273,15 @@ impl Registry {
 
     /// Changes whether a graph's allocation exists; `false` if it did already (or did not).
     pub(crate) fn set_in_use(&self, address: u64, in_use: bool) -> bool {
-        match lock(&self.inner).live.get_mut(&address) {
-            Some(alloc) if alloc.in_use != in_use => {
-                alloc.in_use = in_use;
-                true
-            }
-            _ => false,
-        }
+        let mut inner = lock(&self.inner);
+        let alloc = inner.live.get_mut(&address);
+        alloc.is_some_and(|alloc| std::mem::replace(&mut alloc.in_use, in_use) != in_use)
     }
 
     pub(crate) fn set_backing(&self, address: u64, backing: Backing) {
         if let Some(alloc) = lock(&self.inner).live.get_mut(&address) {
             alloc.backing = Some(backing);
         }
-    }
-
-    pub(crate) fn of_context(&self, context: u64) -> Vec<Alloc> {
-        lock(&self.inner).live.values().filter(|a| a.context == context).cloned().collect()
     }
 }
 
@@ -344,13 +330,12 @@ pub(crate) fn free(address: u64) -> Answer {
     }
 }
 
+/// Frees what a context has allocated.
 pub(crate) fn free_all_of(context: &Context) -> Answer {
-    for alloc in driver()?.memory.of_context(context.id) {
-        if matches!(alloc.what, What::Charged(_)) {
-            free(alloc.address)?;
-        }
-    }
-    Ok(())
+    let ours = |alloc: &&Alloc| alloc.context == context.id && matches!(alloc.what, What::Charged(_));
+    let registry = &driver()?.memory;
+    let all: Vec<u64> = lock(&registry.inner).live.values().filter(ours).map(|alloc| alloc.address).collect();
+    all.into_iter().try_for_each(free)
 }
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------

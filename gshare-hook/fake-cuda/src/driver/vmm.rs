@@ -434,7 +434,7 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
         What::Pooled(_) => MemKind::Pool,
         _ => return Err(INVALID_VALUE),
     };
-    let (device, span) = (alloc.device, alloc.span());
+    let (device, span) = (alloc.device, alloc.span);
     let backing = match alloc.backing {
         Some(backing) => backing,
         None => {

@@ -31,12 +31,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{addr_of_mut, null_mut};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
+use super::lock;
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x03");
@@ -186,10 +187,7 @@ impl SimDevice {
                 continue;
             }
             if meta.len() == 0 {
-                let text = match &wanted {
-                    Some(text) => text.clone(),
-                    None => load_text(DEFAULT_PROFILE)?,
-                };
+                let text = wanted.map_or_else(|| load_text(DEFAULT_PROFILE), Ok)?;
                 if text.len() > PROFILE_BYTES {
                     return Err(DeviceError::ProfileTooLong(text.len()));
                 }
@@ -199,21 +197,19 @@ impl SimDevice {
                 unsafe { initialise(image, &text, &resolved) };
                 return Ok(Self::new(image, opened, path, resolved));
             }
-            let usable = meta.len() == size_of::<Image>() as u64;
-            if usable {
+            if meta.len() == size_of::<Image>() as u64 {
                 let image = map(opened).map_err(io)?;
                 // SAFETY: the mapping has the size of an Image, and its header is written once, under the file lock we hold.
                 let header = unsafe { &(*image).header };
                 if header.magic.load(Acquire) == MAGIC && header.boot == boot_id() {
                     let len = (header.profile_len as usize).min(PROFILE_BYTES);
                     let text = String::from_utf8_lossy(&header.profile[..len]).into_owned();
-                    let count = header.gpus;
-                    let fits = wanted.as_ref().is_none_or(|wanted| *wanted == text)
-                        && spec.devices.is_none_or(|devices| devices == count);
-                    let mut parsed = Profile::parse(&text, "of the device file")?;
-                    parsed.gpus = count;
-                    let device = Self::new(image, opened, path, parsed);
-                    if fits {
+                    let mut profile = Profile::parse(&text, "of the device file")?;
+                    profile.gpus = header.gpus;
+                    let device = Self::new(image, opened, path, profile);
+                    if wanted.as_ref().is_none_or(|wanted| *wanted == text)
+                        && spec.devices.is_none_or(|devices| devices == header.gpus)
+                    {
                         return Ok(device);
                     }
                     let used = device.with(|engine, now| {
@@ -223,8 +219,6 @@ impl SimDevice {
                     if used {
                         return Err(DeviceError::InUse(path.to_owned()));
                     }
-                    std::fs::remove_file(path).map_err(io)?;
-                    continue;
                 }
             }
             std::fs::remove_file(path).map_err(io)?;
@@ -468,14 +462,10 @@ struct Opened {
 
 static OPENED: Mutex<Vec<&'static Opened>> = Mutex::new(Vec::new());
 
-fn opened() -> MutexGuard<'static, Vec<&'static Opened>> {
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Opens a file, or finds it among those that are open. None is ever closed: closing any descriptor of a device file
 /// drops this process's record locks on it.
 fn open_once(path: &Path) -> std::io::Result<&'static Opened> {
-    let mut all = opened();
+    let mut all = lock(&OPENED);
     let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     if let Some(known) = all.iter().find(|o| Some(o.identity) == identity) {
         return Ok(known);
@@ -513,7 +503,7 @@ impl Drop for FileLock {
 
 /// Maps a file opened by [`open_once`], once.
 fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
-    let _one = opened();
+    let _one = lock(&OPENED);
     if known.image.load(Relaxed) == 0 {
         // SAFETY: a new shared mapping of a file at least as long as the mapping.
         let at = unsafe {

@@ -11,3 +11,10 @@ pub use device_file::{DeviceError, SimDevice, default_path, now_ns};
 pub use engine::{Engine, SimError, Work};
 pub use layout::{MAX_GPUS, MEM_KIND_NAMES, MemKind, RING};
 pub use stats::{GpuTruth, ProcessTruth, Truth, Watched};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
