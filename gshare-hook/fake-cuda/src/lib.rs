@@ -13,7 +13,7 @@
 //!
 //! # Layers
 //!
-//! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device_file`] the
+//! 1. [`sim`]: the device, without a word of C. `sim::engine` is the schedule, told the time; `sim::device_file` the
 //!    file, its lock and the sweep of dead processes.
 //! 2. [`driver`]: the driver API over it, exported by one table of names.
 //! 3. `nvml`: the monitoring library over the same device.

@@ -438,36 +438,32 @@ impl Device {
 
     /// Charges bytes to this process.
     pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
-        let Self { driver, gpu, .. } = self;
-        driver.device.with_lock(|engine| engine.charge(driver.process, gpu, kind, bytes))
+        self.driver.device.with_lock(|engine| engine.charge(self.driver.process, self.gpu, kind, bytes))
     }
 
     /// As [`charge`](Self::charge), when the memory of dead processes is back.
     pub(crate) fn charge_swept(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
-        let Self { driver, gpu, .. } = self;
-        driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, kind, bytes)
+        self.driver.device.with(|engine, now| {
+            self.driver.device.sweep(engine, now);
+            engine.charge(self.driver.process, self.gpu, kind, bytes)
         })
     }
 
     pub(crate) fn refund(self, kind: MemKind, bytes: u64) {
-        let Self { driver, gpu, .. } = self;
-        driver.device.with_lock(|engine| engine.refund(driver.process, gpu, kind, bytes));
+        self.driver.device.with_lock(|engine| engine.refund(self.driver.process, self.gpu, kind, bytes));
     }
 
     /// Makes bytes that this process pays for known to others, in a file.
     pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
         let Self { driver, gpu, .. } = self;
-        let shared = driver.device.with_lock(|engine| engine.share(driver.process, gpu, kind, bytes));
-        let (id, generation) = shared?;
+        let (id, generation) =
+            driver.device.with(|engine, _| engine.share(driver.process, gpu, kind, bytes))?;
         Ok(Backing { id, generation, file })
     }
 
     /// A slot for a new stream of this process.
     pub(crate) fn open_stream(self) -> Res<u32> {
-        let Self { driver, gpu, .. } = self;
-        Ok(driver.device.with(|engine, _| engine.open_stream(driver.process, gpu))?)
+        Ok(self.driver.device.with(|engine, _| engine.open_stream(self.driver.process, self.gpu))?)
     }
 }
 

@@ -110,7 +110,7 @@ impl Arena {
         if self.end == 0 {
             self.reserve(total)?;
         }
-        let alignment = if span >= 2 << 20 { 2 << 20 } else { 4096 };
+        let alignment = granule(span);
         let at = self.next.next_multiple_of(alignment);
         if at + span <= self.end {
             self.next = at + span;
@@ -167,8 +167,9 @@ pub(crate) unsafe fn map_pages(at: u64, bytes: usize, protection: c_int, flags: 
 
 pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-fn span_of(bytes: u64) -> u64 {
-    if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(4096) }
+/// Spans are multiples of this, and begin at one.
+fn granule(bytes: u64) -> u64 {
+    if bytes >= 2 << 20 { 2 << 20 } else { 4096 }
 }
 
 impl Registry {
@@ -176,7 +177,7 @@ impl Registry {
     pub(crate) fn insert(&self, bytes: u64, what: What, device: Device, context: u64) -> Res<u64> {
         let total = device.profile().memory_bytes;
         let mut inner = lock(&self.inner);
-        let span = span_of(bytes);
+        let span = bytes.next_multiple_of(granule(bytes));
         let address = inner.arenas[device.gpu as usize % MAX_GPUS].take(span, total)?;
         let alloc = Alloc { span, ..Alloc::new(address, bytes, what, device, context) };
         inner.live.insert(address, alloc);
@@ -199,21 +200,12 @@ impl Registry {
                 let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
                 // SAFETY: the span is ours and no longer in use.
                 let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
-            } else if alloc.touched && alloc.span >= 4096 {
-                let start = address.next_multiple_of(4096);
-                let end = (address + alloc.span) & !4095;
-                if end > start {
-                    // SAFETY: whole pages inside our span.
-                    unsafe {
-                        libc::madvise(start as *mut c_void, (end - start) as usize, libc::MADV_DONTNEED)
-                    };
-                }
+            } else if alloc.touched {
+                // SAFETY: our span, which is whole pages.
+                unsafe { libc::madvise(address as *mut c_void, alloc.span as usize, libc::MADV_DONTNEED) };
             }
-            inner.arenas[alloc.device.gpu as usize % MAX_GPUS]
-                .free
-                .entry(alloc.span)
-                .or_default()
-                .push(address);
+            let arena = &mut inner.arenas[alloc.device.gpu as usize % MAX_GPUS];
+            arena.free.entry(alloc.span).or_default().push(address);
         }
         Some(alloc)
     }
@@ -292,7 +284,7 @@ pub(crate) fn on_device(address: u64) -> bool {
 
 /// Checks a range of device memory that a call reads or writes.
 pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
-    if bytes == 0 || driver()?.memory.touch(address, bytes) { Ok(()) } else { Err(INVALID_VALUE) }
+    invalid_if(bytes != 0 && !driver()?.memory.touch(address, bytes))
 }
 
 /// Allocates and charges device memory.

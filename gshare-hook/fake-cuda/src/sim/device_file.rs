@@ -88,7 +88,7 @@ pub enum DeviceError {
 
 /// `CLOCK_MONOTONIC` in ns.
 #[inline]
-pub fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let mut t = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `t` is valid for writes, and clock_gettime fills it for this clock.
     let t = unsafe {
@@ -166,7 +166,7 @@ const SPIN: u64 = 60_000;
 
 impl SimDevice {
     /// Opens the device file that the environment names, with the profile, number and MIG devices that it asks for.
-    pub fn of_environment() -> Result<Self, DeviceError> {
+    pub(crate) fn of_environment() -> Result<Self, DeviceError> {
         Self::open(&default_path(), &Spec::of_environment()?)
     }
 
@@ -237,17 +237,17 @@ impl SimDevice {
     }
 
     /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
-    pub fn devices(&self) -> &[Profile] {
+    pub(crate) fn devices(&self) -> &[Profile] {
         &self.devices
     }
 
     /// Whether the devices are slices of one GPU.
-    pub fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         !self.profile.cut.is_empty()
     }
 
     /// Where the file lies.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -272,7 +272,7 @@ impl SimDevice {
 
     /// Whether a device, by its place in [`devices`](Self::devices), is lost.
     #[inline]
-    pub fn is_lost(&self, device: u32) -> bool {
+    pub(crate) fn is_lost(&self, device: u32) -> bool {
         self.open_part().lost.get(device as usize).is_some_and(|flag| flag.load(Acquire) != 0)
     }
 
@@ -283,7 +283,7 @@ impl SimDevice {
     }
 
     /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_lock(|engine| {
             let now = now_ns();
             engine.advance(now);
@@ -313,7 +313,7 @@ impl SimDevice {
     }
 
     /// Removes the processes that no longer hold their record lock.
-    pub fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
+    pub(crate) fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
         let dead: Vec<u32> = engine
             .live()
@@ -356,7 +356,7 @@ impl SimDevice {
     }
 
     /// Attaches this process with a share of SMs in percent (0 < percent <= 100). Returns its slot.
-    pub fn attach(&self, percent: f64) -> Result<u32, SimError> {
+    pub(crate) fn attach(&self, percent: f64) -> Result<u32, SimError> {
         let name = std::fs::read("/proc/self/comm").unwrap_or_default();
         let name = name.trim_ascii_end().to_vec();
         #[allow(clippy::cast_sign_loss)] // a share is positive
@@ -372,14 +372,6 @@ impl SimDevice {
         })
     }
 
-    /// Detaches: everything of this process on the device is gone.
-    pub fn detach(&self, slot: u32) {
-        self.with(|engine, now| {
-            engine.detach(now, slot);
-            self.set_life_lock(slot, libc::F_UNLCK);
-        });
-    }
-
     /// Entries of a stream that are done, without the lock and without advancing.
     #[inline]
     pub(crate) fn completed_now(&self, stream: u32) -> u64 {
@@ -387,13 +379,13 @@ impl SimDevice {
     }
 
     /// Whether the entry at `position` is done by now.
-    pub fn is_done(&self, stream: u32, position: u64) -> bool {
+    pub(crate) fn is_done(&self, stream: u32, position: u64) -> bool {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
     /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then
     /// awake. A thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
-    pub fn wait(&self, process: u32, stream: u32, position: u64) {
+    pub(crate) fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
             return;
         }
@@ -557,13 +549,13 @@ unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
 }
 
 /// The name of a simulated GPU as C callers see it.
-pub fn device_name(profile: &Profile) -> String {
+pub(crate) fn device_name(profile: &Profile) -> String {
     format!("{} (simulated)", profile.device_name)
 }
 
 /// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it. Version 8 and the last three
 /// bytes mark it as simulated, for those who see no more of a device than this.
-pub fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
+pub(crate) fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
     // FNV-1a, twice with different seeds: an identifier, not a secret.
     let mut out = [0; 16];
     for (half, seed) in [(0, 0xcbf2_9ce4_8422_2325_u64), (8, 0x9e37_79b9_7f4a_7c15)] {

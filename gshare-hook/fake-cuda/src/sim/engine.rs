@@ -40,59 +40,31 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
     COPY, EVENTS, HOST, History, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
-    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, Stream, StreamState, WAIT,
+    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, WAIT,
 };
 
 const NO_POSITION: u64 = u64::MAX;
 
 /// The work that a stream is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub(crate) enum Work {
     /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
-    Kernel {
-        /// Demand in SMs.
-        sms: u32,
-        /// Duration at full demand, in ns.
-        ns: u64,
-    },
-    /// Occupy a copy engine for `ns`.
-    Copy {
-        /// 0 = towards the device, on it, or memset; 1 = towards the host.
-        engine: u32,
-        /// Bytes, for the account only.
-        bytes: u64,
-        /// Duration in ns.
-        ns: u64,
-    },
-    /// Note the time at which the event's record number `sequence` is reached.
-    Record {
-        /// Event slot.
-        event: u32,
-        /// Number of the record; the event is complete when the highest has been reached.
-        sequence: u64,
-    },
-    /// Wait until another stream has completed the entry at `position`.
-    Wait {
-        /// Stream slot.
-        stream: u32,
-        /// Position in it.
-        position: u64,
-    },
+    Kernel { sms: u32, ns: u64 },
+    /// Occupy a copy engine for `ns`: 0 towards the device, on it, or memset; 1 towards the host. The bytes are for the account only.
+    Copy { engine: u32, bytes: u64, ns: u64 },
+    /// Note the time at which record number `sequence` of the event in a slot is reached; the event is complete when the highest has been.
+    Record { event: u32, sequence: u64 },
+    /// Wait until the stream in another slot has completed the entry at `position`.
+    Wait { stream: u32, position: u64 },
     /// Wait until an event's record number `sequence` is reached; for events of other processes.
-    WaitEvent {
-        /// Event slot.
-        event: u32,
-        /// Number of the record.
-        sequence: u64,
-    },
+    WaitEvent { event: u32, sequence: u64 },
     /// Wait until the owner says [`Engine::host_done`].
     Host,
 }
 
 /// Why the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimError {
+pub(crate) enum SimError {
     /// The stream holds [`RING`] entries that are not done.
     #[error("the stream has 1024 pending entries")]
     RingFull,
@@ -101,27 +73,16 @@ pub enum SimError {
     NoSlot(&'static str),
     /// The GPU's memory does not hold the bytes asked for.
     #[error("{asked} bytes asked, {free} free")]
-    OutOfMemory {
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes free.
-        free: u64,
-    },
+    OutOfMemory { asked: u64, free: u64 },
     /// A shared allocation, or the process of a stream, is no longer there.
     #[error("the shared allocation or the stream's process is gone")]
     Gone,
 }
 
 /// The device's state, borrowed for one change. Every method takes the time; a time before the last one counts as the last one.
-pub struct Engine<'a> {
+pub(crate) struct Engine<'a> {
     pub(crate) l: &'a mut Locked,
     pub(crate) o: &'a Open,
-}
-
-impl std::fmt::Debug for Engine<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("time", &self.l.time).field("running", &self.l.running_len).finish()
-    }
 }
 
 fn note_busy(history: &mut History, mut from: u64, to: u64) {
@@ -173,7 +134,7 @@ pub(crate) fn utilisation(history: &History, busy_since: Option<u64>, now: u64) 
 
 impl Engine<'_> {
     /// Time up to which the schedule has been worked out.
-    pub fn time(&self) -> u64 {
+    pub(crate) fn time(&self) -> u64 {
         self.l.time
     }
 
@@ -182,7 +143,7 @@ impl Engine<'_> {
     }
 
     /// Entries of the stream that are done.
-    pub fn completed(&self, s: u32) -> u64 {
+    pub(crate) fn completed(&self, s: u32) -> u64 {
         self.o.streams[s as usize].completed.load(Relaxed)
     }
 
@@ -204,7 +165,7 @@ impl Engine<'_> {
     }
 
     /// Brings the schedule to `now`.
-    pub fn advance(&mut self, now: u64) {
+    pub(crate) fn advance(&mut self, now: u64) {
         while let Some(end) = self.next_end().filter(|end| *end <= now) {
             self.l.time = self.l.time.max(end);
             self.complete_at(end);
@@ -215,7 +176,7 @@ impl Engine<'_> {
     }
 
     /// The next instant at which something ends by itself.
-    pub fn next_end(&self) -> Option<u64> {
+    pub(crate) fn next_end(&self) -> Option<u64> {
         self.running().map(|(_, stream)| stream.run_end).min()
     }
 
@@ -325,10 +286,7 @@ impl Engine<'_> {
                 }
                 COPY if item.ns > 0 => {
                     let e = item.sm as usize % 2;
-                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| {
-                        let g = &mut l.gpus[gpu];
-                        (&mut g.copy_head[e], &mut g.copy_tail[e])
-                    });
+                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| copies(l, gpu, e));
                 }
                 COPY => {
                     let p = self.owner(s);
@@ -338,10 +296,7 @@ impl Engine<'_> {
                 }
                 KERNEL if item.ns > 0 => {
                     let p = self.owner(s);
-                    self.enqueue(s, t, StreamState::Ready, |l| {
-                        let account = &mut l.procs[p].gpus[gpu];
-                        (&mut account.ready_head, &mut account.ready_tail)
-                    });
+                    self.enqueue(s, t, StreamState::Ready, |l| ready(l, p, gpu));
                     return self.take_turn(p, gpu);
                 }
                 _ => {
@@ -370,6 +325,15 @@ impl Engine<'_> {
             0 => *head = s + 1,
             last => self.stream(last - 1).next = s + 1,
         }
+    }
+
+    /// Takes the first stream out of its list; whether there are more in it.
+    fn dequeue(&mut self, s: u32, list: impl FnOnce(&mut Locked) -> (&mut u32, &mut u32)) -> bool {
+        let next = self.stream(s).next;
+        let (head, tail) = list(self.l);
+        *head = next;
+        *tail = if next == 0 { 0 } else { *tail };
+        next != 0
     }
 
     /// Notes a record that is reached, or passed over.
@@ -437,11 +401,7 @@ impl Engine<'_> {
                 let at = self.l.gpus[gpu].copy_head[e];
                 if at != 0 && self.l.gpus[gpu].copy_busy[e] == 0 {
                     let s = at - 1;
-                    let next = self.stream(s).next;
-                    self.l.gpus[gpu].copy_head[e] = next;
-                    if next == 0 {
-                        self.l.gpus[gpu].copy_tail[e] = 0;
-                    }
+                    self.dequeue(s, |l| copies(l, gpu, e));
                     self.l.gpus[gpu].copy_busy[e] = at;
                     let item = self.head(s);
                     self.start(s, item, t);
@@ -476,14 +436,10 @@ impl Engine<'_> {
             if self.l.gpus[gpu].turn_tail == at {
                 self.l.gpus[gpu].turn_tail = before;
             }
-            let next_stream = self.stream(s).next;
             let account = &mut self.l.procs[p].gpus[gpu];
             account.queued = 0;
             account.next = 0;
-            account.ready_head = next_stream;
-            if next_stream == 0 {
-                account.ready_tail = 0;
-            } else {
+            if self.dequeue(s, |l| ready(l, p, gpu)) {
                 self.take_turn(p, gpu);
             }
             self.occupy(s, item, t);
@@ -523,7 +479,7 @@ impl Engine<'_> {
 
     /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was; `Gone` means that the stream's
     /// process was detached, as one is that has closed the device file under the driver.
-    pub fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
+    pub(crate) fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
         self.advance(now);
         if self.stream(s).owner == 0 {
             return Err(SimError::Gone);
@@ -568,7 +524,7 @@ impl Engine<'_> {
     }
 
     /// The host entry at the stream's head is done.
-    pub fn host_done(&mut self, now: u64, s: u32) {
+    pub(crate) fn host_done(&mut self, now: u64, s: u32) {
         self.advance(now);
         let t = self.l.time;
         if self.is(s, StreamState::Host) {
@@ -582,13 +538,13 @@ impl Engine<'_> {
     }
 
     /// Whether the head of the stream is the host entry at `position`.
-    pub fn host_reached(&self, s: u32, position: u64) -> bool {
+    pub(crate) fn host_reached(&self, s: u32, position: u64) -> bool {
         self.completed(s) == position && self.is(s, StreamState::Host)
     }
 
     /// A time before which the entry at `position` cannot be done, whatever the other processes do.
     /// `None`: it waits for a host, nothing can be said.
-    pub fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
+    pub(crate) fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
         let stream = &self.l.streams[s as usize];
         let done = self.completed(s);
         if done > position {
@@ -617,7 +573,7 @@ impl Engine<'_> {
     // --- Processes -------------------------------------------------------------------------------
 
     /// Adds a process with its cap of SMs on each GPU.
-    pub fn attach(
+    pub(crate) fn attach(
         &mut self,
         now: u64,
         pid: u32,
@@ -658,7 +614,7 @@ impl Engine<'_> {
     }
 
     /// Removes a process: what it queued vanishes, what it runs stops now, its memory returns, its events count as reached.
-    pub fn detach(&mut self, now: u64, p: u32) {
+    pub(crate) fn detach(&mut self, now: u64, p: u32) {
         self.advance(now);
         let t = self.l.time;
         let p = p as usize;
@@ -714,12 +670,12 @@ impl Engine<'_> {
     }
 
     /// Processes that are attached: (slot, pid, image).
-    pub fn live(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
         (0_u32..).zip(&self.l.procs).filter(|(_, p)| p.state == PROC_LIVE).map(|(i, p)| (i, p.pid, p.image))
     }
 
     /// Builds every list and sum anew from rings, positions, run intervals and accounts.
-    pub fn rebuild(&mut self) {
+    pub(crate) fn rebuild(&mut self) {
         let t = self.l.time;
         for g in 0..self.l.gpus_len as usize {
             let used: u64 = (0..PROCS).map(|p| self.l.procs[p].gpus[g].mem.iter().sum::<u64>()).sum();
@@ -824,7 +780,7 @@ impl Engine<'_> {
     // --- Streams and events ----------------------------------------------------------------------
 
     /// Opens a stream of process `p` on a GPU.
-    pub fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
+    pub(crate) fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
         let l = &mut *self.l;
         let next = |s: usize| l.streams[s].next_free;
         let s = take_slot(&mut l.stream_free, &mut l.stream_high, STREAMS, "stream", next)?;
@@ -841,7 +797,7 @@ impl Engine<'_> {
     }
 
     /// Closes a stream: what is queued still runs, then the slot is free.
-    pub fn close_stream(&mut self, now: u64, s: u32) {
+    pub(crate) fn close_stream(&mut self, now: u64, s: u32) {
         self.advance(now);
         self.stream(s).closing = 1;
         if self.completed(s) == self.stream(s).tail {
@@ -861,12 +817,13 @@ impl Engine<'_> {
     }
 
     /// Position the next entry of the stream will have.
-    pub fn tail(&self, s: u32) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn tail(&self, s: u32) -> u64 {
         self.l.streams[s as usize].tail
     }
 
     /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
-    pub fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
+    pub(crate) fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
         let l = &mut *self.l;
         let next = |e: usize| l.event_next[e];
         let e = take_slot(&mut l.event_free, &mut l.event_high, EVENTS, "event", next)?;
@@ -880,7 +837,7 @@ impl Engine<'_> {
     }
 
     /// Gives an event slot back; records that are queued for it still run.
-    pub fn close_event(&mut self, e: u32) {
+    pub(crate) fn close_event(&mut self, e: u32) {
         self.l.event_owner[e as usize] = 0;
         self.l.event_next[e as usize] = self.l.event_free;
         self.l.event_free = e + 1;
@@ -889,7 +846,7 @@ impl Engine<'_> {
     // --- Memory ----------------------------------------------------------------------------------
 
     /// Charges bytes on a GPU to process `p`.
-    pub fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+    pub(crate) fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
         let g = &self.l.gpus[gpu as usize];
         let free = g.mem_total.saturating_sub(g.mem_used);
         if bytes > free {
@@ -900,7 +857,7 @@ impl Engine<'_> {
     }
 
     /// Takes a charge back.
-    pub fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
+    pub(crate) fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
         self.uncount(p as usize, gpu as usize, kind as usize, bytes);
     }
 
@@ -919,13 +876,19 @@ impl Engine<'_> {
     }
 
     /// (free, total) bytes of a GPU.
-    pub fn memory(&self, gpu: u32) -> (u64, u64) {
+    pub(crate) fn memory(&self, gpu: u32) -> (u64, u64) {
         let g = &self.l.gpus[gpu as usize];
         (g.mem_total - g.mem_used, g.mem_total)
     }
 
     /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
-    pub fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32), SimError> {
+    pub(crate) fn share(
+        &mut self,
+        p: u32,
+        gpu: u32,
+        kind: MemKind,
+        bytes: u64,
+    ) -> Result<(u32, u32), SimError> {
         let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
         let entry = &mut self.l.shared[id];
         entry.bytes = bytes;
@@ -938,24 +901,25 @@ impl Engine<'_> {
         Ok((link(id) - 1, entry.generation))
     }
 
+    /// A shared allocation that is still there.
+    fn shared(&mut self, id: u32, generation: u32) -> Option<&mut SharedAlloc> {
+        let entry = self.l.shared.get_mut(id as usize);
+        entry.filter(|entry| entry.payer != 0 && entry.generation == generation)
+    }
+
     /// Takes one more reference to a shared allocation.
-    pub fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
-        let entry = self.l.shared.get_mut(id as usize).ok_or(SimError::Gone)?;
-        if entry.payer == 0 || entry.generation != generation {
-            return Err(SimError::Gone);
-        }
-        entry.refs[p as usize] = entry.refs[p as usize].saturating_add(1);
+    pub(crate) fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
+        let refs = &mut self.shared(id, generation).ok_or(SimError::Gone)?.refs[p as usize];
+        *refs = refs.saturating_add(1);
         Ok(())
     }
 
     /// Drops a reference; the last one of all processes returns the memory, and if the payer leaves before, another holder pays.
-    pub fn leave(&mut self, p: u32, id: u32, generation: u32) {
-        let Some(entry) = self.l.shared.get_mut(id as usize) else { return };
-        if entry.payer == 0 || entry.generation != generation || entry.refs[p as usize] == 0 {
-            return;
-        }
-        entry.refs[p as usize] -= 1;
-        if entry.refs[p as usize] == 0 && entry.payer == p + 1 {
+    pub(crate) fn leave(&mut self, p: u32, id: u32, generation: u32) {
+        let Some(entry) = self.shared(id, generation) else { return };
+        let Some(left) = entry.refs[p as usize].checked_sub(1) else { return };
+        entry.refs[p as usize] = left;
+        if left == 0 && entry.payer == p + 1 {
             self.move_payer(id as usize, Some(p));
         }
     }
@@ -978,7 +942,7 @@ impl Engine<'_> {
     }
 
     /// Panics if an invariant does not hold. Debug builds call it after every advance.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for g in 0..self.l.gpus_len as usize {
             let gpu = &self.l.gpus[g];
             let mut used = 0;
@@ -1019,6 +983,18 @@ fn take_slot(
     }
     *high += 1;
     Ok(*high - 1)
+}
+
+/// Ends of the list of a process's ready kernels on a GPU.
+fn ready(l: &mut Locked, p: usize, gpu: usize) -> (&mut u32, &mut u32) {
+    let account = &mut l.procs[p].gpus[gpu];
+    (&mut account.ready_head, &mut account.ready_tail)
+}
+
+/// Ends of the list of what waits for a copy engine.
+fn copies(l: &mut Locked, gpu: usize, e: usize) -> (&mut u32, &mut u32) {
+    let g = &mut l.gpus[gpu];
+    (&mut g.copy_head[e], &mut g.copy_tail[e])
 }
 
 fn stream_index(a: u64) -> u32 {

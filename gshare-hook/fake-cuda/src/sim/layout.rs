@@ -7,13 +7,13 @@
 use std::sync::atomic::AtomicU64;
 
 /// Most GPUs in one device file.
-pub const MAX_GPUS: usize = 16;
+pub(crate) const MAX_GPUS: usize = 16;
 /// Most processes attached at once, counting the last ones that have left and are kept for their figures.
 pub(crate) const PROCS: usize = 256;
 /// Most streams open at once over all processes.
 pub(crate) const STREAMS: usize = 4096;
 /// Pending entries per stream; on hardware a channel holds about as many launches.
-pub const RING: usize = 1024;
+pub(crate) const RING: usize = 1024;
 /// Most events alive at once over all processes.
 pub(crate) const EVENTS: usize = 65_536;
 /// Most allocations shared between processes (exported handles) at once.
@@ -24,7 +24,7 @@ pub(crate) const SHARDS: usize = 64;
 /// The use of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum MemKind {
+pub(crate) enum MemKind {
     /// A context's own memory (code, stacks, heaps).
     Context = 0,
     /// Plain and pitched allocations.
@@ -45,7 +45,7 @@ pub enum MemKind {
 pub(crate) const MEM_KINDS: usize = 7;
 
 /// The names of the kinds, in order.
-pub const MEM_KIND_NAMES: [&str; MEM_KINDS] =
+pub(crate) const MEM_KIND_NAMES: [&str; MEM_KINDS] =
     ["context", "plain", "managed", "pool", "vmm", "array", "graph"];
 
 pub(crate) const KERNEL: u32 = 1;

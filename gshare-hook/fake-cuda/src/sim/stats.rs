@@ -118,7 +118,7 @@ pub struct Watched {
 
 impl Engine<'_> {
     /// The state now.
-    pub fn truth(&mut self, now: u64) -> Truth {
+    pub(crate) fn truth(&mut self, now: u64) -> Truth {
         self.advance(now);
         let t = self.time();
         let gpus_len = self.l.gpus_len as usize;
