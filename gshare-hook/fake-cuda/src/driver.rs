@@ -24,11 +24,16 @@ pub(crate) use gshare_cuda_abi::types::*;
 /// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types. One with a type is looked up first, as [`Find`]
 /// says: `pool` is the object behind the handle. A word before them says what the call needs before that, and binds it: `driver` that
 /// `cuInit` was called, `context` a current context. The body is that of a function that gives an [`Answer`], or nothing where it
-/// succeeds. A name outside the table and a name with two functions do not compile.
+/// succeeds. A second name with other arguments stands with these: `entry!(cuA, cuA_v2(argument, _, pool), |argument, pool| body)`.
+/// A name outside the table and a name with two functions do not compile.
 macro_rules! entry {
     ($name:ident | $($more:ident)|+, $($function:tt)*) => {
         entry!($name, $($function)*);
         entry!($($more)|+, $($function)*);
+    };
+    ($name:ident, $other:ident($($other_arg:tt),*), $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
+        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
+        entry!(@ $other, [$($need)?] ($($other_arg,)*) ($($($arg: $kind,)?)*) $body);
     };
     ($name:ident, $($need:ident,)? || $body:expr) => {
         entry!(@ $name, [$($need)?] () () $body);

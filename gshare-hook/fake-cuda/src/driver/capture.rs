@@ -290,23 +290,20 @@ entry!(cuStreamGetCaptureInfo_v3, |hStream: Stream, status, id, graph, dependenc
     capture_info(hStream, status, id, graph, dependencies, edges, count)
 });
 
-fn update_dependencies(stream: Ref<Stream>, new: Vec<NodeRef>, flags: c_uint) -> Answer {
-    with_capture(stream, |capture| {
-        match flags {
-            1 => capture.after = new,
-            _ => capture.wait_for(new),
-        }
-        Ok(())
-    })
-}
-
-entry!(cuStreamUpdateCaptureDependencies, |stream: Stream, new, count, flags| {
-    update_dependencies(stream, nodes(new, count)?, flags)
-});
-
-entry!(cuStreamUpdateCaptureDependencies_v2, |stream: Stream, new, _, count, flags| {
-    update_dependencies(stream, nodes(new, count)?, flags)
-});
+entry!(
+    cuStreamUpdateCaptureDependencies,
+    cuStreamUpdateCaptureDependencies_v2(stream, new, _, count, flags),
+    |stream: Stream, new, count, flags| {
+        let new = nodes(new, count)?;
+        with_capture(stream, |capture| {
+            match flags {
+                1 => capture.after = new,
+                _ => capture.wait_for(new),
+            }
+            Ok(())
+        })
+    }
+);
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {
     invalid_if(mode.is_null() || *mode > 2)?;

@@ -348,16 +348,16 @@ unsafe fn add_any(
     graph: sys::CUgraph,
     after: Nodes,
     count: usize,
-    params: *mut c_void,
+    params: *mut sys::CUgraphNodeParams,
 ) -> Answer {
     Object::<Graph>::get(graph)?;
-    add(out, graph, after, count, read_general(params)?)
+    add(out, graph, after, count, read_general(params.cast())?)
 }
 
-entry!(cuGraphAddNode, |out, graph, after, count, params| add_any(out, graph, after, count, params.cast()));
+entry!(cuGraphAddNode, |out, graph, after, count, params| add_any(out, graph, after, count, params));
 
 entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, |out, graph, after, _, count, params| {
-    add_any(out, graph, after, count, params.cast())
+    add_any(out, graph, after, count, params)
 });
 
 entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node, params| {
@@ -413,39 +413,33 @@ unsafe fn edges(from: Nodes, to: Nodes, count: usize) -> Res<Edges> {
     Ok(from.iter().zip(to).map(|(a, b)| (a.id, b.id)).collect())
 }
 
-fn connect(graph: Ref<Graph>, new: Edges) -> Answer {
-    let mut state = lock(&graph.state);
-    let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
-    invalid_if(new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)))?;
-    let before = state.edges.len();
-    state.edges.extend(new);
-    if state.ordered().is_none() {
-        state.edges.truncate(before);
-        return Err(INVALID_VALUE);
+entry!(
+    cuGraphAddDependencies,
+    cuGraphAddDependencies_v2(graph, from, to, _, count),
+    |graph: Graph, from, to, count| {
+        let new = edges(from, to, count)?;
+        let mut state = lock(&graph.state);
+        let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
+        invalid_if(new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)))?;
+        let before = state.edges.len();
+        state.edges.extend(new);
+        if state.ordered().is_none() {
+            state.edges.truncate(before);
+            return Err(INVALID_VALUE);
+        }
     }
-    Ok(())
-}
+);
 
-fn disconnect(graph: Ref<Graph>, old: &Edges) -> Answer {
-    let mut state = lock(&graph.state);
-    invalid_if(old.iter().any(|e| !state.edges.contains(e)))?;
-    state.edges.retain(|e| !old.contains(e));
-    Ok(())
-}
-
-entry!(cuGraphAddDependencies, |graph: Graph, from, to, count| connect(graph, edges(from, to, count)?));
-
-entry!(cuGraphAddDependencies_v2, |graph: Graph, from, to, _, count| {
-    connect(graph, edges(from, to, count)?)
-});
-
-entry!(cuGraphRemoveDependencies, |graph: Graph, from, to, count| {
-    disconnect(graph, &edges(from, to, count)?)
-});
-
-entry!(cuGraphRemoveDependencies_v2, |graph: Graph, from, to, _, count| {
-    disconnect(graph, &edges(from, to, count)?)
-});
+entry!(
+    cuGraphRemoveDependencies,
+    cuGraphRemoveDependencies_v2(graph, from, to, _, count),
+    |graph: Graph, from, to, count| {
+        let old = edges(from, to, count)?;
+        let mut state = lock(&graph.state);
+        invalid_if(old.iter().any(|e| !state.edges.contains(e)))?;
+        state.edges.retain(|e| !old.contains(e));
+    }
+);
 
 entry!(cuGraphDestroyNode, |node: GraphNode| {
     let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;

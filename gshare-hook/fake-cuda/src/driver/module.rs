@@ -491,34 +491,24 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |blocks, function: Function, size, dynamic| {
-    put(blocks, blocks_per_sm(function, size, dynamic)?)
-});
-
 entry!(
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-    |blocks, function: Function, size, dynamic, _| { put(blocks, blocks_per_sm(function, size, dynamic)?) }
+    cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, size, dynamic, _),
+    |blocks, function: Function, size, dynamic| put(blocks, blocks_per_sm(function, size, dynamic)?)
 );
 
-/// The size of a block that fills an SM best, and how many of them the device holds at once.
-fn potential_block(function: &Function, dynamic: usize, limit: c_int) -> Res<(c_int, c_int)> {
-    let most = function.shape.threads as i32;
-    let size = if (1..most).contains(&limit) { limit } else { most };
-    let fit = blocks_per_sm(function, size, dynamic)?;
-    Ok((size, fit * current_profile()?.sms as i32))
-}
-
-entry!(cuOccupancyMaxPotentialBlockSize, |grid, block, function: Function, _, dynamic, limit| {
-    let (size, blocks) = potential_block(function, dynamic, limit)?;
-    put(grid, blocks)?;
-    put(block, size)
-});
-
-entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |grid, block, function: Function, _, dynamic, limit, _| {
-    let (size, blocks) = potential_block(function, dynamic, limit)?;
-    put(grid, blocks)?;
-    put(block, size)
-});
+// The size of a block that fills an SM best, and how many of them the device holds at once.
+entry!(
+    cuOccupancyMaxPotentialBlockSize,
+    cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, _, dynamic, limit, _),
+    |grid, block, function: Function, _, dynamic, limit| {
+        let most = function.shape.threads as i32;
+        let size = if (1..most).contains(&limit) { limit } else { most };
+        let fit = blocks_per_sm(function, size, dynamic)?;
+        put(grid, fit * current_profile()?.sms as i32)?;
+        put(block, size)
+    }
+);
 
 entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, blocks, size| {
     blocks_per_sm(function, size, 0)?;

@@ -324,15 +324,12 @@ entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
 
 // --- Host functions --------------------------------------------------------------------------------
 
-fn launch_host(stream: Ref<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
+entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream: Stream, function, data| {
     let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::Host { function, data: data as usize })
-}
-
-entry!(cuLaunchHostFunc, |stream: Stream, function, data| launch_host(stream, function, data));
-entry!(cuLaunchHostFunc_v2, |stream: Stream, function, data, _| launch_host(stream, function, data));
+});
 
 entry!(cuStreamAddCallback, |named, function, data, flags| {
     let stream = stream(named)?;
