@@ -16,6 +16,16 @@
     clippy::cast_possible_wrap
 )]
 
+// Every file here uses these.
+pub(crate) use std::collections::BTreeMap;
+pub(crate) use std::ptr::null_mut;
+pub(crate) use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub(crate) use crate::sim::device_file::{now_ns, sleep_until};
+pub(crate) use crate::sim::{MAX_GPUS, MemKind, SimDevice, SimError, Work};
+pub(crate) use base::*;
 pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
@@ -105,7 +115,7 @@ pub(crate) struct StreamArg(pub(crate) Flavor, pub(crate) sys::CUstream);
 impl StreamArg {
     /// The default stream of a call that names none.
     pub(crate) fn default_of(flavor: Flavor) -> Self {
-        Self(flavor, std::ptr::null_mut())
+        Self(flavor, null_mut())
     }
 }
 
@@ -133,7 +143,7 @@ trait Unserved {
     const SERVED: bool = false;
 
     unsafe fn call<A>(_: A) -> Answer {
-        Err(base::NOT_SUPPORTED)
+        Err(NOT_SUPPORTED)
     }
 }
 

@@ -1,10 +1,8 @@
 //! Arrays and mipmapped arrays: memory without padding, charged to the byte. Those whose memory the program maps itself
 //! (sparse ones, deferred mapping) have none of their own; mapping it is not supported.
 
-use super::base::*;
 use super::memory::{allocate, free};
 use super::*;
-use crate::sim::MemKind;
 
 /// An array, or one level of a mipmapped array.
 pub(crate) struct Array {

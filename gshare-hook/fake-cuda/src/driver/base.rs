@@ -1,20 +1,15 @@
 //! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::capture::Capture;
 use super::graph::Node;
 use super::memory::Backing;
 use super::*;
-use crate::sim::device_file::now_ns;
 pub(crate) use crate::sim::lock;
-use crate::sim::{MemKind, SimDevice, SimError, Work};
 use gshare_fake_cuda_spec::{Calls, CudaRelease, Profile, Spec};
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -230,7 +225,7 @@ impl Driver {
                 libc::sigfillset(&raw mut all);
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
                 let spawned = std::thread::Builder::new().name("sim-cuda-host".into()).spawn(run);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, null_mut());
                 hosts.started = spawned.is_ok();
             }
         }
@@ -282,7 +277,7 @@ impl Driver {
                 let now = now_ns();
                 // A stream that waits for a word of memory is asked again soon: a device sees it at once.
                 let soonest = if waits { now + pause } else { soonest };
-                crate::sim::device_file::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
+                sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
             }
         }
@@ -460,11 +455,6 @@ impl Device {
             driver.device.with(|engine, _| engine.share(driver.process, gpu, kind, bytes))?;
         Ok(Backing { id, generation, file })
     }
-
-    /// A slot for a new stream of this process.
-    pub(crate) fn open_stream(self) -> Res<u32> {
-        Ok(self.driver.device.with(|engine, _| engine.open_stream(self.driver.process, self.gpu))?)
-    }
 }
 
 // --- Threads ---------------------------------------------------------------------------------------
@@ -623,7 +613,6 @@ impl Context {
         refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
         device.charge_swept(MemKind::Context, bytes)?;
-        let slot = device.open_stream()?;
         let id = next_id();
         let context = Object::create(Self {
             id,
@@ -639,7 +628,7 @@ impl Context {
             peers: Mutex::default(),
             lost,
         });
-        let legacy = Stream::create(context, slot, 0, 0, StreamKind::Legacy);
+        let legacy = Stream::create(context, 0, 0, StreamKind::Legacy)?;
         let _ = context.legacy.set(legacy);
         Ok(context)
     }
@@ -666,9 +655,7 @@ impl Context {
 
     /// All streams, the legacy one first.
     pub(crate) fn all_streams(&self) -> Vec<Ref<Stream>> {
-        let mut all: Vec<_> = self.legacy.get().copied().into_iter().collect();
-        all.extend(lock(&self.streams).iter().copied());
-        all
+        self.legacy.get().into_iter().chain(lock(&self.streams).iter()).copied().collect()
     }
 }
 
@@ -704,12 +691,12 @@ object!(Stream, b"gshareST");
 impl Stream {
     pub(crate) fn create(
         context: Ref<Context>,
-        slot: u32,
         flags: u32,
         priority: i32,
         kind: StreamKind,
-    ) -> Ref<Self> {
-        let driver = context.device.driver;
+    ) -> Res<Ref<Self>> {
+        let Device { driver, gpu, .. } = context.device;
+        let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, gpu))?;
         let done = driver.device.completed_now(slot);
         let stream = Object::create(Self {
             id: next_id(),
@@ -728,7 +715,7 @@ impl Stream {
         if kind != StreamKind::Legacy {
             lock(&context.streams).push(stream);
         }
-        stream
+        Ok(stream)
     }
 
     /// Whether it takes part in the legacy stream's barriers.
@@ -760,8 +747,7 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
                 THREAD.with(|thread| thread.own.set(Some(*stream)));
                 return Ok(*stream);
             }
-            let slot = context.device.open_stream()?;
-            let stream = Stream::create(context, slot, 0, 0, StreamKind::PerThread);
+            let stream = Stream::create(context, 0, 0, StreamKind::PerThread)?;
             own.borrow_mut().insert(context.id, stream);
             Ok(stream)
         })
@@ -786,6 +772,15 @@ pub(crate) fn push_call(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> A
         true
     };
     push_host(stream, Box::new(action))
+}
+
+/// Moves bytes now or, while host functions are pending that might change them, when the stream gets there.
+pub(crate) fn move_bytes(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+    if driver()?.hosts_pending.load(Acquire) > 0 {
+        return push_call(stream, f);
+    }
+    f();
+    Ok(())
 }
 
 /// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.

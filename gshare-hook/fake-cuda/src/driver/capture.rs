@@ -1,11 +1,5 @@
 //! Stream capture: what streams are asked to do becomes nodes of a graph.
 
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex};
-
-use super::base::*;
 use super::graph::{Graph, Node, NodeRef, nodes};
 use super::stream::Event;
 use super::*;

@@ -1,13 +1,7 @@
 //! Contexts: primary, created, current.
 
-use std::ptr::null_mut;
-use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::base::*;
 use super::stream::create_stream;
 use super::*;
-use crate::sim::MemKind;
 
 /// Ends a context: waits for its work, closes its streams, returns its memory.
 fn destroy(context: Ref<Context>, charged: bool) -> Answer {

@@ -2,7 +2,6 @@
 
 use std::ffi::CStr;
 
-use super::base::*;
 use super::visible::{gpu_uuid, pci_text};
 use super::*;
 use crate::sim::device_file::{device_name, device_uuid};

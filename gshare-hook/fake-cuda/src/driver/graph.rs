@@ -3,16 +3,11 @@
 //! A launch of a graph runs its nodes one after the other, in an order that respects the edges, on the stream it is
 //! launched on: branches do not overlap (hardware would overlap them).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::collections::BTreeSet;
 
-use super::base::*;
 use super::capture::legacy_not_implied;
 use super::memory::Fill;
-use super::module::{Function, Launch};
+use super::module::{Function, Geometry, Launch};
 use super::stream::{Event, MemOp};
 use super::xfer::Transfer;
 use super::*;
@@ -214,7 +209,8 @@ unsafe fn read_kernel(params: *const c_void, v2: bool) -> Res<Node> {
     let function = if at(0).is_null() && v2 { at(56) } else { at(0) };
     let [gx, gy, gz, bx, by, bz, shared] = params.cast::<u8>().add(8).cast::<[u32; 7]>().read_unaligned();
     let function = Object::<Function>::get(function)?;
-    Launch::new(function, [gx, gy, gz], [bx, by, bz], shared, at(40), at(48), false).map(Node::Kernel)
+    let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
+    Launch::new(function, geometry, (at(40), at(48))).map(Node::Kernel)
 }
 
 unsafe fn read_memset(params: *const c_void) -> Res<Node> {
@@ -398,8 +394,8 @@ unsafe fn put_kernel(launch: &Launch, out: *mut c_void, size: usize) -> Answer {
     invalid_if(out.is_null())?;
     std::ptr::write_bytes(out.cast::<u8>(), 0, size);
     out.cast::<*mut c_void>().write_unaligned(launch.function.handle());
-    let ([a, b, c], [d, e, f]) = (launch.grid, launch.block);
-    out.cast::<u8>().add(8).cast::<[u32; 7]>().write_unaligned([a, b, c, d, e, f, launch.shared]);
+    let Geometry { grid: [a, b, c], block: [d, e, f], shared, .. } = launch.geometry;
+    out.cast::<u8>().add(8).cast::<[u32; 7]>().write_unaligned([a, b, c, d, e, f, shared]);
     put(out.cast::<u8>().add(40).cast::<[usize; 2]>(), [launch.params, launch.extra])
 }
 

@@ -5,16 +5,9 @@
 //! is reused for the same size, and given back to the host if anything was written to it. The account is charged
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
-use std::collections::BTreeMap;
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::Acquire;
-
-use super::base::*;
 use super::capture::{legacy_not_implied, not_while_capturing};
 use super::graph::Node;
 use super::*;
-use crate::sim::{MAX_GPUS, MemKind, Work};
 
 /// A live allocation.
 #[derive(Clone)]
@@ -386,8 +379,7 @@ fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     legacy_not_implied(stream)?;
     refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let ns = driver()?.profile().copy_ns(bytes, true);
-    push(stream, Work::Copy { engine: 0, bytes, ns })?;
-    Ok(())
+    push(stream, Work::Copy { engine: 0, bytes, ns }).map(drop)
 }
 
 entry!(cuMemPrefetchAsync, |at, count, _, stream: Stream| prefetch(stream, at, count as u64));
@@ -506,15 +498,9 @@ impl Fill {
         if self.bytes() == 0 {
             return Ok(());
         }
-        let driver = driver()?;
-        if driver.hosts_pending.load(Acquire) == 0 {
-            self.apply();
-        } else {
-            push_call(stream, move || self.apply())?;
-        }
-        let bytes = self.bytes();
-        push(stream, Work::Copy { engine: 0, bytes, ns: driver.profile().copy_ns(bytes, false) })?;
-        Ok(())
+        move_bytes(stream, move || self.apply())?;
+        let (bytes, profile) = (self.bytes(), driver()?.profile());
+        push(stream, Work::Copy { engine: 0, bytes, ns: profile.copy_ns(bytes, false) }).map(drop)
     }
 }
 

@@ -1,19 +1,12 @@
 //! Modules, libraries, functions, kernels and launches.
 
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI32};
 
-use super::base::*;
 use super::capture::legacy_not_implied;
 use super::graph::Node;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
-use crate::sim::Work;
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
 /// A module or a library (both hold code and give out functions).
@@ -64,56 +57,55 @@ fn current_profile() -> Res<&'static Profile> {
     Ok(current_opt().map_or(driver.profile(), |context| context.device.profile()))
 }
 
+/// Blocks of a launch, threads of a block, the bytes of shared memory that a block asks for, and whether all blocks must run at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) cooperative: bool,
+}
+
+/// Addresses of the arguments one by one, or of a list that describes them.
+type Arguments = (*mut *mut c_void, *mut *mut c_void);
+
 /// One launch, priced.
 #[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) function: Ref<Function>,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared: u32,
+    pub(crate) geometry: Geometry,
     pub(crate) first: Option<u64>,
     pub(crate) params: usize,
     pub(crate) extra: usize,
-    pub(crate) cooperative: bool,
 }
-
-/// Addresses of arguments.
-type Pointers = *mut *mut c_void;
 
 impl Launch {
     /// A launch that the driver accepts.
-    pub(crate) unsafe fn new(
-        function: Ref<Function>,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
-        params: Pointers,
-        extra: Pointers,
-        cooperative: bool,
-    ) -> Res<Self> {
-        let first = first_argument(function, params, extra);
+    pub(crate) unsafe fn new(function: Ref<Function>, geometry: Geometry, arguments: Arguments) -> Res<Self> {
+        let first = first_argument(function, arguments);
+        let (params, extra) = arguments;
         let (params, extra) = (params as usize, extra as usize);
-        let launch = Self { function, grid, block, shared, first, params, extra, cooperative };
+        let launch = Self { function, geometry, first, params, extra };
         launch.check().map(|()| launch)
     }
 
     fn blocks(&self) -> u64 {
-        self.grid.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul)
+        self.geometry.grid.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul)
     }
 
     fn threads(&self) -> u32 {
-        self.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
+        self.geometry.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
     }
 
     /// Checks what the driver checks before it launches.
     fn check(&self) -> Answer {
         const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
-        let mut sizes = self.grid.iter().chain(&self.block).zip(MOST);
+        let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
         invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;
         invalid_if(self.threads() > self.function.shape.threads)?;
         let profile = current_profile()?;
-        invalid_if(self.shared > profile.shared_memory_per_sm_bytes)?;
-        if self.cooperative {
+        invalid_if(self.geometry.shared > profile.shared_memory_per_sm_bytes)?;
+        if self.geometry.cooperative {
             let fit = (profile.threads_per_sm / self.threads()).clamp(1, profile.blocks_per_sm);
             let most = u64::from(fit) * u64::from(profile.sms);
             refuse_if(self.blocks() > most, CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)?;
@@ -135,7 +127,7 @@ impl Launch {
 }
 
 /// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
-unsafe fn first_argument(function: &Function, params: Pointers, extra: Pointers) -> Option<u64> {
+unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Option<u64> {
     if function.named.duration != Duration::FirstArgument {
         return None;
     }
@@ -179,53 +171,43 @@ entry!(cuLaunchKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params, extra
     if launch_free(f, ok, stream) {
         return Ok(());
     }
-    caught(|| launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, extra, false))
+    let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
+    caught(|| launch(f, geometry, stream, (params, extra)))
 });
 
 #[cold]
-unsafe fn launch(
-    f: sys::CUfunction,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    stream: StreamArg,
-    params: Pointers,
-    extra: Pointers,
-    cooperative: bool,
-) -> Answer {
+unsafe fn launch(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, arguments: Arguments) -> Answer {
     if stream.1 as usize <= 2 || current_opt().is_none() {
         current()?;
     }
     let function = Object::<Function>::get(f)?;
     let stream = base::stream(stream)?;
-    let launch = Launch::new(function, grid, block, shared, params, extra, cooperative)?;
+    let launch = Launch::new(function, geometry, arguments)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::Kernel(launch))
 }
 
 entry!(cuLaunchKernelEx, |flavor, config: Given, f, kernelParams, extra| {
     let c = &*config;
-    let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
-    let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
+    let (grid, block) = ([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]);
     let cooperative = attribute_of::<u32>(c, COOPERATIVE).is_some_and(|value| value != 0);
+    let geometry = Geometry { grid, block, shared: c.sharedMemBytes, cooperative };
     if c.numAttrs > 0 {
         cluster(c, Object::<Function>::get(f)?)?;
     }
     let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
-    let ok = !cooperative
-        && threads.wrapping_sub(1) < FEW_THREADS
-        && !grid.contains(&0)
-        && c.sharedMemBytes <= 48 << 10;
+    let few = threads.wrapping_sub(1) < FEW_THREADS && c.sharedMemBytes <= 48 << 10;
     let stream = StreamArg(flavor, c.hStream);
-    if launch_free(f, ok, stream) {
+    if launch_free(f, few && !cooperative && !grid.contains(&0), stream) {
         return Ok(());
     }
-    launch(f, grid, block, c.sharedMemBytes, stream, kernelParams, extra, cooperative)
+    launch(f, geometry, stream, (kernelParams, extra))
 });
 
 entry!(cuLaunchCooperativeKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params| {
     calls::launch();
-    launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, null_mut(), true)
+    let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: true };
+    launch(f, geometry, stream, (params, null_mut()))
 });
 
 entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
@@ -234,10 +216,9 @@ entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
     for i in 0..numDevices as usize {
         let p = &*launchParamsList.add(i);
         refuse_if(p.hStream as usize <= 2, INVALID_HANDLE)?;
-        let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
-        let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
-        let stream = StreamArg(Flavor::Legacy, p.hStream);
-        launch(p.function, grid, block, p.sharedMemBytes, stream, p.kernelParams, null_mut(), true)?;
+        let (grid, block) = ([p.gridDimX, p.gridDimY, p.gridDimZ], [p.blockDimX, p.blockDimY, p.blockDimZ]);
+        let geometry = Geometry { grid, block, shared: p.sharedMemBytes, cooperative: true };
+        launch(p.function, geometry, StreamArg(Flavor::Legacy, p.hStream), (p.kernelParams, null_mut()))?;
     }
 });
 
@@ -250,8 +231,8 @@ unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, stream: sy
     let block = *lock(&Object::<Function>::get(f)?.block);
     invalid_if(width <= 0 || height <= 0)?;
     calls::launch();
-    let (grid, stream) = ([width as u32, height as u32, 1], StreamArg(Flavor::Legacy, stream));
-    launch(f, grid, block, 0, stream, null_mut(), null_mut(), false)
+    let geometry = Geometry { grid: [width as u32, height as u32, 1], block, shared: 0, cooperative: false };
+    launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
 }
 
 entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
@@ -321,7 +302,7 @@ impl Module {
             Found::Unknown => UNREADABLE_GLOBAL_BYTES,
             Found::No => return Err(NOT_FOUND),
         };
-        let address = memory::allocate(context, bytes.max(1), crate::sim::MemKind::Plain)?;
+        let address = memory::allocate(context, bytes.max(1), MemKind::Plain)?;
         globals.insert(key, Global { context, address, bytes });
         Ok((address, bytes))
     }

@@ -1,26 +1,19 @@
 //! Streams, events, host functions and memory operations on streams.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 
-use super::base::*;
 use super::capture::{
     Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
 };
 use super::graph::{Node, NodeRef};
 use super::*;
-use crate::sim::Work;
-use crate::sim::device_file::{now_ns, sleep_until};
 use crate::sim::layout::OpenEvent;
 
 // --- Streams ---------------------------------------------------------------------------------------
 
 pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) -> Res<Ref<Stream>> {
     invalid_if(flags > 1)?;
-    let slot = context.device.open_stream()?;
-    Ok(Stream::create(context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
+    Stream::create(context, flags, priority.clamp(-5, 0), StreamKind::Created)
 }
 
 entry!(cuStreamCreate, context, |out, flags| put(out, create_stream(context, flags, 0)?.handle()));
@@ -79,7 +72,7 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
 entry!(cuStreamGetCtx, |hStream: Stream, pctx| put(pctx, hStream.context.handle()));
 
 entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, pGreenCtx| {
-    put_opt(pGreenCtx, std::ptr::null_mut());
+    put_opt(pGreenCtx, null_mut());
     put(pCtx, hStream.context.handle())
 });
 

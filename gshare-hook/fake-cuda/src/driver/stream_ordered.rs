@@ -7,17 +7,10 @@
 //!
 //! A pool of host memory costs the device nothing.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, OnceLock};
-
-use super::base::*;
 use super::capture::legacy_not_implied;
 use super::graph::Node;
 use super::memory::{Alloc, What};
 use super::*;
-use crate::sim::MemKind;
 
 const STEP: u64 = 32 << 20;
 

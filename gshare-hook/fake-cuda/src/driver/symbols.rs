@@ -4,7 +4,6 @@ use std::ffi::CStr;
 
 use gshare_cuda_abi::{Resolution, resolve};
 
-use super::base::*;
 use super::errors::{ERRORS, ErrorRow};
 use super::*;
 use crate::call_trace::{self, Found};
@@ -52,11 +51,11 @@ unsafe fn look_up(
             let found = Found::Variant(symbol.name, is_served(symbol.name));
             (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
         }
-        Resolution::UnknownName => (std::ptr::null_mut(), 1, Found::UnknownName),
+        Resolution::UnknownName => (null_mut(), 1, Found::UnknownName),
         // A name that this driver is too old for is unknown to it.
         Resolution::TooNew => match resolve(name, driver_version(), flags) {
-            Resolution::Found(_) => (std::ptr::null_mut(), 2, Found::TooNew),
-            _ => (std::ptr::null_mut(), 1, Found::TooNewForDriver),
+            Resolution::Found(_) => (null_mut(), 2, Found::TooNew),
+            _ => (null_mut(), 1, Found::TooNewForDriver),
         },
     };
     call_trace::lookup(name, asked, flags, found);
@@ -65,9 +64,7 @@ unsafe fn look_up(
     Ok(())
 }
 
-entry!(cuGetProcAddress, |symbol, pfn, version, flags| {
-    look_up(symbol, pfn, version, flags, std::ptr::null_mut())
-});
+entry!(cuGetProcAddress, |symbol, pfn, version, flags| { look_up(symbol, pfn, version, flags, null_mut()) });
 
 entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
     look_up(symbol, pfn, version, flags, status)

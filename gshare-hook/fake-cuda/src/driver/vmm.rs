@@ -5,21 +5,15 @@
 //! the other process maps: through the descriptor it received, or through `/proc/PID/fd` for handles that are plain
 //! bytes (this needs the same user). The bytes are charged once, to their maker while it lives and holds them, then to a holder.
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use super::base::*;
 use super::capture::not_while_capturing;
 use super::memory::{Alloc, Backing, READ_WRITE, What};
 use super::stream::Event;
 use super::*;
-use crate::sim::{MAX_GPUS, MemKind};
 
 const GRANULARITY: u64 = 2 << 20;
 

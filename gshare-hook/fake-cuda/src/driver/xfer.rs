@@ -3,16 +3,11 @@
 //! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
 //! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
 
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering::Acquire;
-
 use super::array::Array;
-use super::base::*;
 use super::capture::{legacy_not_implied, not_while_capturing};
 use super::graph::Node;
 use super::memory::{check_range, on_device};
 use super::*;
-use crate::sim::Work;
 
 /// One side of a copy.
 #[derive(Clone, Copy)]
@@ -79,13 +74,8 @@ impl Transfer {
         if self.bytes() == 0 {
             return Ok(());
         }
-        if driver()?.hosts_pending.load(Acquire) == 0 {
-            self.apply();
-        } else {
-            push_call(stream, move || self.apply())?;
-        }
-        push(stream, self.work()?)?;
-        Ok(())
+        move_bytes(stream, move || self.apply())?;
+        push(stream, self.work()?).map(drop)
     }
 
     /// On the default stream, and done when it returns.
