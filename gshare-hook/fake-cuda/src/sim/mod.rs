@@ -4,7 +4,7 @@ pub(crate) mod device_file;
 pub(crate) mod engine;
 pub(crate) mod layout;
 #[cfg(test)]
-mod model;
+mod tests;
 pub(crate) mod stats;
 
 pub use device_file::{DeviceError, SimDevice, default_path};
