@@ -3,9 +3,9 @@
 pub(crate) mod device_file;
 pub(crate) mod engine;
 pub(crate) mod layout;
+pub(crate) mod stats;
 #[cfg(test)]
 mod tests;
-pub(crate) mod stats;
 
 pub use device_file::{DeviceError, SimDevice, default_path};
 pub(crate) use engine::{SimError, Work};
