@@ -330,10 +330,7 @@ entry!(cuMemPoolGetAttribute, driver, |pool: Pool, attr, value| {
         }
         12 => return put(value.cast::<c_uint>(), if pool.sort == Sort::Host { 2 } else { 1 }),
         4 => state.threshold,
-        5 => state.reserved,
-        6 => state.reserved_high,
-        7 => state.used,
-        8 => state.used_high,
+        5..=8 => [state.reserved, state.reserved_high, state.used, state.used_high][attr as usize - 5],
         _ => return Err(INVALID_VALUE),
     };
     put(value.cast::<u64>(), number)

@@ -164,6 +164,12 @@ impl Engine<'_> {
         self.l.streams[s as usize].owner as usize - 1
     }
 
+    /// What the stream's process has of the stream's GPU.
+    fn account(&mut self, s: u32) -> &mut ProcGpu {
+        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        &mut self.l.procs[p].gpus[gpu]
+    }
+
     /// Brings the schedule to `now`.
     pub(crate) fn advance(&mut self, now: u64) {
         while let Some(end) = self.next_end().filter(|end| *end <= now) {
@@ -219,8 +225,7 @@ impl Engine<'_> {
     fn release(&mut self, s: u32, item: Item, t: u64) {
         let gpu = self.stream(s).gpu as usize;
         let ran = t - self.stream(s).run_start;
-        let p = self.owner(s);
-        let own = &mut self.l.procs[p].gpus[gpu];
+        let own = self.account(s);
         if item.kind == COPY {
             own.copies += 1;
             own.copy_ns += ran;
@@ -254,8 +259,7 @@ impl Engine<'_> {
 
     fn bump(&mut self, s: u32, item: Item) {
         self.stream(s).cum_done = item.cum;
-        let position = self.completed(s);
-        self.o.streams[s as usize].completed.store(position + 1, Release);
+        self.o.streams[s as usize].completed.store(self.completed(s) + 1, Release);
     }
 
     /// Consumes what takes no time, and shows the stream's head to whom it concerns.
@@ -289,8 +293,7 @@ impl Engine<'_> {
                     return self.enqueue(s, t, StreamState::ReadyCopy, |l| copies(l, gpu, e));
                 }
                 COPY => {
-                    let p = self.owner(s);
-                    let account = &mut self.l.procs[p].gpus[gpu];
+                    let account = self.account(s);
                     account.copies += 1;
                     account.copy_bytes += item.a;
                 }
@@ -299,13 +302,17 @@ impl Engine<'_> {
                     self.enqueue(s, t, StreamState::Ready, |l| ready(l, p, gpu));
                     return self.take_turn(p, gpu);
                 }
-                _ => {
-                    let p = self.owner(s);
-                    self.l.procs[p].gpus[gpu].kernels += 1;
-                }
+                _ => self.account(s).kernels += 1,
             }
             self.bump(s, item);
         }
+    }
+
+    /// Shows the stream's new head, and starts what this lets go.
+    fn go_on(&mut self, s: u32, t: u64) {
+        self.settle(s, t);
+        self.unblock(t);
+        self.dispatch(t);
     }
 
     /// Notes that the stream's head waits since `t`, and puts the stream at the tail of the list of such streams.
@@ -452,8 +459,7 @@ impl Engine<'_> {
     fn occupy(&mut self, s: u32, item: Item, t: u64) {
         let gpu = self.stream(s).gpu as usize;
         let waited = t - self.stream(s).since;
-        let p = self.owner(s);
-        let account = &mut self.l.procs[p].gpus[gpu];
+        let account = self.account(s);
         account.queue_wait_ns += waited;
         account.sm_used += item.sm;
         begin_busy(&mut account.running, &mut account.busy_since, t);
@@ -516,9 +522,7 @@ impl Engine<'_> {
         std::sync::atomic::compiler_fence(Release);
         stream.tail = position + 1;
         if position == done {
-            self.settle(s, t);
-            self.unblock(t);
-            self.dispatch(t);
+            self.go_on(s, t);
         }
         Ok(position)
     }
@@ -531,9 +535,7 @@ impl Engine<'_> {
             let item = self.head(s);
             self.set_state(s, StreamState::Idle);
             self.bump(s, item);
-            self.settle(s, t);
-            self.unblock(t);
-            self.dispatch(t);
+            self.go_on(s, t);
         }
     }
 
@@ -755,14 +757,14 @@ impl Engine<'_> {
     /// Takes a running entry into the lists again, without changing its interval.
     fn resume(&mut self, s: u32) {
         let item = self.head(s);
-        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        let gpu = self.stream(s).gpu as usize;
         let start = self.stream(s).run_start;
         // An interval that has begun goes on.
         let begun = |since: u64| if since == 0 { start } else { since };
         if item.kind == COPY {
             self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = s + 1;
         } else {
-            let account = &mut self.l.procs[p].gpus[gpu];
+            let account = self.account(s);
             account.sm_used += item.sm;
             let since = begun(account.busy_since);
             begin_busy(&mut account.running, &mut account.busy_since, since);
