@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::driver::errors::error_name;
+use crate::errors::error_name;
 use crate::sim::device_file::now_ns;
 
 const CALLS: u8 = 1;

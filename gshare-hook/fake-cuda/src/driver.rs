@@ -86,7 +86,6 @@ mod calls;
 mod capture;
 pub(crate) mod context;
 mod device;
-pub(crate) mod errors;
 mod graph;
 mod memory;
 mod module;

@@ -77,6 +77,7 @@
 
 mod call_trace;
 pub mod driver;
+mod errors;
 #[allow(unsafe_code)] // images at addresses that C programs pass
 mod image;
 pub mod install;

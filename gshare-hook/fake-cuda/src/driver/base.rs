@@ -137,6 +137,19 @@ pub(crate) fn driver_version() -> u32 {
     release().number()
 }
 
+/// The longest time of a launch call that can be asked for, in ns.
+const MOST_NS: u32 = 1_000_000_000;
+
+/// The times of calls in this process: the profile's, or those scaled to what `GSHARE_SIM_CALL_NS` says of a launch.
+fn calls_asked_for(profile: Calls) -> Result<Calls, String> {
+    let Some(text) = std::env::var("GSHARE_SIM_CALL_NS").ok().filter(|text| !text.is_empty()) else {
+        return Ok(profile);
+    };
+    let ns = text.trim().parse().ok().filter(|&ns| ns <= MOST_NS);
+    let refused = || format!("GSHARE_SIM_CALL_NS={text}: not a number of ns from 0 to {MOST_NS}");
+    Ok(profile.scaled_to(ns.ok_or_else(refused)?))
+}
+
 fn open_device() -> Res<Driver> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
     let refuse = |error: &dyn std::fmt::Display| {
@@ -144,7 +157,7 @@ fn open_device() -> Res<Driver> {
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
     };
     let device = SimDevice::of_environment().map_err(|e| refuse(&e))?;
-    let calls = calls::asked_for(device.profile().calls).map_err(|e| refuse(&e))?;
+    let calls = calls_asked_for(device.profile().calls).map_err(|e| refuse(&e))?;
     let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(

@@ -12,19 +12,6 @@ use super::base;
 use crate::sim::device_file::now_ns;
 use gshare_fake_cuda_spec::Calls;
 
-/// The longest time of a launch call that can be asked for, in ns.
-const MOST_NS: u32 = 1_000_000_000;
-
-/// The times of this process: the profile's, or those scaled to what `GSHARE_SIM_CALL_NS` says of a launch.
-pub(crate) fn asked_for(profile: Calls) -> Result<Calls, String> {
-    let Some(text) = std::env::var("GSHARE_SIM_CALL_NS").ok().filter(|text| !text.is_empty()) else {
-        return Ok(profile);
-    };
-    let ns = text.trim().parse().ok().filter(|&ns| ns <= MOST_NS);
-    let refused = || format!("GSHARE_SIM_CALL_NS={text}: not a number of ns from 0 to {MOST_NS}");
-    Ok(profile.scaled_to(ns.ok_or_else(refused)?))
-}
-
 /// A call that launches a kernel.
 #[inline(always)]
 pub(crate) fn launch() {

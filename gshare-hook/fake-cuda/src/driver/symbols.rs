@@ -4,9 +4,9 @@ use std::ffi::CStr;
 
 use gshare_cuda_abi::{Resolution, resolve};
 
-use super::errors::{ERRORS, ErrorRow};
 use super::*;
 use crate::call_trace::{self, Found};
+use crate::errors::{ERRORS, ErrorRow};
 
 entry!(cuInit, |Flags| {
     invalid_if(Flags != 0)?;
