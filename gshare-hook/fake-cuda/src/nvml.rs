@@ -154,8 +154,7 @@ impl Part {
     fn devices(&self) -> std::ops::Range<usize> {
         match self.slice {
             Some(slice) => slice as usize..slice as usize + 1,
-            None if self.device.is_cut() => 0..self.device.devices().len(),
-            None => self.number as usize..self.number as usize + 1,
+            None => self.device.parts(self.number),
         }
     }
 

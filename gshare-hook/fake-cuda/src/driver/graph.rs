@@ -165,9 +165,7 @@ entry!(cuGraphDestroy, driver, |graph: Graph| {
     }
 });
 
-entry!(cuGraphClone, driver, |phGraphClone, original: Graph| {
-    put(phGraphClone, clone_graph(original).handle())
-});
+entry!(cuGraphClone, driver, |copy, original: Graph| put(copy, clone_graph(original).handle()));
 
 fn clone_graph(original: Ref<Graph>) -> Ref<Graph> {
     let copy = Graph::create();

@@ -578,9 +578,7 @@ entry!(cuLinkAddData_v2, |link: Link, _, data, size, _, _, _, _| {
     lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
 });
 
-entry!(cuLinkAddFile_v2, |link: Link, _, path, _, _, _| {
-    lock(&link.inputs).push(read_file(path)?);
-});
+entry!(cuLinkAddFile_v2, |link: Link, _, path, _, _, _| lock(&link.inputs).push(read_file(path)?));
 
 entry!(cuLinkComplete, |link: Link, cubinOut, sizeOut| {
     let inputs = lock(&link.inputs);

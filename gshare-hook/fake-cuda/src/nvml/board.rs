@@ -22,9 +22,7 @@ fn sensors(gpu: Gpu) -> Sensors {
     let truth = gpu.device.truth();
     let board = gpu.board();
     // The GPU that is cut is as busy as its busiest part.
-    let number = gpu.number as usize;
-    let parts = if gpu.device.is_cut() { 0..truth.gpus.len() } else { number..number + 1 };
-    let parts = &truth.gpus[parts];
+    let parts = &truth.gpus[gpu.device.parts(gpu.number)];
     let percent = parts.iter().map(|gpu| gpu.utilisation_percent).max().unwrap_or(0);
     let busy_ns = parts.iter().map(|gpu| gpu.busy_ns).max().unwrap_or(0);
     // mW x ns = 10^-12 J.

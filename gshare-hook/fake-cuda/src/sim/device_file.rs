@@ -27,6 +27,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -34,6 +36,8 @@ use std::ptr::{addr_of_mut, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
+
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute, set_current_timer_slack};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
@@ -257,17 +261,18 @@ impl SimDevice {
     /// While it is lost, NVML answers `NVML_ERROR_GPU_IS_LOST`, calls of processes that have a context on it
     /// `CUDA_ERROR_UNKNOWN`, and a process that begins does not see it. What a process has there stays its own until it ends.
     pub fn set_lost(&self, gpu: u32, lost: bool) -> bool {
-        let devices = match self.is_cut() {
-            true => 0..self.devices.len(),
-            false => gpu as usize..gpu as usize + 1,
-        };
         if gpu >= self.profile.gpus {
             return false;
         }
-        for flag in &self.open_part().lost[devices] {
+        for flag in &self.open_part().lost[self.parts(gpu)] {
             flag.store(u64::from(lost), Release);
         }
         true
+    }
+
+    /// The places in [`devices`](Self::devices) of a GPU, or of what it is cut into.
+    pub(crate) fn parts(&self, gpu: u32) -> Range<usize> {
+        if self.is_cut() { 0..self.devices.len() } else { gpu as usize..gpu as usize + 1 }
     }
 
     /// Whether a device, by its place in [`devices`](Self::devices), is lost.
@@ -325,10 +330,10 @@ impl SimDevice {
         }
     }
 
-    fn life_lock(slot: u32, kind: i32) -> libc::flock {
+    fn life_lock(slot: u32) -> libc::flock {
         // SAFETY: all zero is a valid flock.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as libc::c_short;
+        lock.l_type = libc::F_WRLCK as libc::c_short;
         lock.l_whence = libc::SEEK_SET as libc::c_short;
         lock.l_start = LIFE_OFFSET + i64::from(slot);
         lock.l_len = 1;
@@ -341,18 +346,11 @@ impl SimDevice {
         if pid == std::process::id() && image == own_image() {
             return Some(pid);
         }
-        let mut lock = Self::life_lock(slot, libc::F_WRLCK);
+        let mut lock = Self::life_lock(slot);
         // SAFETY: a valid descriptor and a valid flock.
         let rc = unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
         let held = rc != 0 || i32::from(lock.l_type) != libc::F_UNLCK;
         held.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
-    }
-
-    /// Takes or gives back the lock of this process's slot.
-    fn set_life_lock(&self, slot: u32, kind: i32) -> bool {
-        let lock = Self::life_lock(slot, kind);
-        // SAFETY: a valid descriptor and a valid flock.
-        unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
     }
 
     /// Attaches this process with a share of SMs in percent (0 < percent <= 100). Returns its slot.
@@ -364,7 +362,9 @@ impl SimDevice {
             self.sweep(engine, now);
             let cap = |sms: u32| (f64::from(sms) * percent / 100.0).ceil() as u32;
             let slot = engine.attach(now, std::process::id(), own_start_time(), own_image(), &name, cap)?;
-            if !self.set_life_lock(slot, libc::F_WRLCK) {
+            let lock = Self::life_lock(slot);
+            // SAFETY: a valid descriptor and a valid flock.
+            if unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_SETLK, &raw const lock) } != 0 {
                 engine.detach(now, slot);
                 return Err(SimError::NoSlot("process"));
             }
@@ -420,19 +420,15 @@ impl SimDevice {
 /// Sleeps to an absolute time as exactly as the kernel can.
 pub(crate) fn sleep_until(until: u64) {
     thread_local! {
-        static SLACK: () = {
-            // SAFETY: sets the calling thread's timer slack to the least, so that waits end on time.
-            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-        };
+        /// The calling thread's timer slack is set to the least, so that waits end on time.
+        static SLACK: rustix::io::Result<()> = set_current_timer_slack(Some(NonZeroU64::MIN));
     }
     // A thread that is ending has no thread-locals: it sleeps with the slack it has.
-    let _ = SLACK.try_with(|()| ());
-    let at = libc::timespec {
-        tv_sec: (until / 1_000_000_000).cast_signed(),
-        tv_nsec: (until % 1_000_000_000).cast_signed(),
-    };
-    // SAFETY: a valid timespec; an early return by a signal is fine.
-    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, null_mut()) };
+    let _ = SLACK.try_with(|_| ());
+    let (tv_sec, tv_nsec) = (until / 1_000_000_000, until % 1_000_000_000);
+    let at = Timespec { tv_sec: tv_sec.cast_signed(), tv_nsec: tv_nsec.cast_signed() };
+    // An early return by a signal is fine.
+    let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
 }
 
 struct Unlock(*mut libc::pthread_mutex_t);
