@@ -1,7 +1,7 @@
 //! The driver API over the simulated device: one file per kind of object, functions named as in the driver.
 //!
 //! `build.rs` exports every name of the driver's table, and `entry!` gives a name its function: names and arguments, without
-//! their types, which are the table's. Where a per-thread variant exists one function serves both: a stream comes as a [`StreamArg`], and
+//! their types, which are the table's. Where a per-thread variant exists one function serves both: a stream comes as a `StreamArg`, and
 //! a call without a stream takes a [`Flavor`] first.
 //! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!

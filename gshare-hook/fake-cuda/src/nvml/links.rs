@@ -73,7 +73,8 @@ nvml! {
         let text = text_array(&format!("0000{}", pci_text(gpu.number)));
         // A 3D controller.
         let (base_class, sub_class) = (3, 2);
-        put(pci, PciExt { version, domain: 0, bus: gpu.number + 1, device: 0, id, subsystem: id, base_class, sub_class, text })
+        let (domain, bus, device, subsystem) = (0, gpu.number + 1, 0, id);
+        put(pci, PciExt { version, domain, bus, device, id, subsystem, base_class, sub_class, text })
     }
 
     fn nvmlDeviceGetP2PStatus (_from: Gpu, _to: Gpu, capability: c_uint, status: *mut c_uint) {

@@ -14,7 +14,9 @@ table!(0 "CUDART_INTERFACE"
     12 load_compilers);
 
 functions! {
-    fn load_wrapper(module: *mut sys::CUmodule, image: *const c_void) { ok(exports::cuModuleLoadData(module, image)) }
+    fn load_wrapper(module: *mut sys::CUmodule, image: *const c_void) {
+        ok(exports::cuModuleLoadData(module, image))
+    }
     fn load_wrapper_with_options(
         module: *mut sys::CUmodule,
         image: *const c_void,
@@ -34,7 +36,9 @@ functions! {
         ok(exports::cuModuleLoadData(module, image))
     }
     /// The primary context, made if there is none. Callers do not release it, so the call counts as no retain.
-    fn primary_context(context: *mut sys::CUcontext, device: c_int) { put(context, context::primary(device)?.handle()) }
+    fn primary_context(context: *mut sys::CUcontext, device: c_int) {
+        put(context, context::primary(device)?.handle())
+    }
     fn load_compilers() { Ok(()) }
 }
 
