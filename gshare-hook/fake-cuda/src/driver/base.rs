@@ -371,15 +371,6 @@ impl<K: Kind, H> Find<K> for *mut H {
     }
 }
 
-impl Find<Stream> for StreamArg {
-    type Found = Ref<Stream>;
-
-    #[inline]
-    unsafe fn find(self) -> Res<Ref<Stream>> {
-        stream(self)
-    }
-}
-
 /// The context of a handle, or the current one for a null handle.
 pub(crate) struct OrCurrent;
 
@@ -737,19 +728,24 @@ impl Stream {
     }
 }
 
-/// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
-#[inline]
-pub(crate) unsafe fn stream(StreamArg(flavor, handle): StreamArg) -> Res<Ref<Stream>> {
-    let number = handle as usize;
-    if number > 2 {
-        let stream = Object::<Stream>::get(handle)?;
-        return stream.context.usable().map(|()| stream);
-    }
-    let context = current()?;
-    if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
-        own_stream(context)
-    } else {
-        context.legacy()
+impl Find<Stream> for StreamArg {
+    type Found = Ref<Stream>;
+
+    /// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
+    #[inline]
+    unsafe fn find(self) -> Res<Ref<Stream>> {
+        let Self(flavor, handle) = self;
+        let number = handle as usize;
+        if number > 2 {
+            let stream = Object::<Stream>::get(handle)?;
+            return stream.context.usable().map(|()| stream);
+        }
+        let context = current()?;
+        if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
+            own_stream(context)
+        } else {
+            context.legacy()
+        }
     }
 }
 

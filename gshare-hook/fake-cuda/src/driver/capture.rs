@@ -202,7 +202,7 @@ entry!(cuStreamBeginCapture_v2, |stream: Stream, mode| begin(stream, mode, None,
 
 entry!(cuStreamBeginCaptureToGraph, |stream, graph: Graph, dependencies, _, numDependencies, mode| {
     let after = nodes(dependencies, numDependencies)?;
-    begin(base::stream(stream)?, mode, Some(graph), after)
+    begin(stream.find()?, mode, Some(graph), after)
 });
 
 entry!(cuStreamEndCapture, |stream: Stream, phGraph| {

@@ -318,6 +318,6 @@ entry!(cuGreenCtxStreamCreate, driver, |phStream, greenCtx, flags, priority| {
 });
 
 entry!(cuStreamGetGreenCtx, |hStream, phCtx| {
-    let stream = stream(StreamArg(Flavor::Legacy, hStream))?;
+    let stream = StreamArg(Flavor::Legacy, hStream).find()?;
     put(phCtx, if stream.context.sms.is_some() { stream.context.handle() } else { null_mut() })
 });

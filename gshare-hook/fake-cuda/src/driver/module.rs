@@ -181,7 +181,7 @@ unsafe fn launch(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, argu
         current()?;
     }
     let function = Object::<Function>::get(f)?;
-    let stream = base::stream(stream)?;
+    let stream = stream.find()?;
     let launch = Launch::new(function, geometry, arguments)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::Kernel(launch))

@@ -325,7 +325,7 @@ entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream
 });
 
 entry!(cuStreamAddCallback, |named, function, data, flags| {
-    let stream = stream(named)?;
+    let stream = named.find()?;
     invalid_if(flags != 0)?;
     let function = function.ok_or(INVALID_VALUE)?;
     not_capturing(stream)?;

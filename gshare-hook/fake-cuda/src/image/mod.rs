@@ -134,7 +134,6 @@ impl Entry<'_> {
 }
 
 /// A part of an image, read when its names are first asked for.
-#[derive(Debug)]
 struct Part {
     entry: Entry<'static>,
     names: OnceLock<Option<Names>>,
@@ -158,7 +157,6 @@ pub(crate) enum Found<T> {
 }
 
 /// The code of a module or library: the entries of an image that serve one device.
-#[derive(Debug)]
 pub(crate) struct Image {
     parts: Vec<Part>,
     /// Part of the image has a form that is not known.

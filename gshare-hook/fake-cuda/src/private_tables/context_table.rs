@@ -20,7 +20,7 @@ functions! {
     /// The object behind a stream of a context.
     fn stream_object(context: sys::CUcontext, stream: sys::CUstream, object: *mut sys::CUstream) {
         context_of(context)?;
-        put(object, base::stream(StreamArg(Flavor::Legacy, stream))?.handle())
+        put(object, StreamArg(Flavor::Legacy, stream).find()?.handle())
     }
     fn stream_property(context: sys::CUcontext, object: sys::CUstream, property: *mut u64) {
         context_of(context)?;

@@ -232,7 +232,6 @@ pub(crate) struct Locked {
     pub(crate) streams: [Stream; STREAMS],
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenStream {
     /// Entries completed since the slot was first used; an entry at position p is done when this is > p.
@@ -242,7 +241,6 @@ pub(crate) struct OpenStream {
     pub(crate) pad: [u64; 7],
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenEvent {
     /// Highest record sequence number that was reached, and when.
@@ -253,13 +251,11 @@ pub(crate) struct OpenEvent {
     pub(crate) pad: u64,
 }
 
-#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Shard {
     pub(crate) launches: AtomicU64,
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenProc {
     pub(crate) shards: [Shard; SHARDS],
