@@ -44,7 +44,7 @@ use super::layout::{Locked, Open};
 use super::lock;
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x04");
 const PROFILE_BYTES: usize = 16 << 10;
 const SWEEP_NS: u64 = 5_000_000;
 const LIFE_OFFSET: i64 = 1 << 40;

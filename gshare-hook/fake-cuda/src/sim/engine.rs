@@ -39,7 +39,7 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
-    COPY, EVENTS, HOST, History, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
+    Busy, COPY, EVENTS, HOST, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
     PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, WAIT,
 };
 
@@ -85,51 +85,57 @@ pub(crate) struct Engine<'a> {
     pub(crate) o: &'a Open,
 }
 
-fn note_busy(history: &mut History, mut from: u64, to: u64) {
-    from = from.max(to.saturating_sub(64 << 24));
-    while from < to {
-        let bucket = from >> 24;
-        let end = ((bucket + 1) << 24).min(to);
-        let i = (bucket % 64) as usize;
-        if history.bucket[i] != bucket {
-            history.bucket[i] = bucket;
-            history.busy[i] = 0;
+impl Busy {
+    fn note(&mut self, mut from: u64, to: u64) {
+        from = from.max(to.saturating_sub(64 << 24));
+        while from < to {
+            let bucket = from >> 24;
+            let end = ((bucket + 1) << 24).min(to);
+            let i = (bucket % 64) as usize;
+            if self.bucket[i] != bucket {
+                self.bucket[i] = bucket;
+                self.in_bucket[i] = 0;
+            }
+            self.in_bucket[i] += end - from;
+            from = end;
         }
-        history.busy[i] += end - from;
-        from = end;
     }
-}
 
-/// One more kernel runs from `t` on: of a GPU's, or of a process's on it.
-fn begin_busy(running: &mut u32, since: &mut u64, t: u64) {
-    *running += 1;
-    if *running == 1 {
-        *since = t;
+    /// One more kernel runs from `t` on.
+    fn begin(&mut self, t: u64) {
+        self.running += 1;
+        if self.running == 1 {
+            self.since = t;
+        }
     }
-}
 
-/// One kernel less runs; the time since the first of them is accounted for when it was the last.
-fn end_busy(running: &mut u32, since: &mut u64, busy_ns: &mut u64, history: &mut History, t: u64) {
-    *running -= 1;
-    if *running == 0 {
-        *busy_ns += t - *since;
-        note_busy(history, *since, t);
-        *since = 0;
+    /// One kernel less runs; the time since the first of them is accounted for when it was the last.
+    fn end(&mut self, t: u64) {
+        self.running -= 1;
+        if self.running == 0 {
+            let since = std::mem::take(&mut self.since);
+            self.ns += t - since;
+            self.note(since, t);
+        }
     }
-}
 
-/// Busy ns in the 59 whole buckets before `now`, as percent of them.
-pub(crate) fn utilisation(history: &History, busy_since: Option<u64>, now: u64) -> u32 {
-    let mut copy = *history;
-    if let Some(since) = busy_since {
-        note_busy(&mut copy, since, now);
+    /// Time with a kernel running up to `now`, in ns.
+    pub(crate) fn total(&self, now: u64) -> u64 {
+        self.ns + if self.running > 0 { now - self.since } else { 0 }
     }
-    let last = now >> 24;
-    let first = last.saturating_sub(59);
-    let busy: u64 =
-        copy.bucket.iter().zip(copy.busy).filter(|(b, _)| (first..last).contains(*b)).map(|(_, ns)| ns).sum();
-    let percent = busy * 100 / (59 << 24);
-    u32::try_from(percent.min(100)).unwrap_or(100)
+
+    /// Busy ns in the 59 whole buckets before `now`, as percent of them.
+    pub(crate) fn percent(&self, now: u64) -> u32 {
+        let mut copy = *self;
+        if self.running > 0 {
+            copy.note(self.since, now);
+        }
+        let last = now >> 24;
+        let recent = last.saturating_sub(59)..last;
+        let buckets = copy.bucket.iter().zip(copy.in_bucket).filter(|(bucket, _)| recent.contains(*bucket));
+        let percent = buckets.map(|(_, ns)| ns).sum::<u64>() * 100 / (59 << 24);
+        u32::try_from(percent.min(100)).unwrap_or(100)
+    }
 }
 
 impl Engine<'_> {
@@ -237,10 +243,10 @@ impl Engine<'_> {
         own.kernel_ns += ran;
         own.sm_ns += ran * u64::from(item.sm);
         own.sm_used -= item.sm;
-        end_busy(&mut own.running, &mut own.busy_since, &mut own.busy_ns, &mut own.history, t);
+        own.busy.end(t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free += item.sm;
-        end_busy(&mut g.running, &mut g.busy_since, &mut g.busy_ns, &mut g.history, t);
+        g.busy.end(t);
     }
 
     fn head(&self, s: u32) -> Item {
@@ -462,10 +468,10 @@ impl Engine<'_> {
         let account = self.account(s);
         account.queue_wait_ns += waited;
         account.sm_used += item.sm;
-        begin_busy(&mut account.running, &mut account.busy_since, t);
+        account.busy.begin(t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free -= item.sm;
-        begin_busy(&mut g.running, &mut g.busy_since, t);
+        g.busy.begin(t);
     }
 
     fn start(&mut self, s: u32, item: Item, t: u64) {
@@ -689,12 +695,12 @@ impl Engine<'_> {
             gpu.copy_head = [0; 2];
             gpu.copy_tail = [0; 2];
             gpu.copy_busy = [0; 2];
-            gpu.running = 0;
+            gpu.busy.running = 0;
         }
         for proc in &mut self.l.procs {
             for account in &mut proc.gpus[..self.l.gpus_len as usize] {
                 account.sm_used = 0;
-                account.running = 0;
+                account.busy.running = 0;
                 account.ready_head = 0;
                 account.ready_tail = 0;
                 account.queued = 0;
@@ -724,13 +730,12 @@ impl Engine<'_> {
                 waiting.push((since, s));
             }
         }
-        for g in 0..self.l.gpus_len as usize {
-            if self.l.gpus[g].running == 0 {
-                let gpu = &mut self.l.gpus[g];
-                let since = std::mem::take(&mut gpu.busy_since);
+        for gpu in &mut self.l.gpus[..self.l.gpus_len as usize] {
+            if gpu.busy.running == 0 {
+                let since = std::mem::take(&mut gpu.busy.since);
                 if since < t && since != 0 {
-                    gpu.busy_ns += t - since;
-                    note_busy(&mut gpu.history, since, t);
+                    gpu.busy.ns += t - since;
+                    gpu.busy.note(since, t);
                 }
             }
         }
@@ -766,12 +771,10 @@ impl Engine<'_> {
         } else {
             let account = self.account(s);
             account.sm_used += item.sm;
-            let since = begun(account.busy_since);
-            begin_busy(&mut account.running, &mut account.busy_since, since);
+            account.busy.begin(begun(account.busy.since));
             let g = &mut self.l.gpus[gpu];
             g.sm_free = g.sm_free.saturating_sub(item.sm);
-            let since = begun(g.busy_since);
-            begin_busy(&mut g.running, &mut g.busy_since, since);
+            g.busy.begin(begun(g.busy.since));
         }
         self.stream(s).state = StreamState::Running as u32;
         self.stream(s).next = 0;

@@ -122,24 +122,20 @@ pub(crate) struct Stream {
 pub(crate) struct ProcGpu {
     pub(crate) sm_cap: u32,
     pub(crate) sm_used: u32,
-    pub(crate) running: u32,
     pub(crate) ready_head: u32,
     pub(crate) ready_tail: u32,
     pub(crate) queued: u32,
     pub(crate) next: u32,
-    pub(crate) pad: u32,
     pub(crate) mem: [u64; MEM_KINDS],
     pub(crate) mem_peak: u64,
     pub(crate) kernels: u64,
     pub(crate) kernel_ns: u64,
-    pub(crate) busy_ns: u64,
-    pub(crate) busy_since: u64,
     pub(crate) sm_ns: u64,
     pub(crate) queue_wait_ns: u64,
     pub(crate) copies: u64,
     pub(crate) copy_ns: u64,
     pub(crate) copy_bytes: u64,
-    pub(crate) history: History,
+    pub(crate) busy: Busy,
 }
 
 pub(crate) const PROC_FREE: u32 = 0;
@@ -173,24 +169,26 @@ pub(crate) struct Gpu {
     pub(crate) copy_head: [u32; 2],
     pub(crate) copy_tail: [u32; 2],
     pub(crate) copy_busy: [u32; 2],
-    pub(crate) running: u32,
-    pub(crate) pad: u32,
-    pub(crate) busy_ns: u64,
-    pub(crate) busy_since: u64,
-    pub(crate) history: History,
+    pub(crate) busy: Busy,
 }
 
-/// Busy time of about the last second, for utilisation: bucket t / 2^24 ns lies at its number mod 64.
+/// Time with at least one kernel running, of a GPU or of a process on it. What there was of it in about the last second is kept for
+/// utilisation: bucket t / 2^24 ns lies at its number mod 64.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct History {
+pub(crate) struct Busy {
+    pub(crate) running: u64,
+    /// When the first of those that run began.
+    pub(crate) since: u64,
+    /// Sum up to then, in ns.
+    pub(crate) ns: u64,
     pub(crate) bucket: [u64; 64],
-    pub(crate) busy: [u64; 64],
+    pub(crate) in_bucket: [u64; 64],
 }
 
-impl Default for History {
+impl Default for Busy {
     fn default() -> Self {
-        Self { bucket: [0; 64], busy: [0; 64] }
+        Self { running: 0, since: 0, ns: 0, bucket: [0; 64], in_bucket: [0; 64] }
     }
 }
 
