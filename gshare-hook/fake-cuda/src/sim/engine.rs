@@ -39,7 +39,7 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
-    Busy, COPY, EVENTS, HOST, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
+    Busy, COPY, EVENTS, HOST, Item, KERNEL, List, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
     PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, WAIT,
 };
 
@@ -284,9 +284,7 @@ impl Engine<'_> {
                 RECORD => self.reach(item, t),
                 WAIT => {
                     if !self.satisfied(item) {
-                        return self.enqueue(s, t, StreamState::Blocked, |l| {
-                            (&mut l.blocked_head, &mut l.blocked_tail)
-                        });
+                        return self.enqueue(s, t, StreamState::Blocked, |l| &mut l.blocked);
                     }
                 }
                 HOST => {
@@ -296,7 +294,7 @@ impl Engine<'_> {
                 }
                 COPY if item.ns > 0 => {
                     let e = item.sm as usize % 2;
-                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| copies(l, gpu, e));
+                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| &mut l.gpus[gpu].copies[e]);
                 }
                 COPY => {
                     let account = self.account(s);
@@ -305,7 +303,7 @@ impl Engine<'_> {
                 }
                 KERNEL if item.ns > 0 => {
                     let p = self.owner(s);
-                    self.enqueue(s, t, StreamState::Ready, |l| ready(l, p, gpu));
+                    self.enqueue(s, t, StreamState::Ready, |l| &mut l.procs[p].gpus[gpu].ready);
                     return self.take_turn(p, gpu);
                 }
                 _ => self.account(s).kernels += 1,
@@ -322,30 +320,23 @@ impl Engine<'_> {
     }
 
     /// Notes that the stream's head waits since `t`, and puts the stream at the tail of the list of such streams.
-    fn enqueue(
-        &mut self,
-        s: u32,
-        t: u64,
-        state: StreamState,
-        list: impl FnOnce(&mut Locked) -> (&mut u32, &mut u32),
-    ) {
+    fn enqueue(&mut self, s: u32, t: u64, state: StreamState, list: impl FnOnce(&mut Locked) -> &mut List) {
         let stream = self.stream(s);
         stream.since = t;
         stream.state = state as u32;
         stream.next = 0;
-        let (head, tail) = list(self.l);
-        match std::mem::replace(tail, s + 1) {
-            0 => *head = s + 1,
+        let list = list(self.l);
+        match std::mem::replace(&mut list.tail, s + 1) {
+            0 => list.head = s + 1,
             last => self.stream(last - 1).next = s + 1,
         }
     }
 
     /// Takes the first stream out of its list; whether there are more in it.
-    fn dequeue(&mut self, s: u32, list: impl FnOnce(&mut Locked) -> (&mut u32, &mut u32)) -> bool {
+    fn dequeue(&mut self, s: u32, list: impl FnOnce(&mut Locked) -> &mut List) -> bool {
         let next = self.stream(s).next;
-        let (head, tail) = list(self.l);
-        *head = next;
-        *tail = if next == 0 { 0 } else { *tail };
+        let list = list(self.l);
+        *list = List { head: next, tail: if next == 0 { 0 } else { list.tail } };
         next != 0
     }
 
@@ -380,19 +371,19 @@ impl Engine<'_> {
     fn unblock(&mut self, t: u64) {
         loop {
             let mut before = 0;
-            let mut at = self.l.blocked_head;
+            let mut at = self.l.blocked.head;
             while at != 0 {
                 let s = at - 1;
                 let item = self.head(s);
                 let next = self.stream(s).next;
                 if self.satisfied(item) {
                     if before == 0 {
-                        self.l.blocked_head = next;
+                        self.l.blocked.head = next;
                     } else {
                         self.stream(before - 1).next = next;
                     }
-                    if self.l.blocked_tail == at {
-                        self.l.blocked_tail = before;
+                    if self.l.blocked.tail == at {
+                        self.l.blocked.tail = before;
                     }
                     self.stream(s).next = 0;
                     self.set_state(s, StreamState::Idle);
@@ -411,10 +402,10 @@ impl Engine<'_> {
     fn dispatch(&mut self, t: u64) {
         for gpu in 0..self.l.gpus_len as usize {
             for e in 0..2 {
-                let at = self.l.gpus[gpu].copy_head[e];
+                let at = self.l.gpus[gpu].copies[e].head;
                 if at != 0 && self.l.gpus[gpu].copy_busy[e] == 0 {
                     let s = at - 1;
-                    self.dequeue(s, |l| copies(l, gpu, e));
+                    self.dequeue(s, |l| &mut l.gpus[gpu].copies[e]);
                     self.l.gpus[gpu].copy_busy[e] = at;
                     let item = self.head(s);
                     self.start(s, item, t);
@@ -430,7 +421,7 @@ impl Engine<'_> {
         while at != 0 {
             let p = at as usize - 1;
             let account = self.l.procs[p].gpus[gpu];
-            let s = account.ready_head - 1;
+            let s = account.ready.head - 1;
             let item = self.head(s);
             if account.sm_used + item.sm > account.sm_cap {
                 before = at;
@@ -452,7 +443,7 @@ impl Engine<'_> {
             let account = &mut self.l.procs[p].gpus[gpu];
             account.queued = 0;
             account.next = 0;
-            if self.dequeue(s, |l| ready(l, p, gpu)) {
+            if self.dequeue(s, |l| &mut l.procs[p].gpus[gpu].ready) {
                 self.take_turn(p, gpu);
             }
             self.occupy(s, item, t);
@@ -692,8 +683,7 @@ impl Engine<'_> {
             gpu.mem_used = used;
             gpu.turn_head = 0;
             gpu.turn_tail = 0;
-            gpu.copy_head = [0; 2];
-            gpu.copy_tail = [0; 2];
+            gpu.copies = [List::default(); 2];
             gpu.copy_busy = [0; 2];
             gpu.busy.running = 0;
         }
@@ -701,15 +691,13 @@ impl Engine<'_> {
             for account in &mut proc.gpus[..self.l.gpus_len as usize] {
                 account.sm_used = 0;
                 account.busy.running = 0;
-                account.ready_head = 0;
-                account.ready_tail = 0;
+                account.ready = List::default();
                 account.queued = 0;
                 account.next = 0;
             }
         }
         self.l.running_len = 0;
-        self.l.blocked_head = 0;
-        self.l.blocked_tail = 0;
+        self.l.blocked = List::default();
         self.l.stream_free = 0;
         // The order of turns is kept: streams go on in the order in which they became ready.
         let mut waiting: Vec<(u64, u32)> = Vec::new();
@@ -988,18 +976,6 @@ fn take_slot(
     }
     *high += 1;
     Ok(*high - 1)
-}
-
-/// Ends of the list of a process's ready kernels on a GPU.
-fn ready(l: &mut Locked, p: usize, gpu: usize) -> (&mut u32, &mut u32) {
-    let account = &mut l.procs[p].gpus[gpu];
-    (&mut account.ready_head, &mut account.ready_tail)
-}
-
-/// Ends of the list of what waits for a copy engine.
-fn copies(l: &mut Locked, gpu: usize, e: usize) -> (&mut u32, &mut u32) {
-    let g = &mut l.gpus[gpu];
-    (&mut g.copy_head[e], &mut g.copy_tail[e])
 }
 
 fn stream_index(a: u64) -> u32 {

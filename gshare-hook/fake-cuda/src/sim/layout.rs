@@ -117,13 +117,20 @@ pub(crate) struct Stream {
     pub(crate) ring: [Item; RING],
 }
 
+/// Streams that wait for the same, through their `next`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct List {
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+}
+
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct ProcGpu {
     pub(crate) sm_cap: u32,
     pub(crate) sm_used: u32,
-    pub(crate) ready_head: u32,
-    pub(crate) ready_tail: u32,
+    pub(crate) ready: List,
     pub(crate) queued: u32,
     pub(crate) next: u32,
     pub(crate) mem: [u64; MEM_KINDS],
@@ -166,8 +173,7 @@ pub(crate) struct Gpu {
     pub(crate) turn_head: u32,
     pub(crate) turn_tail: u32,
     /// Copy engines: what waits for each, and the stream + 1 that holds it.
-    pub(crate) copy_head: [u32; 2],
-    pub(crate) copy_tail: [u32; 2],
+    pub(crate) copies: [List; 2],
     pub(crate) copy_busy: [u32; 2],
     pub(crate) busy: Busy,
 }
@@ -212,8 +218,7 @@ pub(crate) struct Locked {
     pub(crate) last_sweep: u64,
     pub(crate) gpus_len: u32,
     pub(crate) running_len: u32,
-    pub(crate) blocked_head: u32,
-    pub(crate) blocked_tail: u32,
+    pub(crate) blocked: List,
     pub(crate) order: u64,
     pub(crate) stream_high: u32,
     pub(crate) stream_free: u32,
