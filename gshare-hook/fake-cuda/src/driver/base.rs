@@ -855,9 +855,9 @@ pub(crate) fn drained(stream: Ref<Stream>) -> Res<bool> {
 }
 
 /// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
-pub(crate) fn submit(stream: Ref<Stream>, node: Node) -> Answer {
+pub(crate) fn submit(stream: Ref<Stream>, node: impl Into<Node>) -> Answer {
     if stream.capturing.load(Acquire) {
-        return capture::capture_node(stream, node);
+        return capture::capture_node(stream, node.into());
     }
-    graph::run_node(stream, &node)
+    graph::run_node(stream, &node.into())
 }

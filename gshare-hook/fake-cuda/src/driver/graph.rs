@@ -31,6 +31,18 @@ pub(crate) enum Node {
     Free { address: u64 },
 }
 
+/// What is submitted to a stream by files that know nothing of graphs.
+macro_rules! nodes_of {
+    ($($what:ty => $node:ident;)*) => {$(
+        impl From<$what> for Node {
+            fn from(what: $what) -> Self {
+                Self::$node(what)
+            }
+        }
+    )*};
+}
+nodes_of! { Launch => Kernel; Transfer => Copy; Fill => Set; }
+
 /// A node in a graph.
 pub(crate) struct GraphNode {
     pub(crate) id: u64,

@@ -6,7 +6,6 @@
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
 use super::capture::{legacy_not_implied, not_while_capturing};
-use super::graph::Node;
 use super::*;
 
 /// A live allocation.
@@ -519,7 +518,7 @@ fn set(stream: StreamArg, synchronous: bool, fill: Fill) -> Answer {
     legacy_not_implied(stream)?;
     fill.check()?;
     calls::copy();
-    submit(stream, Node::Set(fill))
+    submit(stream, fill)
 }
 
 /// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.

@@ -3,7 +3,6 @@
 use std::ffi::{CStr, CString};
 
 use super::capture::legacy_not_implied;
-use super::graph::Node;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
@@ -184,7 +183,7 @@ unsafe fn launch(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, argu
     let stream = stream.find()?;
     let launch = Launch::new(function, geometry, arguments)?;
     legacy_not_implied(stream)?;
-    submit(stream, Node::Kernel(launch))
+    submit(stream, launch)
 }
 
 entry!(cuLaunchKernelEx, |flavor, config: Given, f, kernelParams, extra| {

@@ -5,7 +5,6 @@
 
 use super::array::Array;
 use super::capture::{legacy_not_implied, not_while_capturing};
-use super::graph::Node;
 use super::memory::{check_range, on_device};
 use super::*;
 
@@ -104,7 +103,7 @@ impl Transfer {
         legacy_not_implied(stream)?;
         self.check()?;
         calls::copy();
-        submit(stream, Node::Copy(self))
+        submit(stream, self)
     }
 }
 
