@@ -1,7 +1,7 @@
 //! Writes the exports: one C function per name of the driver's table.
 //!
 //! Each name is a type in `symbol`, and `args` says what it is called with; where the table has a per-thread variant too
-//! (`_ptsz`, `_ptds`), a `Flavor` comes first and one type serves both. `entry!` in `src/driver.rs` gives a type its function;
+//! (`_ptsz`, `_ptds`), one type serves both: streams come as a `StreamArg`, and a call without one has a `Flavor` first. `entry!` in `src/driver.rs` gives a type its function;
 //! every other name answers `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are
 //! the table's.
 
@@ -32,14 +32,14 @@ fn shown(arg: &str, ty: &str) -> String {
         "CUresult" => format!("Value::Unsigned(u64::from({arg}.0))"),
         "CUdeviceptr" => format!("Value::Address({arg} as usize)"),
         "*const c_char" => format!("Value::Text({arg})"),
-        "*mut c_uint" => format!("Value::OutUnsigned({arg})"),
-        "*mut c_int" | "*mut CUdevice" => format!("Value::OutSigned({arg})"),
-        "*mut usize" | "*mut u64" | "*mut c_ulonglong" => format!("Value::OutSize({arg}.cast())"),
-        "*mut CUdeviceptr" => format!("Value::OutAddress({arg}.cast())"),
-        handle if handle.strip_prefix("*mut ").is_some_and(|it| HANDLES.contains(&it)) => {
-            format!("Value::OutAddress({arg}.cast())")
+        "*mut c_uint" => format!("Value::Out({arg}.cast(), number::<u32>)"),
+        "*mut c_int" | "*mut CUdevice" => format!("Value::Out({arg}.cast(), number::<i32>)"),
+        "*mut usize" | "*mut u64" | "*mut c_ulonglong" => format!("Value::Out({arg}.cast(), number::<u64>)"),
+        "*mut CUdeviceptr" => format!("Value::Out({arg}.cast(), address)"),
+        handle if handle.strip_prefix("*mut ").is_some_and(is_handle) => {
+            format!("Value::Out({arg}.cast(), address)")
         }
-        pointer if pointer.starts_with('*') || HANDLES.contains(&pointer) => {
+        pointer if pointer.starts_with('*') || is_handle(pointer) => {
             format!("Value::Address({arg} as usize)")
         }
         _ => "Value::Other".to_owned(),
@@ -47,22 +47,16 @@ fn shown(arg: &str, ty: &str) -> String {
 }
 
 /// Handles that are addresses.
-const HANDLES: [&str; 14] = [
-    "CUarray",
-    "CUcontext",
-    "CUevent",
-    "CUfunction",
-    "CUgraph",
-    "CUgraphExec",
-    "CUgraphNode",
-    "CUgreenCtx",
-    "CUkernel",
-    "CUlibrary",
-    "CUmemoryPool",
-    "CUmodule",
-    "CUstream",
-    "CUuserObject",
-];
+const HANDLES: &str = "CUarray CUcontext CUevent CUfunction CUgraph CUgraphExec CUgraphNode CUgreenCtx CUkernel CUlibrary \
+                       CUmemoryPool CUmodule CUstream CUuserObject";
+
+fn is_handle(ty: &str) -> bool {
+    HANDLES.split_whitespace().any(|handle| handle == ty)
+}
+
+fn is_stream(ty: &str) -> bool {
+    ty.replace(' ', "") == "sys::CUstream"
+}
 
 /// An exported name without the ending of a per-thread variant, and whether it had one.
 fn stem(name: &str) -> (&str, bool) {
@@ -75,10 +69,20 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its own table of functions must hold its own functions, also under a preloaded library that exports the same names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.rs");
+    println!("cargo:rerun-if-changed={UNSUPPORTED}");
+    let names = fs::read_to_string(UNSUPPORTED).expect("the list is part of the crate");
+    generate("exports.rs", &exports().expect("writes to a string"));
+    generate("unsupported.rs", &format!("unsupported! {{ {names} }}"));
+}
+
+/// Names of NVML that are answered with "not supported".
+const UNSUPPORTED: &str = "src/nvml/unsupported.txt";
+
+fn generate(name: &str, text: &str) {
+    let path = Path::new(&env::var_os("OUT_DIR").expect("cargo sets it")).join(name);
     // A new file: build folders may be hard links to another checkout's.
     let _ = fs::remove_file(&path);
-    fs::write(path, exports().expect("writes to a string")).expect("OUT_DIR is writable");
+    fs::write(path, text).expect("OUT_DIR is writable");
 }
 
 fn exports() -> Result<String, std::fmt::Error> {
@@ -93,11 +97,17 @@ fn exports() -> Result<String, std::fmt::Error> {
     for (name, args) in ROWS {
         let (stem, per_thread) = stem(name);
         let params: Vec<String> = args.iter().map(|(arg, ty)| format!("{arg}: {ty}")).collect();
-        let mut values: Vec<&str> = args.iter().map(|(arg, _)| *arg).collect();
+        let mut values: Vec<String> = args.iter().map(|(arg, _)| (*arg).to_owned()).collect();
         let mut kinds: Vec<&str> = args.iter().map(|(_, ty)| *ty).collect();
         if flavored[stem] {
-            values.insert(0, if per_thread { "Flavor::PerThread" } else { "Flavor::Legacy" });
-            kinds.insert(0, "Flavor");
+            let flavor = if per_thread { "Flavor::PerThread" } else { "Flavor::Legacy" };
+            if !kinds.iter().any(|kind| is_stream(kind)) {
+                values.insert(0, flavor.to_owned());
+                kinds.insert(0, "Flavor");
+            }
+            for (value, kind) in values.iter_mut().zip(&mut kinds).filter(|(_, kind)| is_stream(kind)) {
+                (*value, *kind) = (format!("StreamArg({flavor}, {value})"), "StreamArg");
+            }
         }
         if !per_thread {
             writeln!(symbols, "pub(crate) struct {name};")?;

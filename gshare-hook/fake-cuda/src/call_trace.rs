@@ -21,7 +21,7 @@
 //! of `fork` and a program that closes all its files are traced like any other.
 #![allow(unsafe_code)] // reads what programs pass to the driver
 
-use std::ffi::{CStr, OsString, c_char, c_int, c_uint};
+use std::ffi::{CStr, OsString, c_char, c_uint, c_void};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::driver::errors::error_name;
+use crate::errors::error_name;
 use crate::sim::device_file::now_ns;
 
 const CALLS: u8 = 1;
@@ -106,10 +106,8 @@ pub(crate) enum Value {
     Float(f32),
     Address(usize),
     Text(*const c_char),
-    OutUnsigned(*const c_uint),
-    OutSigned(*const c_int),
-    OutSize(*const u64),
-    OutAddress(*const usize),
+    /// What a call has written, and how that is shown.
+    Out(*const c_void, unsafe fn(*const c_void) -> String),
     /// A structure, or a function.
     Other,
 }
@@ -132,30 +130,26 @@ impl Value {
                 let cut = text.char_indices().nth(LONGEST_TEXT).map_or(text.len(), |(at, _)| at);
                 write!(line, "{:?}{}", &text[..cut], if cut < text.len() { ".." } else { "" })
             }
-            // SAFETY: by this function's contract, for all that follow.
-            Self::OutUnsigned(at) => unsafe { out(at, ok, line, |value| value.to_string()) },
-            // SAFETY: as above.
-            Self::OutSigned(at) => unsafe { out(at, ok, line, |value| value.to_string()) },
-            // SAFETY: as above.
-            Self::OutSize(at) => unsafe { out(at, ok, line, |value| value.to_string()) },
-            // SAFETY: as above.
-            Self::OutAddress(at) => unsafe { out(at, ok, line, |value| format!("{value:#x}")) },
+            Self::Out(at, _) if at.is_null() => write!(line, "null"),
+            // SAFETY: by this function's contract.
+            Self::Out(at, shown) if ok => write!(line, "{at:p} -> {}", unsafe { shown(at) }),
+            Self::Out(at, _) => write!(line, "{at:p}"),
         }
     }
 }
 
 /// # Safety
-/// As [`Value::show`].
-unsafe fn out<T>(at: *const T, ok: bool, line: &mut String, text: impl Fn(T) -> String) -> std::fmt::Result {
-    if at.is_null() {
-        return write!(line, "null");
-    }
-    write!(line, "{at:p}")?;
-    if ok {
-        // SAFETY: by this function's contract.
-        write!(line, " -> {}", text(unsafe { at.read_unaligned() }))?;
-    }
-    Ok(())
+/// A number of this type lies there.
+pub(crate) unsafe fn number<T: std::fmt::Display>(at: *const c_void) -> String {
+    // SAFETY: by this function's contract.
+    unsafe { at.cast::<T>().read_unaligned() }.to_string()
+}
+
+/// # Safety
+/// An address lies there.
+pub(crate) unsafe fn address(at: *const c_void) -> String {
+    // SAFETY: by this function's contract.
+    format!("{:#x}", unsafe { at.cast::<usize>().read_unaligned() })
 }
 
 /// A driver call that returns. Gives its result back.

@@ -1,7 +1,8 @@
 //! The driver API over the simulated device: one file per kind of object, functions named as in the driver.
 //!
 //! `build.rs` exports every name of the driver's table, and `entry!` gives a name its function: names and arguments, without
-//! their types, which are the table's. Where a per-thread variant exists the function takes a [`Flavor`] first and serves both.
+//! their types, which are the table's. Where a per-thread variant exists one function serves both: a stream comes as a `StreamArg`, and
+//! a call without a stream takes a [`Flavor`] first.
 //! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
@@ -15,33 +16,66 @@
     clippy::cast_possible_wrap
 )]
 
+// Every file here uses these.
+pub(crate) use std::collections::BTreeMap;
+pub(crate) use std::ptr::null_mut;
+pub(crate) use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub(crate) use crate::sim::device_file::{now_ns, sleep_until};
+pub(crate) use crate::sim::{MAX_GPUS, MemKind, SimDevice, SimError, Work};
+pub(crate) use base::*;
 pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
-/// Writes what one or several exported names of the driver do: `entry!(cuA | cuA_v2, |argument, _, argument| body)`.
+/// Writes what one or several exported names of the driver do: `entry!(cuA | cuA_v2, driver, |argument, _, pool: Pool| body)`.
 ///
-/// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types; the body is that of a function that gives an
-/// [`Answer`]. A name outside the table and a name with two functions do not compile.
+/// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types. One with a type is looked up first, as [`Find`]
+/// says: `pool` is the object behind the handle. A word before them says what the call needs before that, and binds it: `driver` that
+/// `cuInit` was called, `context` a current context. The body is that of a function that gives an [`Answer`], or nothing where it
+/// succeeds. A second name with other arguments stands with these: `entry!(cuA, cuA_v2(argument, _, pool), |argument, pool| body)`.
+/// A name outside the table and a name with two functions do not compile.
 macro_rules! entry {
     ($name:ident | $($more:ident)|+, $($function:tt)*) => {
         entry!($name, $($function)*);
         entry!($($more)|+, $($function)*);
     };
-    ($name:ident, || $body:expr) => {
-        entry!(@ $name, () $body);
+    ($name:ident, $other:ident($($other_arg:tt),*), $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
+        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
+        entry!(@ $other, [$($need)?] ($($other_arg,)*) ($($($arg: $kind,)?)*) $body);
     };
-    ($name:ident, |$($arg:tt),*| $body:expr) => {
-        entry!(@ $name, ($($arg,)*) $body);
+    ($name:ident, $($need:ident,)? || $body:expr) => {
+        entry!(@ $name, [$($need)?] () () $body);
     };
-    (@ $name:ident, $args:tt $body:expr) => {
+    ($name:ident, $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
+        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
+    };
+    (@ $name:ident, [$($need:ident)?] $args:tt ($($arg:ident: $kind:ident,)*) $body:expr) => {
         impl symbol::$name {
             pub(in crate::driver) const SERVED: bool = true;
 
             // The export is all that calls it.
             #[inline(always)]
+            #[allow(clippy::let_unit_value)]
             pub(in crate::driver) unsafe fn call($args: args::$name) -> Answer {
-                $body
+                $(#[allow(unused_variables)] let $need = entry!(@need $need)?;)?
+                $(let $arg = Find::<$kind>::find($arg)?;)*
+                let outcome = $body;
+                Outcome::answer(outcome)
             }
+        }
+    };
+    (@need driver) => { base::driver() };
+    (@need context) => { base::current() };
+}
+
+/// Makes a type a kind of object, with the eight bytes that its objects begin with and the answer of a call with a bad handle.
+macro_rules! object {
+    ($kind:ident, $magic:literal $(, $bad:ident)?) => {
+        impl Kind for $kind {
+            const MAGIC: u64 = u64::from_be_bytes(*$magic);
+            $(const BAD: CUresult = $bad;)?
         }
     };
 }
@@ -52,7 +86,6 @@ mod calls;
 mod capture;
 pub(crate) mod context;
 mod device;
-pub(crate) mod errors;
 mod graph;
 mod memory;
 mod module;
@@ -70,15 +103,46 @@ pub(crate) struct Pointer(pub(crate) *const ());
 // SAFETY: the address of a function.
 unsafe impl Sync for Pointer {}
 
-/// The answer of a function: `?` leaves with the driver's error.
-pub(crate) type Answer = Result<(), CUresult>;
+/// What a call gives, or the driver's error, with which `?` leaves.
+pub(crate) type Res<T> = Result<T, CUresult>;
+pub(crate) type Answer = Res<()>;
+
+/// A stream as an argument names it: the default stream that a null handle stands for, and the handle.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamArg(pub(crate) Flavor, pub(crate) sys::CUstream);
+
+impl StreamArg {
+    /// The default stream of a call that names none.
+    pub(crate) fn default_of(flavor: Flavor) -> Self {
+        Self(flavor, null_mut())
+    }
+}
+
+/// How a body of [`entry!`] ends: without a value it has succeeded.
+trait Outcome {
+    fn answer(self) -> Answer;
+}
+
+impl Outcome for () {
+    #[inline(always)]
+    fn answer(self) -> Answer {
+        Ok(())
+    }
+}
+
+impl Outcome for Answer {
+    #[inline(always)]
+    fn answer(self) -> Answer {
+        self
+    }
+}
 
 /// The answer of a name without an `entry!`, which would come first: a type's own constant and function hide a trait's.
 trait Unserved {
     const SERVED: bool = false;
 
     unsafe fn call<A>(_: A) -> Answer {
-        Err(base::NOT_SUPPORTED)
+        Err(NOT_SUPPORTED)
     }
 }
 
@@ -119,7 +183,7 @@ pub fn is_served(exported: &str) -> bool {
 )]
 pub(crate) mod exports {
     use super::*;
-    use crate::call_trace::Value;
+    use crate::call_trace::{Value, address, number};
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 }
 pub(crate) use exports::POINTERS;

@@ -13,10 +13,10 @@
 //!
 //! # Layers
 //!
-//! 1. [`sim`]: the device, without a word of C. [`sim::engine`] is the schedule, told the time; [`sim::device_file`] the
+//! 1. [`sim`]: the device, without a word of C. `sim::engine` is the schedule, told the time; `sim::device_file` the
 //!    file, its lock and the sweep of dead processes.
 //! 2. [`driver`]: the driver API over it, exported by one table of names.
-//! 3. [`nvml`]: the monitoring library over the same device.
+//! 3. `nvml`: the monitoring library over the same device.
 //! 4. `image`: names in device code. `private_tables`: what the runtime library asks for beyond the driver API.
 //! 5. [`install`]: putting the library where programs look for it.
 //!
@@ -77,10 +77,11 @@
 
 mod call_trace;
 pub mod driver;
+mod errors;
 #[allow(unsafe_code)] // images at addresses that C programs pass
 mod image;
 pub mod install;
-pub mod nvml;
+mod nvml;
 #[cfg(feature = "runtime-tables")]
 #[allow(unsafe_code)] // functions that C calls
 mod private_tables;

@@ -5,7 +5,7 @@
 //! say. `links`: PCI Express, peers, affinity. `gpm`: utilisation over time. `unsupported`: every other name of NVML,
 //! with the answer that a card without the function gives. Names, structures and codes are those of NVIDIA's `nvml.h`.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is NVML's
-#![allow(clippy::missing_safety_doc, missing_docs, unreachable_pub, non_snake_case)] // idem
+#![allow(non_snake_case)] // idem
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -14,10 +14,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use crate::driver::base::{driver, driver_version, refuse_if, release};
 use crate::driver::visible::{gpu_uuid, pci_text, uuid_text};
+use crate::sim::SimDevice;
 use crate::sim::device_file::{device_name, device_uuid};
-use crate::sim::{SimDevice, Truth};
+use gshare_fake_cuda_spec::{Board, Profile};
 
 type Return = c_uint;
+type Done = Result<(), Return>;
 type Handle = *mut c_void;
 
 const SUCCESS: Return = 0;
@@ -35,10 +37,9 @@ const UNKNOWN: Return = 999;
 static USERS: AtomicU32 = AtomicU32::new(0);
 static DEVICE: OnceLock<Option<SimDevice>> = OnceLock::new();
 
-fn guard(f: impl FnOnce() -> Result<(), Return>) -> Return {
+fn guard(f: impl FnOnce() -> Done) -> Return {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(code)) => code,
+        Ok(done) => done.err().unwrap_or(SUCCESS),
         Err(_) => UNKNOWN,
     }
 }
@@ -68,14 +69,7 @@ struct Part {
 /// Added to the handles of MIG devices.
 const SLICES: usize = 0x1000;
 
-/// A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
-fn part(handle: Handle) -> Result<Part, Return> {
-    let device = device()?;
-    let part = place(device, handle).ok_or(INVALID_ARGUMENT)?;
-    if part.is_lost() { Err(GPU_IS_LOST) } else { Ok(part) }
-}
-
-/// The device that a handle stands for, lost or not.
+/// The device that a handle stands for, lost or not. A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
 fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     let number = (handle as usize).wrapping_sub(1);
     if number < device.profile().gpus as usize {
@@ -86,10 +80,73 @@ fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     is_slice.then_some(Part { device, number: 0, slice: Some(slice as u32) })
 }
 
-/// A GPU and its number; MIG devices are refused.
-fn gpu(handle: Handle) -> Result<(&'static SimDevice, u32), Return> {
-    let part = part(handle)?;
-    if part.slice.is_some() { Err(INVALID_ARGUMENT) } else { Ok((part.device, part.number)) }
+/// An argument of a function: what C callers pass for it, and how that is read.
+trait Argument: Sized {
+    type Passed;
+
+    fn read(passed: Self::Passed) -> Result<Self, Return>;
+}
+
+macro_rules! read_as_they_are {
+    ($([$($generic:ident)?] $type:ty;)*) => {$(
+        impl $(<$generic>)? Argument for $type {
+            type Passed = Self;
+
+            fn read(passed: Self) -> Result<Self, Return> {
+                Ok(passed)
+            }
+        }
+    )*};
+}
+read_as_they_are! { [T] *mut T; [T] *const T; [] c_int; [] c_uint; [] c_ulonglong; }
+
+impl Argument for Part {
+    type Passed = Handle;
+
+    fn read(handle: Handle) -> Result<Self, Return> {
+        let part = place(device()?, handle).ok_or(INVALID_ARGUMENT)?;
+        if part.is_lost() { Err(GPU_IS_LOST) } else { Ok(part) }
+    }
+}
+
+/// A GPU; handles of MIG devices are refused.
+#[derive(Clone, Copy)]
+struct Gpu {
+    device: &'static SimDevice,
+    number: u32,
+}
+
+impl Argument for Gpu {
+    type Passed = Handle;
+
+    fn read(handle: Handle) -> Result<Self, Return> {
+        let part = Part::read(handle)?;
+        if part.slice.is_some() {
+            Err(INVALID_ARGUMENT)
+        } else {
+            Ok(Self { device: part.device, number: part.number })
+        }
+    }
+}
+
+impl Gpu {
+    fn profile(self) -> &'static Profile {
+        self.device.profile()
+    }
+
+    fn board(self) -> &'static Board {
+        &self.device.profile().board
+    }
+
+    /// Refuses what the real one does not tell of a GPU in MIG mode.
+    fn whole(self) -> Done {
+        refuse_if(self.device.is_cut(), NOT_SUPPORTED)
+    }
+
+    /// Busy time of the last second, in percent.
+    fn utilisation(self) -> u32 {
+        self.device.truth().gpus[self.number as usize].utilisation_percent
+    }
 }
 
 impl Part {
@@ -97,8 +154,7 @@ impl Part {
     fn devices(&self) -> std::ops::Range<usize> {
         match self.slice {
             Some(slice) => slice as usize..slice as usize + 1,
-            None if self.device.is_cut() => 0..self.device.devices().len(),
-            None => self.number as usize..self.number as usize + 1,
+            None => self.device.parts(self.number),
         }
     }
 
@@ -125,31 +181,46 @@ impl Part {
         }
     }
 
-    /// Live processes: pid, bytes, MIG device where there are some.
-    fn users(&self) -> Vec<(u32, u64, c_uint)> {
+    /// Processes with memory on it. Those that have no pid in this namespace are left out, as the real NVML leaves out processes of
+    /// other containers.
+    fn users(&self) -> Vec<Process2> {
         let truth = self.device.truth();
-        let of = |device| {
-            let slice = if self.device.is_cut() { device as c_uint } else { c_uint::MAX };
-            users_of(&truth, device as u32).into_iter().map(move |(pid, used)| (pid, used, slice))
-        };
-        self.devices().flat_map(of).collect()
+        let mut users = Vec::new();
+        for device in self.devices() {
+            let cut = self.device.is_cut();
+            let (gpu_instance, compute_instance) =
+                if cut { (device as c_uint, 0) } else { (c_uint::MAX, c_uint::MAX) };
+            for process in truth.processes.iter().filter(|p| p.live && p.pid != 0) {
+                let used = process.gpus[device].memory_used_bytes;
+                if used > 0 {
+                    users.push(Process2 { pid: process.pid, used, gpu_instance, compute_instance });
+                }
+            }
+        }
+        users
     }
 }
 
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
+unsafe fn put<T>(to: *mut T, value: T) -> Done {
     refuse_if(to.is_null(), INVALID_ARGUMENT)?;
     to.write_unaligned(value);
     Ok(())
 }
 
 /// Checks the first word of a structure that a caller hands over: the size and the version of its layout.
-unsafe fn check_version<T>(given: *const T, version: c_uint) -> Result<(), Return> {
+unsafe fn check_version<T>(given: *const T, version: c_uint) -> Done {
     refuse_if(given.is_null(), INVALID_ARGUMENT)?;
     let word = given.cast::<c_uint>().read_unaligned();
     refuse_if(word != size_of::<T>() as c_uint | version << 24, VERSION_MISMATCH)
 }
 
-unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<(), Return> {
+/// Microseconds since 1970.
+fn unix_us() -> Result<u64, Return> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_err(|_| UNKNOWN)?;
+    Ok(now.as_micros() as u64)
+}
+
+unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Done {
     refuse_if(to.is_null(), INVALID_ARGUMENT)?;
     refuse_if(text.len() >= len as usize, INSUFFICIENT_SIZE)?;
     std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
@@ -157,8 +228,9 @@ unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Result<(), Retur
     Ok(())
 }
 
+/// The functions of NVML: `fn nvmlA | nvmlA_v2 (argument: Type) { body }`. Arguments are read as [`Argument`] says, in their order.
 macro_rules! nvml {
-    ($($(#[$doc:meta])* fn $($name:ident)|+ ($($arg:ident: $type:ty),*) $body:block)*) => {$(
+    ($(fn $($name:ident)|+ ($($arg:ident: $type:ty),*) $body:block)*) => {$(
         nvml!(@each [$($name)+] ($($arg: $type),*) $body);
     )*};
     (@each [$($name:ident)+] $args:tt $body:block) => {
@@ -166,8 +238,11 @@ macro_rules! nvml {
     };
     (@one $name:ident ($($arg:ident: $type:ty),*) $body:block) => {
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> Return {
-            let result = guard(|| $body);
+        unsafe extern "C" fn $name($($arg: <$type as Argument>::Passed),*) -> Return {
+            let result = guard(|| {
+                $(let $arg = <$type as Argument>::read($arg)?;)*
+                $body
+            });
             if crate::call_trace::calls() {
                 crate::call_trace::nvml_call(stringify!($name), result);
             }
@@ -176,124 +251,55 @@ macro_rules! nvml {
     };
 }
 
+/// Structures of `nvml.h`.
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[allow(dead_code)] // C callers read the fields
+        struct $name {
+            $($field: $type),*
+        }
+    )*};
+}
+
 mod board;
 mod gpm;
 mod links;
 mod unsupported;
 
-fn initialise() -> Result<(), Return> {
+fn initialise() -> Done {
     open().ok_or(DRIVER_NOT_LOADED)?;
     USERS.fetch_add(1, AcqRel);
     Ok(())
 }
 
-#[repr(C)]
-#[derive(Debug)]
-pub struct Memory {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Memory2 {
-    version: c_uint,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Process1 {
-    pid: c_uint,
-    used: u64,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Process2 {
-    pid: c_uint,
-    used: u64,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
-
-/// `nvmlProcessDetail_v1_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProcessDetail {
-    pid: c_uint,
-    used: u64,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-    protected: u64,
-}
-
-/// `nvmlProcessDetailList_v1_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProcessDetails {
-    version: c_uint,
-    mode: c_uint,
-    count: c_uint,
-    entries: *mut ProcessDetail,
-}
-
-/// `nvmlDeviceAttributes_t`: SMs; copy engines, decoders, encoders, JPEG and optical flow engines; slices of the GPU instance
-/// and of the compute instance; memory.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Attributes {
-    sms: c_uint,
-    engines: [c_uint; 5],
-    slices: [c_uint; 2],
-    memory_mib: u64,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProcessSample {
-    pid: c_uint,
-    time_us: c_ulonglong,
-    sm: c_uint,
-    memory: c_uint,
-    encoder: c_uint,
-    decoder: c_uint,
-}
-
-/// `nvmlProcessUtilizationInfo_v1_t`: of the others memory, encoder, decoder, JPEG and optical flow.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProcessRate {
-    time_us: c_ulonglong,
-    pid: c_uint,
-    sm: c_uint,
-    others: [c_uint; 5],
-}
-
-/// `nvmlProcessesUtilizationInfo_v1_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ProcessRates {
-    version: c_uint,
-    count: c_uint,
-    since_us: c_ulonglong,
-    entries: *mut ProcessRate,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Pci {
-    legacy: [u8; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    id: c_uint,
-    subsystem: c_uint,
-    text: [u8; 32],
+structures! {
+    Memory { total: u64, free: u64, used: u64 }
+    Memory2 { version: c_uint, total: u64, reserved: u64, free: u64, used: u64 }
+    Process1 { pid: c_uint, used: u64 }
+    Process2 { pid: c_uint, used: u64, gpu_instance: c_uint, compute_instance: c_uint }
+    /// `nvmlProcessDetail_v1_t`.
+    ProcessDetail { process: Process2, protected: u64 }
+    /// `nvmlProcessDetailList_v1_t`.
+    ProcessDetails { version: c_uint, mode: c_uint, count: c_uint, entries: *mut ProcessDetail }
+    /// `nvmlDeviceAttributes_t`: SMs; copy engines, decoders, encoders, JPEG and optical flow engines; slices of the GPU instance
+    /// and of the compute instance; memory.
+    Attributes { sms: c_uint, engines: [c_uint; 5], slices: [c_uint; 2], memory_mib: u64 }
+    ProcessSample { pid: c_uint, time_us: c_ulonglong, sm: c_uint, memory: c_uint, encoder: c_uint, decoder: c_uint }
+    /// `nvmlProcessUtilizationInfo_v1_t`: of the others memory, encoder, decoder, JPEG and optical flow.
+    ProcessRate { time_us: c_ulonglong, pid: c_uint, sm: c_uint, others: [c_uint; 5] }
+    /// `nvmlProcessesUtilizationInfo_v1_t`.
+    ProcessRates { version: c_uint, count: c_uint, since_us: c_ulonglong, entries: *mut ProcessRate }
+    Pci {
+        legacy: [u8; 16],
+        domain: c_uint,
+        bus: c_uint,
+        device: c_uint,
+        id: c_uint,
+        subsystem: c_uint,
+        text: [u8; 32],
+    }
 }
 
 fn text_array<const N: usize>(text: &str) -> [u8; N] {
@@ -303,37 +309,22 @@ fn text_array<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// Processes with memory on a GPU: pid, bytes. Those that have no pid in this namespace are left out, as the real NVML leaves out
-/// processes of other containers.
-fn users_of(truth: &Truth, gpu: u32) -> Vec<(u32, u64)> {
-    truth
-        .processes
-        .iter()
-        .filter(|p| p.live && p.pid != 0)
-        .map(|p| (p.pid, p.gpus[gpu as usize].memory_used_bytes))
-        .filter(|(_, bytes)| *bytes > 0)
-        .collect()
-}
-
-/// Fills a list as NVML does: the number is in and out, too small a list is an error that tells the number.
 /// How busy each process has kept a GPU of late; `NOT_FOUND` if none has.
-fn samples(handle: Handle, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
-    let (device, number) = gpu(handle)?;
-    refuse_if(device.is_cut(), NOT_SUPPORTED)?;
-    let truth = device.truth();
+fn samples(gpu: Gpu, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
+    gpu.whole()?;
+    let truth = gpu.device.truth();
     let time_us = truth.time_ns / 1000;
-    let samples: Vec<ProcessSample> = truth
-        .processes
-        .iter()
-        .filter(|p| p.live && p.pid != 0 && time_us > since_us)
-        .map(|p| (p.pid, p.gpus[number as usize].utilisation_percent))
+    let live = truth.processes.iter().filter(|p| p.live && p.pid != 0 && time_us > since_us);
+    let samples: Vec<ProcessSample> = live
+        .map(|p| (p.pid, p.gpus[gpu.number as usize].utilisation_percent))
         .filter(|(_, sm)| *sm > 0)
         .map(|(pid, sm)| ProcessSample { pid, time_us, sm, memory: 0, encoder: 0, decoder: 0 })
         .collect();
     if samples.is_empty() { Err(NOT_FOUND) } else { Ok(samples) }
 }
 
-unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Result<(), Return> {
+/// Fills a list as NVML does: the number is in and out, too small a list is an error that tells the number.
+unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Done {
     refuse_if(count.is_null(), INVALID_ARGUMENT)?;
     let room = *count as usize;
     *count = list.len() as c_uint;
@@ -365,7 +356,7 @@ nvml! {
     fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2 (index: c_uint, handle: *mut Handle) {
         refuse_if(index >= device()?.profile().gpus, INVALID_ARGUMENT)?;
         let named = (index as usize + 1) as Handle;
-        part(named)?;
+        Part::read(named)?;
         put(handle, named)
     }
     fn nvmlDeviceGetHandleByUUID (uuid: *const c_char, handle: *mut Handle) {
@@ -386,40 +377,27 @@ nvml! {
         let found = (0..device.profile().gpus).find(|i| asked.trim_start_matches("0000") == &pci_text(*i)[4..]);
         put(handle, (found.ok_or(NOT_FOUND)? as usize + 1) as Handle)
     }
-    fn nvmlDeviceGetIndex (handle: Handle, index: *mut c_uint) { put(index, gpu(handle)?.1) }
-    fn nvmlDeviceGetMinorNumber (handle: Handle, minor: *mut c_uint) { put(minor, gpu(handle)?.1) }
-    fn nvmlDeviceGetName (handle: Handle, name: *mut c_char, length: c_uint) {
-        let part = part(handle)?;
+    fn nvmlDeviceGetIndex | nvmlDeviceGetMinorNumber (gpu: Gpu, number: *mut c_uint) { put(number, gpu.number) }
+    fn nvmlDeviceGetName (part: Part, name: *mut c_char, length: c_uint) {
         let slice = part.slice.map(|slice| &part.device.devices()[slice as usize]);
         put_text(name, length, &device_name(slice.unwrap_or(part.device.profile())))
     }
-    fn nvmlDeviceGetUUID (handle: Handle, uuid: *mut c_char, length: c_uint) {
-        put_text(uuid, length, &part(handle)?.uuid())
+    fn nvmlDeviceGetUUID (part: Part, uuid: *mut c_char, length: c_uint) { put_text(uuid, length, &part.uuid()) }
+    fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (gpu: Gpu, pci: *mut Pci) {
+        let (text, id) = (pci_text(gpu.number), gpu.board().pci_id);
+        let (legacy, text) = (text_array(&text), text_array(&format!("0000{text}")));
+        put(pci, Pci { legacy, domain: 0, bus: gpu.number + 1, device: 0, id, subsystem: id, text })
     }
-    fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (handle: Handle, pci: *mut Pci) {
-        let (device, number) = gpu(handle)?;
-        let text = pci_text(number);
-        put(pci, Pci {
-            legacy: text_array(&text),
-            domain: 0,
-            bus: number + 1,
-            device: 0,
-            id: device.profile().board.pci_id,
-            subsystem: device.profile().board.pci_id,
-            text: text_array(&format!("0000{text}")),
-        })
-    }
-    fn nvmlDeviceGetCudaComputeCapability (handle: Handle, major: *mut c_int, minor: *mut c_int) {
-        let (a, b) = gpu(handle)?.0.profile().compute_capability;
+    fn nvmlDeviceGetCudaComputeCapability (gpu: Gpu, major: *mut c_int, minor: *mut c_int) {
+        let (a, b) = gpu.profile().compute_capability;
         put(major, a as c_int)?;
         put(minor, b as c_int)
     }
-    fn nvmlDeviceGetMemoryInfo (handle: Handle, memory: *mut Memory) {
-        let (total, reserved, used) = part(handle)?.memory();
+    fn nvmlDeviceGetMemoryInfo (part: Part, memory: *mut Memory) {
+        let (total, reserved, used) = part.memory();
         put(memory, Memory { total, free: total - reserved - used, used: reserved + used })
     }
-    fn nvmlDeviceGetMemoryInfo_v2 (handle: Handle, memory: *mut Memory2) {
-        let part = part(handle)?;
+    fn nvmlDeviceGetMemoryInfo_v2 (part: Part, memory: *mut Memory2) {
         refuse_if(memory.is_null(), INVALID_ARGUMENT)?;
         const VERSION: c_uint = size_of::<Memory2>() as c_uint | 2 << 24;
         let version = (*memory).version;
@@ -427,35 +405,27 @@ nvml! {
         let (total, reserved, used) = part.memory();
         put(memory, Memory2 { version, total, reserved, free: total - reserved - used, used })
     }
-    fn nvmlDeviceGetUtilizationRates (handle: Handle, rates: *mut [c_uint; 2]) {
-        let (device, number) = gpu(handle)?;
-        if device.is_cut() {
-            // As with the real one: not told of a GPU in MIG mode.
-            return Err(NOT_SUPPORTED);
-        }
-        put(rates, [device.truth().gpus[number as usize].utilisation_percent, 0])
+    fn nvmlDeviceGetUtilizationRates (gpu: Gpu, rates: *mut [c_uint; 2]) {
+        gpu.whole()?;
+        put(rates, [gpu.utilisation(), 0])
     }
-    fn nvmlDeviceGetComputeRunningProcesses (handle: Handle, count: *mut c_uint, list: *mut Process1) {
-        let all = part(handle)?.users().into_iter();
-        put_list(all.map(|(pid, used, _)| Process1 { pid, used }).collect(), count, list)
+    fn nvmlDeviceGetComputeRunningProcesses (part: Part, count: *mut c_uint, list: *mut Process1) {
+        let users = part.users().into_iter().map(|Process2 { pid, used, .. }| Process1 { pid, used });
+        put_list(users.collect(), count, list)
     }
-    fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3 (handle: Handle, count: *mut c_uint, list: *mut Process2) {
-        let all = part(handle)?.users().into_iter();
-        let told = |(pid, used, slice)| {
-            let compute_instance = if slice == c_uint::MAX { slice } else { 0 };
-            Process2 { pid, used, gpu_instance: slice, compute_instance }
-        };
-        put_list(all.map(told).collect(), count, list)
+    fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3
+        (part: Part, count: *mut c_uint, list: *mut Process2) {
+        put_list(part.users(), count, list)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetGraphicsRunningProcesses_v2
         | nvmlDeviceGetGraphicsRunningProcesses_v3 | nvmlDeviceGetMPSComputeRunningProcesses
         | nvmlDeviceGetMPSComputeRunningProcesses_v2 | nvmlDeviceGetMPSComputeRunningProcesses_v3
-        (handle: Handle, count: *mut c_uint, _list: *mut c_void) {
-        part(handle)?;
+        (_part: Part, count: *mut c_uint, _list: *mut c_void) {
         put(count, 0)
     }
-    fn nvmlDeviceGetProcessUtilization (handle: Handle, list: *mut ProcessSample, count: *mut c_uint, since_us: c_ulonglong) {
-        let samples = samples(handle, since_us);
+    fn nvmlDeviceGetProcessUtilization
+        (gpu: Gpu, list: *mut ProcessSample, count: *mut c_uint, since_us: c_ulonglong) {
+        let samples = samples(gpu, since_us);
         if matches!(samples, Err(NOT_FOUND)) {
             put(count, 0)?;
         }
@@ -463,7 +433,7 @@ nvml! {
     }
     fn nvmlDeviceGetProcessesUtilizationInfo (handle: Handle, list: *mut ProcessRates) {
         check_version(list, 1)?;
-        let samples = samples(handle, (*list).since_us)?;
+        let samples = samples(Gpu::read(handle)?, (*list).since_us)?;
         let entry = |ProcessSample { pid, time_us, sm, .. }| ProcessRate { time_us, pid, sm, others: [0; 5] };
         put_list(samples.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
     }
@@ -472,19 +442,14 @@ nvml! {
         let text = std::fs::read(format!("/proc/{pid}/comm")).map_err(|_| NOT_FOUND)?;
         put_text(name, length, String::from_utf8_lossy(text.trim_ascii_end()).as_ref())
     }
-    fn nvmlDeviceGetRunningProcessDetailList (handle: Handle, list: *mut ProcessDetails) {
+    fn nvmlDeviceGetRunningProcessDetailList (part: Part, list: *mut ProcessDetails) {
         const COMPUTE: c_uint = 0;
-        let part = part(handle)?;
         check_version(list, 1)?;
         let users = if (*list).mode == COMPUTE { part.users() } else { Vec::new() };
-        let entry = |(pid, used, slice)| {
-            let compute_instance = if slice == c_uint::MAX { slice } else { 0 };
-            ProcessDetail { pid, used, gpu_instance: slice, compute_instance, protected: 0 }
-        };
-        put_list(users.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
+        let entries = users.into_iter().map(|process| ProcessDetail { process, protected: 0 });
+        put_list(entries.collect(), &raw mut (*list).count, (*list).entries)
     }
-    fn nvmlDeviceGetAttributes_v2 (handle: Handle, attributes: *mut Attributes) {
-        let part = part(handle)?;
+    fn nvmlDeviceGetAttributes_v2 (part: Part, attributes: *mut Attributes) {
         let slice = &part.device.devices()[part.slice.ok_or(NOT_SUPPORTED)? as usize];
         let memory_mib = slice.memory_bytes >> 20;
         // The name says how many slices of the GPU the instance has: 3g.40gb.
@@ -492,40 +457,33 @@ nvml! {
         let slices: c_uint = slices.unwrap_or(1);
         put(attributes, Attributes { sms: slice.sms, engines: [slices, 0, 0, 0, 0], slices: [slices; 2], memory_mib })
     }
-    fn nvmlDeviceGetMigMode (handle: Handle, current: *mut c_uint, pending: *mut c_uint) {
-        let (device, _) = gpu(handle)?;
-        refuse_if(device.profile().mig.is_empty(), NOT_SUPPORTED)?;
-        put(current, c_uint::from(device.is_cut()))?;
-        put(pending, c_uint::from(device.is_cut()))
+    fn nvmlDeviceGetMigMode (gpu: Gpu, current: *mut c_uint, pending: *mut c_uint) {
+        refuse_if(gpu.profile().mig.is_empty(), NOT_SUPPORTED)?;
+        put(current, c_uint::from(gpu.device.is_cut()))?;
+        put(pending, c_uint::from(gpu.device.is_cut()))
     }
-    fn nvmlDeviceGetMaxMigDeviceCount (handle: Handle, count: *mut c_uint) {
-        let (device, _) = gpu(handle)?;
-        put(count, if device.is_cut() { 7 } else { 0 })
+    fn nvmlDeviceGetMaxMigDeviceCount (gpu: Gpu, count: *mut c_uint) {
+        put(count, if gpu.device.is_cut() { 7 } else { 0 })
     }
-    fn nvmlDeviceGetMigDeviceHandleByIndex (handle: Handle, index: c_uint, slice: *mut Handle) {
-        let (device, _) = gpu(handle)?;
-        refuse_if(!device.is_cut() || index as usize >= device.devices().len(), NOT_FOUND)?;
+    fn nvmlDeviceGetMigDeviceHandleByIndex (gpu: Gpu, index: c_uint, slice: *mut Handle) {
+        refuse_if(!gpu.device.is_cut() || index as usize >= gpu.device.devices().len(), NOT_FOUND)?;
         put(slice, (SLICES + index as usize + 1) as Handle)
     }
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (handle: Handle, whole: *mut Handle) {
-        part(handle)?.slice.ok_or(INVALID_ARGUMENT)?;
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (part: Part, whole: *mut Handle) {
+        part.slice.ok_or(INVALID_ARGUMENT)?;
         put(whole, 1 as Handle)
     }
-    fn nvmlDeviceIsMigDeviceHandle (handle: Handle, is_mig: *mut c_uint) {
-        put(is_mig, c_uint::from(part(handle)?.slice.is_some()))
-    }
-    fn nvmlDeviceGetGpuInstanceId (handle: Handle, id: *mut c_uint) {
-        put(id, part(handle)?.slice.ok_or(INVALID_ARGUMENT)?)
-    }
-    fn nvmlDeviceGetComputeInstanceId (handle: Handle, id: *mut c_uint) {
-        part(handle)?.slice.ok_or(INVALID_ARGUMENT)?;
+    fn nvmlDeviceIsMigDeviceHandle (part: Part, is_mig: *mut c_uint) { put(is_mig, part.slice.is_some().into()) }
+    fn nvmlDeviceGetGpuInstanceId (part: Part, id: *mut c_uint) { put(id, part.slice.ok_or(INVALID_ARGUMENT)?) }
+    fn nvmlDeviceGetComputeInstanceId (part: Part, id: *mut c_uint) {
+        part.slice.ok_or(INVALID_ARGUMENT)?;
         put(id, 0)
     }
 }
 
 /// The text of a return code.
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
+extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
     let text = match result {
         SUCCESS => c"Success",
         UNINITIALIZED => c"Uninitialized",
@@ -546,7 +504,7 @@ pub extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
 /// Ground truth as JSON, for programs that have loaded the library: writes at most `len` bytes and a final 0, returns the
 /// length it would need without the 0 (0: no device).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_stats(buffer: *mut c_char, len: usize) -> usize {
+unsafe extern "C" fn fake_cuda_stats(buffer: *mut c_char, len: usize) -> usize {
     let json = std::panic::catch_unwind(|| {
         open().and_then(|device| serde_json::to_string(&device.truth()).ok()).unwrap_or_default()
     });

@@ -1,11 +1,11 @@
 //! The ground truth over a C boundary, for programs that load the library but are not linked to it.
 #![allow(unsafe_code)] // a C entry point
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::sim::{self, SimDevice, Watched};
 use gshare_fake_cuda_spec::Spec;
@@ -14,12 +14,12 @@ use gshare_fake_cuda_spec::Spec;
 static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
 
 fn device<R>(path: &Path, f: impl FnOnce(&SimDevice) -> R) -> Option<R> {
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if !open.contains_key(path) {
-        let device = SimDevice::open(path, &Spec::default()).ok()?;
-        open.insert(path.to_owned(), device);
-    }
-    open.get(path).map(f)
+    let mut open = sim::lock(&OPEN);
+    let device = match open.entry(path.to_owned()) {
+        Entry::Occupied(open) => open.into_mut(),
+        Entry::Vacant(place) => place.insert(SimDevice::open(path, &Spec::default()).ok()?),
+    };
+    Some(f(device))
 }
 
 /// # Safety

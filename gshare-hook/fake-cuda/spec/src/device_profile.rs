@@ -172,10 +172,8 @@ impl Calls {
     #[must_use]
     pub fn scaled_to(self, launch_ns: u32) -> Self {
         let of = if self.launch_ns == 0 { Self::default() } else { self };
-        let scaled = |ns: u32| {
-            let ns = u64::from(ns) * u64::from(launch_ns) / u64::from(of.launch_ns);
-            u32::try_from(ns).unwrap_or(u32::MAX)
-        };
+        let longer = |ns: u32| u64::from(ns) * u64::from(launch_ns) / u64::from(of.launch_ns);
+        let scaled = |ns: u32| u32::try_from(longer(ns)).unwrap_or(u32::MAX);
         Self {
             launch_ns,
             graph_ns: scaled(of.graph_ns),
@@ -322,15 +320,13 @@ impl Profile {
         if self.cut.is_empty() {
             return vec![self.clone(); self.gpus as usize];
         }
-        let slices = self.cut.iter().filter_map(|name| self.slice(name));
-        slices
-            .map(|slice| Self {
-                device_name: format!("{} MIG {}", self.device_name, slice.name),
-                sms: slice.sms,
-                memory_bytes: slice.memory_bytes,
-                ..self.clone()
-            })
-            .collect()
+        let device = |slice: &MigSlice| Self {
+            device_name: format!("{} MIG {}", self.device_name, slice.name),
+            sms: slice.sms,
+            memory_bytes: slice.memory_bytes,
+            ..self.clone()
+        };
+        self.cut.iter().filter_map(|name| self.slice(name)).map(device).collect()
     }
 
     /// The cost that the kernel's name states.
@@ -377,32 +373,24 @@ impl Profile {
 }
 
 fn by_name(name: &str, all: u32) -> Option<Named> {
-    let (rest, sms) = if let Some(rest) = name.strip_suffix("_full") {
-        (rest, Some(all))
-    } else if let Some((rest, n)) = name.rsplit_once("_sm") {
-        match n.parse() {
-            Ok(n) => (rest, Some(n)),
-            Err(_) => (name, None),
+    let with_number = name.rsplit_once("_sm").and_then(|(rest, n)| Some((rest, Some(n.parse().ok()?))));
+    let full = name.strip_suffix("_full").map(|rest| (rest, Some(all)));
+    let (rest, sms) = full.or(with_number).unwrap_or((name, None));
+    let duration = match rest.strip_prefix("spin_") {
+        _ if rest.starts_with("zero") => Duration::Fixed(0),
+        Some("ns") => Duration::FirstArgument,
+        time => {
+            let (n, unit) = time?.split_at(time?.bytes().take_while(u8::is_ascii_digit).count());
+            let unit = match unit {
+                "ns" => 1,
+                "us" => 1_000,
+                "ms" => 1_000_000,
+                _ => return None,
+            };
+            Duration::Fixed(n.parse::<u64>().ok()?.saturating_mul(unit))
         }
-    } else {
-        (name, None)
     };
-    if rest.starts_with("zero") {
-        return Some(Named { duration: Duration::Fixed(0), sms });
-    }
-    let time = rest.strip_prefix("spin_")?;
-    if time == "ns" {
-        return Some(Named { duration: Duration::FirstArgument, sms });
-    }
-    let digits = time.bytes().take_while(u8::is_ascii_digit).count();
-    let n: u64 = time[..digits].parse().ok()?;
-    let unit = match &time[digits..] {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        _ => return None,
-    };
-    Some(Named { duration: Duration::Fixed(n.saturating_mul(unit)), sms })
+    Some(Named { duration, sms })
 }
 
 #[cfg(test)]

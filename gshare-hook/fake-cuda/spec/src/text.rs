@@ -177,10 +177,7 @@ impl Spec {
     /// # Errors
     /// When the profile cannot be used or lacks what is asked for.
     pub fn resolve(&self) -> Result<Profile, SpecError> {
-        let text = match self.profile_text()? {
-            Some(text) => text,
-            None => load_text(DEFAULT_PROFILE)?,
-        };
+        let text = self.profile_text()?.map_or_else(|| load_text(DEFAULT_PROFILE), Ok)?;
         let mut profile = Profile::parse(&text, self.profile_name())?;
         match self.devices {
             Some(n) if n > 1 && !profile.cut.is_empty() => return Err(SpecError::CutMany(n)),

@@ -1,13 +1,10 @@
 //! Arrays and mipmapped arrays: memory without padding, charged to the byte. Those whose memory the program maps itself
 //! (sparse ones, deferred mapping) have none of their own; mapping it is not supported.
 
-use super::base::*;
 use super::memory::{allocate, free};
 use super::*;
-use crate::sim::MemKind;
 
 /// An array, or one level of a mipmapped array.
-#[derive(Debug)]
 pub(crate) struct Array {
     /// 0 for none.
     pub(crate) address: u64,
@@ -19,13 +16,11 @@ pub(crate) struct Array {
     level: bool,
 }
 
-impl Kind for Array {
-    const MAGIC: u64 = 0x6773_6861_7265_4152;
-}
+object!(Array, b"gshareAR");
 
 /// The array that is asked for: the driver's descriptor with its enumeration as an integer.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Shape {
     width: usize,
     height: usize,
@@ -50,18 +45,18 @@ struct Shape2D {
 const _: () = assert!(size_of::<Shape2D>() == size_of::<sys::CUDA_ARRAY_DESCRIPTOR>());
 
 impl Shape {
-    fn row(&self) -> Result<u64, CUresult> {
+    fn row(&self) -> Res<u64> {
         let channel = match self.format {
             0x01 | 0x08 => 1,
             0x02 | 0x09 | 0x10 => 2,
             0x03 | 0x0a | 0x20 => 4,
             _ => return Err(NOT_SUPPORTED),
         };
-        refuse_if(self.width == 0 || !matches!(self.channels, 1 | 2 | 4), INVALID_VALUE)?;
+        invalid_if(self.width == 0 || !matches!(self.channels, 1 | 2 | 4))?;
         (self.width as u64).checked_mul(channel * u64::from(self.channels)).ok_or(INVALID_VALUE)
     }
 
-    fn bytes(&self) -> Result<u64, CUresult> {
+    fn bytes(&self) -> Res<u64> {
         let rows = (self.height.max(1) as u64).checked_mul(self.depth.max(1) as u64);
         rows.and_then(|rows| rows.checked_mul(self.row().ok()?)).ok_or(INVALID_VALUE)
     }
@@ -83,124 +78,107 @@ impl Shape {
     }
 }
 
-fn create(shape: Shape) -> Result<&'static Object<Array>, CUresult> {
-    let context = current()?;
-    let (pitch, bytes) = (shape.row()?, shape.bytes()?);
-    capture::not_while_capturing()?;
-    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
-    Ok(Object::create(Array { address, pitch, height: shape.height as u64, shape, level: false }))
+impl Array {
+    /// An array, or a level, whose memory begins at an address; 0 for none.
+    fn create(shape: Shape, address: u64, level: bool) -> Res<Ref<Self>> {
+        let (pitch, height) = (shape.row()?, shape.height as u64);
+        Ok(Object::create(Self { address, pitch, height, shape, level }))
+    }
 }
 
-entry!(cuArray3DCreate_v2, |pHandle, pAllocateArray| {
-    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
-    put(pHandle, create(pAllocateArray.cast::<Shape>().read_unaligned())?.handle())
+/// Memory for arrays of a shape, unless the program maps it itself.
+fn take(context: &Context, shape: Shape, bytes: u64) -> Res<u64> {
+    capture::not_while_capturing()?;
+    if shape.without_memory() { Ok(0) } else { allocate(context, bytes, MemKind::Array) }
+}
+
+fn give(address: u64) -> Answer {
+    if address == 0 { Ok(()) } else { free(address) }
+}
+
+fn create(context: &Context, shape: Shape) -> Res<Ref<Array>> {
+    shape.row()?;
+    Array::create(shape, take(context, shape, shape.bytes()?)?, false)
+}
+
+entry!(cuArray3DCreate_v2, |array, shape| {
+    invalid_if(array.is_null() || shape.is_null())?;
+    put(array, create(current()?, shape.cast::<Shape>().read_unaligned())?.handle())
 });
 
-entry!(cuArrayCreate_v2, |pHandle, pAllocateArray| {
-    refuse_if(pHandle.is_null() || pAllocateArray.is_null(), INVALID_VALUE)?;
-    let s = pAllocateArray.cast::<Shape2D>().read_unaligned();
-    let shape = Shape {
-        width: s.width,
-        height: s.height,
-        depth: 0,
-        format: s.format,
-        channels: s.channels,
-        flags: 0,
-    };
-    put(pHandle, create(shape)?.handle())
+entry!(cuArrayCreate_v2, |array, shape| {
+    invalid_if(array.is_null() || shape.is_null())?;
+    let Shape2D { width, height, format, channels } = shape.cast::<Shape2D>().read_unaligned();
+    let shape = Shape { width, height, depth: 0, format, channels, flags: 0 };
+    put(array, create(current()?, shape)?.handle())
 });
 
-entry!(cuArrayDestroy, |hArray| {
-    driver()?;
-    let array = Object::<Array>::get(hArray)?;
+entry!(cuArrayDestroy, driver, |array: Array| {
     refuse_if(array.level || !array.retire(), INVALID_HANDLE)?;
-    if array.address == 0 { Ok(()) } else { free(array.address) }
+    give(array.address)
 });
 
-entry!(cuArray3DGetDescriptor_v2, |pArrayDescriptor, hArray| {
-    put(pArrayDescriptor.cast::<Shape>(), Object::<Array>::get(hArray)?.shape)
-});
+entry!(cuArray3DGetDescriptor_v2, |shape, array: Array| put(shape.cast::<Shape>(), array.shape));
 
-entry!(cuArrayGetDescriptor_v2, |pArrayDescriptor, hArray| {
-    let s = Object::<Array>::get(hArray)?.shape;
-    let shape = Shape2D { width: s.width, height: s.height, format: s.format, channels: s.channels };
-    put(pArrayDescriptor.cast::<Shape2D>(), shape)
+entry!(cuArrayGetDescriptor_v2, |shape, array: Array| {
+    let Shape { width, height, format, channels, .. } = array.shape;
+    put(shape.cast::<Shape2D>(), Shape2D { width, height, format, channels })
 });
 
 /// Size and alignment, of arrays with deferred mapping only.
 unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: bool, bytes: u64) -> Answer {
-    refuse_if(out.is_null() || !deferred, INVALID_VALUE)?;
+    invalid_if(out.is_null() || !deferred)?;
     std::ptr::write_bytes(out, 0, 1);
     put(out.cast::<[u64; 2]>(), [bytes, 1])
 }
 
-entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, device| {
-    driver()?.gpu(device)?;
+entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, _device: Device| {
     let shape = Object::<Array>::get(array)?.shape;
     requirements(memoryRequirements, shape.flags & 0x80 != 0, shape.bytes()?)
 });
 
 /// A mipmapped array: its levels one after the other.
-#[derive(Debug)]
 struct Mipmapped {
     address: u64,
     bytes: u64,
     deferred: bool,
-    levels: Vec<&'static Object<Array>>,
+    levels: Vec<Ref<Array>>,
 }
 
-impl Kind for Mipmapped {
-    const MAGIC: u64 = 0x6773_6861_7265_4d49;
-}
+object!(Mipmapped, b"gshareMI");
 
-entry!(cuMipmappedArrayCreate, |pHandle, pMipmappedArrayDesc, numMipmapLevels| {
-    let context = current()?;
-    refuse_if(pHandle.is_null() || pMipmappedArrayDesc.is_null(), INVALID_VALUE)?;
+entry!(cuMipmappedArrayCreate, context, |mipmapped, shape, count| {
+    invalid_if(mipmapped.is_null() || shape.is_null())?;
     capture::not_while_capturing()?;
-    let shape = pMipmappedArrayDesc.cast::<Shape>().read_unaligned();
+    let shape = shape.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
-    let shapes: Vec<Shape> = (0..numMipmapLevels.clamp(1, most)).map(|l| shape.at_level(l)).collect();
-    let mut bytes = 0;
-    for shape in &shapes {
-        bytes += shape.bytes()?;
-    }
-    let address = if shape.without_memory() { 0 } else { allocate(context, bytes, MemKind::Array)? };
+    let shapes: Vec<Shape> = (0..count.clamp(1, most)).map(|l| shape.at_level(l)).collect();
+    let sizes = shapes.iter().map(Shape::bytes).collect::<Res<Vec<u64>>>()?;
+    let bytes = sizes.iter().sum();
+    let address = take(context, shape, bytes)?;
     let mut at = address;
     let mut levels = Vec::new();
-    for shape in shapes {
-        let pitch = shape.row()?;
-        levels.push(Object::create(Array {
-            address: if address == 0 { 0 } else { at },
-            pitch,
-            height: shape.height as u64,
-            shape,
-            level: true,
-        }));
-        at += shape.bytes()?;
+    for (shape, size) in shapes.into_iter().zip(sizes) {
+        levels.push(Array::create(shape, at, true)?);
+        at += if address == 0 { 0 } else { size };
     }
-    put(
-        pHandle,
-        Object::create(Mipmapped { address, bytes, deferred: shape.flags & 0x80 != 0, levels }).handle(),
-    )
+    let deferred = shape.flags & 0x80 != 0;
+    put(mipmapped, Object::create(Mipmapped { address, bytes, deferred, levels }).handle())
 });
 
-entry!(cuMipmappedArrayDestroy, |hMipmappedArray| {
-    driver()?;
-    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
+entry!(cuMipmappedArrayDestroy, driver, |mipmapped: Mipmapped| {
     refuse_if(!mipmapped.retire(), INVALID_HANDLE)?;
     for level in &mipmapped.levels {
         level.retire();
     }
-    if mipmapped.address == 0 { Ok(()) } else { free(mipmapped.address) }
+    give(mipmapped.address)
 });
 
-entry!(cuMipmappedArrayGetLevel, |pLevelArray, hMipmappedArray, level| {
-    let mipmapped = Object::<Mipmapped>::get(hMipmappedArray)?;
-    put(pLevelArray, mipmapped.levels.get(level as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.handle())
+entry!(cuMipmappedArrayGetLevel, |array, mipmapped: Mipmapped, level| {
+    put(array, mipmapped.levels.get(level as usize).ok_or(INVALID_VALUE)?.handle())
 });
 
-entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, device| {
-    driver()?.gpu(device)?;
+entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, _device: Device| {
     let mipmapped = Object::<Mipmapped>::get(mipmap)?;
     requirements(memoryRequirements, mipmapped.deferred, mipmapped.bytes)
 });

@@ -1,18 +1,16 @@
 //! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::capture::Capture;
 use super::graph::Node;
+use super::memory::Backing;
 use super::*;
-use crate::sim::device_file::now_ns;
-use crate::sim::{SimDevice, SimError, Work};
-use gshare_fake_cuda_spec::{CudaRelease, Profile, Spec};
+pub(crate) use crate::sim::lock;
+use gshare_fake_cuda_spec::{Calls, CudaRelease, Profile, Spec};
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
@@ -35,20 +33,21 @@ impl From<SimError> for CUresult {
     }
 }
 
-/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Leaves a call with `error` where it must be refused: `refuse_if(flags != 0, INVALID_VALUE)?`.
+/// Leaves a call with `error` where it must be refused: `refuse_if(slot < 0, NOT_FOUND)?`.
 #[inline]
 pub(crate) fn refuse_if<E>(refused: bool, error: E) -> Result<(), E> {
     if refused { Err(error) } else { Ok(()) }
 }
 
+/// Leaves a call with `CUDA_ERROR_INVALID_VALUE` where an argument is wrong: `invalid_if(flags != 0)?`.
+#[inline]
+pub(crate) fn invalid_if(refused: bool) -> Answer {
+    refuse_if(refused, INVALID_VALUE)
+}
+
 /// Writes through an out-pointer of a C caller.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
-    refuse_if(to.is_null(), INVALID_VALUE)?;
+    invalid_if(to.is_null())?;
     to.write_unaligned(value);
     Ok(())
 }
@@ -71,14 +70,15 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
 
 /// The process's attachment to the device file.
-#[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: SimDevice,
     pub(crate) process: u32,
     /// Ordinal -> GPU of the file.
     pub(crate) visible: Vec<u32>,
-    pub(crate) primaries: Vec<Primary>,
+    pub(crate) primaries: Vec<Mutex<PrimaryState>>,
     pub(crate) percent: f64,
+    /// The time that calls take in their caller.
+    pub(crate) calls: Calls,
     pub(crate) memory: memory::Registry,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
@@ -86,14 +86,10 @@ pub(crate) struct Driver {
     pub(crate) hosts_pending: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Primary {
-    pub(crate) state: Mutex<PrimaryState>,
-}
-
-#[derive(Debug, Default)]
+/// The state of a device's primary context.
+#[derive(Default)]
 pub(crate) struct PrimaryState {
-    pub(crate) context: Option<&'static Object<Context>>,
+    pub(crate) context: Option<Ref<Context>>,
     pub(crate) retained: u32,
     pub(crate) flags: u32,
 }
@@ -104,18 +100,12 @@ struct Hosts {
     queue: VecDeque<HostTask>,
 }
 
-impl std::fmt::Debug for Hosts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} host functions", self.queue.len())
-    }
-}
-
 /// Work that runs on the host when its stream reaches it. `false`: not yet, ask again.
 pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
 
 struct HostTask {
-    slot: u32,
-    position: u64,
+    /// The stream's slot, and the position in it.
+    at: (u32, u64),
     action: HostAction,
 }
 
@@ -127,7 +117,7 @@ extern "C" fn after_fork_in_child() {
 
 /// The driver, once initialised.
 #[inline]
-pub(crate) fn driver() -> Result<&'static Driver, CUresult> {
+pub(crate) fn driver() -> Res<&'static Driver> {
     if STATE.load(Acquire) == READY
         && let Some(driver) = DRIVER.get()
     {
@@ -147,16 +137,27 @@ pub(crate) fn driver_version() -> u32 {
     release().number()
 }
 
-fn open_device() -> Result<Driver, CUresult> {
+/// The longest time of a launch call that can be asked for, in ns.
+const MOST_NS: u32 = 1_000_000_000;
+
+/// The times of calls in this process: the profile's, or those scaled to what `GSHARE_SIM_CALL_NS` says of a launch.
+fn calls_asked_for(profile: Calls) -> Result<Calls, String> {
+    let Some(text) = std::env::var("GSHARE_SIM_CALL_NS").ok().filter(|text| !text.is_empty()) else {
+        return Ok(profile);
+    };
+    let ns = text.trim().parse().ok().filter(|&ns| ns <= MOST_NS);
+    let refused = || format!("GSHARE_SIM_CALL_NS={text}: not a number of ns from 0 to {MOST_NS}");
+    Ok(profile.scaled_to(ns.ok_or_else(refused)?))
+}
+
+fn open_device() -> Res<Driver> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
-    let device = SimDevice::of_environment().map_err(|e| {
-        say(&e);
+    let refuse = |error: &dyn std::fmt::Display| {
+        say(error);
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY
-    })?;
-    calls::set(device.profile().calls).map_err(|e| {
-        say(&e);
-        CUresult::CUDA_ERROR_SYSTEM_NOT_READY
-    })?;
+    };
+    let device = SimDevice::of_environment().map_err(|e| refuse(&e))?;
+    let calls = calls_asked_for(device.profile().calls).map_err(|e| refuse(&e))?;
     let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
@@ -172,7 +173,7 @@ fn open_device() -> Result<Driver, CUresult> {
     let percent = std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|p| p.trim().parse().ok());
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
-    let primaries = visible.iter().map(|_| Primary::default()).collect();
+    let primaries = visible.iter().map(|_| Mutex::default()).collect();
     let memory = memory::Registry::default();
     Ok(Driver {
         device,
@@ -180,6 +181,7 @@ fn open_device() -> Result<Driver, CUresult> {
         visible,
         primaries,
         percent,
+        calls,
         memory,
         hosts: Mutex::default(),
         hosts_more: Condvar::new(),
@@ -216,20 +218,15 @@ impl Driver {
         &self.device.devices()[gpu as usize]
     }
 
-    /// The profile of the device with an ordinal.
-    pub(crate) fn profile_at(&self, ordinal: i32) -> Result<&Profile, CUresult> {
-        Ok(self.profile_of(self.gpu(ordinal)?))
+    /// Drops this process's reference to shared bytes.
+    pub(crate) fn leave(&self, id: u32, generation: u32) {
+        self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
-    /// GPU of the file for an ordinal.
-    pub(crate) fn gpu(&self, ordinal: i32) -> Result<u32, CUresult> {
-        usize::try_from(ordinal).ok().and_then(|i| self.visible.get(i)).copied().ok_or(INVALID_DEVICE)
-    }
-
-    /// Hands a host action to the process's host thread, to run when the entry at `position` is reached.
-    fn add_host(&'static self, slot: u32, position: u64, action: HostAction) {
+    /// Hands a host action to the process's host thread, to run when the entry `at` a slot and position is reached.
+    fn add_host(&'static self, at: (u32, u64), action: HostAction) {
         let mut hosts = lock(&self.hosts);
-        hosts.queue.push_back(HostTask { slot, position, action });
+        hosts.queue.push_back(HostTask { at, action });
         if !hosts.started {
             hosts.started = true;
             let run = move || self.run_hosts();
@@ -241,7 +238,7 @@ impl Driver {
                 libc::sigfillset(&raw mut all);
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
                 let spawned = std::thread::Builder::new().name("sim-cuda-host".into()).spawn(run);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, null_mut());
                 hosts.started = spawned.is_ok();
             }
         }
@@ -256,7 +253,7 @@ impl Driver {
             while hosts.queue.is_empty() {
                 hosts = self.hosts_more.wait(hosts).unwrap_or_else(PoisonError::into_inner);
             }
-            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|t| (t.slot, t.position)).collect();
+            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|task| task.at).collect();
             drop(hosts);
             // Which are reached, and when is the next one reached at the earliest?
             let (reached, soonest) = self.device.with(|engine, now| {
@@ -266,8 +263,8 @@ impl Driver {
                     if engine.host_reached(slot, position) {
                         reached.push((slot, position));
                     } else if position > 0 {
-                        soonest =
-                            soonest.min(engine.not_before(slot, position - 1, 8).unwrap_or(now + 20_000));
+                        let at = engine.not_before(slot, position - 1, 8);
+                        soonest = soonest.min(at.unwrap_or(now + 20_000));
                     }
                 }
                 (reached, soonest.max(now))
@@ -275,12 +272,10 @@ impl Driver {
             let (mut progress, mut waits) = (false, false);
             for key in reached {
                 let mut hosts = lock(&self.hosts);
-                let Some(at) = hosts.queue.iter().position(|t| (t.slot, t.position) == key) else { continue };
-                let Some(mut task) = hosts.queue.remove(at) else { continue };
+                let at = hosts.queue.iter().position(|task| task.at == key);
+                let Some(mut task) = at.and_then(|at| hosts.queue.remove(at)) else { continue };
                 drop(hosts);
-                let done =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut task.action)).unwrap_or(true);
-                if done {
+                if catch_unwind(AssertUnwindSafe(&mut task.action)).unwrap_or(true) {
                     self.device.with(|engine, now| engine.host_done(now, key.0));
                     self.hosts_pending.fetch_sub(1, AcqRel);
                     progress = true;
@@ -295,7 +290,7 @@ impl Driver {
                 let now = now_ns();
                 // A stream that waits for a word of memory is asked again soon: a device sees it at once.
                 let soonest = if waits { now + pause } else { soonest };
-                crate::sim::device_file::sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
+                sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
             }
         }
@@ -306,7 +301,6 @@ impl Driver {
 
 /// The object that a handle points to.
 #[repr(C)]
-#[derive(Debug)]
 pub(crate) struct Object<T> {
     magic: AtomicU64,
     value: T,
@@ -335,7 +329,7 @@ impl<T: Kind> Object<T> {
 
     /// The object behind a handle.
     #[inline]
-    pub(crate) unsafe fn get<H>(handle: *mut H) -> Result<&'static Self, CUresult> {
+    pub(crate) unsafe fn get<H>(handle: *mut H) -> Res<&'static Self> {
         let at = handle.cast::<Self>();
         refuse_if((at as usize) < 4096 || !at.is_aligned() || (*at).magic.load(Relaxed) != T::MAGIC, T::BAD)?;
         Ok(&*at)
@@ -356,13 +350,124 @@ impl<T: Kind> Object<T> {
     }
 }
 
+/// A static reference to an object.
+pub(crate) type Ref<T> = &'static Object<T>;
+
+/// What an argument of a call stands for.
+pub(crate) trait Find<K> {
+    type Found;
+
+    /// # Safety
+    /// A handle is one that the driver gave out, or no address of the process's.
+    unsafe fn find(self) -> Res<Self::Found>;
+}
+
+impl<K: Kind, H> Find<K> for *mut H {
+    type Found = Ref<K>;
+
+    #[inline]
+    unsafe fn find(self) -> Res<Ref<K>> {
+        Object::get(self)
+    }
+}
+
+/// The context of a handle, or the current one for a null handle.
+pub(crate) struct OrCurrent;
+
+impl<H> Find<OrCurrent> for *mut H {
+    type Found = Ref<Context>;
+
+    unsafe fn find(self) -> Res<Ref<Context>> {
+        driver()?;
+        if self.is_null() { current() } else { Object::get(self) }
+    }
+}
+
+/// A pointer that is not null.
+pub(crate) struct Given;
+
+impl<T> Find<Given> for *const T {
+    type Found = Self;
+
+    unsafe fn find(self) -> Res<Self> {
+        invalid_if(self.is_null()).map(|()| self)
+    }
+}
+
+impl<T> Find<Given> for *mut T {
+    type Found = Self;
+
+    unsafe fn find(self) -> Res<Self> {
+        invalid_if(self.is_null()).map(|()| self)
+    }
+}
+
+/// A visible device: its ordinal, and its GPU (or MIG device) of the file.
+#[derive(Clone, Copy)]
+pub(crate) struct Device {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: i32,
+    pub(crate) gpu: u32,
+}
+
+impl Find<Device> for CUdevice {
+    type Found = Device;
+
+    unsafe fn find(self) -> Res<Device> {
+        Device::at(self)
+    }
+}
+
+impl Device {
+    pub(crate) fn at(ordinal: i32) -> Res<Self> {
+        let driver = driver()?;
+        let gpu = usize::try_from(ordinal).ok().and_then(|i| driver.visible.get(i));
+        Ok(Self { driver, ordinal, gpu: *gpu.ok_or(INVALID_DEVICE)? })
+    }
+
+    pub(crate) fn of_gpu(gpu: u32) -> Res<Self> {
+        let driver = driver()?;
+        let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
+        Ok(Self { driver, ordinal: ordinal as i32, gpu })
+    }
+
+    pub(crate) fn profile(self) -> &'static Profile {
+        self.driver.profile_of(self.gpu)
+    }
+
+    /// Charges bytes to this process.
+    pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        self.driver.device.with_lock(|engine| engine.charge(self.driver.process, self.gpu, kind, bytes))
+    }
+
+    /// As [`charge`](Self::charge), when the memory of dead processes is back.
+    pub(crate) fn charge_swept(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        self.driver.device.with(|engine, now| {
+            self.driver.device.sweep(engine, now);
+            engine.charge(self.driver.process, self.gpu, kind, bytes)
+        })
+    }
+
+    pub(crate) fn refund(self, kind: MemKind, bytes: u64) {
+        self.driver.device.with_lock(|engine| engine.refund(self.driver.process, self.gpu, kind, bytes));
+    }
+
+    /// Makes bytes that this process pays for known to others, in a file.
+    pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
+        let Self { driver, gpu, .. } = self;
+        let (id, generation) =
+            driver.device.with(|engine, _| engine.share(driver.process, gpu, kind, bytes))?;
+        Ok(Backing { id, generation, file })
+    }
+}
+
 // --- Threads ---------------------------------------------------------------------------------------
 
 /// The state of a thread that a launch needs, in one place without a destructor: one look-up, no check.
 pub(crate) struct Thread {
-    context: Cell<Option<&'static Object<Context>>>,
+    context: Cell<Option<Ref<Context>>>,
     /// The thread's own stream in the context it used last.
-    own: Cell<Option<&'static Object<Stream>>>,
+    own: Cell<Option<Ref<Stream>>>,
     /// Where this thread counts launches that cost nothing, and whether it is the only one to.
     counter: Cell<Option<(&'static AtomicU64, bool)>>,
 }
@@ -371,23 +476,17 @@ thread_local! {
     static THREAD: Thread =
         const { Thread { context: Cell::new(None), own: Cell::new(None), counter: Cell::new(None) } };
     /// Never dropped: a destructor of a thread's is registered under the loader's lock, which a driver does not take to launch.
-    static STACK: ManuallyDrop<RefCell<Vec<&'static Object<Context>>>> =
+    static STACK: ManuallyDrop<RefCell<Vec<Ref<Context>>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    static OWN_STREAMS: RefCell<BTreeMap<u64, &'static Object<Stream>>> = const { RefCell::new(BTreeMap::new()) };
+    static OWN_STREAMS: RefCell<BTreeMap<u64, Ref<Stream>>> = const { RefCell::new(BTreeMap::new()) };
     pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The calling thread's current context.
 #[inline]
-pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
+pub(crate) fn current() -> Res<Ref<Context>> {
     match current_opt() {
-        Some(context) if STATE.load(Relaxed) == READY => {
-            if context.live() {
-                context.check().map(|()| context)
-            } else {
-                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-            }
-        }
+        Some(context) if STATE.load(Relaxed) == READY => context.usable().map(|()| context),
         _ => {
             driver()?;
             Err(INVALID_CONTEXT)
@@ -395,40 +494,39 @@ pub(crate) fn current() -> Result<&'static Object<Context>, CUresult> {
     }
 }
 
-pub(crate) fn current_opt() -> Option<&'static Object<Context>> {
+pub(crate) fn current_opt() -> Option<Ref<Context>> {
     THREAD.with(|thread| thread.context.get())
 }
 
-/// Replaces the top of the calling thread's stack (`None` pops it).
-pub(crate) fn set_current(context: Option<&'static Object<Context>>) {
-    let _ = STACK.try_with(|stack| {
+/// Changes the calling thread's stack of contexts.
+fn with_stack<R>(f: impl FnOnce(&mut Vec<Ref<Context>>) -> R) -> R {
+    STACK.with(|stack| {
         let mut stack = stack.borrow_mut();
+        let done = f(&mut stack);
+        THREAD.with(|thread| thread.context.set(stack.last().copied()));
+        done
+    })
+}
+
+/// Replaces the top of the calling thread's stack (`None` pops it).
+pub(crate) fn set_current(context: Option<Ref<Context>>) {
+    with_stack(|stack| {
         stack.pop();
         stack.extend(context);
-        THREAD.with(|thread| thread.context.set(stack.last().copied()));
     });
 }
 
-pub(crate) fn push_current(context: &'static Object<Context>) {
-    let _ = STACK.try_with(|stack| stack.borrow_mut().push(context));
-    THREAD.with(|thread| thread.context.set(Some(context)));
+pub(crate) fn push_current(context: Ref<Context>) {
+    with_stack(|stack| stack.push(context));
 }
 
-pub(crate) fn pop_current() -> Option<&'static Object<Context>> {
-    STACK
-        .try_with(|stack| {
-            let mut stack = stack.borrow_mut();
-            let popped = stack.pop();
-            THREAD.with(|thread| thread.context.set(stack.last().copied()));
-            popped
-        })
-        .ok()
-        .flatten()
+pub(crate) fn pop_current() -> Option<Ref<Context>> {
+    with_stack(Vec::pop)
 }
 
 /// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way.
 #[inline]
-pub(crate) unsafe fn count_if_idle(flavor: Flavor, handle: sys::CUstream) -> bool {
+pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool {
     THREAD.with(|thread| {
         let Some((counter, exclusive)) = thread.counter.get().or_else(|| first_count(thread)) else {
             return false;
@@ -471,29 +569,24 @@ fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
 // --- Contexts and streams --------------------------------------------------------------------------
 
 /// A context.
-#[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) id: u64,
-    pub(crate) ordinal: i32,
-    pub(crate) gpu: u32,
+    pub(crate) device: Device,
     pub(crate) primary: bool,
     /// Its own number, or 0 for the primary context of its GPU and the green contexts cut from that: events go with it.
     pub(crate) family: u64,
     pub(crate) flags: AtomicU32,
     /// SMs of a green context or of an execution affinity.
     pub(crate) sms: Option<u32>,
-    pub(crate) legacy: OnceLock<&'static Object<Stream>>,
-    pub(crate) streams: Mutex<Vec<&'static Object<Stream>>>,
+    pub(crate) legacy: OnceLock<Ref<Stream>>,
+    pub(crate) streams: Mutex<Vec<Ref<Stream>>>,
     pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
     pub(crate) peers: Mutex<Vec<i32>>,
     /// Not 0 while the GPU is lost.
     lost: &'static AtomicU64,
 }
 
-impl Kind for Context {
-    const MAGIC: u64 = 0x6773_6861_7265_4354;
-    const BAD: CUresult = INVALID_CONTEXT;
-}
+object!(Context, b"gshareCT", INVALID_CONTEXT);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -501,30 +594,33 @@ pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Relaxed)
 }
 
+impl Object<Context> {
+    /// An error when it has ended, or while its GPU is lost.
+    #[inline]
+    fn usable(&self) -> Answer {
+        refuse_if(!self.live(), CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
+        self.check()
+    }
+}
+
 impl Context {
     /// A new context with its legacy stream; charges the context's memory.
     pub(crate) fn create(
-        ordinal: i32,
+        device: Device,
         primary: bool,
         flags: u32,
         sms: Option<u32>,
         charged: bool,
-    ) -> Result<&'static Object<Self>, CUresult> {
-        let driver = driver()?;
-        let gpu = driver.gpu(ordinal)?;
-        let lost = &driver.device.open_part().lost[gpu as usize];
+    ) -> Res<Ref<Self>> {
+        let driver = device.driver;
+        let lost = &driver.device.open_part().lost[device.gpu as usize];
         refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
         let bytes = if charged { driver.profile().context_bytes } else { 0 };
-        let slot = driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, crate::sim::MemKind::Context, bytes)?;
-            engine.open_stream(driver.process, gpu)
-        })?;
+        device.charge_swept(MemKind::Context, bytes)?;
         let id = next_id();
         let context = Object::create(Self {
             id,
-            ordinal,
-            gpu,
+            device,
             primary,
             // Green contexts are not charged.
             family: if primary || !charged { 0 } else { id },
@@ -536,7 +632,7 @@ impl Context {
             peers: Mutex::default(),
             lost,
         });
-        let legacy = Stream::create(driver, context, slot, 0, 0, StreamKind::Legacy);
+        let legacy = Stream::create(context, 0, 0, StreamKind::Legacy)?;
         let _ = context.legacy.set(legacy);
         Ok(context)
     }
@@ -544,22 +640,30 @@ impl Context {
     /// An error while the GPU is lost.
     #[inline]
     pub(crate) fn check(&self) -> Answer {
-        if self.lost.load(Relaxed) == 0 { Ok(()) } else { Err(GPU_LOST) }
+        refuse_if(self.lost.load(Relaxed) != 0, GPU_LOST)
     }
 
-    pub(crate) fn legacy(&self) -> Result<&'static Object<Stream>, CUresult> {
+    pub(crate) fn legacy(&self) -> Res<Ref<Stream>> {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
+    /// Its GPU and family.
+    pub(crate) fn home(&self) -> (u32, u64) {
+        (self.device.gpu, self.family)
+    }
+
+    /// The streams that take part in the legacy stream's barriers.
+    pub(crate) fn blocking(&self) -> Vec<Ref<Stream>> {
+        lock(&self.streams).iter().copied().filter(|stream| stream.blocking()).collect()
+    }
+
     /// All streams, the legacy one first.
-    pub(crate) fn all_streams(&self) -> Vec<&'static Object<Stream>> {
-        let mut all: Vec<_> = self.legacy.get().copied().into_iter().collect();
-        all.extend(lock(&self.streams).iter().copied());
-        all
+    pub(crate) fn all_streams(&self) -> Vec<Ref<Stream>> {
+        self.legacy.get().into_iter().chain(lock(&self.streams).iter()).copied().collect()
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamKind {
     Legacy,
     PerThread,
@@ -567,11 +671,10 @@ pub(crate) enum StreamKind {
 }
 
 /// A stream.
-#[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
-    pub(crate) context: &'static Object<Context>,
+    pub(crate) context: Ref<Context>,
     pub(crate) kind: StreamKind,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
@@ -585,22 +688,19 @@ pub(crate) struct Stream {
     seen_by_legacy: AtomicU64,
     pub(crate) capturing: AtomicBool,
     pub(crate) capture: Mutex<Option<Capture>>,
-    pub(crate) green: AtomicU64,
 }
 
-impl Kind for Stream {
-    const MAGIC: u64 = 0x6773_6861_7265_5354;
-}
+object!(Stream, b"gshareST");
 
 impl Stream {
     pub(crate) fn create(
-        driver: &'static Driver,
-        context: &'static Object<Context>,
-        slot: u32,
+        context: Ref<Context>,
         flags: u32,
         priority: i32,
         kind: StreamKind,
-    ) -> &'static Object<Self> {
+    ) -> Res<Ref<Self>> {
+        let Device { driver, gpu, .. } = context.device;
+        let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, gpu))?;
         let done = driver.device.completed_now(slot);
         let stream = Object::create(Self {
             id: next_id(),
@@ -615,12 +715,11 @@ impl Stream {
             seen_by_legacy: AtomicU64::new(done),
             capturing: AtomicBool::new(false),
             capture: Mutex::new(None),
-            green: AtomicU64::new(0),
         });
         if kind != StreamKind::Legacy {
             lock(&context.streams).push(stream);
         }
-        stream
+        Ok(stream)
     }
 
     /// Whether it takes part in the legacy stream's barriers.
@@ -629,114 +728,93 @@ impl Stream {
     }
 }
 
-/// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
-#[inline]
-pub(crate) unsafe fn stream(
-    flavor: Flavor,
-    handle: sys::CUstream,
-) -> Result<&'static Object<Stream>, CUresult> {
-    let number = handle as usize;
-    if number > 2 {
-        let stream = Object::<Stream>::get(handle)?;
-        return if stream.context.live() {
-            stream.context.check().map(|()| stream)
+impl Find<Stream> for StreamArg {
+    type Found = Ref<Stream>;
+
+    /// The stream behind a handle: 0 by flavour, 1 legacy, 2 the thread's own.
+    #[inline]
+    unsafe fn find(self) -> Res<Ref<Stream>> {
+        let Self(flavor, handle) = self;
+        let number = handle as usize;
+        if number > 2 {
+            let stream = Object::<Stream>::get(handle)?;
+            return stream.context.usable().map(|()| stream);
+        }
+        let context = current()?;
+        if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
+            own_stream(context)
         } else {
-            Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        };
-    }
-    let context = current()?;
-    if number == 2 || (number == 0 && flavor == Flavor::PerThread) {
-        own_stream(context)
-    } else {
-        context.legacy()
+            context.legacy()
+        }
     }
 }
 
-fn own_stream(context: &'static Object<Context>) -> Result<&'static Object<Stream>, CUresult> {
+fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
     OWN_STREAMS
         .try_with(|own| {
             if let Some(stream) = own.borrow().get(&context.id) {
                 THREAD.with(|thread| thread.own.set(Some(*stream)));
                 return Ok(*stream);
             }
-            let driver = driver()?;
-            let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
-            let stream = Stream::create(driver, context, slot, 0, 0, StreamKind::PerThread);
+            let stream = Stream::create(context, 0, 0, StreamKind::PerThread)?;
             own.borrow_mut().insert(context.id, stream);
             Ok(stream)
         })
         .unwrap_or(Err(INVALID_HANDLE))
 }
 
-/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
-pub(crate) fn push(stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
-    push_with_action(stream, work, None)
-}
-
 /// Appends a host action.
-pub(crate) fn push_host(stream: &'static Object<Stream>, action: HostAction) -> Result<u64, CUresult> {
-    push_with_action(stream, Work::Host, Some(action))
+pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
+    let driver = driver()?;
+    driver.hosts_pending.fetch_add(1, AcqRel);
+    let pushed = push(stream, Work::Host).inspect_err(|_| {
+        driver.hosts_pending.fetch_sub(1, AcqRel);
+    });
+    driver.add_host((stream.slot, pushed?), action);
+    Ok(())
 }
 
 /// Appends a call of `f`.
-pub(crate) fn push_call(stream: &'static Object<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+pub(crate) fn push_call(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> Answer {
     let action = move || {
         f();
         true
     };
-    push_host(stream, Box::new(action)).map(drop)
+    push_host(stream, Box::new(action))
 }
 
-fn push_with_action(
-    stream: &'static Object<Stream>,
-    work: Work,
-    action: Option<HostAction>,
-) -> Result<u64, CUresult> {
+/// Moves bytes now or, while host functions are pending that might change them, when the stream gets there.
+pub(crate) fn move_bytes(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> Answer {
+    if driver()?.hosts_pending.load(Acquire) > 0 {
+        return push_call(stream, f);
+    }
+    f();
+    Ok(())
+}
+
+/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
+pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
     let driver = driver()?;
-    if action.is_some() {
-        driver.hosts_pending.fetch_add(1, AcqRel);
-    }
-    let pushed = push_raw(driver, stream, work);
-    match (&pushed, action) {
-        (Ok(position), Some(action)) => driver.add_host(stream.slot, *position, action),
-        (Err(_), Some(_)) => {
-            driver.hosts_pending.fetch_sub(1, AcqRel);
-        }
-        _ => {}
-    }
-    pushed
-}
-
-fn push_raw(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
     // Barriers of the legacy default stream: it waits for the blocking streams, and they for it.
-    let mut waits: Vec<(u32, u64)> = Vec::new();
+    let wait_for = |other: Ref<Stream>, seen: &AtomicU64| -> Answer {
+        let tail = other.tail.load(Acquire);
+        if tail > seen.load(Relaxed) {
+            seen.store(tail, Relaxed);
+            if driver.device.completed_now(other.slot) < tail {
+                push_one(driver, stream, Work::Wait { stream: other.slot, position: tail - 1 })?;
+            }
+        }
+        Ok(())
+    };
     if stream.kind == StreamKind::Legacy {
-        for other in lock(&stream.context.streams).iter().filter(|s| s.blocking()) {
-            let tail = other.tail.load(Acquire);
-            if tail > other.seen_by_legacy.load(Relaxed) {
-                other.seen_by_legacy.store(tail, Relaxed);
-                if driver.device.completed_now(other.slot) < tail {
-                    waits.push((other.slot, tail - 1));
-                }
-            }
-        }
+        stream.context.blocking().into_iter().try_for_each(|other| wait_for(other, &other.seen_by_legacy))?;
     } else if stream.blocking() {
-        let legacy = stream.context.legacy()?;
-        let tail = legacy.tail.load(Acquire);
-        if tail > stream.seen_legacy.load(Relaxed) {
-            stream.seen_legacy.store(tail, Relaxed);
-            if driver.device.completed_now(legacy.slot) < tail {
-                waits.push((legacy.slot, tail - 1));
-            }
-        }
-    }
-    for (slot, position) in waits {
-        push_one(driver, stream, Work::Wait { stream: slot, position })?;
+        wait_for(stream.context.legacy()?, &stream.seen_legacy)?;
     }
     push_one(driver, stream, work)
 }
 
-fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work) -> Result<u64, CUresult> {
+fn push_one(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64> {
     loop {
         let pushed = driver.device.with(|engine, now| {
             let pushed = engine.push(now, stream.slot, work);
@@ -760,7 +838,7 @@ fn push_one(driver: &'static Driver, stream: &'static Object<Stream>, work: Work
 }
 
 /// Waits until everything pushed to the stream so far is done.
-pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
+pub(crate) fn drain(stream: Ref<Stream>) -> Answer {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);
     if tail > 0 && driver.device.completed_now(stream.slot) < tail {
@@ -770,22 +848,16 @@ pub(crate) fn drain(stream: &'static Object<Stream>) -> Answer {
 }
 
 /// Whether everything pushed to the stream so far is done.
-pub(crate) fn drained(stream: &'static Object<Stream>) -> Result<bool, CUresult> {
+pub(crate) fn drained(stream: Ref<Stream>) -> Res<bool> {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);
     Ok(tail == 0 || driver.device.is_done(stream.slot, tail - 1))
 }
 
 /// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
-pub(crate) fn submit(stream: &'static Object<Stream>, node: Node) -> Answer {
+pub(crate) fn submit(stream: Ref<Stream>, node: impl Into<Node>) -> Answer {
     if stream.capturing.load(Acquire) {
-        return capture::capture_node(stream, node);
+        return capture::capture_node(stream, node.into());
     }
-    graph::run_node(stream, &node)
-}
-
-/// SMs a context may use, `None` for all.
-pub(crate) fn context_sms(stream: &Stream) -> Option<u32> {
-    let green = stream.green.load(Relaxed) as u32;
-    if green > 0 { Some(green) } else { stream.context.sms }
+    graph::run_node(stream, &node.into())
 }

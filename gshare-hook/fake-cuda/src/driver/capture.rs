@@ -1,29 +1,30 @@
 //! Stream capture: what streams are asked to do becomes nodes of a graph.
 
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex};
-
-use super::base::*;
 use super::graph::{Graph, Node, NodeRef, nodes};
 use super::stream::Event;
 use super::*;
 
 /// One capture, shared by the streams that take part.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: u64,
-    pub(crate) graph: &'static Object<Graph>,
+    pub(crate) graph: Ref<Graph>,
     pub(crate) mode: u32,
     pub(crate) invalid: AtomicBool,
     origin: u64,
     thread: std::thread::ThreadId,
-    streams: Mutex<Vec<&'static Object<Stream>>>,
+    streams: Mutex<Vec<Ref<Stream>>>,
+}
+
+impl Session {
+    /// Spoils the capture, and refuses the call that does.
+    fn spoil<R>(&self, error: CUresult) -> Res<R> {
+        self.invalid.store(true, Release);
+        Err(error)
+    }
 }
 
 /// A stream's part in a capture.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Capture {
     pub(crate) session: Arc<Session>,
     pub(crate) after: Vec<NodeRef>,
@@ -45,7 +46,7 @@ pub(crate) fn not_while_capturing() -> Answer {
     if ACTIVE.load(Acquire) == 0 {
         return Ok(());
     }
-    let mode = CAPTURE_MODE.try_with(std::cell::Cell::get).unwrap_or(0);
+    let mode = CAPTURE_MODE.get();
     if mode == 2 {
         return Ok(());
     }
@@ -63,15 +64,12 @@ pub(crate) fn not_while_capturing() -> Answer {
             hit = true;
         }
     }
-    if hit { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    refuse_if(hit, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// Spoils the capture that a stream takes part in, and refuses.
 fn spoil(stream: &Stream, error: CUresult) -> Answer {
-    if let Some(capture) = lock(&stream.capture).as_ref() {
-        capture.session.invalid.store(true, Release);
-    }
-    Err(error)
+    lock(&stream.capture).as_ref().map_or(Err(error), |capture| capture.session.spoil(error))
 }
 
 /// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
@@ -109,44 +107,59 @@ pub(crate) fn context_not_capturing(context: &Context) -> Answer {
     Ok(())
 }
 
-/// Adds a node to the graph a stream captures.
-pub(crate) fn capture_node(stream: &'static Object<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-    match node {
-        Node::Record(event) => {
-            // The event stands for this point of the capture; nothing runs.
-            *lock(&event.captured) = Some((capture.session.clone(), capture.after.clone()));
-            return Ok(());
-        }
-        Node::Wait(event) => {
-            let point = lock(&event.captured).clone();
-            let Some((session, after)) = point else {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-            };
-            if !Arc::ptr_eq(&session, &capture.session) {
-                capture.session.invalid.store(true, Release);
-                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+impl Capture {
+    fn wait_for(&mut self, nodes: Vec<NodeRef>) {
+        for node in nodes {
+            if !self.after.iter().any(|n| n.id == node.id) {
+                self.after.push(node);
             }
-            for node in after {
-                if !capture.after.iter().any(|n| n.id == node.id) {
-                    capture.after.push(node);
-                }
-            }
-            return Ok(());
         }
-        _ => {}
     }
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
+}
+
+/// Changes the capture that a stream takes part in.
+fn with_capture(stream: Ref<Stream>, f: impl FnOnce(&mut Capture) -> Answer) -> Answer {
+    f(lock(&stream.capture).as_mut().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?)
+}
+
+/// What a stream is asked to do becomes a node of the graph that it captures. A record of an event, and a wait for one, are only
+/// dependencies.
+pub(crate) fn capture_node(stream: Ref<Stream>, node: Node) -> Answer {
+    let (Node::Record(event) | Node::Wait(event)) = node else { return add_captured(stream, node) };
+    with_capture(stream, |capture| {
+        let session = &capture.session;
+        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+        if let Node::Record(_) = node {
+            // The event stands for this point of the capture; nothing runs.
+            *lock(&event.captured) = Some((session.clone(), capture.after.clone()));
+            return Ok(());
+        }
+        match lock(&event.captured).clone() {
+            None => session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+            Some((other, _)) if !Arc::ptr_eq(&other, session) => {
+                session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
+            }
+            Some((_, after)) => {
+                capture.wait_for(after);
+                Ok(())
+            }
+        }
+    })
+}
+
+/// Adds a node to the graph a stream captures, also a record or a wait.
+pub(crate) fn add_captured(stream: Ref<Stream>, node: Node) -> Answer {
+    with_capture(stream, |capture| {
+        let session = &capture.session;
+        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+        let graph = session.graph;
+        capture.after = vec![graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?];
+        Ok(())
+    })
 }
 
 /// A stream that waits for a captured event takes part in its capture.
-pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Result<bool, CUresult> {
+pub(crate) fn join_capture(stream: Ref<Stream>, event: &Event) -> Res<bool> {
     if ACTIVE.load(Acquire) == 0 || stream.capturing.load(Acquire) {
         return Ok(false);
     }
@@ -155,8 +168,7 @@ pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Re
         return Ok(false);
     }
     if stream.kind == StreamKind::Legacy {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     lock(&session.streams).push(stream);
     *lock(&stream.capture) = Some(Capture { session, after, shown: Vec::new() });
@@ -164,13 +176,8 @@ pub(crate) fn join_capture(stream: &'static Object<Stream>, event: &Event) -> Re
     Ok(true)
 }
 
-fn begin(
-    stream: &'static Object<Stream>,
-    mode: u32,
-    graph: Option<&'static Object<Graph>>,
-    after: Vec<NodeRef>,
-) -> Answer {
-    refuse_if(mode > 2, INVALID_VALUE)?;
+fn begin(stream: Ref<Stream>, mode: u32, graph: Option<Ref<Graph>>, after: Vec<NodeRef>) -> Answer {
+    invalid_if(mode > 2)?;
     refuse_if(stream.kind == StreamKind::Legacy, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let mut capture = lock(&stream.capture);
     refuse_if(capture.is_some(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -190,25 +197,19 @@ fn begin(
     Ok(())
 }
 
-entry!(cuStreamBeginCapture, |flavor, hStream| begin(stream(flavor, hStream)?, 0, None, Vec::new()));
+entry!(cuStreamBeginCapture, |stream: Stream| begin(stream, 0, None, Vec::new()));
+entry!(cuStreamBeginCapture_v2, |stream: Stream, mode| begin(stream, mode, None, Vec::new()));
 
-entry!(cuStreamBeginCapture_v2, |flavor, hStream, mode| {
-    begin(stream(flavor, hStream)?, mode, None, Vec::new())
-});
-
-entry!(cuStreamBeginCaptureToGraph, |flavor, hStream, hGraph, dependencies, _, numDependencies, mode| {
-    let graph = Object::<Graph>::get(hGraph)?;
+entry!(cuStreamBeginCaptureToGraph, |stream, graph: Graph, dependencies, _, numDependencies, mode| {
     let after = nodes(dependencies, numDependencies)?;
-    begin(stream(flavor, hStream)?, mode, Some(graph), after)
+    begin(stream.find()?, mode, Some(graph), after)
 });
 
-entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamEndCapture, |stream: Stream, phGraph| {
     let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
     let session = &capture.session;
     if session.origin != stream.id {
-        session.invalid.store(true, Release);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
     refuse_if(
         session.mode != 2 && session.thread != std::thread::current().id(),
@@ -233,11 +234,9 @@ entry!(cuStreamEndCapture, |flavor, hStream, phGraph| {
     refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
     refuse_if(!joined, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)?;
     put_opt(phGraph, session.graph.handle());
-    Ok(())
 });
 
-entry!(cuStreamIsCapturing, |flavor, hStream, captureStatus| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamIsCapturing, |stream: Stream, captureStatus| {
     legacy_not_implied(stream)?;
     put(captureStatus, capture_status(stream))
 });
@@ -251,7 +250,7 @@ fn capture_status(stream: &Stream) -> u32 {
 }
 
 unsafe fn capture_info(
-    stream: &'static Object<Stream>,
+    stream: Ref<Stream>,
     status: *mut c_uint,
     id: *mut u64,
     graph: *mut sys::CUgraph,
@@ -273,62 +272,34 @@ unsafe fn capture_info(
     Ok(())
 }
 
-entry!(cuStreamGetCaptureInfo, |flavor, hStream, status, id| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamGetCaptureInfo, |stream: Stream, status, id| {
     capture_info(stream, status, id, null_mut(), null_mut(), null_mut(), null_mut())
 });
 
-entry!(cuStreamGetCaptureInfo_v2, |flavor, hStream, status, id, graph, dependencies, count| {
-    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, null_mut(), count)
+entry!(cuStreamGetCaptureInfo_v2, |hStream: Stream, status, id, graph, dependencies, count| {
+    capture_info(hStream, status, id, graph, dependencies, null_mut(), count)
 });
 
-entry!(cuStreamGetCaptureInfo_v3, |flavor, hStream, status, id, graph, dependencies, edges, count| {
-    capture_info(stream(flavor, hStream)?, status, id, graph, dependencies, edges, count)
+entry!(cuStreamGetCaptureInfo_v3, |hStream: Stream, status, id, graph, dependencies, edges, count| {
+    capture_info(hStream, status, id, graph, dependencies, edges, count)
 });
 
-unsafe fn update_dependencies(
-    stream: &'static Object<Stream>,
-    new: *const sys::CUgraphNode,
-    count: usize,
-    flags: c_uint,
-) -> Answer {
-    let new = nodes(new, count)?;
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    if flags == 1 {
-        capture.after = new;
-    } else {
-        for node in new {
-            if !capture.after.iter().any(|n| n.id == node.id) {
-                capture.after.push(node);
+entry!(
+    cuStreamUpdateCaptureDependencies,
+    cuStreamUpdateCaptureDependencies_v2(stream, new, _, count, flags),
+    |stream: Stream, new, count, flags| {
+        let new = nodes(new, count)?;
+        with_capture(stream, |capture| {
+            match flags {
+                1 => capture.after = new,
+                _ => capture.wait_for(new),
             }
-        }
+            Ok(())
+        })
     }
-    Ok(())
-}
-
-entry!(cuStreamUpdateCaptureDependencies, |flavor, hStream, new, count, flags| {
-    update_dependencies(stream(flavor, hStream)?, new, count, flags)
-});
-
-entry!(cuStreamUpdateCaptureDependencies_v2, |flavor, hStream, new, _, count, flags| {
-    update_dependencies(stream(flavor, hStream)?, new, count, flags)
-});
+);
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {
-    refuse_if(mode.is_null() || *mode > 2, INVALID_VALUE)?;
-    let old = CAPTURE_MODE.try_with(|cell| cell.replace(*mode)).unwrap_or(0);
-    *mode = old;
-    Ok(())
+    invalid_if(mode.is_null() || *mode > 2)?;
+    *mode = CAPTURE_MODE.replace(*mode);
 });
-
-/// Adds a node to the graph a stream captures, also a record or a wait.
-pub(crate) fn add_captured(stream: &'static Object<Stream>, node: Node) -> Answer {
-    let mut capture = lock(&stream.capture);
-    let Some(capture) = capture.as_mut() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    refuse_if(capture.session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-    let graph = capture.session.graph;
-    let node = graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?;
-    capture.after = vec![node];
-    Ok(())
-}

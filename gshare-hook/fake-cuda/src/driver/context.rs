@@ -1,15 +1,10 @@
 //! Contexts: primary, created, current.
 
-use std::sync::MutexGuard;
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::base::*;
 use super::stream::create_stream;
 use super::*;
-use crate::sim::MemKind;
 
 /// Ends a context: waits for its work, closes its streams, returns its memory.
-fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
+fn destroy(context: Ref<Context>, charged: bool) -> Answer {
     let driver = driver()?;
     for stream in context.all_streams() {
         drain(stream)?;
@@ -23,40 +18,36 @@ fn destroy(context: &'static Object<Context>, charged: bool) -> Answer {
             stream.retire();
             engine.close_stream(now, stream.slot);
         }
-        if charged {
-            engine.refund(driver.process, context.gpu, MemKind::Context, driver.profile().context_bytes);
-        }
     });
+    if charged {
+        context.device.refund(MemKind::Context, driver.profile().context_bytes);
+    }
     lock(&context.streams).clear();
     Ok(())
 }
 
-/// The state of a device's primary context, locked.
-fn primary_of(dev: CUdevice) -> Result<MutexGuard<'static, PrimaryState>, CUresult> {
-    let driver = driver()?;
-    driver.gpu(dev)?;
-    Ok(lock(&driver.primaries[dev as usize].state))
+impl Device {
+    /// The state of its primary context, locked.
+    fn primary(self) -> MutexGuard<'static, PrimaryState> {
+        lock(&self.driver.primaries[self.ordinal as usize])
+    }
 }
 
 /// A device's primary context, made if there is none, and its state, locked.
-fn primary_state(
-    dev: CUdevice,
-) -> Result<(&'static Object<Context>, MutexGuard<'static, PrimaryState>), CUresult> {
-    let mut state = primary_of(dev)?;
+fn primary_state(dev: CUdevice) -> Res<(Ref<Context>, MutexGuard<'static, PrimaryState>)> {
+    let device = Device::at(dev)?;
+    let mut state = device.primary();
+    let flags = state.flags;
     let context = match state.context {
         Some(context) => context,
-        None => {
-            let context = Context::create(dev, true, state.flags, None, true)?;
-            state.context = Some(context);
-            context
-        }
+        None => *state.context.insert(Context::create(device, true, flags, None, true)?),
     };
     Ok((context, state))
 }
 
 /// A device's primary context, made if there is none; nobody retains it by this call.
 #[cfg(feature = "runtime-tables")]
-pub(crate) fn primary(dev: CUdevice) -> Result<&'static Object<Context>, CUresult> {
+pub(crate) fn primary(dev: CUdevice) -> Res<Ref<Context>> {
     Ok(primary_state(dev)?.0)
 }
 
@@ -66,45 +57,36 @@ entry!(cuDevicePrimaryCtxRetain, |pctx, dev| {
     put(pctx, context.handle())
 });
 
-entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev| {
-    let mut state = primary_of(dev)?;
+entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev: Device| {
+    let mut state = dev.primary();
     refuse_if(state.retained == 0, INVALID_CONTEXT)?;
     state.retained -= 1;
-    if state.retained == 0
-        && let Some(context) = state.context.take()
-    {
-        destroy(context, true)?;
-    }
-    Ok(())
+    let last = if state.retained == 0 { state.context.take() } else { None };
+    last.map_or(Ok(()), |context| destroy(context, true))
 });
 
-entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev| {
-    let mut state = primary_of(dev)?;
-    if let Some(context) = state.context.take() {
-        destroy(context, true)?;
-    }
-    Ok(())
+entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev: Device| {
+    let mut state = dev.primary();
+    state.context.take().map_or(Ok(()), |context| destroy(context, true))
 });
 
-entry!(cuDevicePrimaryCtxGetState, |dev, flags, active| {
-    let state = primary_of(dev)?;
+entry!(cuDevicePrimaryCtxGetState, |dev: Device, flags, active| {
+    let state = dev.primary();
     put_opt(flags, state.flags);
     put_opt(active, c_int::from(state.context.is_some()));
-    Ok(())
 });
 
-entry!(cuDevicePrimaryCtxSetFlags_v2 | cuDevicePrimaryCtxSetFlags, |dev, flags| {
-    let mut state = primary_of(dev)?;
+entry!(cuDevicePrimaryCtxSetFlags_v2 | cuDevicePrimaryCtxSetFlags, |dev: Device, flags| {
+    let mut state = dev.primary();
     state.flags = flags;
     if let Some(context) = state.context {
         context.flags.store(flags, Relaxed);
     }
-    Ok(())
 });
 
 unsafe fn create(pctx: *mut sys::CUcontext, flags: u32, dev: CUdevice, sms: Option<u32>) -> Answer {
-    refuse_if(pctx.is_null(), INVALID_VALUE)?;
-    let context = Context::create(dev, false, flags, sms, true)?;
+    invalid_if(pctx.is_null())?;
+    let context = Context::create(Device::at(dev)?, false, flags, sms, true)?;
     push_current(context);
     put(pctx, context.handle())
 }
@@ -112,86 +94,60 @@ unsafe fn create(pctx: *mut sys::CUcontext, flags: u32, dev: CUdevice, sms: Opti
 entry!(cuCtxCreate | cuCtxCreate_v2, |pctx, flags, dev| create(pctx, flags, dev, None));
 
 /// SMs of the affinities (type 0 is a number of SMs), read as integers.
-unsafe fn affinity(list: *const c_void, count: c_int, dev: CUdevice) -> Result<Option<u32>, CUresult> {
-    refuse_if(count < 0 || count > 0 && list.is_null(), INVALID_VALUE)?;
-    let driver = driver()?;
-    let all = driver.profile_of(driver.gpu(dev)?).sms;
+unsafe fn affinity(list: *const c_void, count: c_int, dev: CUdevice) -> Res<Option<u32>> {
+    invalid_if(count < 0 || count > 0 && list.is_null())?;
+    let all = Device::at(dev)?.profile().sms;
     let mut sms = None;
     for i in 0..count as usize {
-        let at = list.cast::<[u32; 2]>().add(i).read_unaligned();
-        refuse_if(at[0] != 0 || at[1] == 0, INVALID_VALUE)?;
-        sms = Some(at[1].min(all));
+        let [kind, wanted] = list.cast::<[u32; 2]>().add(i).read_unaligned();
+        invalid_if(kind != 0 || wanted == 0)?;
+        sms = Some(wanted.min(all));
     }
     Ok(sms)
 }
 
-entry!(cuCtxCreate_v3, |pctx, paramsArray, numParams, flags, dev| {
-    create(pctx, flags, dev, affinity(paramsArray.cast(), numParams, dev)?)
+entry!(cuCtxCreate_v3, |pctx, affinities, count, flags, dev| {
+    create(pctx, flags, dev, affinity(affinities.cast(), count, dev)?)
 });
 
-// `CUctxCreateParams`: affinities, their number, parameters of graphics contexts.
-entry!(cuCtxCreate_v4, |pctx, ctxCreateParams, flags, dev| {
-    let sms = if ctxCreateParams.is_null() {
-        None
-    } else {
-        let list = ctxCreateParams.cast::<*const c_void>().read();
-        let count = ctxCreateParams.cast::<*const c_void>().add(1).cast::<c_int>().read();
-        let graphics = ctxCreateParams.cast::<*const c_void>().add(2).read();
-        refuse_if(!graphics.is_null(), NOT_SUPPORTED)?;
-        affinity(list, count, dev)?
-    };
+entry!(cuCtxCreate_v4, |pctx, params, flags, dev| {
+    if params.is_null() {
+        return create(pctx, flags, dev, None);
+    }
+    let params = &*params;
+    // Graphics contexts.
+    refuse_if(!params.cigParams.is_null(), NOT_SUPPORTED)?;
+    let sms = affinity(params.execAffinityParams.cast(), params.numExecAffinityParams, dev)?;
     create(pctx, flags, dev, sms)
 });
 
-entry!(cuCtxDestroy_v2 | cuCtxDestroy | cuCtxDetach, |ctx| {
-    driver()?;
-    refuse_if(ctx.is_null(), INVALID_VALUE)?;
+entry!(cuCtxDestroy_v2 | cuCtxDestroy | cuCtxDetach, driver, |ctx: Given| {
     let context = Object::<Context>::get(ctx)?;
     refuse_if(context.primary, INVALID_CONTEXT)?;
     destroy(context, true)?;
     if current_opt().is_some_and(|c| c.id == context.id) {
         pop_current();
     }
-    Ok(())
 });
 
 entry!(cuCtxAttach, |pctx, flags| {
-    refuse_if(flags != 0, INVALID_VALUE)?;
+    invalid_if(flags != 0)?;
     put(pctx, current()?.handle())
 });
 
-entry!(cuCtxPushCurrent_v2 | cuCtxPushCurrent, |ctx| {
-    driver()?;
-    push_current(Object::<Context>::get(ctx)?);
-    Ok(())
+entry!(cuCtxPushCurrent_v2 | cuCtxPushCurrent, driver, |ctx: Context| push_current(ctx));
+
+entry!(cuCtxPopCurrent_v2 | cuCtxPopCurrent, driver, |pctx| {
+    put_opt(pctx, pop_current().ok_or(INVALID_CONTEXT)?.handle());
 });
 
-entry!(cuCtxPopCurrent_v2 | cuCtxPopCurrent, |pctx| {
-    driver()?;
-    let context = pop_current().ok_or(INVALID_CONTEXT)?;
-    put_opt(pctx, context.handle());
-    Ok(())
-});
-
-entry!(cuCtxSetCurrent, |ctx| {
-    driver()?;
+entry!(cuCtxSetCurrent, driver, |ctx| {
     set_current(if ctx.is_null() { None } else { Some(Object::<Context>::get(ctx)?) });
-    Ok(())
 });
 
-entry!(cuCtxGetCurrent, |pctx| {
-    driver()?;
-    put(pctx, current_opt().map_or(std::ptr::null_mut(), Object::handle))
-});
-
-entry!(cuCtxGetDevice, |device| put(device, current()?.ordinal));
-
-unsafe fn context_or_current<H>(ctx: *mut H) -> Result<&'static Object<Context>, CUresult> {
-    driver()?;
-    if ctx.is_null() { current() } else { Object::<Context>::get(ctx) }
-}
-
-entry!(cuCtxGetDevice_v2, |device, ctx| put(device, context_or_current(ctx)?.ordinal));
+entry!(cuCtxGetCurrent, driver, |pctx| put(pctx, current_opt().map_or(null_mut(), Object::handle)));
+entry!(cuCtxGetDevice, context, |device| put(device, context.device.ordinal));
+entry!(cuCtxGetDevice_v2, |device, context: OrCurrent| put(device, context.device.ordinal));
 
 entry!(cuCtxGetFlags, |flags| {
     // Memory of the host can always be mapped.
@@ -199,46 +155,27 @@ entry!(cuCtxGetFlags, |flags| {
     put(flags, current()?.flags.load(Relaxed) | MAP_HOST)
 });
 
-entry!(cuCtxSetFlags, |flags| {
-    current()?.flags.store(flags, Relaxed);
-    Ok(())
-});
+entry!(cuCtxSetFlags, context, |flags| context.flags.store(flags, Relaxed));
+entry!(cuCtxGetId | cuGreenCtxGetId, |context: OrCurrent, ctxId| put(ctxId, context.id));
+entry!(cuCtxGetApiVersion, |_context: OrCurrent, version| put(version, 3020));
 
-entry!(cuCtxGetId | cuGreenCtxGetId, |ctx, ctxId| put(ctxId, context_or_current(ctx)?.id));
-
-entry!(cuCtxGetApiVersion, |ctx, version| {
-    context_or_current(ctx)?;
-    put(version, 3020)
-});
-
-entry!(cuCtxGetStreamPriorityRange, |leastPriority, greatestPriority| {
-    current()?;
+entry!(cuCtxGetStreamPriorityRange, context, |leastPriority, greatestPriority| {
     put_opt(leastPriority, 0);
     put_opt(greatestPriority, -5);
-    Ok(())
 });
 
-entry!(cuCtxGetCacheConfig, |pconfig| {
-    current()?;
-    put(pconfig, 0)
-});
-
-entry!(cuCtxSetCacheConfig | cuCtxSetSharedMemConfig, |_| current().map(drop));
-
-entry!(cuCtxGetSharedMemConfig, |pConfig| {
-    current()?;
-    put(pConfig, 1)
-});
-
-entry!(cuCtxResetPersistingL2Cache, || current().map(drop));
+entry!(cuCtxGetCacheConfig, context, |pconfig| put(pconfig, 0));
+entry!(cuCtxSetCacheConfig | cuCtxSetSharedMemConfig, context, |_| ());
+entry!(cuCtxGetSharedMemConfig, context, |pConfig| put(pConfig, 1));
+entry!(cuCtxResetPersistingL2Cache, context, || ());
 
 /// Limits and their defaults: stack, printf, heap, nesting, pending launches, L2 granularity, persisting L2, …
 /// By number of `CUlimit`; those of 0 are the device's, see [`limit_of`].
 const LIMITS: [usize; 9] = [1024, 0, 8 << 20, 2, 2048, 64, 0, 0, 0];
 
 /// The default of a limit, as an H100 and an H200 with driver 580 have it.
-fn limit_of(context: &Context, limit: c_uint) -> Result<usize, CUresult> {
-    let profile = driver()?.profile_of(context.gpu);
+fn limit_of(context: &Context, limit: c_uint) -> Res<usize> {
+    let profile = context.device.profile();
     let default = *LIMITS.get(limit as usize).ok_or(INVALID_VALUE)?;
     match limit {
         // 64 KiB of output for each SM.
@@ -254,14 +191,12 @@ fn limit_of(context: &Context, limit: c_uint) -> Result<usize, CUresult> {
 /// Where the part of the heap beyond the default lies: kept among the limits.
 const HEAP_AT: u32 = u32::MAX;
 
-entry!(cuCtxGetLimit, |pvalue, limit| {
-    let context = current()?;
+entry!(cuCtxGetLimit, context, |pvalue, limit| {
     let default = limit_of(context, limit)?;
     put(pvalue, lock(&context.limits).get(&limit).copied().unwrap_or(default))
 });
 
-entry!(cuCtxSetLimit, |limit, value| {
-    let context = current()?;
+entry!(cuCtxSetLimit, context, |limit, value| {
     limit_of(context, limit)?;
     let mut limits = lock(&context.limits);
     // The heap of device-side malloc lies in the context's memory; up to its default it is part of what a context takes.
@@ -275,36 +210,32 @@ entry!(cuCtxSetLimit, |limit, value| {
         }
     }
     limits.insert(limit, value);
-    Ok(())
 });
 
 // Peers: memory of every GPU is reachable anyway; what was asked for is remembered for the error codes.
-entry!(cuCtxEnablePeerAccess, |peerContext, Flags| {
-    let context = current()?;
-    let peer = Object::<Context>::get(peerContext)?;
-    refuse_if(Flags != 0, INVALID_VALUE)?;
-    refuse_if(peer.ordinal == context.ordinal, CUresult(217))?;
+entry!(cuCtxEnablePeerAccess, context, |peer: Context, Flags| {
+    invalid_if(Flags != 0)?;
+    refuse_if(peer.device.ordinal == context.device.ordinal, CUresult(217))?;
     let mut peers = lock(&context.peers);
-    refuse_if(peers.contains(&peer.ordinal), CUresult(704))?;
-    peers.push(peer.ordinal);
-    Ok(())
+    refuse_if(peers.contains(&peer.device.ordinal), CUresult(704))?;
+    peers.push(peer.device.ordinal);
 });
 
-entry!(cuCtxDisablePeerAccess, |peerContext| {
-    let context = current()?;
-    let peer = Object::<Context>::get(peerContext)?;
+entry!(cuCtxDisablePeerAccess, context, |peer: Context| {
     let mut peers = lock(&context.peers);
-    let at = peers.iter().position(|p| *p == peer.ordinal).ok_or(CUresult(705))?;
+    let at = peers.iter().position(|p| *p == peer.device.ordinal).ok_or(CUresult(705))?;
     peers.remove(at);
-    Ok(())
 });
 
-entry!(cuCtxGetExecAffinity, |pExecAffinity, type_| {
-    let context = current()?;
+entry!(cuCtxGetExecAffinity, context, |pExecAffinity, type_| {
     refuse_if(type_ != 0, NOT_SUPPORTED)?;
-    let sms = context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms);
-    put(pExecAffinity.cast::<[u32; 2]>(), [0, sms])
+    put(pExecAffinity.cast::<[u32; 2]>(), [0, sms_of(context)?])
 });
+
+/// SMs that a context may use.
+fn sms_of(context: &Context) -> Res<u32> {
+    Ok(context.sms.unwrap_or(context.device.profile().sms))
+}
 
 // --- Green contexts --------------------------------------------------------------------------------
 //
@@ -314,7 +245,7 @@ entry!(cuCtxGetExecAffinity, |pExecAffinity, type_| {
 const SM_COUNT_AT: usize = 96;
 
 unsafe fn put_resource(to: *mut sys::CUdevResource, sms: u32) -> Answer {
-    refuse_if(to.is_null(), INVALID_VALUE)?;
+    invalid_if(to.is_null())?;
     std::ptr::write_bytes(to, 0, 1);
     let at = to.cast::<u8>();
     at.cast::<u32>().write_unaligned(1);
@@ -323,33 +254,30 @@ unsafe fn put_resource(to: *mut sys::CUdevResource, sms: u32) -> Answer {
     Ok(())
 }
 
-fn sm_steps() -> Result<(u32, u32), CUresult> {
+fn sm_steps() -> Res<(u32, u32)> {
     Ok(if driver()?.profile().compute_capability.0 >= 9 { (8, 8) } else { (2, 2) })
 }
 
-unsafe fn resource_sms(from: *const sys::CUdevResource) -> Result<u32, CUresult> {
-    refuse_if(from.is_null() || from.cast::<u32>().read_unaligned() != 1, INVALID_VALUE)?;
+unsafe fn resource_sms(from: *const sys::CUdevResource) -> Res<u32> {
+    invalid_if(from.is_null() || from.cast::<u32>().read_unaligned() != 1)?;
     Ok(from.cast::<u8>().add(SM_COUNT_AT).cast::<u32>().read_unaligned())
 }
 
-entry!(cuDeviceGetDevResource, |device, resource, type_| {
-    let driver = driver()?;
-    let gpu = driver.gpu(device)?;
+entry!(cuDeviceGetDevResource, |device: Device, resource, type_| {
     refuse_if(type_ != 1, NOT_SUPPORTED)?;
-    put_resource(resource, driver.profile_of(gpu).sms)
+    put_resource(resource, device.profile().sms)
 });
 
-entry!(cuCtxGetDevResource | cuGreenCtxGetDevResource, |hCtx, resource, type_| {
-    let context = context_or_current(hCtx)?;
+entry!(cuCtxGetDevResource | cuGreenCtxGetDevResource, |context: OrCurrent, resource, type_| {
     refuse_if(type_ != 1, NOT_SUPPORTED)?;
-    put_resource(resource, context.sms.unwrap_or(driver()?.profile_of(context.gpu).sms))
+    put_resource(resource, sms_of(context)?)
 });
 
 entry!(cuDevSmResourceSplitByCount, |result, nbGroups, input, remainder, _, minCount| {
     let total = resource_sms(input)?;
     let (least, step) = sm_steps()?;
     let each = minCount.max(least).next_multiple_of(step);
-    refuse_if(nbGroups.is_null() || each > total, INVALID_VALUE)?;
+    invalid_if(nbGroups.is_null() || each > total)?;
     let most = total / each;
     if result.is_null() {
         return put(nbGroups, most);
@@ -364,43 +292,32 @@ entry!(cuDevSmResourceSplitByCount, |result, nbGroups, input, remainder, _, minC
     put(nbGroups, groups)
 });
 
-entry!(cuDevResourceGenerateDesc, |phDesc, resources, nbResources| {
-    driver()?;
+entry!(cuDevResourceGenerateDesc, driver, |phDesc, resources, nbResources| {
     let mut sms = 0;
     for i in 0..nbResources as usize {
         sms += resource_sms(resources.add(i))?;
     }
-    refuse_if(sms == 0, INVALID_VALUE)?;
+    invalid_if(sms == 0)?;
     put(phDesc, sms as usize as sys::CUdevResourceDesc)
 });
 
-entry!(cuGreenCtxCreate, |phCtx, desc, dev, flags| {
-    let driver = driver()?;
-    let gpu = driver.gpu(dev)?;
+entry!(cuGreenCtxCreate, |phCtx, desc, dev: Device, flags| {
     // CU_GREEN_CTX_DEFAULT_STREAM is required.
     let sms = desc as usize as u32;
-    refuse_if(flags != 1 || sms == 0 || sms > driver.profile_of(gpu).sms || phCtx.is_null(), INVALID_VALUE)?;
+    invalid_if(flags != 1 || sms == 0 || sms > dev.profile().sms || phCtx.is_null())?;
     put(phCtx, Context::create(dev, false, 0, Some(sms), false)?.handle())
 });
 
-entry!(cuGreenCtxDestroy, |hCtx| {
-    driver()?;
-    destroy(Object::<Context>::get(hCtx)?, false)
-});
+entry!(cuGreenCtxDestroy, driver, |context: Context| destroy(context, false));
+entry!(cuCtxFromGreenCtx, driver, |pContext, context: Context| put(pContext, context.handle()));
 
-entry!(cuCtxFromGreenCtx, |pContext, hCtx| {
-    driver()?;
-    put(pContext, Object::<Context>::get(hCtx)?.handle())
-});
-
-entry!(cuGreenCtxStreamCreate, |phStream, greenCtx, flags, priority| {
-    driver()?;
+entry!(cuGreenCtxStreamCreate, driver, |phStream, greenCtx, flags, priority| {
     // Only non-blocking streams belong to a green context.
-    refuse_if(flags != 1, INVALID_VALUE)?;
-    put(phStream, create_stream(Object::<Context>::get(greenCtx)?, flags, priority)?.handle())
+    invalid_if(flags != 1)?;
+    put(phStream, create_stream(Object::get(greenCtx)?, flags, priority)?.handle())
 });
 
 entry!(cuStreamGetGreenCtx, |hStream, phCtx| {
-    let stream = stream(Flavor::Legacy, hStream)?;
-    put(phCtx, if stream.context.sms.is_some() { stream.context.handle() } else { std::ptr::null_mut() })
+    let stream = StreamArg(Flavor::Legacy, hStream).find()?;
+    put(phCtx, if stream.context.sms.is_some() { stream.context.handle() } else { null_mut() })
 });

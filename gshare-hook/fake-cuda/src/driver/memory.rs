@@ -5,26 +5,17 @@
 //! is reused for the same size, and given back to the host if anything was written to it. The account is charged
 //! the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
-use std::collections::BTreeMap;
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::Acquire;
-
-use super::base::*;
 use super::capture::{legacy_not_implied, not_while_capturing};
-use super::graph::Node;
 use super::*;
-use crate::sim::{MAX_GPUS, MemKind, Work};
 
 /// A live allocation.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Alloc {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    span: u64,
+    pub(crate) span: u64,
     pub(crate) what: What,
-    pub(crate) gpu: u32,
-    pub(crate) ordinal: i32,
+    pub(crate) device: Device,
     pub(crate) context: u64,
     pub(crate) id: u64,
     touched: bool,
@@ -35,7 +26,7 @@ pub(crate) struct Alloc {
 }
 
 /// Bytes in a file that several processes map.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Backing {
     pub(crate) id: u32,
     pub(crate) generation: u32,
@@ -43,7 +34,7 @@ pub(crate) struct Backing {
 }
 
 /// The kind of an address range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// Charged as this kind.
     Charged(MemKind),
@@ -61,7 +52,13 @@ pub(crate) enum What {
     Registered(u32),
 }
 
-#[derive(Debug, Default)]
+impl What {
+    fn is_host(self) -> bool {
+        matches!(self, Self::Host(_) | Self::Registered(_))
+    }
+}
+
+#[derive(Default)]
 struct Arena {
     next: u64,
     end: u64,
@@ -71,20 +68,20 @@ struct Arena {
     pieces: BTreeMap<u64, u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
     arenas: [Arena; MAX_GPUS],
     live: BTreeMap<u64, Alloc>,
 }
 
 /// All allocations of the process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
 }
 
 impl Arena {
-    fn reserve(&mut self, bytes: u64) -> Result<(), CUresult> {
+    fn reserve(&mut self, bytes: u64) -> Res<()> {
         let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
         // SAFETY: a new mapping, not reserved and not touched.
         let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
@@ -98,14 +95,14 @@ impl Arena {
         Ok(())
     }
 
-    fn take(&mut self, span: u64, total: u64) -> Result<u64, CUresult> {
+    fn take(&mut self, span: u64, total: u64) -> Res<u64> {
         if let Some(at) = self.free.get_mut(&span).and_then(Vec::pop) {
             return Ok(at);
         }
         if self.end == 0 {
             self.reserve(total)?;
         }
-        let alignment = if span >= 2 << 20 { 2 << 20 } else { 4096 };
+        let alignment = granule(span);
         let at = self.next.next_multiple_of(alignment);
         if at + span <= self.end {
             self.next = at + span;
@@ -143,24 +140,9 @@ impl Arena {
 
 impl Alloc {
     /// One whose addresses come from elsewhere.
-    fn new(address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) -> Self {
-        Self {
-            address,
-            bytes,
-            span: 0,
-            what,
-            gpu,
-            ordinal,
-            context,
-            id: next_id(),
-            touched: false,
-            in_use: false,
-            backing: None,
-        }
-    }
-
-    pub(crate) fn span(&self) -> u64 {
-        self.span
+    fn new(address: u64, bytes: u64, what: What, device: Device, context: u64) -> Self {
+        let (id, touched, in_use, backing) = (next_id(), false, false, None);
+        Self { address, bytes, span: 0, what, device, context, id, touched, in_use, backing }
     }
 }
 
@@ -168,12 +150,7 @@ impl Alloc {
 ///
 /// # Safety
 /// With `MAP_FIXED`, nothing that is still used lies there.
-pub(crate) unsafe fn map_pages(
-    at: u64,
-    bytes: usize,
-    protection: c_int,
-    flags: c_int,
-) -> Result<*mut c_void, CUresult> {
+pub(crate) unsafe fn map_pages(at: u64, bytes: usize, protection: c_int, flags: c_int) -> Res<*mut c_void> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: by the contract; the result is checked.
     let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
@@ -182,41 +159,32 @@ pub(crate) unsafe fn map_pages(
 
 pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-fn span_of(bytes: u64) -> u64 {
-    if bytes >= 2 << 20 { bytes.next_multiple_of(2 << 20) } else { bytes.next_multiple_of(4096) }
+/// Spans are multiples of this, and begin at one.
+fn granule(bytes: u64) -> u64 {
+    if bytes >= 2 << 20 { 2 << 20 } else { 4096 }
 }
 
 impl Registry {
     /// Takes addresses for `bytes`; the caller has charged them.
-    pub(crate) fn insert(
-        &self,
-        bytes: u64,
-        what: What,
-        gpu: u32,
-        ordinal: i32,
-        context: u64,
-    ) -> Result<u64, CUresult> {
-        let total = driver()?.profile_of(gpu).memory_bytes;
+    pub(crate) fn insert(&self, bytes: u64, what: What, device: Device, context: u64) -> Res<u64> {
+        let total = device.profile().memory_bytes;
         let mut inner = lock(&self.inner);
-        let span = span_of(bytes);
-        let address = inner.arenas[gpu as usize % MAX_GPUS].take(span, total)?;
-        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, gpu, ordinal, context) };
+        let span = bytes.next_multiple_of(granule(bytes));
+        let address = inner.arenas[device.gpu as usize % MAX_GPUS].take(span, total)?;
+        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, device, context) };
         inner.live.insert(address, alloc);
         Ok(address)
     }
 
     /// Notes a range whose addresses come from elsewhere.
-    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, gpu: u32, ordinal: i32, context: u64) {
-        let alloc = Alloc::new(address, bytes, what, gpu, ordinal, context);
-        lock(&self.inner).live.insert(address, alloc);
+    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, device: Device, context: u64) {
+        lock(&self.inner).live.insert(address, Alloc::new(address, bytes, what, device, context));
     }
 
     /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
     pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
         let mut inner = lock(&self.inner);
-        if !inner.live.get(&address).is_some_and(which) {
-            return None;
-        }
+        inner.live.get(&address).filter(|alloc| which(alloc))?;
         let alloc = inner.live.remove(&address)?;
         if alloc.span > 0 {
             if alloc.backing.is_some() {
@@ -224,17 +192,12 @@ impl Registry {
                 let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
                 // SAFETY: the span is ours and no longer in use.
                 let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
-            } else if alloc.touched && alloc.span >= 4096 {
-                let start = address.next_multiple_of(4096);
-                let end = (address + alloc.span) & !4095;
-                if end > start {
-                    // SAFETY: whole pages inside our span.
-                    unsafe {
-                        libc::madvise(start as *mut c_void, (end - start) as usize, libc::MADV_DONTNEED)
-                    };
-                }
+            } else if alloc.touched {
+                // SAFETY: our span, which is whole pages.
+                unsafe { libc::madvise(address as *mut c_void, alloc.span as usize, libc::MADV_DONTNEED) };
             }
-            inner.arenas[alloc.gpu as usize % MAX_GPUS].free.entry(alloc.span).or_default().push(address);
+            let arena = &mut inner.arenas[alloc.device.gpu as usize % MAX_GPUS];
+            arena.free.entry(alloc.span).or_default().push(address);
         }
         Some(alloc)
     }
@@ -244,6 +207,11 @@ impl Registry {
         let inner = lock(&self.inner);
         let (_, alloc) = inner.live.range(..=address).next_back()?;
         (address < alloc.address + alloc.bytes.max(1)).then(|| alloc.clone())
+    }
+
+    /// The allocation that begins at `address`.
+    pub(crate) fn at(&self, address: u64) -> Res<Alloc> {
+        self.find(address).filter(|alloc| alloc.address == address).ok_or(INVALID_VALUE)
     }
 
     /// Whether device (or page-locked) memory holds all of the range, also over several mappings that follow one
@@ -289,13 +257,9 @@ impl Registry {
 
     /// Changes whether a graph's allocation exists; `false` if it did already (or did not).
     pub(crate) fn set_in_use(&self, address: u64, in_use: bool) -> bool {
-        match lock(&self.inner).live.get_mut(&address) {
-            Some(alloc) if alloc.in_use != in_use => {
-                alloc.in_use = in_use;
-                true
-            }
-            _ => false,
-        }
+        let mut inner = lock(&self.inner);
+        let alloc = inner.live.get_mut(&address);
+        alloc.is_some_and(|alloc| std::mem::replace(&mut alloc.in_use, in_use) != in_use)
     }
 
     pub(crate) fn set_backing(&self, address: u64, backing: Backing) {
@@ -303,100 +267,72 @@ impl Registry {
             alloc.backing = Some(backing);
         }
     }
-
-    pub(crate) fn of_context(&self, context: u64) -> Vec<Alloc> {
-        lock(&self.inner).live.values().filter(|a| a.context == context).cloned().collect()
-    }
 }
 
 /// Whether the address belongs to the device as far as copies are concerned.
 pub(crate) fn on_device(address: u64) -> bool {
-    driver().is_ok_and(|d| {
-        d.memory.find(address).is_some_and(|a| !matches!(a.what, What::Host(_) | What::Registered(_)))
-    })
+    driver().is_ok_and(|d| d.memory.find(address).is_some_and(|a| !a.what.is_host()))
 }
 
 /// Checks a range of device memory that a call reads or writes.
 pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
-    if bytes == 0 || driver()?.memory.touch(address, bytes) { Ok(()) } else { Err(INVALID_VALUE) }
+    invalid_if(bytes != 0 && !driver()?.memory.touch(address, bytes))
 }
 
 /// Allocates and charges device memory.
-pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Result<u64, CUresult> {
+pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Res<u64> {
     let driver = driver()?;
-    charge(context.gpu, kind, bytes)?;
-    let inserted = driver.memory.insert(bytes, What::Charged(kind), context.gpu, context.ordinal, context.id);
-    if inserted.is_err() {
-        driver.device.with(|engine, _| engine.refund(driver.process, context.gpu, kind, bytes));
-    }
-    inserted
+    charge(context.device, kind, bytes)?;
+    let inserted = driver.memory.insert(bytes, What::Charged(kind), context.device, context.id);
+    inserted.inspect_err(|_| context.device.refund(kind, bytes))
 }
 
 /// Charges bytes; before it says that there are none, it looks for dead processes and trims this one's pools.
-pub(crate) fn charge(gpu: u32, kind: MemKind, bytes: u64) -> Answer {
-    let driver = driver()?;
-    let mut charged = driver.device.with_lock(|engine| engine.charge(driver.process, gpu, kind, bytes));
-    if charged.is_err() {
-        charged = driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, kind, bytes)
-        });
+pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
+    let charged = device.charge(kind, bytes).or_else(|_| device.charge_swept(kind, bytes));
+    if charged.is_err() && stream_ordered::trim_all(device.gpu)? > 0 {
+        return Ok(device.charge(kind, bytes)?);
     }
-    if charged.is_err() && stream_ordered::trim_all(gpu)? > 0 {
-        driver.device.with(|engine, _| engine.charge(driver.process, gpu, kind, bytes))?;
-        return Ok(());
-    }
-    charged.map_err(CUresult::from)
+    Ok(charged?)
 }
 
 /// Frees what [`allocate`] gave.
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
-    let ours = |a: &Alloc| matches!(a.what, What::Charged(_) | What::Pooled(_) | What::InGraph);
-    let alloc =
-        driver.memory.find(address).filter(|a| a.address == address && ours(a)).ok_or(INVALID_VALUE)?;
-    match alloc.what {
+    match driver.memory.at(address)?.what {
         What::Pooled(_) => stream_ordered::free_now(address),
         What::Charged(kind) => {
-            let alloc = driver.memory.remove(address, ours).ok_or(INVALID_VALUE)?;
-            driver.device.with_lock(|engine| match &alloc.backing {
-                Some(backing) => engine.leave(driver.process, backing.id, backing.generation),
-                None => engine.refund(driver.process, alloc.gpu, kind, alloc.bytes),
-            });
+            let charged = |a: &Alloc| matches!(a.what, What::Charged(_));
+            let alloc = driver.memory.remove(address, charged).ok_or(INVALID_VALUE)?;
+            match alloc.backing {
+                Some(backing) => driver.leave(backing.id, backing.generation),
+                None => alloc.device.refund(kind, alloc.bytes),
+            }
             Ok(())
         }
         _ => Err(INVALID_VALUE),
     }
 }
 
+/// Frees what a context has allocated.
 pub(crate) fn free_all_of(context: &Context) -> Answer {
-    for alloc in driver()?.memory.of_context(context.id) {
-        if matches!(alloc.what, What::Charged(_)) {
-            free(alloc.address)?;
-        }
-    }
-    Ok(())
+    let ours = |alloc: &&Alloc| alloc.context == context.id && matches!(alloc.what, What::Charged(_));
+    let registry = &driver()?.memory;
+    let all: Vec<u64> = lock(&registry.inner).live.values().filter(ours).map(|alloc| alloc.address).collect();
+    all.into_iter().try_for_each(free)
 }
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------
 
-entry!(cuMemAlloc_v2, |dptr, bytesize| {
-    let context = current()?;
-    refuse_if(dptr.is_null() || bytesize == 0, INVALID_VALUE)?;
+entry!(cuMemAlloc_v2, context, |dptr, bytesize| {
+    invalid_if(dptr.is_null() || bytesize == 0)?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Plain)?)
 });
 
-entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
-    let context = current()?;
-    refuse_if(
-        dptr.is_null()
-            || pPitch.is_null()
-            || WidthInBytes == 0
-            || Height == 0
-            || !matches!(ElementSizeBytes, 4 | 8 | 16),
-        INVALID_VALUE,
-    )?;
+entry!(cuMemAllocPitch_v2, context, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes| {
+    invalid_if(dptr.is_null() || pPitch.is_null() || WidthInBytes == 0 || Height == 0)?;
+    invalid_if(!matches!(ElementSizeBytes, 4 | 8 | 16))?;
     not_while_capturing()?;
     let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID_VALUE)?;
     let bytes = pitch.checked_mul(Height).ok_or(OUT_OF_MEMORY)?;
@@ -404,15 +340,13 @@ entry!(cuMemAllocPitch_v2, |dptr, pPitch, WidthInBytes, Height, ElementSizeBytes
     put(pPitch, pitch)
 });
 
-entry!(cuMemAllocManaged, |dptr, bytesize, flags| {
-    let context = current()?;
-    refuse_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2), INVALID_VALUE)?;
+entry!(cuMemAllocManaged, context, |dptr, bytesize, flags| {
+    invalid_if(dptr.is_null() || bytesize == 0 || !matches!(flags, 1 | 2))?;
     not_while_capturing()?;
     put(dptr, allocate(context, bytesize as u64, MemKind::Managed)?)
 });
 
-entry!(cuMemFree_v2, |dptr| {
-    driver()?;
+entry!(cuMemFree_v2, driver, |dptr| {
     if dptr == 0 {
         return Ok(());
     }
@@ -420,72 +354,54 @@ entry!(cuMemFree_v2, |dptr| {
     free(dptr)
 });
 
-entry!(cuMemGetInfo_v2, |free, total| {
-    let context = current()?;
-    let driver = driver()?;
-    let (left, all) = driver.device.with(|engine, now| {
-        driver.device.sweep(engine, now);
-        engine.memory(context.gpu)
+entry!(cuMemGetInfo_v2, context, |free, total| {
+    let device = &context.device.driver.device;
+    let (left, all) = device.with(|engine, now| {
+        device.sweep(engine, now);
+        engine.memory(context.device.gpu)
     });
     put_opt(free, left as usize);
     put_opt(total, all as usize);
-    Ok(())
 });
 
-entry!(cuMemGetAddressRange_v2, |pbase, psize, dptr| {
-    current()?;
+entry!(cuMemGetAddressRange_v2, context, |pbase, psize, dptr| {
     let alloc = driver()?.memory.find(dptr).ok_or(NOT_FOUND)?;
     put_opt(pbase, alloc.address);
     put_opt(psize, alloc.bytes as usize);
-    Ok(())
 });
 
-entry!(cuMemAdvise | cuMemAdvise_v2, |devPtr, count, _, _| {
-    driver()?;
-    check_range(devPtr, count as u64)
-});
+entry!(cuMemAdvise | cuMemAdvise_v2, driver, |devPtr, count, _, _| check_range(devPtr, count as u64));
 
 /// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
-fn prefetch(stream: &'static Object<Stream>, address: u64, bytes: u64) -> Answer {
+fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     check_range(address, bytes)?;
     legacy_not_implied(stream)?;
     refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let ns = driver()?.profile().copy_ns(bytes, true);
-    push(stream, Work::Copy { engine: 0, bytes, ns })?;
-    Ok(())
+    push(stream, Work::Copy { engine: 0, bytes, ns }).map(drop)
 }
 
-entry!(cuMemPrefetchAsync, |flavor, devPtr, count, _, hStream| {
-    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-});
-
-entry!(cuMemPrefetchAsync_v2, |flavor, devPtr, count, _, _, hStream| {
-    prefetch(stream(flavor, hStream)?, devPtr, count as u64)
-});
+entry!(cuMemPrefetchAsync, |at, count, _, stream: Stream| prefetch(stream, at, count as u64));
+entry!(cuMemPrefetchAsync_v2, |at, count, _, _, stream: Stream| prefetch(stream, at, count as u64));
 
 unsafe fn prefetch_all(
-    stream: &'static Object<Stream>,
-    dptrs: *mut CUdeviceptr,
+    stream: Ref<Stream>,
+    list: *mut u64,
     sizes: *mut usize,
     count: usize,
-    flags: c_ulonglong,
+    flags: u64,
 ) -> Answer {
-    refuse_if(dptrs.is_null() || sizes.is_null() || count == 0 || flags != 0, INVALID_VALUE)?;
-    for i in 0..count {
-        prefetch(stream, *dptrs.add(i), *sizes.add(i) as u64)?;
-    }
-    Ok(())
+    invalid_if(list.is_null() || sizes.is_null() || count == 0 || flags != 0)?;
+    (0..count).try_for_each(|i| prefetch(stream, *list.add(i), *sizes.add(i) as u64))
 }
 
-entry!(cuMemDiscardBatchAsync, |flavor, dptrs, sizes, count, flags, hStream| {
-    prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
+entry!(cuMemDiscardBatchAsync, |list, sizes, count, flags, stream: Stream| {
+    prefetch_all(stream, list, sizes, count, flags)
 });
 
 entry!(
     cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
-    |flavor, dptrs, sizes, count, _, _, _, flags, hStream| {
-        prefetch_all(stream(flavor, hStream)?, dptrs, sizes, count, flags)
-    }
+    |list, sizes, count, _, _, _, flags, stream: Stream| prefetch_all(stream, list, sizes, count, flags)
 );
 
 // --- Sets ------------------------------------------------------------------------------------------
@@ -520,7 +436,7 @@ unsafe fn zero(at: usize, length: usize) {
 }
 
 /// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
@@ -541,9 +457,8 @@ impl Fill {
 
     pub(crate) fn check(&self) -> Answer {
         let row = self.width * u64::from(self.element);
-        refuse_if(
+        invalid_if(
             !self.address.is_multiple_of(u64::from(self.element)) || self.height > 1 && self.pitch < row,
-            INVALID_VALUE,
         )?;
         if self.bytes() > 0 {
             check_range(self.address, self.pitch * (self.height - 1) + row)?;
@@ -553,30 +468,20 @@ impl Fill {
 
     fn apply(&self) {
         let bytes = self.value.to_le_bytes();
-        let same = match self.element {
-            1 => true,
-            2 => bytes[0] == bytes[1],
-            _ => bytes.iter().all(|b| *b == bytes[0]),
-        };
+        let element = &bytes[..self.element as usize];
+        let same = element.iter().all(|byte| *byte == bytes[0]);
+        let length = (self.width * u64::from(self.element)) as usize;
         for row in 0..self.height {
-            let at = self.address + row * self.pitch;
+            let at = (self.address + row * self.pitch) as usize;
             // SAFETY: the range was checked to lie in live device memory, which this process has mapped.
             unsafe {
-                if same {
-                    let length = (self.width * u64::from(self.element)) as usize;
-                    if self.value == 0 && length >= SPARSE && self.is_ours() {
-                        zero(at as usize, length);
-                    } else {
-                        std::ptr::write_bytes(at as *mut u8, bytes[0], length);
-                    }
-                } else if self.element == 2 {
-                    for i in 0..self.width {
-                        ((at + 2 * i) as *mut u16).write(self.value as u16);
-                    }
+                if self.value == 0 && length >= SPARSE && self.is_ours() {
+                    zero(at, length);
+                } else if same {
+                    std::ptr::write_bytes(at as *mut u8, bytes[0], length);
                 } else {
-                    for i in 0..self.width {
-                        ((at + 4 * i) as *mut u32).write(self.value);
-                    }
+                    let row = std::slice::from_raw_parts_mut(at as *mut u8, length);
+                    row.chunks_exact_mut(element.len()).for_each(|to| to.copy_from_slice(element));
                 }
             }
         }
@@ -588,19 +493,13 @@ impl Fill {
         found.is_some_and(|alloc| !matches!(alloc.what, What::Registered(_)))
     }
 
-    pub(crate) fn run(self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn run(self, stream: Ref<Stream>) -> Answer {
         if self.bytes() == 0 {
             return Ok(());
         }
-        let driver = driver()?;
-        if driver.hosts_pending.load(Acquire) == 0 {
-            self.apply();
-        } else {
-            push_call(stream, move || self.apply())?;
-        }
-        let bytes = self.bytes();
-        push(stream, Work::Copy { engine: 0, bytes, ns: driver.profile().copy_ns(bytes, false) })?;
-        Ok(())
+        move_bytes(stream, move || self.apply())?;
+        let (bytes, profile) = (self.bytes(), driver()?.profile());
+        push(stream, Work::Copy { engine: 0, bytes, ns: profile.copy_ns(bytes, false) }).map(drop)
     }
 }
 
@@ -609,31 +508,31 @@ fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize
     Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
 }
 
-fn set(flavor: Flavor, handle: sys::CUstream, synchronous: bool, fill: Fill) -> Answer {
+fn set(stream: StreamArg, synchronous: bool, fill: Fill) -> Answer {
     current()?;
     // SAFETY: the handle is the C caller's.
-    let stream = unsafe { stream(flavor, handle)? };
+    let stream = unsafe { stream.find()? };
     if synchronous {
         not_while_capturing()?;
     }
     legacy_not_implied(stream)?;
     fill.check()?;
     calls::copy();
-    submit(stream, Node::Set(fill))
+    submit(stream, fill)
 }
 
 /// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
 macro_rules! sets {
     ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
-        entry!($sync, |flavor, at, value, n| set(flavor, null_mut(), true, fill($element, at, 0, value, n, 1)));
-        entry!($asynchronous, |flavor, at, value, n, stream| {
-            set(flavor, stream, false, fill($element, at, 0, value, n, 1))
+        entry!($sync, |flavor, at, value, n| {
+            set(StreamArg::default_of(flavor), true, fill($element, at, 0, value, n, 1))
         });
+        entry!($asynchronous, |at, value, n, stream| set(stream, false, fill($element, at, 0, value, n, 1)));
         entry!($sync2, |flavor, at, pitch, value, width, height| {
-            set(flavor, null_mut(), true, fill($element, at, pitch, value, width, height))
+            set(StreamArg::default_of(flavor), true, fill($element, at, pitch, value, width, height))
         });
-        entry!($async2, |flavor, at, pitch, value, width, height, stream| {
-            set(flavor, stream, false, fill($element, at, pitch, value, width, height))
+        entry!($async2, |at, pitch, value, width, height, stream| {
+            set(stream, false, fill($element, at, pitch, value, width, height))
         });
     )*};
 }
@@ -645,37 +544,37 @@ sets! {
 
 // --- Host memory -----------------------------------------------------------------------------------
 
-unsafe fn host_alloc(pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
-    let context = current()?;
-    refuse_if(pp.is_null() || bytesize == 0 || flags > 7, INVALID_VALUE)?;
+unsafe fn host_alloc(context: &Context, pp: *mut *mut c_void, bytesize: usize, flags: c_uint) -> Answer {
+    invalid_if(pp.is_null() || bytesize == 0 || flags > 7)?;
     not_while_capturing()?;
     let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
-    let (registry, c) = (&driver()?.memory, context);
-    registry.note(at as u64, bytesize as u64, What::Host(flags), c.gpu, c.ordinal, c.id);
+    context.device.driver.memory.note(
+        at as u64,
+        bytesize as u64,
+        What::Host(flags),
+        context.device,
+        context.id,
+    );
     put(pp, at)
 }
 
-entry!(cuMemHostAlloc, |pp, bytesize, Flags| host_alloc(pp, bytesize, Flags));
-entry!(cuMemAllocHost_v2, |pp, bytesize| host_alloc(pp, bytesize, 0));
+entry!(cuMemHostAlloc, context, |pp, bytesize, Flags| host_alloc(context, pp, bytesize, Flags));
+entry!(cuMemAllocHost_v2, context, |pp, bytesize| host_alloc(context, pp, bytesize, 0));
 
-entry!(cuMemFreeHost, |p| {
-    let driver = driver()?;
+entry!(cuMemFreeHost, driver, |p| {
     if p.is_null() {
         return Ok(());
     }
     not_while_capturing()?;
     let alloc = driver.memory.remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
     libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
-    Ok(())
 });
 
-entry!(cuMemHostRegister_v2 | cuMemHostRegister, |p, bytesize, Flags| {
-    let context = current()?;
-    refuse_if(p.is_null() || bytesize == 0, INVALID_VALUE)?;
-    let (registry, c) = (&driver()?.memory, context);
+entry!(cuMemHostRegister_v2 | cuMemHostRegister, context, |p, bytesize, Flags| {
+    invalid_if(p.is_null() || bytesize == 0)?;
+    let registry = &context.device.driver.memory;
     refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
-    registry.note(p as u64, bytesize as u64, What::Registered(Flags), c.gpu, c.ordinal, c.id);
-    Ok(())
+    registry.note(p as u64, bytesize as u64, What::Registered(Flags), context.device, context.id);
 });
 
 entry!(cuMemHostUnregister, |p| {
@@ -683,11 +582,9 @@ entry!(cuMemHostUnregister, |p| {
     removed.map(|_| ()).ok_or(CUresult(713))
 });
 
-entry!(cuMemHostGetDevicePointer_v2, |pdptr, p, Flags| {
-    let driver = driver()?;
-    let known =
-        driver.memory.find(p as u64).is_some_and(|a| matches!(a.what, What::Host(_) | What::Registered(_)));
-    refuse_if(Flags != 0 || !known, INVALID_VALUE)?;
+entry!(cuMemHostGetDevicePointer_v2, driver, |pdptr, p, Flags| {
+    let known = driver.memory.find(p as u64).is_some_and(|a| a.what.is_host());
+    invalid_if(Flags != 0 || !known)?;
     put(pdptr, p as u64)
 });
 
@@ -701,43 +598,32 @@ entry!(cuMemHostGetFlags, |pFlags, p| {
 // --- What a pointer is -----------------------------------------------------------------------------
 
 /// One attribute; `Ok(None)`: the pointer is not known to the driver.
-fn attribute(kind: u32, address: u64) -> Result<Option<u64>, CUresult> {
+fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let driver = driver()?;
     let Some(alloc) = driver.memory.find(address) else { return Ok(None) };
-    let host = matches!(alloc.what, What::Host(_) | What::Registered(_));
+    let host = alloc.what.is_host();
     let managed = alloc.what == What::Charged(MemKind::Managed);
     Ok(Some(match kind {
         1 => {
-            let primary = lock(&driver.primaries[alloc.ordinal as usize].state).context;
-            let its = |context: &&'static Object<Context>| context.id == alloc.context;
+            let primary = lock(&driver.primaries[alloc.device.ordinal as usize]).context;
+            let its = |context: &Ref<Context>| context.id == alloc.context;
             let context = current_opt().filter(its).or(primary.filter(its));
             context.map_or(null_mut::<c_void>(), Object::handle) as u64
         }
-        2 => {
-            if host {
-                1
-            } else {
-                2
-            }
-        }
+        2 if host => 1,
+        2 => 2,
         3 => address,
         4 if host || managed => address,
         7 => alloc.id,
         8 => managed.into(),
-        9 => alloc.ordinal as u64,
+        9 => alloc.device.ordinal as u64,
         10 => (alloc.what == What::Charged(MemKind::Plain)).into(),
         11 => alloc.address,
         12 => alloc.bytes,
         13 => 1,
         16 => 3,
-        17 => {
-            if let What::Pooled(pool) = alloc.what {
-                pool
-            } else {
-                0
-            }
-        }
-        6 | 14 | 15 | 18..=21 => 0,
+        17 if let What::Pooled(pool) = alloc.what => pool,
+        6 | 14 | 15 | 17..=21 => 0,
         _ => return Err(INVALID_VALUE),
     }))
 }
@@ -751,24 +637,21 @@ unsafe fn put_attribute(to: *mut c_void, kind: u32, value: u64) {
 }
 
 entry!(cuPointerGetAttribute, |data, kind, ptr| {
-    refuse_if(data.is_null(), INVALID_VALUE)?;
+    invalid_if(data.is_null())?;
     put_attribute(data, kind, attribute(kind, ptr)?.ok_or(INVALID_VALUE)?);
-    Ok(())
 });
 
 // Unknown pointers are no error here: their attributes are 0, and their device is -2.
-entry!(cuPointerGetAttributes, |count, kinds, data, ptr| {
-    driver()?;
-    refuse_if(kinds.is_null() || data.is_null() || count == 0, INVALID_VALUE)?;
+entry!(cuPointerGetAttributes, driver, |count, kinds, data, ptr| {
+    invalid_if(kinds.is_null() || data.is_null() || count == 0)?;
     for i in 0..count as usize {
         let kind = *kinds.add(i);
         let unknown = if kind == 9 { -2_i32 as u64 } else { 0 };
         put_attribute(*data.add(i), kind, attribute(kind, ptr).ok().flatten().unwrap_or(unknown));
     }
-    Ok(())
 });
 
 entry!(cuPointerSetAttribute, |value, attribute, ptr| {
     // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    refuse_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none(), INVALID_VALUE)
+    invalid_if(value.is_null() || attribute != 6 || driver()?.memory.find(ptr).is_none())
 });

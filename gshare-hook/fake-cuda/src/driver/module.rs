@@ -1,35 +1,25 @@
 //! Modules, libraries, functions, kernels and launches.
 
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI32};
 
-use super::base::*;
 use super::capture::legacy_not_implied;
-use super::graph::Node;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
-use crate::sim::Work;
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
 /// A module or a library (both hold code and give out functions).
-#[derive(Debug)]
 pub(crate) struct Module {
     image: Image,
     is_library: bool,
-    functions: Mutex<BTreeMap<String, &'static Object<Function>>>,
+    functions: Mutex<BTreeMap<String, Ref<Function>>>,
     /// By the context's number and the variable's name.
     globals: Mutex<BTreeMap<(u64, String), Global>>,
 }
 
 /// A global variable of a module in one context.
-#[derive(Debug)]
 struct Global {
-    context: &'static Object<Context>,
+    context: Ref<Context>,
     address: u64,
     bytes: u64,
 }
@@ -40,15 +30,12 @@ const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
 const INVALID_IMAGE: CUresult = CUresult(200);
 const NO_BINARY: CUresult = CUresult(209);
 
-impl Kind for Module {
-    const MAGIC: u64 = 0x6773_6861_7265_4d4f;
-}
+object!(Module, b"gshareMO");
 
 /// A function of a module, or a kernel of a library: the same object serves as `CUfunction` and `CUkernel`.
-#[derive(Debug)]
 pub(crate) struct Function {
     name: CString,
-    module: &'static Object<Module>,
+    module: Ref<Module>,
     pub(crate) named: Named,
     /// Whether every launch costs nothing.
     free: bool,
@@ -61,86 +48,85 @@ pub(crate) struct Function {
     block: Mutex<[u32; 3]>,
 }
 
-impl Kind for Function {
-    const MAGIC: u64 = 0x6773_6861_7265_4655;
-}
+object!(Function, b"gshareFU");
 
 /// The profile of the calling thread's device, or of the GPU.
-fn current_profile() -> Result<&'static Profile, CUresult> {
+fn current_profile() -> Res<&'static Profile> {
     let driver = driver()?;
-    Ok(current_opt().map_or(driver.profile(), |context| driver.profile_of(context.gpu)))
+    Ok(current_opt().map_or(driver.profile(), |context| context.device.profile()))
 }
 
-/// One launch, priced.
-#[derive(Clone, Debug)]
-pub(crate) struct Launch {
-    pub(crate) function: &'static Object<Function>,
+/// Blocks of a launch, threads of a block, the bytes of shared memory that a block asks for, and whether all blocks must run at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Geometry {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared: u32,
-    pub(crate) first: Option<u64>,
-    pub(crate) params: usize,
-    pub(crate) extra: usize,
     pub(crate) cooperative: bool,
 }
 
+/// Addresses of the arguments one by one, or of a list that describes them.
+type Arguments = (*mut *mut c_void, *mut *mut c_void);
+
+/// One launch, priced.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    pub(crate) function: Ref<Function>,
+    pub(crate) geometry: Geometry,
+    pub(crate) first: Option<u64>,
+    pub(crate) params: usize,
+    pub(crate) extra: usize,
+}
+
 impl Launch {
-    pub(crate) fn blocks(&self) -> u64 {
-        self.grid.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul)
+    /// A launch that the driver accepts.
+    pub(crate) unsafe fn new(function: Ref<Function>, geometry: Geometry, arguments: Arguments) -> Res<Self> {
+        let first = first_argument(function, arguments);
+        let (params, extra) = arguments;
+        let (params, extra) = (params as usize, extra as usize);
+        let launch = Self { function, geometry, first, params, extra };
+        launch.check().map(|()| launch)
     }
 
-    pub(crate) fn threads(&self) -> u32 {
-        self.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
+    fn blocks(&self) -> u64 {
+        self.geometry.grid.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul)
+    }
+
+    fn threads(&self) -> u32 {
+        self.geometry.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
     }
 
     /// Checks what the driver checks before it launches.
-    pub(crate) fn check(&self) -> Answer {
-        let [gx, gy, gz] = self.grid;
-        let [bx, by, bz] = self.block;
-        refuse_if(gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0, INVALID_VALUE)?;
-        refuse_if(
-            gx > 0x7fff_ffff
-                || gy > 65_535
-                || gz > 65_535
-                || bx > 1024
-                || by > 1024
-                || bz > 64
-                || self.threads() > self.function.shape.threads,
-            INVALID_VALUE,
-        )?;
+    fn check(&self) -> Answer {
+        const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
+        let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
+        invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;
+        invalid_if(self.threads() > self.function.shape.threads)?;
         let profile = current_profile()?;
-        refuse_if(self.shared > profile.shared_memory_per_sm_bytes, INVALID_VALUE)?;
-        if self.cooperative {
+        invalid_if(self.geometry.shared > profile.shared_memory_per_sm_bytes)?;
+        if self.geometry.cooperative {
             let fit = (profile.threads_per_sm / self.threads()).clamp(1, profile.blocks_per_sm);
-            refuse_if(
-                self.blocks() > u64::from(fit) * u64::from(profile.sms),
-                CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-            )?;
+            let most = u64::from(fit) * u64::from(profile.sms);
+            refuse_if(self.blocks() > most, CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)?;
         }
         Ok(())
     }
 
-    pub(crate) fn run(&self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn run(&self, stream: Ref<Stream>) -> Answer {
         let driver = driver()?;
         let (mut sms, mut ns) =
             driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
-        let slice = driver.profile_of(stream.context.gpu).sms;
-        if let Some(cap) = context_sms(stream).or(Some(slice)).filter(|cap| *cap < sms) {
-            ns = u64::try_from((u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1))))
-                .unwrap_or(ns);
-            sms = cap.max(1);
+        let slice = stream.context.device.profile().sms;
+        if let Some(cap) = stream.context.sms.or(Some(slice)).filter(|cap| *cap < sms) {
+            let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1)));
+            (sms, ns) = (cap.max(1), u64::try_from(longer).unwrap_or(ns));
         }
-        push(stream, Work::Kernel { sms, ns })?;
-        Ok(())
+        push(stream, Work::Kernel { sms, ns }).map(drop)
     }
 }
 
 /// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
-pub(crate) unsafe fn first_argument(
-    function: &Function,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Option<u64> {
+unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Option<u64> {
     if function.named.duration != Duration::FirstArgument {
         return None;
     }
@@ -163,16 +149,16 @@ const FEW_THREADS: u64 = 32;
 
 /// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
 #[inline]
-unsafe fn launch_free(flavor: Flavor, f: sys::CUfunction, ok: bool, hStream: sys::CUstream) -> bool {
+unsafe fn launch_free(f: sys::CUfunction, ok: bool, stream: StreamArg) -> bool {
     calls::launch();
     match Object::<Function>::get(f) {
-        Ok(function) if function.free && ok => count_if_idle(flavor, hStream),
+        Ok(function) if function.free && ok => count_if_idle(stream),
         _ => false,
     }
 }
 
 // The export has no guard: nothing panics on the free path, and the rest brings its own.
-entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params, extra| {
+entry!(cuLaunchKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params, extra| {
     let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
     let ok = gx != 0
         && gx <= 0x7fff_ffff
@@ -181,126 +167,103 @@ entry!(cuLaunchKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, para
         && threads.wrapping_sub(1) < FEW_THREADS
         && bz <= 64
         && shared <= 48 << 10;
-    if launch_free(flavor, f, ok, hStream) {
+    if launch_free(f, ok, stream) {
         return Ok(());
     }
-    caught(|| launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, extra, false))
+    let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
+    caught(|| launch(f, geometry, stream, (params, extra)))
 });
 
 #[cold]
-unsafe fn launch(
-    flavor: Flavor,
-    f: sys::CUfunction,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    hStream: sys::CUstream,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-    cooperative: bool,
-) -> Answer {
-    if hStream as usize <= 2 || current_opt().is_none() {
+unsafe fn launch(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, arguments: Arguments) -> Answer {
+    if stream.1 as usize <= 2 || current_opt().is_none() {
         current()?;
     }
     let function = Object::<Function>::get(f)?;
-    let stream = stream(flavor, hStream)?;
-    let first = first_argument(function, params, extra);
-    let (params, extra) = (params as usize, extra as usize);
-    let launch = Launch { function, grid, block, shared, first, params, extra, cooperative };
-    launch.check()?;
+    let stream = stream.find()?;
+    let launch = Launch::new(function, geometry, arguments)?;
     legacy_not_implied(stream)?;
-    submit(stream, Node::Kernel(launch))
+    submit(stream, launch)
 }
 
-entry!(cuLaunchKernelEx, |flavor, config, f, kernelParams, extra| {
-    refuse_if(config.is_null(), INVALID_VALUE)?;
+entry!(cuLaunchKernelEx, |flavor, config: Given, f, kernelParams, extra| {
     let c = &*config;
-    let grid = [c.gridDimX, c.gridDimY, c.gridDimZ];
-    let block = [c.blockDimX, c.blockDimY, c.blockDimZ];
+    let (grid, block) = ([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]);
     let cooperative = attribute_of::<u32>(c, COOPERATIVE).is_some_and(|value| value != 0);
+    let geometry = Geometry { grid, block, shared: c.sharedMemBytes, cooperative };
     if c.numAttrs > 0 {
         cluster(c, Object::<Function>::get(f)?)?;
     }
     let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
-    let ok = !cooperative
-        && threads.wrapping_sub(1) < FEW_THREADS
-        && !grid.contains(&0)
-        && c.sharedMemBytes <= 48 << 10;
-    if launch_free(flavor, f, ok, c.hStream) {
+    let few = threads.wrapping_sub(1) < FEW_THREADS && c.sharedMemBytes <= 48 << 10;
+    let stream = StreamArg(flavor, c.hStream);
+    if launch_free(f, few && !cooperative && !grid.contains(&0), stream) {
         return Ok(());
     }
-    launch(flavor, f, grid, block, c.sharedMemBytes, c.hStream, kernelParams, extra, cooperative)
+    launch(f, geometry, stream, (kernelParams, extra))
 });
 
-entry!(cuLaunchCooperativeKernel, |flavor, f, gx, gy, gz, bx, by, bz, shared, hStream, params| {
+entry!(cuLaunchCooperativeKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params| {
     calls::launch();
-    launch(flavor, f, [gx, gy, gz], [bx, by, bz], shared, hStream, params, null_mut(), true)
+    let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: true };
+    launch(f, geometry, stream, (params, null_mut()))
 });
 
 entry!(cuLaunchCooperativeKernelMultiDevice, |launchParamsList, numDevices, _| {
-    refuse_if(launchParamsList.is_null() || numDevices == 0, INVALID_VALUE)?;
+    invalid_if(launchParamsList.is_null() || numDevices == 0)?;
     calls::launch();
     for i in 0..numDevices as usize {
         let p = &*launchParamsList.add(i);
         refuse_if(p.hStream as usize <= 2, INVALID_HANDLE)?;
-        let grid = [p.gridDimX, p.gridDimY, p.gridDimZ];
-        let block = [p.blockDimX, p.blockDimY, p.blockDimZ];
-        let (flavor, none) = (Flavor::Legacy, null_mut());
-        launch(flavor, p.function, grid, block, p.sharedMemBytes, p.hStream, p.kernelParams, none, true)?;
+        let (grid, block) = ([p.gridDimX, p.gridDimY, p.gridDimZ], [p.blockDimX, p.blockDimY, p.blockDimZ]);
+        let geometry = Geometry { grid, block, shared: p.sharedMemBytes, cooperative: true };
+        launch(p.function, geometry, StreamArg(Flavor::Legacy, p.hStream), (p.kernelParams, null_mut()))?;
     }
-    Ok(())
 });
 
-entry!(cuFuncSetBlockShape, |hfunc, x, y, z| {
-    let function = Object::<Function>::get(hfunc)?;
-    refuse_if(x <= 0 || y <= 0 || z <= 0, INVALID_VALUE)?;
+entry!(cuFuncSetBlockShape, |function: Function, x, y, z| {
+    invalid_if(x <= 0 || y <= 0 || z <= 0)?;
     *lock(&function.block) = [x as u32, y as u32, z as u32];
-    Ok(())
 });
 
-unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, hStream: sys::CUstream) -> Answer {
+unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) -> Answer {
     let block = *lock(&Object::<Function>::get(f)?.block);
-    refuse_if(width <= 0 || height <= 0, INVALID_VALUE)?;
-    let none = null_mut();
+    invalid_if(width <= 0 || height <= 0)?;
     calls::launch();
-    launch(Flavor::Legacy, f, [width as u32, height as u32, 1], block, 0, hStream, none, none, false)
+    let geometry = Geometry { grid: [width as u32, height as u32, 1], block, shared: 0, cooperative: false };
+    launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
 }
 
 entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
-entry!(cuLaunchGrid, |f, grid_width, grid_height| launch_old(f, grid_width, grid_height, null_mut()));
+entry!(cuLaunchGrid, |f, width, height| launch_old(f, width, height, null_mut()));
+entry!(cuLaunchGridAsync, |f, width, height, stream| launch_old(f, width, height, stream));
 
-entry!(cuLaunchGridAsync, |f, grid_width, grid_height, hStream| {
-    launch_old(f, grid_width, grid_height, hStream)
-});
-
-entry!(cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig, |hfunc, _| {
-    Object::<Function>::get(hfunc).map(drop)
-});
+entry!(
+    cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig,
+    |_function: Function, _| ()
+);
 
 // --- Loading ---------------------------------------------------------------------------------------
 
 /// The image at an address, for the calling thread's device.
-unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Result<Image, CUresult> {
-    refuse_if(image.is_null(), INVALID_VALUE)?;
+unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Res<Image> {
+    invalid_if(image.is_null())?;
     let (major, minor) = current_profile()?.compute_capability;
     raw::image_at(image, major * 10 + minor, lifetime).ok_or(INVALID_IMAGE)
 }
 
-fn create_library(image: Image) -> &'static Object<Module> {
-    Object::create(Module { image, is_library: true, functions: Mutex::default(), globals: Mutex::default() })
-}
-
-/// A module is for one device: an image without code for it is refused.
-fn create_module(image: Image) -> Result<&'static Object<Module>, CUresult> {
-    refuse_if(image.is_empty(), NO_BINARY)?;
-    let (functions, globals) = (Mutex::default(), Mutex::default());
-    Ok(Object::create(Module { image, is_library: false, functions, globals }))
-}
-
 impl Module {
-    fn function(this: &'static Object<Self>, name: &CStr) -> Result<&'static Object<Function>, CUresult> {
+    /// A module is for one device: an image without code for it is refused. A library may have none.
+    fn create(image: Image, is_library: bool) -> Res<Ref<Self>> {
+        refuse_if(image.is_empty() && !is_library, NO_BINARY)?;
+        let (functions, globals) = (Mutex::default(), Mutex::default());
+        Ok(Object::create(Self { image, is_library, functions, globals }))
+    }
+
+    fn function(this: Ref<Self>, name: &CStr) -> Res<Ref<Function>> {
         let text = name.to_string_lossy().into_owned();
-        if let Some(function) = lock(&this.functions).get(&text) {
+        let mut functions = lock(&this.functions);
+        if let Some(function) = functions.get(&text) {
             return Ok(function);
         }
         let shape = match this.image.kernel(&text) {
@@ -309,12 +272,7 @@ impl Module {
             Found::Yes(shape) => shape,
             Found::Unknown => Shape::default(),
         };
-        let driver = driver()?;
-        let mut functions = lock(&this.functions);
-        if let Some(function) = functions.get(&text) {
-            return Ok(function);
-        }
-        let named = driver.profile().named(&text);
+        let named = driver()?.profile().named(&text);
         let function = Object::create(Function {
             name: name.to_owned(),
             module: this,
@@ -331,10 +289,11 @@ impl Module {
     }
 
     /// Address and size of a global variable in the current context; its memory is taken when it is first asked for.
-    fn global(&self, name: &str) -> Result<(u64, u64), CUresult> {
+    fn global(&self, name: &str) -> Res<(u64, u64)> {
         let context = current()?;
         let key = (context.id, name.to_owned());
-        if let Some(found) = lock(&self.globals).get(&key) {
+        let mut globals = lock(&self.globals);
+        if let Some(found) = globals.get(&key) {
             return Ok((found.address, found.bytes));
         }
         let bytes = match self.image.global(name) {
@@ -342,16 +301,12 @@ impl Module {
             Found::Unknown => UNREADABLE_GLOBAL_BYTES,
             Found::No => return Err(NOT_FOUND),
         };
-        let mut globals = lock(&self.globals);
-        if let Some(found) = globals.get(&key) {
-            return Ok((found.address, found.bytes));
-        }
-        let address = memory::allocate(context, bytes.max(1), crate::sim::MemKind::Plain)?;
+        let address = memory::allocate(context, bytes.max(1), MemKind::Plain)?;
         globals.insert(key, Global { context, address, bytes });
         Ok((address, bytes))
     }
 
-    fn unload(this: &'static Object<Self>) -> Answer {
+    fn unload(this: Ref<Self>) -> Answer {
         refuse_if(!this.retire(), INVALID_HANDLE)?;
         for function in lock(&this.functions).values() {
             function.retire();
@@ -367,52 +322,45 @@ impl Module {
 }
 
 unsafe fn load_data(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
-    current()?;
-    put(module, create_module(read_image(image, Lifetime::Call)?)?.handle())
+    put(module, Module::create(read_image(image, Lifetime::Call)?, false)?.handle())
 }
 
-entry!(cuModuleLoadData | cuModuleLoadFatBinary, |module, image| load_data(module, image));
-entry!(cuModuleLoadDataEx, |module, image, _, _, _| load_data(module, image));
+entry!(cuModuleLoadData | cuModuleLoadFatBinary, context, |module, image| load_data(module, image));
+entry!(cuModuleLoadDataEx, context, |module, image, _, _, _| load_data(module, image));
 
-unsafe fn image_of_file(path: *const c_char) -> Result<Image, CUresult> {
-    refuse_if(path.is_null(), INVALID_VALUE)?;
-    let path = CStr::from_ptr(path).to_string_lossy().into_owned();
-    let mut bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
+unsafe fn read_file(path: *const c_char) -> Res<Vec<u8>> {
+    let path = name_of(path)?.to_string_lossy().into_owned();
+    std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)
+}
+
+unsafe fn image_of_file(path: *const c_char) -> Res<Image> {
+    let mut bytes = read_file(path)?;
     bytes.extend([0; 4]);
     read_image(bytes.as_ptr().cast(), Lifetime::Call)
 }
 
-entry!(cuModuleLoad, |module, fname| {
-    current()?;
-    put(module, create_module(image_of_file(fname)?)?.handle())
+entry!(cuModuleLoad, context, |module, path| {
+    put(module, Module::create(image_of_file(path)?, false)?.handle())
 });
 
-entry!(cuModuleUnload, |hmod| {
-    current()?;
-    Module::unload(Object::<Module>::get(hmod)?)
-});
+entry!(cuModuleUnload, context, |hmod: Module| Module::unload(hmod));
 
 entry!(cuModuleGetLoadingMode, |mode| put(mode, 2));
 
-unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a CStr, CUresult> {
+unsafe fn name_of<'a>(name: *const c_char) -> Res<&'a CStr> {
     if name.is_null() { Err(INVALID_VALUE) } else { Ok(CStr::from_ptr(name)) }
 }
 
-entry!(cuModuleGetFunction | cuLibraryGetKernel, |hfunc, hmod, name| {
-    let function = Module::function(Object::<Module>::get(hmod)?, name_of(name)?)?;
-    put(hfunc, function.handle())
+entry!(cuModuleGetFunction | cuLibraryGetKernel, |function, module: Module, name| {
+    put(function, Module::function(module, name_of(name)?)?.handle())
 });
 
-entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, mod_| {
-    let module = Object::<Module>::get(mod_)?;
-    let count_now = match module.image.kernels() {
-        Some(names) => names.len(),
-        None => lock(&module.functions).len(),
-    };
-    put(count, count_now as u32)
+entry!(cuModuleGetFunctionCount | cuLibraryGetKernelCount, |count, module: Module| {
+    let known = module.image.kernels().map(|names| names.len());
+    put(count, known.unwrap_or_else(|| lock(&module.functions).len()) as u32)
 });
 
-unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Module>) -> Answer {
+entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |list, count, module: Module| {
     for name in module.image.kernels().into_iter().flatten() {
         let name = CString::new(name).map_err(|_| INVALID_VALUE)?;
         Module::function(module, &name)?;
@@ -420,85 +368,57 @@ unsafe fn enumerate<H>(list: *mut *mut H, count: u32, module: &'static Object<Mo
     for (i, function) in lock(&module.functions).values().take(count as usize).enumerate() {
         put(list.add(i), function.handle())?;
     }
-    Ok(())
-}
-
-entry!(cuModuleEnumerateFunctions | cuLibraryEnumerateKernels, |functions, numFunctions, mod_| {
-    enumerate(functions, numFunctions, Object::<Module>::get(mod_)?)
 });
 
-entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod, name| {
-    let (address, size) = Object::<Module>::get(hmod)?.global(&name_of(name)?.to_string_lossy())?;
+entry!(cuModuleGetGlobal_v2 | cuLibraryGetGlobal, |dptr, bytes, hmod: Module, name| {
+    let (address, size) = hmod.global(&name_of(name)?.to_string_lossy())?;
     put_opt(dptr, address);
     put_opt(bytes, size as usize);
-    Ok(())
 });
 
-entry!(cuLibraryLoadData, |library, code, _, _, _, libraryOptions, _, numLibraryOptions| {
+entry!(cuLibraryLoadData, driver, |library, code, _, _, _, options, _, count| {
     /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image until it unloads the library.
     const PRESERVED: c_uint = 1;
-    driver()?;
-    let count = if libraryOptions.is_null() { 0 } else { numLibraryOptions as usize };
-    let kept = (0..count).any(|i| libraryOptions.add(i).read_unaligned() == PRESERVED);
+    let count = if options.is_null() { 0 } else { count as usize };
+    let kept = (0..count).any(|i| options.add(i).read_unaligned() == PRESERVED);
     let lifetime = if kept { Lifetime::Kept } else { Lifetime::Call };
-    put(library, create_library(read_image(code, lifetime)?).handle())
+    put(library, Module::create(read_image(code, lifetime)?, true)?.handle())
 });
 
-entry!(cuLibraryLoadFromFile, |library, fileName, _, _, _, _, _, _| {
-    driver()?;
-    put(library, create_library(image_of_file(fileName)?).handle())
+entry!(cuLibraryLoadFromFile, driver, |library, path, _, _, _, _, _, _| {
+    put(library, Module::create(image_of_file(path)?, true)?.handle())
 });
 
-entry!(cuLibraryUnload, |library| {
-    driver()?;
-    Module::unload(Object::<Module>::get(library)?)
-});
+entry!(cuLibraryUnload, driver, |library: Module| Module::unload(library));
 
-entry!(cuLibraryGetModule, |pMod, library| {
-    current()?;
-    put(pMod, Object::<Module>::get(library)?.handle())
-});
+entry!(cuLibraryGetModule, context, |pMod, library: Module| put(pMod, library.handle()));
 
-entry!(cuKernelGetFunction, |pFunc, kernel| {
-    current()?;
-    put(pFunc, Object::<Function>::get(kernel)?.handle())
-});
+entry!(cuKernelGetFunction, context, |pFunc, kernel: Function| put(pFunc, kernel.handle()));
 
-entry!(cuKernelGetLibrary, |pLib, kernel| {
-    let function = Object::<Function>::get(kernel)?;
+entry!(cuKernelGetLibrary, |pLib, function: Function| {
     refuse_if(!function.module.is_library, INVALID_HANDLE)?;
     put(pLib, function.module.handle())
 });
 
-entry!(cuKernelGetName | cuFuncGetName, |name, hfunc| {
-    put(name, Object::<Function>::get(hfunc)?.name.as_ptr())
-});
+entry!(cuKernelGetName | cuFuncGetName, |name, hfunc: Function| put(name, hfunc.name.as_ptr()));
 
-entry!(cuFuncGetModule, |hmod, hfunc| put(hmod, Object::<Function>::get(hfunc)?.module.handle()));
+entry!(cuFuncGetModule, |hmod, hfunc: Function| put(hmod, hfunc.module.handle()));
 
-entry!(cuFuncIsLoaded, |state, function| {
-    Object::<Function>::get(function)?;
-    put(state, 1)
-});
+entry!(cuFuncIsLoaded, |state, _function: Function| put(state, 1));
 
-entry!(cuFuncLoad, |function| Object::<Function>::get(function).map(drop));
+entry!(cuFuncLoad, |_function: Function| ());
 
-fn attribute(function: &Function, attrib: u32) -> Result<i32, CUresult> {
-    let driver = driver()?;
-    let profile = driver.profile();
-    let (major, minor) = profile.compute_capability;
-    let architecture = (major * 10 + minor) as i32;
+fn attribute(function: &Function, attrib: u32) -> Res<i32> {
+    let (major, minor) = driver()?.profile().compute_capability;
     Ok(match attrib {
         0 => function.shape.threads as i32,
         1 => function.shape.shared as i32,
-        2 | 3 => 0,
         4 => 32,
-        5 | 6 => architecture,
-        7 => 0,
+        5 | 6 => (major * 10 + minor) as i32,
         8 => function.shared_max.load(Relaxed),
         9 => function.carveout.load(Relaxed),
         14 => function.large_clusters.load(Relaxed).into(),
-        10..=15 => 0,
+        2 | 3 | 7 | 10..=13 | 15 => 0,
         _ => return Err(INVALID_VALUE),
     })
 }
@@ -507,54 +427,42 @@ fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
     match attrib {
         8 => {
             let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
-            refuse_if(value < 0 || value > most, INVALID_VALUE)?;
+            invalid_if(value < 0 || value > most)?;
             function.shared_max.store(value, Relaxed);
-            Ok(())
         }
         9 => {
-            refuse_if(!(-1..=100).contains(&value), INVALID_VALUE)?;
+            invalid_if(!(-1..=100).contains(&value))?;
             function.carveout.store(value, Relaxed);
-            Ok(())
         }
-        14 => {
-            function.large_clusters.store(value != 0, Relaxed);
-            Ok(())
-        }
-        10..=15 => Ok(()),
-        _ => Err(INVALID_VALUE),
+        14 => function.large_clusters.store(value != 0, Relaxed),
+        10..=13 | 15 => {}
+        _ => return Err(INVALID_VALUE),
     }
+    Ok(())
 }
 
-entry!(cuFuncGetAttribute, |pi, attrib, hfunc| put(pi, attribute(Object::<Function>::get(hfunc)?, attrib)?));
+entry!(cuFuncGetAttribute, |pi, attrib, hfunc: Function| put(pi, attribute(hfunc, attrib)?));
 
-entry!(cuFuncSetAttribute, |hfunc, attrib, value| {
-    set_attribute(Object::<Function>::get(hfunc)?, attrib, value)
+entry!(cuFuncSetAttribute, |hfunc: Function, attrib, value| set_attribute(hfunc, attrib, value));
+
+entry!(cuKernelGetAttribute, |pi, attrib, kernel, _dev: Device| {
+    put(pi, attribute(Object::get(kernel)?, attrib)?)
 });
 
-entry!(cuKernelGetAttribute, |pi, attrib, kernel, dev| {
-    driver()?.gpu(dev)?;
-    put(pi, attribute(Object::<Function>::get(kernel)?, attrib)?)
+entry!(cuKernelSetAttribute, |attrib, val, kernel, _dev: Device| {
+    set_attribute(Object::get(kernel)?, attrib, val)
 });
 
-entry!(cuKernelSetAttribute, |attrib, val, kernel, dev| {
-    driver()?.gpu(dev)?;
-    set_attribute(Object::<Function>::get(kernel)?, attrib, val)
-});
-
-entry!(cuKernelSetCacheConfig, |kernel, _, dev| {
-    driver()?.gpu(dev)?;
-    Object::<Function>::get(kernel)?;
-    Ok(())
-});
+entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get(kernel).map(drop));
 
 // --- Occupancy -------------------------------------------------------------------------------------
 
 /// Shared memory of each block that is the driver's, in bytes (`CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK`).
 const RESERVED_SHARED: usize = 1 << 10;
 
-fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32, CUresult> {
+fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     let profile = driver()?.profile();
-    refuse_if(!(1..=1024).contains(&block), INVALID_VALUE)?;
+    invalid_if(!(1..=1024).contains(&block))?;
     let shared = dynamic + function.shape.shared as usize;
     let by_threads = profile.threads_per_sm / (block as u32).next_multiple_of(32);
     // Each block takes a kilobyte for the driver beside what it asks for.
@@ -563,43 +471,31 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Result<i32,
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |numBlocks, func, blockSize, dynamic| {
-    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
-});
+entry!(
+    cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, size, dynamic, _),
+    |blocks, function: Function, size, dynamic| put(blocks, blocks_per_sm(function, size, dynamic)?)
+);
 
-entry!(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, |numBlocks, func, blockSize, dynamic, _| {
-    put(numBlocks, blocks_per_sm(Object::<Function>::get(func)?, blockSize, dynamic)?)
-});
+// The size of a block that fills an SM best, and how many of them the device holds at once.
+entry!(
+    cuOccupancyMaxPotentialBlockSize,
+    cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, _, dynamic, limit, _),
+    |grid, block, function: Function, _, dynamic, limit| {
+        let most = function.shape.threads as i32;
+        let size = if (1..most).contains(&limit) { limit } else { most };
+        let fit = blocks_per_sm(function, size, dynamic)?;
+        put(grid, fit * current_profile()?.sms as i32)?;
+        put(block, size)
+    }
+);
 
-unsafe fn potential_block(
-    minGridSize: *mut c_int,
-    blockSize: *mut c_int,
-    function: &Function,
-    dynamic: usize,
-    limit: c_int,
-) -> Answer {
-    let most = function.shape.threads as i32;
-    let size = if (1..most).contains(&limit) { limit } else { most };
-    let fit = blocks_per_sm(function, size, dynamic)?;
-    put(minGridSize, fit * current_profile()?.sms as i32)?;
-    put(blockSize, size)
-}
-
-entry!(cuOccupancyMaxPotentialBlockSize, |minGridSize, blockSize, func, _, dynamic, limit| {
-    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
-});
-
-entry!(cuOccupancyMaxPotentialBlockSizeWithFlags, |minGridSize, blockSize, func, _, dynamic, limit, _| {
-    potential_block(minGridSize, blockSize, Object::<Function>::get(func)?, dynamic, limit)
-});
-
-entry!(cuOccupancyAvailableDynamicSMemPerBlock, |dynamicSmemSize, func, numBlocks, blockSize| {
-    let function = Object::<Function>::get(func)?;
-    blocks_per_sm(function, blockSize, 0)?;
-    refuse_if(numBlocks <= 0, INVALID_VALUE)?;
-    let part = driver()?.profile().shared_memory_per_sm_bytes as usize / numBlocks as usize;
+entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, blocks, size| {
+    blocks_per_sm(function, size, 0)?;
+    invalid_if(blocks <= 0)?;
+    let part = driver()?.profile().shared_memory_per_sm_bytes as usize / blocks as usize;
     let part = part.saturating_sub(function.shape.shared as usize);
-    put(dynamicSmemSize, part.min(function.shared_max.load(Relaxed).max(0) as usize))
+    put(bytes, part.min(function.shared_max.load(Relaxed).max(0) as usize))
 });
 
 /// Numbers of `CUlaunchAttributeID`.
@@ -621,7 +517,7 @@ unsafe fn attribute_of<T: Copy>(config: &sys::CUlaunchConfig, id: u32) -> Option
 ///
 /// # Safety
 /// `config` is readable, and as many attributes as it says.
-unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Result<u32, CUresult> {
+unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Res<u32> {
     let dimensions = attribute_of::<[u32; 3]>(config, CLUSTER_DIMENSION);
     let blocks = dimensions.map_or(0, |by| by.into_iter().fold(1, u32::saturating_mul));
     if blocks > largest_cluster(function) { Err(CUresult(912)) } else { Ok(blocks) }
@@ -634,12 +530,11 @@ fn largest_cluster(function: &Function) -> u32 {
 }
 
 /// The profile of a device with clusters.
-fn with_clusters() -> Result<&'static Profile, CUresult> {
+fn with_clusters() -> Res<&'static Profile> {
     current_profile().and_then(|p| if p.compute_capability.0 < 9 { Err(NOT_SUPPORTED) } else { Ok(p) })
 }
 
-entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, func, config| {
-    let function = Object::<Function>::get(func)?;
+entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, function: Function, config| {
     with_clusters()?;
     cluster(config.as_ref().ok_or(INVALID_VALUE)?, function)?;
     put(clusterSize, largest_cluster(function) as c_int)
@@ -647,15 +542,14 @@ entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, func, config| {
 
 // Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
 // for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
-entry!(cuOccupancyMaxActiveClusters, |numClusters, func, config| {
+entry!(cuOccupancyMaxActiveClusters, |numClusters, function: Function, config| {
     const BLOCKS_PER_SM: i32 = 8;
-    let function = Object::<Function>::get(func)?;
     let sms = with_clusters()?.sms;
     let config = config.as_ref().ok_or(INVALID_VALUE)?;
     let size = cluster(config, function)?;
     let threads = config.blockDimX.saturating_mul(config.blockDimY).saturating_mul(config.blockDimZ);
-    let fit =
-        blocks_per_sm(function, i32::try_from(threads).unwrap_or(i32::MAX), config.sharedMemBytes as usize)?;
+    let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+    let fit = blocks_per_sm(function, threads, config.sharedMemBytes as usize)?;
     let usable = match size {
         0..=2 => sms,
         3..=8 => sms - sms / 16,
@@ -667,49 +561,32 @@ entry!(cuOccupancyMaxActiveClusters, |numClusters, func, config| {
 
 // --- The linker: what is added comes out again, as a container that the loader accepts ----------------
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Link {
     inputs: Mutex<Vec<Vec<u8>>>,
     /// The image that was given out; the program may read it until it destroys the link.
     image: Mutex<Vec<u8>>,
 }
 
-impl Kind for Link {
-    const MAGIC: u64 = 0x6773_6861_7265_4c4b;
-}
+object!(Link, b"gshareLK");
 
-entry!(cuLinkCreate_v2, |_, _, _, stateOut| {
-    current()?;
-    put(stateOut, Object::create(Link::default()).handle())
-});
+entry!(cuLinkCreate_v2, context, |_, _, _, stateOut| put(stateOut, Object::create(Link::default()).handle()));
 
-entry!(cuLinkAddData_v2, |state, _, data, size, _, _, _, _| {
-    let link = Object::<Link>::get(state)?;
-    refuse_if(data.is_null(), INVALID_VALUE)?;
+entry!(cuLinkAddData_v2, |link: Link, _, data, size, _, _, _, _| {
+    invalid_if(data.is_null())?;
     lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
-    Ok(())
 });
 
-entry!(cuLinkAddFile_v2, |state, _, path, _, _, _| {
-    let link = Object::<Link>::get(state)?;
-    let path = name_of(path)?.to_string_lossy().into_owned();
-    let bytes = std::fs::read(path).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
-    lock(&link.inputs).push(bytes);
-    Ok(())
-});
+entry!(cuLinkAddFile_v2, |link: Link, _, path, _, _, _| lock(&link.inputs).push(read_file(path)?));
 
-entry!(cuLinkComplete, |state, cubinOut, sizeOut| {
-    let link = Object::<Link>::get(state)?;
+entry!(cuLinkComplete, |link: Link, cubinOut, sizeOut| {
     let inputs = lock(&link.inputs);
     let mut image = lock(&link.image);
     *image = container::of_inputs(inputs.iter().map(|bytes| (raw::input_kind(bytes), bytes.as_slice())));
     put(cubinOut, image.as_mut_ptr().cast())?;
     put_opt(sizeOut, image.len());
-    Ok(())
 });
 
-entry!(cuLinkDestroy, |state| {
-    let link = Object::<Link>::get(state)?;
+entry!(cuLinkDestroy, |link: Link| {
     link.retire();
-    Ok(())
 });

@@ -1,134 +1,98 @@
 //! Streams, events, host functions and memory operations on streams.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::collections::VecDeque;
 
-use super::base::*;
 use super::capture::{
     Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
 };
-use super::graph::{GraphNode, Node};
+use super::graph::{Node, NodeRef};
 use super::*;
-use crate::sim::Work;
-use crate::sim::device_file::{now_ns, sleep_until};
+use crate::sim::layout::OpenEvent;
 
 // --- Streams ---------------------------------------------------------------------------------------
 
-pub(crate) fn create_stream(
-    context: &'static Object<Context>,
-    flags: u32,
-    priority: i32,
-) -> Result<&'static Object<Stream>, CUresult> {
-    refuse_if(flags > 1, INVALID_VALUE)?;
-    let driver = driver()?;
-    let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, context.gpu))?;
-    Ok(Stream::create(driver, context, slot, flags, priority.clamp(-5, 0), StreamKind::Created))
+pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) -> Res<Ref<Stream>> {
+    invalid_if(flags > 1)?;
+    Stream::create(context, flags, priority.clamp(-5, 0), StreamKind::Created)
 }
 
-entry!(cuStreamCreate, |phStream, Flags| put(phStream, create_stream(current()?, Flags, 0)?.handle()));
+entry!(cuStreamCreate, context, |out, flags| put(out, create_stream(context, flags, 0)?.handle()));
 
-entry!(cuStreamCreateWithPriority, |phStream, flags, priority| {
-    put(phStream, create_stream(current()?, flags, priority)?.handle())
+entry!(cuStreamCreateWithPriority, context, |out, flags, priority| {
+    put(out, create_stream(context, flags, priority)?.handle())
 });
 
-entry!(cuStreamDestroy_v2 | cuStreamDestroy, |hStream| {
-    let driver = driver()?;
+entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
     refuse_if(hStream as usize <= 2, INVALID_HANDLE)?;
     let stream = Object::<Stream>::get(hStream)?;
     refuse_if(!stream.retire(), INVALID_HANDLE)?;
     lock(&stream.context.streams).retain(|s| s.id != stream.id);
     driver.device.with(|engine, now| engine.close_stream(now, stream.slot));
-    Ok(())
 });
 
-entry!(cuStreamSynchronize, |flavor, hStream| {
-    let stream = stream(flavor, hStream)?;
-    not_capturing(stream)?;
-    drain_with_barriers(stream)
-});
-
-/// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
-fn drain_with_barriers(stream: &'static Object<Stream>) -> Answer {
-    drain(stream)?;
-    stream_ordered::after_synchronising(stream.context.ordinal)?;
-    if stream.kind == StreamKind::Legacy {
-        let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
-        for other in others {
-            drain(other)?;
-        }
+/// The streams that the legacy stream waits for, where `stream` is that.
+fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
+    match stream.kind {
+        StreamKind::Legacy => stream.context.blocking(),
+        _ => Vec::new(),
     }
-    Ok(())
 }
 
-entry!(cuStreamQuery, |flavor, hStream| {
-    let stream = stream(flavor, hStream)?;
+// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
+entry!(cuStreamSynchronize, |stream: Stream| {
+    not_capturing(stream)?;
+    drain(stream)?;
+    stream_ordered::after_synchronising(stream.context.device)?;
+    barriers(stream).into_iter().try_for_each(drain)
+});
+
+entry!(cuStreamQuery, |stream: Stream| {
     not_capturing(stream)?;
     let mut done = drained(stream)?;
-    if stream.kind == StreamKind::Legacy {
-        let others: Vec<_> = lock(&stream.context.streams).iter().copied().filter(|s| s.blocking()).collect();
-        for other in others {
-            done &= drained(other)?;
-        }
+    for other in barriers(stream) {
+        done &= drained(other)?;
     }
-    if done { Ok(()) } else { Err(NOT_READY) }
+    refuse_if(!done, NOT_READY)
 });
 
-entry!(cuCtxSynchronize, || synchronise(current()?));
+entry!(cuCtxSynchronize, context, || synchronise(context));
 
-entry!(cuCtxSynchronize_v2, |ctx| {
-    driver()?;
-    synchronise(if ctx.is_null() { current()? } else { Object::<Context>::get(ctx)? })
-});
+entry!(cuCtxSynchronize_v2, |context: OrCurrent| synchronise(context));
 
-pub(crate) fn synchronise(context: &'static Object<Context>) -> Answer {
+pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     context.check()?;
     context_not_capturing(context)?;
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
     drain(context.legacy()?)?;
-    for stream in busy {
-        drain(stream)?;
-    }
-    stream_ordered::after_synchronising(context.ordinal)
+    busy.into_iter().try_for_each(drain)?;
+    stream_ordered::after_synchronising(context.device)
 }
 
-entry!(cuStreamGetCtx, |flavor, hStream, pctx| put(pctx, stream(flavor, hStream)?.context.handle()));
+entry!(cuStreamGetCtx, |hStream: Stream, pctx| put(pctx, hStream.context.handle()));
 
-entry!(cuStreamGetCtx_v2, |flavor, hStream, pCtx, pGreenCtx| {
-    put_opt(pGreenCtx, std::ptr::null_mut());
-    put(pCtx, stream(flavor, hStream)?.context.handle())
+entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, pGreenCtx| {
+    put_opt(pGreenCtx, null_mut());
+    put(pCtx, hStream.context.handle())
 });
 
-entry!(cuStreamGetDevice, |flavor, hStream, device| put(device, stream(flavor, hStream)?.context.ordinal));
-entry!(cuStreamGetFlags, |flavor, hStream, flags| put(flags, stream(flavor, hStream)?.flags));
-entry!(cuStreamGetPriority, |flavor, hStream, priority| put(priority, stream(flavor, hStream)?.priority));
-entry!(cuStreamGetId, |flavor, hStream, streamId| put(streamId, stream(flavor, hStream)?.id));
+entry!(cuStreamGetDevice, |hStream: Stream, device| put(device, hStream.context.device.ordinal));
+entry!(cuStreamGetFlags, |hStream: Stream, flags| put(flags, hStream.flags));
+entry!(cuStreamGetPriority, |hStream: Stream, priority| put(priority, hStream.priority));
+entry!(cuStreamGetId, |hStream: Stream, streamId| put(streamId, hStream.id));
 
-entry!(cuStreamCopyAttributes, |flavor, dst, src| {
-    stream(flavor, dst)?;
-    stream(flavor, src)?;
-    Ok(())
-});
+entry!(cuStreamCopyAttributes, |_dst: Stream, _src: Stream| ());
 
-entry!(cuStreamGetAttribute, |flavor, hStream, _, value| {
-    stream(flavor, hStream)?;
-    refuse_if(value.is_null(), INVALID_VALUE)?;
-    std::ptr::write_bytes(value, 0, 1);
-    Ok(())
-});
+entry!(cuStreamGetAttribute, |_stream: Stream, _, value: Given| std::ptr::write_bytes(value, 0, 1));
 
-entry!(cuStreamSetAttribute, |flavor, hStream, _, param| {
-    stream(flavor, hStream)?;
-    if param.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
-});
+entry!(cuStreamSetAttribute, |_stream: Stream, _, _param: Given| ());
 
-entry!(cuStreamAttachMemAsync, |flavor, hStream, _, _, _| stream(flavor, hStream).map(drop));
+entry!(cuStreamAttachMemAsync, |_stream: Stream, _, _, _| ());
 
 // --- Events ----------------------------------------------------------------------------------------
 
 /// The last record of an event.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Recorded {
     sequence: u64,
     stream: u32,
@@ -136,16 +100,14 @@ struct Recorded {
 }
 
 /// A capture, and the nodes that what follows depends on.
-type CapturePoint = (Arc<Session>, Vec<&'static Object<GraphNode>>);
+type CapturePoint = (Arc<Session>, Vec<NodeRef>);
 
 /// An event.
-#[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,
-    gpu: u32,
-    /// [`Context::family`] of the one it was made in.
-    family: u64,
+    /// [`Context::home`] of the one it was made in.
+    home: (u32, u64),
     sequence: AtomicU64,
     recorded: Mutex<Option<Recorded>>,
     /// The point of a capture it was last recorded at.
@@ -155,33 +117,23 @@ pub(crate) struct Event {
     pub(crate) imported: bool,
 }
 
-impl Kind for Event {
-    const MAGIC: u64 = 0x6773_6861_7265_4556;
-}
+object!(Event, b"gshareEV");
 
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 impl Event {
-    fn create(context: &Context, flags: u32) -> Result<&'static Object<Self>, CUresult> {
+    fn create(context: &Context, flags: u32) -> Res<Ref<Self>> {
         let driver = driver()?;
         let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
-        Ok(Self::with_slot(slot, base, context.gpu, context.family, flags, false))
+        Ok(Self::with_slot(slot, base, context.home(), flags, false))
     }
 
-    pub(crate) fn with_slot(
-        slot: u32,
-        base: u64,
-        gpu: u32,
-        family: u64,
-        flags: u32,
-        imported: bool,
-    ) -> &'static Object<Self> {
+    pub(crate) fn with_slot(slot: u32, base: u64, home: (u32, u64), flags: u32, imported: bool) -> Ref<Self> {
         Object::create(Self {
             slot,
             flags,
-            gpu,
-            family,
+            home,
             sequence: AtomicU64::new(base),
             recorded: Mutex::new(None),
             captured: Mutex::new(None),
@@ -191,16 +143,21 @@ impl Event {
     }
 
     pub(crate) fn gpu(&self) -> u32 {
-        self.gpu
+        self.home.0
+    }
+
+    /// Its place in the device file.
+    fn open(&self) -> Res<&'static OpenEvent> {
+        Ok(&driver()?.device.open_part().events[self.slot as usize])
     }
 
     /// Queues the event's next record.
-    pub(crate) fn record(&self, stream: &'static Object<Stream>) -> Answer {
-        let driver = driver()?;
-        refuse_if((self.gpu, self.family) != (stream.context.gpu, stream.context.family), INVALID_HANDLE)?;
+    pub(crate) fn record(&self, stream: Ref<Stream>) -> Answer {
+        let open = self.open()?;
+        refuse_if(self.home != stream.context.home(), INVALID_HANDLE)?;
         let mut recorded = lock(&self.recorded);
         let sequence = if self.flags & INTERPROCESS != 0 {
-            driver.device.open_part().events[self.slot as usize].issued.load(Acquire) + 1
+            open.issued.load(Acquire) + 1
         } else {
             self.sequence.fetch_add(1, AcqRel) + 1
         };
@@ -210,16 +167,16 @@ impl Event {
     }
 
     /// Sequence number of the last record, of any process for interprocess events.
-    fn last(&self) -> Result<u64, CUresult> {
-        let driver = driver()?;
+    fn last(&self) -> Res<u64> {
+        let open = self.open()?;
         if self.flags & INTERPROCESS != 0 {
-            return Ok(driver.device.open_part().events[self.slot as usize].issued.load(Acquire));
+            return Ok(open.issued.load(Acquire));
         }
         Ok(lock(&self.recorded).map_or(0, |r| r.sequence))
     }
 
     /// Makes a stream wait for the last record.
-    pub(crate) fn wait_on(&self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn wait_on(&self, stream: Ref<Stream>) -> Answer {
         if self.flags & INTERPROCESS != 0 {
             let sequence = self.last()?;
             if sequence > 0 {
@@ -228,29 +185,26 @@ impl Event {
             return Ok(());
         }
         let recorded = *lock(&self.recorded);
-        if let Some(r) = recorded
-            && driver()?.device.completed_now(r.stream) <= r.position
-        {
-            push(stream, Work::Wait { stream: r.stream, position: r.position })?;
+        let Some(Recorded { stream: other, position, .. }) = recorded else { return Ok(()) };
+        if driver()?.device.completed_now(other) <= position {
+            push(stream, Work::Wait { stream: other, position })?;
         }
         Ok(())
     }
 
     /// An error while its GPU is lost.
     fn check(&self) -> Answer {
-        if driver()?.device.is_lost(self.gpu) { Err(GPU_LOST) } else { Ok(()) }
+        refuse_if(driver()?.device.is_lost(self.gpu()), GPU_LOST)
     }
 
-    fn reached(&self) -> Result<bool, CUresult> {
+    fn reached(&self) -> Res<bool> {
         self.check()?;
-        let driver = driver()?;
         let last = self.last()?;
-        let done = &driver.device.open_part().events[self.slot as usize].done;
-        if done.load(Acquire) >= last {
-            return Ok(true);
+        let done = || self.open().map(|open| open.done.load(Acquire) >= last);
+        if !done()? {
+            driver()?.device.with(|_, _| ());
         }
-        driver.device.with(|_, _| ());
-        Ok(done.load(Acquire) >= last)
+        done()
     }
 
     fn not_captured(&self) -> Answer {
@@ -264,27 +218,20 @@ impl Event {
     }
 }
 
-entry!(cuEventCreate, |phEvent, Flags| {
-    let context = current()?;
-    refuse_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0, INVALID_VALUE)?;
+entry!(cuEventCreate, context, |phEvent, Flags| {
+    invalid_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0)?;
     put(phEvent, Event::create(context, Flags)?.handle())
 });
 
-entry!(cuEventDestroy_v2 | cuEventDestroy, |hEvent| {
-    let driver = driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventDestroy_v2 | cuEventDestroy, driver, |event: Event| {
     refuse_if(!event.retire(), INVALID_HANDLE)?;
     if !event.imported {
         driver.device.with(|engine, _| engine.close_event(event.slot));
     }
-    Ok(())
 });
 
-unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, flags: c_uint) -> Answer {
-    driver()?;
-    let event = Object::<Event>::get(hEvent)?;
-    let stream = stream(flavor, hStream)?;
-    refuse_if(flags > 1, INVALID_VALUE)?;
+unsafe fn record(event: Ref<Event>, stream: Ref<Stream>, flags: c_uint) -> Answer {
+    invalid_if(flags > 1)?;
     legacy_not_implied(stream)?;
     calls::event();
     if stream.capturing.load(Acquire) {
@@ -303,20 +250,16 @@ unsafe fn record(flavor: Flavor, hEvent: sys::CUevent, hStream: sys::CUstream, f
     Ok(())
 }
 
-entry!(cuEventRecord, |flavor, hEvent, hStream| record(flavor, hEvent, hStream, 0));
-entry!(cuEventRecordWithFlags, |flavor, hEvent, hStream, flags| record(flavor, hEvent, hStream, flags));
+entry!(cuEventRecord, driver, |event: Event, stream: Stream| record(event, stream, 0));
+entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| record(event, stream, flags));
 
-entry!(cuEventQuery, |hEvent| {
-    driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventQuery, driver, |event: Event| {
     event.not_captured()?;
     not_while_capturing()?;
-    if event.reached()? { Ok(()) } else { Err(NOT_READY) }
+    refuse_if(!event.reached()?, NOT_READY)
 });
 
-entry!(cuEventSynchronize, |hEvent| {
-    let driver = driver()?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuEventSynchronize, driver, |event: Event| {
     event.not_captured()?;
     not_while_capturing()?;
     let recorded = *lock(&event.recorded);
@@ -329,30 +272,21 @@ entry!(cuEventSynchronize, |hEvent| {
         sleep_until(now_ns() + pause);
         pause = (pause * 2).min(200_000);
     }
-    Ok(())
 });
 
-entry!(cuEventElapsedTime | cuEventElapsedTime_v2, |pMilliseconds, hStart, hEnd| {
-    let driver = driver()?;
-    let (start, end) = (Object::<Event>::get(hStart)?, Object::<Event>::get(hEnd)?);
+entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |milliseconds, start, end| {
+    let (start, end) = (Object::<Event>::get(start)?, Object::<Event>::get(end)?);
     start.not_captured()?;
     end.not_captured()?;
-    refuse_if(
-        (start.flags | end.flags) & DISABLE_TIMING != 0 || (start.gpu, start.family) != (end.gpu, end.family),
-        INVALID_HANDLE,
-    )?;
+    refuse_if((start.flags | end.flags) & DISABLE_TIMING != 0 || start.home != end.home, INVALID_HANDLE)?;
     refuse_if(lock(&start.recorded).is_none() || lock(&end.recorded).is_none(), INVALID_HANDLE)?;
     refuse_if(!start.reached()? || !end.reached()?, NOT_READY)?;
-    let time = |event: &Event| driver.device.open_part().events[event.slot as usize].time.load(Acquire);
-    let ns = time(end).cast_signed() - time(start).cast_signed();
-    put(pMilliseconds, (ns as f64 / 1e6) as f32)
+    let time = |event: &Event| event.open().map(|open| open.time.load(Acquire).cast_signed());
+    put(milliseconds, ((time(end)? - time(start)?) as f64 / 1e6) as f32)
 });
 
-entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
-    driver()?;
-    let stream = stream(flavor, hStream)?;
-    let event = Object::<Event>::get(hEvent)?;
-    refuse_if(Flags > 1, INVALID_VALUE)?;
+entry!(cuStreamWaitEvent, driver, |stream: Stream, event: Event, Flags| {
+    invalid_if(Flags > 1)?;
     legacy_not_implied(stream)?;
     calls::event();
     if Flags == 1 && stream.capturing.load(Acquire) {
@@ -364,9 +298,7 @@ entry!(cuStreamWaitEvent, |flavor, hStream, hEvent, Flags| {
     submit(stream, Node::Wait(event))
 });
 
-entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |hCtx, hEvent| {
-    let context = Object::<Context>::get(hCtx)?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |context: Context, event: Event| {
     let legacy = context.legacy()?;
     for stream in context.all_streams() {
         let tail = stream.tail.load(Acquire);
@@ -377,145 +309,130 @@ entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |hCtx, hEvent| {
     event.record(legacy)
 });
 
-entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |hCtx, hEvent| {
-    let context = Object::<Context>::get(hCtx)?;
-    let event = Object::<Event>::get(hEvent)?;
+entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
     for stream in context.all_streams() {
         event.wait_on(stream)?;
     }
-    Ok(())
 });
 
 // --- Host functions --------------------------------------------------------------------------------
 
-fn launch_host(stream: &'static Object<Stream>, function: sys::CUhostFn, data: *mut c_void) -> Answer {
-    refuse_if(function.is_none(), INVALID_VALUE)?;
+entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream: Stream, function, data| {
+    let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, Node::Host { function, data: data as usize })
-}
+});
 
-entry!(cuLaunchHostFunc, |flavor, hStream, fn_, data| launch_host(stream(flavor, hStream)?, fn_, data));
-entry!(cuLaunchHostFunc_v2, |flavor, hStream, fn_, data, _| launch_host(stream(flavor, hStream)?, fn_, data));
-
-entry!(cuStreamAddCallback, |flavor, hStream, callback, userData, flags| {
-    let stream = stream(flavor, hStream)?;
-    refuse_if(callback.is_none() || flags != 0, INVALID_VALUE)?;
+entry!(cuStreamAddCallback, |named, function, data, flags| {
+    let stream = named.find()?;
+    invalid_if(flags != 0)?;
+    let function = function.ok_or(INVALID_VALUE)?;
     not_capturing(stream)?;
-    submit(stream, Node::Callback { function: callback, stream: hStream as usize, data: userData as usize })
+    submit(stream, Node::Callback { function, stream: named.1 as usize, data: data as usize })
 });
 
 // --- Memory operations -----------------------------------------------------------------------------
 
-/// A wait for, or a write of, a word in memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum MemOp {
-    Wait { address: u64, value: u64, how: u32, wide: bool },
-    Write { address: u64, value: u64, wide: bool },
+/// A write of a word in memory, or a wait for one.
+#[derive(Clone, Copy)]
+pub(crate) struct MemOp {
+    address: u64,
+    value: u64,
+    /// Of 8 bytes, not 4.
+    wide: bool,
+    /// Waits until the word compares so with the value.
+    until: Option<u32>,
 }
 
 impl MemOp {
     /// `false`: the condition does not hold yet.
     fn step(self) -> bool {
-        // SAFETY: the address was given to the driver as a word that stays valid until the operation has run.
-        unsafe {
-            match self {
-                Self::Write { address, value, wide: true } => (address as *mut u64).write_volatile(value),
-                Self::Write { address, value, wide: false } => {
-                    (address as *mut u32).write_volatile(value as u32);
-                }
-                Self::Wait { address, value, how, wide } => {
-                    let now = if wide {
-                        (address as *const u64).read_volatile()
-                    } else {
-                        u64::from((address as *const u32).read_volatile())
-                    };
-                    let ahead = if wide {
-                        now.wrapping_sub(value).cast_signed() >= 0
-                    } else {
-                        (now as u32).wrapping_sub(value as u32).cast_signed() >= 0
-                    };
-                    return match how & 3 {
-                        0 => ahead,
-                        1 => now == value,
-                        2 => now & value != 0,
-                        _ => !(now | value) & if wide { u64::MAX } else { 0xffff_ffff } != 0,
-                    };
+        let Self { address, value, wide, until } = self;
+        let Some(how) = until else {
+            // SAFETY: the address was given to the driver as a word that stays valid until the operation has run.
+            unsafe {
+                match wide {
+                    true => (address as *mut u64).write_volatile(value),
+                    false => (address as *mut u32).write_volatile(value as u32),
                 }
             }
+            return true;
+        };
+        // SAFETY: as above.
+        let now = unsafe {
+            match wide {
+                true => (address as *const u64).read_volatile(),
+                false => (address as *const u32).read_volatile().into(),
+            }
+        };
+        // The upper half of a narrow word does not count.
+        let unused = if wide { 0 } else { 32 };
+        match how & 3 {
+            0 => (now.wrapping_sub(value) << unused).cast_signed() >= 0,
+            1 => now == value,
+            2 => now & value != 0,
+            _ => !(now | value) << unused != 0,
         }
-        true
     }
 }
 
-pub(crate) fn run_mem_ops(stream: &'static Object<Stream>, ops: Vec<MemOp>) -> Answer {
-    let mut left = std::collections::VecDeque::from(ops);
-    push_host(
-        stream,
-        Box::new(move || {
-            while let Some(op) = left.front() {
-                if !op.step() {
-                    return false;
-                }
-                left.pop_front();
-            }
-            true
-        }),
-    )?;
-    Ok(())
+pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
+    let mut left = VecDeque::from(ops);
+    let run = move || {
+        while left.front().is_some_and(|op| op.step()) {
+            left.pop_front();
+        }
+        left.is_empty()
+    };
+    push_host(stream, Box::new(run))
 }
 
-fn mem_op(flavor: Flavor, handle: sys::CUstream, op: MemOp, alignment: u64) -> Answer {
-    // SAFETY: the handle is the C caller's.
-    let stream = unsafe { stream(flavor, handle)? };
-    let (MemOp::Wait { address, .. } | MemOp::Write { address, .. }) = op;
-    refuse_if(address == 0 || !address.is_multiple_of(alignment), INVALID_VALUE)?;
+fn mem_op(stream: Ref<Stream>, address: u64, value: u64, wide: bool, until: Option<u32>) -> Answer {
+    invalid_if(address == 0 || !address.is_multiple_of(if wide { 8 } else { 4 }))?;
     legacy_not_implied(stream)?;
     calls::event();
-    submit(stream, Node::MemOps(vec![op]))
+    submit(stream, Node::MemOps(vec![MemOp { address, value, wide, until }]))
 }
 
-entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |flavor, stream, address, value, how| {
-    mem_op(flavor, stream, MemOp::Wait { address, value: value.into(), how, wide: false }, 4)
+entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |stream: Stream, address, value, how| {
+    mem_op(stream, address, value.into(), false, Some(how))
 });
 
-entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |flavor, stream, address, value, how| {
-    mem_op(flavor, stream, MemOp::Wait { address, value, how, wide: true }, 8)
+entry!(cuStreamWaitValue64 | cuStreamWaitValue64_v2, |stream: Stream, address, value, how| {
+    mem_op(stream, address, value, true, Some(how))
 });
 
-entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |flavor, stream, address, value, _| {
-    mem_op(flavor, stream, MemOp::Write { address, value: value.into(), wide: false }, 4)
+entry!(cuStreamWriteValue32 | cuStreamWriteValue32_v2, |stream: Stream, address, value, _| {
+    mem_op(stream, address, value.into(), false, None)
 });
 
-entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |flavor, stream, address, value, _| {
-    mem_op(flavor, stream, MemOp::Write { address, value, wide: true }, 8)
+entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address, value, _| {
+    mem_op(stream, address, value, true, None)
 });
 
 /// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
-pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Result<Vec<MemOp>, CUresult> {
-    refuse_if(list.is_null() || count > 256, INVALID_VALUE)?;
+pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<Vec<MemOp>> {
+    invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();
     for i in 0..count as usize {
-        let at = list.cast::<u8>().add(i * 48);
-        let kind = at.cast::<u32>().read_unaligned();
-        let address = at.add(8).cast::<u64>().read_unaligned();
-        let value = at.add(16).cast::<u64>().read_unaligned();
-        let flags = at.add(24).cast::<u32>().read_unaligned();
-        match kind {
-            1 => ops.push(MemOp::Wait { address, value: value & 0xffff_ffff, how: flags, wide: false }),
-            4 => ops.push(MemOp::Wait { address, value, how: flags, wide: true }),
-            2 => ops.push(MemOp::Write { address, value, wide: false }),
-            5 => ops.push(MemOp::Write { address, value, wide: true }),
+        let [kind, address, value, flags, ..] = list.cast::<[u64; 6]>().add(i).read_unaligned();
+        let (wide, until) = match kind as u32 {
+            1 => (false, Some(flags as u32)),
+            2 => (false, None),
+            4 => (true, Some(flags as u32)),
+            5 => (true, None),
             // Flush of remote writes, barrier: nothing to do here.
-            3 | 6 => {}
+            3 | 6 => continue,
             _ => return Err(INVALID_VALUE),
-        }
+        };
+        let value = if wide { value } else { value & 0xffff_ffff };
+        ops.push(MemOp { address, value, wide, until });
     }
     Ok(ops)
 }
 
-entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |flavor, hStream, count, paramArray, _| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |stream: Stream, count, paramArray, _| {
     let ops = read_mem_ops(paramArray.cast(), count)?;
     legacy_not_implied(stream)?;
     submit(stream, Node::MemOps(ops))

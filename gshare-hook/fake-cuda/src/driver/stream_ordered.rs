@@ -7,30 +7,17 @@
 //!
 //! A pool of host memory costs the device nothing.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, OnceLock};
-
-use super::base::*;
 use super::capture::legacy_not_implied;
 use super::graph::Node;
 use super::memory::{Alloc, What};
 use super::*;
-use crate::sim::MemKind;
 
 const STEP: u64 = 32 << 20;
 
 /// A pool.
-#[derive(Debug)]
 pub(crate) struct Pool {
-    pub(crate) gpu: u32,
-    pub(crate) ordinal: i32,
-    /// The device's own pool cannot be destroyed.
-    default: bool,
-    imported: bool,
-    /// Its memory is the host's.
-    host: bool,
+    device: Device,
+    sort: Sort,
     closed: AtomicBool,
     /// Reuse policies: kept for getters.
     policies: AtomicU64,
@@ -40,7 +27,7 @@ pub(crate) struct Pool {
 }
 
 /// Where a pool's allocations lie.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Chunks {
     /// Bytes, and the free stretches by where they begin.
     all: BTreeMap<u64, (u64, BTreeMap<u64, u64>)>,
@@ -94,7 +81,7 @@ impl Chunks {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 struct State {
     reserved: u64,
     reserved_high: u64,
@@ -103,140 +90,133 @@ struct State {
     threshold: u64,
 }
 
-impl Kind for Pool {
-    const MAGIC: u64 = 0x6773_6861_7265_504f;
-    const BAD: CUresult = INVALID_VALUE;
+impl State {
+    fn reserve(&mut self, bytes: u64) {
+        self.reserved += bytes;
+        self.reserved_high = self.reserved_high.max(self.reserved);
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+    }
+
+    fn give(&mut self, bytes: u64) {
+        self.used -= bytes.min(self.used);
+    }
 }
 
+object!(Pool, b"gsharePO", INVALID_VALUE);
+
 /// The pools of a device, and the memory of its graphs.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct DevicePools {
-    default: OnceLock<&'static Object<Pool>>,
-    current: Mutex<Option<&'static Object<Pool>>>,
-    all: Mutex<Vec<&'static Object<Pool>>>,
+    default: OnceLock<Ref<Pool>>,
+    current: Mutex<Option<Ref<Pool>>>,
+    all: Mutex<Vec<Ref<Pool>>>,
     graph: Mutex<State>,
     /// The default pool of host memory is the first device's.
-    host: OnceLock<&'static Object<Pool>>,
+    host: OnceLock<Ref<Pool>>,
 }
 
 /// The kind of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
+    /// The device's own, which cannot be destroyed.
     Default,
     Made,
     Imported,
+    /// Its memory is the host's.
     Host,
 }
 
 impl Pool {
-    fn create(gpu: u32, ordinal: i32, sort: Sort) -> Result<&'static Object<Self>, CUresult> {
-        let pool = Object::create(Self {
-            gpu,
-            ordinal,
-            default: sort == Sort::Default,
-            imported: sort == Sort::Imported,
-            host: sort == Sort::Host,
-            closed: AtomicBool::new(false),
-            policies: AtomicU64::new(7),
-            state: Mutex::default(),
-            chunks: Mutex::default(),
-        });
-        lock(&pools(ordinal)?.all).push(pool);
+    fn create(device: Device, sort: Sort) -> Res<Ref<Self>> {
+        let (closed, policies) = (AtomicBool::new(false), AtomicU64::new(7));
+        let (state, chunks) = (Mutex::default(), Mutex::default());
+        let pool = Object::create(Self { device, sort, closed, policies, state, chunks });
+        lock(&device.pools()?.all).push(pool);
         Ok(pool)
     }
 
     /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
-    fn trim(&self, keep: u64) -> Result<u64, CUresult> {
-        let driver = driver()?;
+    fn trim(&self, keep: u64) -> Res<u64> {
+        driver()?;
         let mut state = lock(&self.state);
         let surplus = lock(&self.chunks).shrink(state.reserved.saturating_sub(keep));
-        if surplus > 0 {
-            state.reserved -= surplus;
-            if !self.host {
-                driver
-                    .device
-                    .with(|engine, _| engine.refund(driver.process, self.gpu, MemKind::Pool, surplus));
-            }
+        state.reserved -= surplus;
+        if surplus > 0 && self.sort != Sort::Host {
+            self.device.refund(MemKind::Pool, surplus);
         }
         Ok(surplus)
     }
 
-    fn take(this: &'static Object<Self>, bytes: u64) -> Result<u64, CUresult> {
+    fn take(this: Ref<Self>, bytes: u64) -> Res<u64> {
         let driver = driver()?;
-        refuse_if(this.imported || this.closed.load(Acquire), INVALID_VALUE)?;
+        invalid_if(this.sort == Sort::Imported || this.closed.load(Acquire))?;
         let mut state = lock(&this.state);
         let mut chunks = lock(&this.chunks);
         if chunks.find(bytes).is_none() {
             let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
             // Not through `memory::charge`: that would trim this pool while it is locked.
-            if !this.host {
-                driver.device.with(|engine, now| {
-                    engine.charge(driver.process, this.gpu, MemKind::Pool, missing).or_else(|_| {
-                        driver.device.sweep(engine, now);
-                        engine.charge(driver.process, this.gpu, MemKind::Pool, missing)
-                    })
-                })?;
+            if this.sort != Sort::Host {
+                let charged = this.device.charge(MemKind::Pool, missing);
+                charged.or_else(|_| this.device.charge_swept(MemKind::Pool, missing))?;
             }
             chunks.add(missing);
-            state.reserved += missing;
-            state.reserved_high = state.reserved_high.max(state.reserved);
+            state.reserve(missing);
         }
         let place = chunks.find(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = driver.memory.insert(
-            bytes,
-            What::Pooled(this.handle::<c_void>() as u64),
-            this.gpu,
-            this.ordinal,
-            0,
-        )?;
+        let what = What::Pooled(this.handle::<c_void>() as u64);
+        let address = driver.memory.insert(bytes, what, this.device, 0)?;
         chunks.take(place, bytes, address);
-        state.used += bytes;
-        state.used_high = state.used_high.max(state.used);
+        state.take(bytes);
         Ok(address)
     }
 }
 
 /// The pools of the process's devices, by ordinal.
-fn all_pools() -> Result<&'static [DevicePools], CUresult> {
+fn all_pools() -> Res<&'static [DevicePools]> {
     static POOLS: OnceLock<Vec<DevicePools>> = OnceLock::new();
     let visible = &driver()?.visible;
     Ok(POOLS.get_or_init(|| visible.iter().map(|_| DevicePools::default()).collect()))
 }
 
-fn pools(ordinal: i32) -> Result<&'static DevicePools, CUresult> {
-    driver()?.gpu(ordinal)?;
-    all_pools()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
-}
-
-fn default_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
-    let of_device = pools(ordinal)?;
-    if let Some(pool) = of_device.default.get() {
-        return Ok(pool);
+impl Device {
+    fn pools(self) -> Res<&'static DevicePools> {
+        all_pools()?.get(self.ordinal as usize).ok_or(INVALID_DEVICE)
     }
-    let pool = Pool::create(driver()?.gpu(ordinal)?, ordinal, Sort::Default)?;
-    Ok(of_device.default.get_or_init(|| pool))
-}
 
-fn host_pool() -> Result<&'static Object<Pool>, CUresult> {
-    let first = pools(0)?;
-    if let Some(pool) = first.host.get() {
-        return Ok(pool);
+    /// The device's default pool of its own memory, or of the host's.
+    fn default_pool(self, sort: Sort) -> Res<Ref<Pool>> {
+        let pools = self.pools()?;
+        let pool = if sort == Sort::Host { &pools.host } else { &pools.default };
+        match pool.get() {
+            Some(pool) => Ok(pool),
+            None => Pool::create(self, sort).map(|made| *pool.get_or_init(|| made)),
+        }
     }
-    let pool = Pool::create(driver()?.gpu(0)?, 0, Sort::Host)?;
-    Ok(first.host.get_or_init(|| pool))
-}
 
-fn current_pool(ordinal: i32) -> Result<&'static Object<Pool>, CUresult> {
-    let chosen = *lock(&pools(ordinal)?.current);
-    chosen.filter(|p| p.live()).map_or_else(|| default_pool(ordinal), Ok)
+    fn current_pool(self) -> Res<Ref<Pool>> {
+        let chosen = *lock(&self.pools()?.current);
+        chosen.filter(|p| p.live()).map_or_else(|| self.default_pool(Sort::Default), Ok)
+    }
+
+    fn set_pool(self, pool: sys::CUmemoryPool) -> Answer {
+        // SAFETY: the handle is the C caller's.
+        let pool = unsafe { Object::<Pool>::get(pool)? };
+        invalid_if(pool.device.ordinal != self.ordinal)?;
+        *lock(&self.pools()?.current) = Some(pool);
+        Ok(())
+    }
 }
 
 /// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
-pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
+pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
     let mut given = 0;
     for of_device in all_pools()? {
         let all: Vec<_> = lock(&of_device.all).clone();
-        for pool in all.into_iter().filter(|p| p.gpu == gpu) {
+        for pool in all.into_iter().filter(|p| p.device.gpu == gpu) {
             given += pool.trim(0)?;
         }
     }
@@ -244,12 +224,8 @@ pub(crate) fn trim_all(gpu: u32) -> Result<u64, CUresult> {
 }
 
 /// A synchronising call was made: pools shrink to their thresholds.
-pub(crate) fn after_synchronising(ordinal: i32) -> Answer {
-    let of_device = pools(ordinal)?;
-    if of_device.default.get().is_none() && lock(&of_device.all).is_empty() {
-        return Ok(());
-    }
-    let all: Vec<_> = lock(&of_device.all).clone();
+pub(crate) fn after_synchronising(device: Device) -> Answer {
+    let all: Vec<_> = lock(&device.pools()?.all).clone();
     for pool in all {
         let threshold = lock(&pool.state).threshold;
         pool.trim(threshold)?;
@@ -268,12 +244,12 @@ pub(crate) fn free_now(address: u64) -> Answer {
         // Locked first: the address may be given again at once.
         let mut state = lock(&pool.state);
         let alloc = driver.memory.remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
-        state.used -= alloc.bytes.min(state.used);
+        state.give(alloc.bytes);
         lock(&pool.chunks).give(address, alloc.bytes);
         alloc
     };
     if let Some(backing) = &alloc.backing {
-        driver.device.with(|engine, _| engine.leave(driver.process, backing.id, backing.generation));
+        driver.leave(backing.id, backing.generation);
     }
     if pool.closed.load(Acquire) {
         pool.trim(0)?;
@@ -281,35 +257,28 @@ pub(crate) fn free_now(address: u64) -> Answer {
     Ok(())
 }
 
-fn allocate_on(
-    pool: &'static Object<Pool>,
-    stream: &'static Object<Stream>,
-    bytes: u64,
-) -> Result<u64, CUresult> {
+fn allocate_on(pool: Ref<Pool>, stream: Ref<Stream>, bytes: u64) -> Res<u64> {
     if bytes == 0 {
         return Ok(0);
     }
     legacy_not_implied(stream)?;
     if stream.capturing.load(Acquire) {
-        let address = graph_address(pool.gpu, pool.ordinal, bytes)?;
-        submit(stream, Node::Alloc { ordinal: pool.ordinal, bytes, address })?;
+        let address = graph_address(pool.device, bytes)?;
+        submit(stream, Node::Alloc { device: pool.device, bytes, address })?;
         return Ok(address);
     }
     Pool::take(pool, bytes)
 }
 
-entry!(cuMemAllocAsync, |flavor, dptr, bytesize, hStream| {
-    let stream = stream(flavor, hStream)?;
-    put(dptr, allocate_on(current_pool(stream.context.ordinal)?, stream, bytesize as u64)?)
+entry!(cuMemAllocAsync, |dptr, bytesize, stream: Stream| {
+    put(dptr, allocate_on(stream.context.device.current_pool()?, stream, bytesize as u64)?)
 });
 
-entry!(cuMemAllocFromPoolAsync, |flavor, dptr, bytesize, pool, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuMemAllocFromPoolAsync, |dptr, bytesize, pool, stream: Stream| {
     put(dptr, allocate_on(Object::<Pool>::get(pool)?, stream, bytesize as u64)?)
 });
 
-entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
-    let stream = stream(flavor, hStream)?;
+entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     legacy_not_implied(stream)?;
     if dptr == 0 {
         return Ok(());
@@ -318,8 +287,7 @@ entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
         return submit(stream, Node::Free { address: dptr });
     }
     let driver = driver()?;
-    let alloc = driver.memory.find(dptr).filter(|a| a.address == dptr).ok_or(INVALID_VALUE)?;
-    match alloc.what {
+    match driver.memory.at(dptr)?.what {
         What::Pooled(_) => free_now(dptr),
         What::InGraph => graph_free(dptr),
         What::Charged(MemKind::Plain) => memory::free(dptr),
@@ -330,149 +298,107 @@ entry!(cuMemFreeAsync, |flavor, dptr, hStream| {
 
 // --- Pools -----------------------------------------------------------------------------------------
 
-/// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
-/// Gives the device's ordinal; `None` for the host.
-unsafe fn location_of(props: *const c_void) -> Result<Option<i32>, CUresult> {
-    refuse_if(props.is_null(), INVALID_VALUE)?;
-    let head = props.cast::<[u32; 4]>().read_unaligned();
-    match (head[0], head[2]) {
-        (1, 1) => Ok(Some(head[3] as i32)),
-        (1, 2..=4) => Ok(None),
-        _ => Err(INVALID_VALUE),
-    }
-}
-
-entry!(cuMemPoolCreate, |pool, poolProps| {
-    let driver = driver()?;
-    let ordinal = location_of(poolProps.cast())?;
-    let sort = if ordinal.is_some() { Sort::Made } else { Sort::Host };
-    let ordinal = ordinal.unwrap_or(0);
-    put(pool, Pool::create(driver.gpu(ordinal)?, ordinal, sort)?.handle())
+// `CUmemPoolProps`: type, handle types, location (kind, id), … as integers.
+entry!(cuMemPoolCreate, driver, |pool, poolProps: Given| {
+    let [kind, _, location, id] = poolProps.cast::<[u32; 4]>().read_unaligned();
+    let (ordinal, sort) = match (kind, location) {
+        (1, 1) => (id as i32, Sort::Made),
+        (1, 2..=4) => (0, Sort::Host),
+        _ => return Err(INVALID_VALUE),
+    };
+    put(pool, Pool::create(Device::at(ordinal)?, sort)?.handle())
 });
 
-entry!(cuMemPoolDestroy, |pool| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(pool.default, INVALID_VALUE)?;
+entry!(cuMemPoolDestroy, driver, |pool: Pool| {
+    invalid_if(pool.sort == Sort::Default)?;
     pool.retire();
-    pool.closed.store(true, std::sync::atomic::Ordering::Release);
+    pool.closed.store(true, Release);
     // Memory that is still allocated stays, with the chunks that it lies in, until it is freed.
     pool.trim(0)?;
-    lock(&pools(pool.ordinal)?.all).retain(|p| !std::ptr::eq(*p, pool));
-    Ok(())
+    lock(&pool.device.pools()?.all).retain(|p| !std::ptr::eq(*p, pool));
 });
 
-entry!(cuMemPoolTrimTo, |pool, minBytesToKeep| {
-    driver()?;
-    Object::<Pool>::get(pool)?.trim(minBytesToKeep as u64)?;
-    Ok(())
-});
+entry!(cuMemPoolTrimTo, driver, |pool: Pool, keep| pool.trim(keep as u64).map(drop));
 
-entry!(cuMemPoolGetAttribute, |pool, attr, value| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
+entry!(cuMemPoolGetAttribute, driver, |pool: Pool, attr, value| {
     let state = *lock(&pool.state);
     let number = match attr {
         1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
         11 | 12 if driver_version() < 13_010 => return Err(INVALID_VALUE),
-        11 => return put(value.cast::<c_int>(), if pool.host { 0 } else { pool.ordinal }),
-        12 => return put(value.cast::<c_uint>(), if pool.host { 2 } else { 1 }),
+        11 => {
+            return put(value.cast::<c_int>(), if pool.sort == Sort::Host { 0 } else { pool.device.ordinal });
+        }
+        12 => return put(value.cast::<c_uint>(), if pool.sort == Sort::Host { 2 } else { 1 }),
         4 => state.threshold,
-        5 => state.reserved,
-        6 => state.reserved_high,
-        7 => state.used,
-        8 => state.used_high,
+        5..=8 => [state.reserved, state.reserved_high, state.used, state.used_high][attr as usize - 5],
         _ => return Err(INVALID_VALUE),
     };
     put(value.cast::<u64>(), number)
 });
 
-entry!(cuMemPoolSetAttribute, |pool, attr, value| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(value.is_null(), INVALID_VALUE)?;
+entry!(cuMemPoolSetAttribute, driver, |pool: Pool, attr, value: Given| {
     let mut state = lock(&pool.state);
-    match attr {
-        1..=3 => {
-            let bit = 1 << (attr - 1);
-            let on = value.cast::<c_int>().read_unaligned() != 0;
-            let old = pool.policies.load(Acquire);
-            let new = if on { old | bit } else { old & !bit };
-            pool.policies.store(new, std::sync::atomic::Ordering::Release);
-        }
-        4 => state.threshold = value.cast::<u64>().read_unaligned(),
-        6 if value.cast::<u64>().read_unaligned() == 0 => state.reserved_high = state.reserved,
-        8 if value.cast::<u64>().read_unaligned() == 0 => state.used_high = state.used,
+    if let 1..=3 = attr {
+        let (bit, on) = (1 << (attr - 1), value.cast::<c_int>().read_unaligned() != 0);
+        let old = pool.policies.load(Acquire);
+        pool.policies.store(if on { old | bit } else { old & !bit }, Release);
+        return Ok(());
+    }
+    invalid_if(!matches!(attr, 4 | 6 | 8))?;
+    match (attr, value.cast::<u64>().read_unaligned()) {
+        (4, threshold) => state.threshold = threshold,
+        (6, 0) => state.reserved_high = state.reserved,
+        (8, 0) => state.used_high = state.used,
         _ => return Err(INVALID_VALUE),
     }
-    Ok(())
 });
 
-entry!(cuMemPoolSetAccess, |pool, map, count| {
-    driver()?;
-    Object::<Pool>::get(pool)?;
-    if map.is_null() && count > 0 { Err(INVALID_VALUE) } else { Ok(()) }
+entry!(cuMemPoolSetAccess, driver, |_pool: Pool, map, count| { invalid_if(map.is_null() && count > 0) });
+
+entry!(cuMemPoolGetAccess, driver, |flags, pool: Pool, location: Given| {
+    put(flags, if (*location).kind == 1 && (*location).id == pool.device.ordinal { 3 } else { 0 })
 });
 
-entry!(cuMemPoolGetAccess, |flags, memPool, location| {
-    driver()?;
-    let pool = Object::<Pool>::get(memPool)?;
-    refuse_if(location.is_null(), INVALID_VALUE)?;
-    put(flags, if (*location).kind == 1 && (*location).id == pool.ordinal { 3 } else { 0 })
-});
-
-entry!(cuDeviceGetDefaultMemPool, |pool_out, dev| put(pool_out, default_pool(dev)?.handle()));
-entry!(cuDeviceGetMemPool, |pool, dev| put(pool, current_pool(dev)?.handle()));
-
-unsafe fn set_pool(dev: CUdevice, pool: sys::CUmemoryPool) -> Answer {
-    let of_device = pools(dev)?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(pool.ordinal != dev, INVALID_VALUE)?;
-    *lock(&of_device.current) = Some(pool);
-    Ok(())
+unsafe fn device_of(location: *const CUmemLocation) -> Res<Device> {
+    invalid_if(location.is_null() || (*location).kind != 1)?;
+    Device::at((*location).id)
 }
 
-unsafe fn device_of(location: *const CUmemLocation) -> Result<i32, CUresult> {
-    if location.is_null() || (*location).kind != 1 { Err(INVALID_VALUE) } else { Ok((*location).id) }
-}
+entry!(cuDeviceGetDefaultMemPool, |pool, dev: Device| put(pool, dev.default_pool(Sort::Default)?.handle()));
+entry!(cuDeviceGetMemPool, |pool, dev: Device| put(pool, dev.current_pool()?.handle()));
+entry!(cuDeviceSetMemPool, |dev: Device, pool| dev.set_pool(pool));
 
-entry!(cuMemGetDefaultMemPool, |pool_out, location, _| {
-    if !location.is_null() && matches!((*location).kind, 2..=4) {
-        return put(pool_out, host_pool()?.handle());
-    }
-    put(pool_out, default_pool(device_of(location)?)?.handle())
+entry!(cuMemGetDefaultMemPool, |pool, location, _| {
+    let host = !location.is_null() && matches!((*location).kind, 2..=4);
+    let (device, sort) =
+        if host { (Device::at(0)?, Sort::Host) } else { (device_of(location)?, Sort::Default) };
+    put(pool, device.default_pool(sort)?.handle())
 });
 
-entry!(cuMemGetMemPool, |pool, location, _| put(pool, current_pool(device_of(location)?)?.handle()));
-entry!(cuDeviceSetMemPool, |dev, pool| set_pool(dev, pool));
-entry!(cuMemSetMemPool, |location, _, pool| set_pool(device_of(location)?, pool));
+entry!(cuMemGetMemPool, |pool, location, _| put(pool, device_of(location)?.current_pool()?.handle()));
+entry!(cuMemSetMemPool, |location, _, pool| device_of(location)?.set_pool(pool));
 
 // --- Sharing ---------------------------------------------------------------------------------------
 
-entry!(cuMemPoolExportToShareableHandle, |handle_out, pool, handleType, flags| {
-    driver()?;
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(handleType.0 != 1 || flags != 0 || pool.default, INVALID_VALUE)?;
-    put(handle_out.cast::<c_int>(), vmm::pool_file(pool.gpu)?)
+entry!(cuMemPoolExportToShareableHandle, driver, |handle_out, pool: Pool, handleType, flags| {
+    invalid_if(handleType.0 != 1 || flags != 0 || pool.sort == Sort::Default)?;
+    put(handle_out.cast::<c_int>(), vmm::pool_file(pool.device.gpu)?)
 });
 
-entry!(cuMemPoolImportFromShareableHandle, |pool_out, handle, handleType, flags| {
-    let driver = driver()?;
-    refuse_if(handleType.0 != 1 || flags != 0, INVALID_VALUE)?;
-    let gpu = vmm::read_pool_file(handle as usize as c_int)?;
-    let ordinal = driver.visible.iter().position(|g| *g == gpu).ok_or(INVALID_DEVICE)?;
-    put(pool_out, Pool::create(gpu, ordinal as i32, Sort::Imported)?.handle())
+entry!(cuMemPoolImportFromShareableHandle, driver, |pool_out, handle, handleType, flags| {
+    invalid_if(handleType.0 != 1 || flags != 0)?;
+    let device = Device::of_gpu(vmm::read_pool_file(handle as usize as c_int)?)?;
+    put(pool_out, Pool::create(device, Sort::Imported)?.handle())
 });
 
-entry!(cuMemPoolExportPointer, |shareData_out, ptr| {
-    let alloc = driver()?.memory.find(ptr).filter(|a| a.address == ptr).ok_or(INVALID_VALUE)?;
-    refuse_if(!matches!(alloc.what, What::Pooled(_)), INVALID_VALUE)?;
+entry!(cuMemPoolExportPointer, driver, |shareData_out, ptr| {
+    let alloc = driver.memory.at(ptr)?;
+    invalid_if(!matches!(alloc.what, What::Pooled(_)))?;
     put(shareData_out.cast::<vmm::Ticket>(), vmm::share_alloc(&alloc)?)
 });
 
-entry!(cuMemPoolImportPointer, |ptr_out, pool, shareData| {
-    let pool = Object::<Pool>::get(pool)?;
-    refuse_if(shareData.is_null() || !pool.imported, INVALID_VALUE)?;
+entry!(cuMemPoolImportPointer, |ptr_out, pool: Pool, shareData| {
+    invalid_if(shareData.is_null() || pool.sort != Sort::Imported)?;
     put(ptr_out, vmm::open_ticket(shareData.cast::<vmm::Ticket>().read_unaligned())?)
 });
 
@@ -482,81 +408,59 @@ entry!(cuMemPoolImportPointer, |ptr_out, pool, shareData| {
 // device's graphs until they are trimmed.
 
 /// Addresses for an allocation node.
-pub(crate) fn graph_address(gpu: u32, ordinal: i32, bytes: u64) -> Result<u64, CUresult> {
-    driver()?.memory.insert(bytes, What::InGraph, gpu, ordinal, 0)
+pub(crate) fn graph_address(device: Device, bytes: u64) -> Res<u64> {
+    driver()?.memory.insert(bytes, What::InGraph, device, 0)
 }
 
 /// An allocation node runs.
-pub(crate) fn graph_alloc(ordinal: i32, bytes: u64, address: u64) -> Answer {
+pub(crate) fn graph_alloc(device: Device, bytes: u64, address: u64) -> Answer {
     let driver = driver()?;
-    let gpu = driver.gpu(ordinal)?;
-    let mut state = lock(&pools(ordinal)?.graph);
-    if !driver.memory.set_in_use(address, true) {
-        // Still allocated by the launch before.
-        return Err(INVALID_VALUE);
-    }
+    let mut state = lock(&device.pools()?.graph);
+    // Refused while it is still allocated by the launch before.
+    invalid_if(!driver.memory.set_in_use(address, true))?;
     let missing = (state.used + bytes).saturating_sub(state.reserved);
     if missing > 0 {
-        let charged = driver.device.with(|engine, now| {
-            driver.device.sweep(engine, now);
-            engine.charge(driver.process, gpu, MemKind::Graph, missing)
-        });
-        if let Err(error) = charged {
+        device.charge_swept(MemKind::Graph, missing).inspect_err(|_| {
             driver.memory.set_in_use(address, false);
-            return Err(error.into());
-        }
-        state.reserved += missing;
-        state.reserved_high = state.reserved_high.max(state.reserved);
+        })?;
+        state.reserve(missing);
     }
-    state.used += bytes;
-    state.used_high = state.used_high.max(state.used);
+    state.take(bytes);
     Ok(())
 }
 
 /// A free node runs, or the program frees what a graph allocated.
 pub(crate) fn graph_free(address: u64) -> Answer {
     let driver = driver()?;
-    let alloc = driver.memory.find(address).filter(|a| a.address == address).ok_or(INVALID_VALUE)?;
+    let alloc = driver.memory.at(address)?;
     if alloc.what != What::InGraph {
         return memory::free(address);
     }
-    let mut state = lock(&pools(alloc.ordinal)?.graph);
-    refuse_if(!driver.memory.set_in_use(address, false), INVALID_VALUE)?;
-    state.used -= alloc.bytes.min(state.used);
+    let mut state = lock(&alloc.device.pools()?.graph);
+    invalid_if(!driver.memory.set_in_use(address, false))?;
+    state.give(alloc.bytes);
     Ok(())
 }
 
-entry!(cuDeviceGraphMemTrim, |device| {
-    let driver = driver()?;
-    let gpu = driver.gpu(device)?;
-    let mut state = lock(&pools(device)?.graph);
+entry!(cuDeviceGraphMemTrim, |device: Device| {
+    let mut state = lock(&device.pools()?.graph);
     let surplus = state.reserved - state.used;
     state.reserved = state.used;
-    driver.device.with(|engine, _| engine.refund(driver.process, gpu, MemKind::Graph, surplus));
-    Ok(())
+    device.refund(MemKind::Graph, surplus);
 });
 
-entry!(cuDeviceGetGraphMemAttribute, |device, attr, value| {
-    let state = *lock(&pools(device)?.graph);
-    put(
-        value.cast::<u64>(),
-        match attr {
-            0 => state.used,
-            1 => state.used_high,
-            2 => state.reserved,
-            3 => state.reserved_high,
-            _ => return Err(INVALID_VALUE),
-        },
-    )
+entry!(cuDeviceGetGraphMemAttribute, |device: Device, attr, value| {
+    let state = *lock(&device.pools()?.graph);
+    let figures = [state.used, state.used_high, state.reserved, state.reserved_high];
+    put(value.cast::<u64>(), *figures.get(attr as usize).ok_or(INVALID_VALUE)?)
 });
 
-entry!(cuDeviceSetGraphMemAttribute, |device, attr, value| {
-    let mut state = lock(&pools(device)?.graph);
-    refuse_if(value.is_null() || value.cast::<u64>().read_unaligned() != 0, INVALID_VALUE)?;
+entry!(cuDeviceSetGraphMemAttribute, |device: Device, attr, value| {
+    let mut state = lock(&device.pools()?.graph);
+    invalid_if(value.is_null() || value.cast::<u64>().read_unaligned() != 0)?;
     match attr {
         1 => state.used_high = state.used,
         3 => state.reserved_high = state.reserved,
         _ => return Err(INVALID_VALUE),
     }
-    Ok(())
 });

@@ -4,13 +4,12 @@ use std::ffi::CStr;
 
 use gshare_cuda_abi::{Resolution, resolve};
 
-use super::base::*;
-use super::errors::{ERRORS, ErrorRow};
 use super::*;
 use crate::call_trace::{self, Found};
+use crate::errors::{ERRORS, ErrorRow};
 
 entry!(cuInit, |Flags| {
-    refuse_if(Flags != 0, INVALID_VALUE)?;
+    invalid_if(Flags != 0)?;
     initialise()
 });
 
@@ -18,7 +17,7 @@ entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() a
 
 // Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
 entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
-    refuse_if(pExportTableId.is_null(), INVALID_VALUE)?;
+    invalid_if(pExportTableId.is_null())?;
     let id = pExportTableId.cast::<[u8; 16]>().read_unaligned();
     let (table, name) = private_table(&id);
     call_trace::table(id, name);
@@ -43,7 +42,7 @@ unsafe fn look_up(
     flags: u64,
     symbolStatus: *mut c_uint,
 ) -> Answer {
-    refuse_if(symbol.is_null() || pfn.is_null() || flags > 2, INVALID_VALUE)?;
+    invalid_if(symbol.is_null() || pfn.is_null() || flags > 2)?;
     let Ok(asked) = u32::try_from(cudaVersion) else { return Err(INVALID_VALUE) };
     let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
     let release = asked.min(driver_version());
@@ -52,11 +51,11 @@ unsafe fn look_up(
             let found = Found::Variant(symbol.name, is_served(symbol.name));
             (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
         }
-        Resolution::UnknownName => (std::ptr::null_mut(), 1, Found::UnknownName),
+        Resolution::UnknownName => (null_mut(), 1, Found::UnknownName),
         // A name that this driver is too old for is unknown to it.
         Resolution::TooNew => match resolve(name, driver_version(), flags) {
-            Resolution::Found(_) => (std::ptr::null_mut(), 2, Found::TooNew),
-            _ => (std::ptr::null_mut(), 1, Found::TooNewForDriver),
+            Resolution::Found(_) => (null_mut(), 2, Found::TooNew),
+            _ => (null_mut(), 1, Found::TooNewForDriver),
         },
     };
     call_trace::lookup(name, asked, flags, found);
@@ -65,9 +64,7 @@ unsafe fn look_up(
     Ok(())
 }
 
-entry!(cuGetProcAddress, |symbol, pfn, version, flags| {
-    look_up(symbol, pfn, version, flags, std::ptr::null_mut())
-});
+entry!(cuGetProcAddress, |symbol, pfn, version, flags| { look_up(symbol, pfn, version, flags, null_mut()) });
 
 entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
     look_up(symbol, pfn, version, flags, status)

@@ -37,18 +37,15 @@ fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
     let numbered = if device.is_cut() { 1 } else { count };
     let mut out = Vec::new();
     for word in list.split(',').map(str::trim) {
-        let only = |mut matches: Box<dyn Iterator<Item = u32> + '_>| {
+        let named = |kind, count, uuid: &dyn Fn(u32) -> [u8; 16]| {
+            let mut matches = (0..count).filter(|i| uuid_text(kind, &uuid(*i)).starts_with(word));
             matches.next().filter(|_| matches.next().is_none())
         };
         let found = if word.starts_with("MIG-") {
             let slices = if device.is_cut() { count } else { 0 };
-            only(Box::new(
-                (0..slices).filter(|i| uuid_text("MIG", &device_uuid(device.path(), *i)).starts_with(word)),
-            ))
+            named("MIG", slices, &|i| device_uuid(device.path(), i))
         } else if word.starts_with("GPU-") {
-            only(Box::new(
-                (0..numbered).filter(|i| uuid_text("GPU", &gpu_uuid(device, *i)).starts_with(word)),
-            ))
+            named("GPU", numbered, &|i| gpu_uuid(device, i))
         } else {
             word.parse().ok().filter(|i: &u32| *i < numbered)
         };

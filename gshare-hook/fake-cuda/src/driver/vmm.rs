@@ -5,17 +5,15 @@
 //! the other process maps: through the descriptor it received, or through `/proc/PID/fd` for handles that are plain
 //! bytes (this needs the same user). The bytes are charged once, to their maker while it lives and holds them, then to a holder.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::fs::{File, OpenOptions};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::fs::FileExt;
 
-use super::base::*;
 use super::capture::not_while_capturing;
 use super::memory::{Alloc, Backing, READ_WRITE, What};
 use super::stream::Event;
 use super::*;
-use crate::sim::{MAX_GPUS, MemKind};
 
 const GRANULARITY: u64 = 2 << 20;
 
@@ -25,7 +23,7 @@ const FILE_MAGIC: u64 = 0x6773_6861_7265_4644;
 
 /// The record that follows the bytes in a file that is handed to another process, and that an IPC handle holds.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     magic: u64,
     pid: u32,
@@ -49,83 +47,71 @@ impl Ticket {
     }
 }
 
-fn new_file(bytes: u64) -> Result<c_int, CUresult> {
-    // SAFETY: a valid name; the result is checked.
-    unsafe {
+fn new_file(bytes: u64) -> Res<c_int> {
+    // SAFETY: a valid name; the result is checked, and the descriptor is nobody else's.
+    let file = unsafe {
         let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
-        refuse_if(
-            file < 0 || libc::ftruncate(file, bytes.cast_signed()) != 0,
-            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
-        )?;
-        Ok(file)
-    }
+        refuse_if(file < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
+        File::from_raw_fd(file)
+    };
+    file.set_len(bytes).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
+    Ok(file.into_raw_fd())
 }
 
-fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Result<u64, CUresult> {
-    let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
+/// The file of a descriptor, which stays open.
+fn file_of(descriptor: c_int) -> Res<ManuallyDrop<File>> {
+    invalid_if(descriptor < 0)?;
+    // SAFETY: never dropped, so the descriptor is only borrowed from its owner.
+    Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) }))
+}
+
+fn duplicate(descriptor: c_int) -> Res<c_int> {
+    let copy = file_of(descriptor)?.try_clone();
+    copy.map(File::into_raw_fd).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
+}
+
+fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Res<u64> {
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | if at == 0 { 0 } else { libc::MAP_FIXED };
+    let (at, bytes, offset) = (at as *mut c_void, bytes as usize, offset.cast_signed());
     // SAFETY: a fixed address lies in a range this module reserved.
-    let got = unsafe {
-        libc::mmap(
-            at as *mut c_void,
-            bytes as usize,
-            protection,
-            libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
-            file,
-            offset.cast_signed(),
-        )
-    };
+    let got = unsafe { libc::mmap(at, bytes, protection, flags, file, offset) };
     if got == libc::MAP_FAILED { Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(got as u64) }
 }
 
 /// Writes memory to a file, leaving pages of zeroes out.
-fn copy_to_file(from: u64, bytes: u64, file: c_int) {
+fn copy_to_file(from: u64, bytes: u64, file: c_int) -> Answer {
+    let file = file_of(file)?;
     for at in (0..bytes).step_by(4096) {
         let n = (bytes - at).min(4096) as usize;
         // SAFETY: the range is a live allocation of this process.
-        unsafe {
-            let page = std::slice::from_raw_parts((from + at) as *const u8, n);
-            if page.iter().any(|b| *b != 0) {
-                libc::pwrite(file, page.as_ptr().cast(), n, at.cast_signed());
-            }
+        let page = unsafe { std::slice::from_raw_parts((from + at) as *const u8, n) };
+        if page.iter().any(|b| *b != 0) {
+            let _ = file.write_all_at(page, at);
         }
     }
+    Ok(())
 }
 
-fn write_ticket(file: c_int, ticket: &Ticket, at: u64) {
-    // SAFETY: a plain structure of 64 bytes.
-    unsafe { libc::pwrite(file, std::ptr::from_ref(ticket).cast(), 64, at.cast_signed()) };
+fn write_ticket(file: c_int, ticket: Ticket, at: u64) -> Answer {
+    // SAFETY: 64 bytes of integers, without padding.
+    let bytes: [u8; 64] = unsafe { std::mem::transmute(ticket) };
+    let _ = file_of(file)?.write_all_at(&bytes, at);
+    Ok(())
 }
 
-fn read_ticket(file: c_int, at: u64) -> Result<Ticket, CUresult> {
-    let mut ticket = std::mem::MaybeUninit::<Ticket>::zeroed();
+fn read_ticket(file: c_int, at: u64) -> Res<Ticket> {
+    let mut bytes = [0; 64];
+    file_of(file)?.read_exact_at(&mut bytes, at).map_err(|_| INVALID_VALUE)?;
     // SAFETY: 64 bytes of integers; any bits are valid.
-    let ticket = unsafe {
-        let n = libc::pread(file, ticket.as_mut_ptr().cast(), 64, at.cast_signed());
-        refuse_if(n != 64, INVALID_VALUE)?;
-        ticket.assume_init()
-    };
+    let ticket: Ticket = unsafe { std::mem::transmute(bytes) };
     if ticket.magic == FILE_MAGIC { Ok(ticket) } else { Err(INVALID_VALUE) }
-}
-
-fn size_of_file(file: c_int) -> Result<u64, CUresult> {
-    // SAFETY: all zero is a valid stat; fstat fills it.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        if libc::fstat(file, &raw mut stat) != 0 {
-            Err(INVALID_VALUE)
-        } else {
-            Ok(stat.st_size.cast_unsigned())
-        }
-    }
 }
 
 // --- Physical memory -------------------------------------------------------------------------------
 
 /// A handle of physical memory.
-#[derive(Debug)]
 pub(crate) struct Physical {
-    gpu: u32,
-    ordinal: i32,
+    device: Device,
     bytes: u64,
     /// Handle types it may be exported as.
     types: u32,
@@ -134,24 +120,20 @@ pub(crate) struct Physical {
     place: Mutex<Place>,
 }
 
-#[derive(Debug)]
 struct Place {
     file: c_int,
     offset: u64,
     /// Set once it has a file of its own.
     own: Option<Backing>,
-    /// Mappings: address -> (bytes, offset into it).
-    mapped: BTreeMap<u64, (u64, u64)>,
+    /// Mappings: address -> bytes.
+    mapped: BTreeMap<u64, u64>,
 }
 
-impl Kind for Physical {
-    const MAGIC: u64 = 0x6773_6861_7265_5048;
-    const BAD: CUresult = INVALID_VALUE;
-}
+object!(Physical, b"gsharePH", INVALID_VALUE);
 
-#[derive(Debug)]
+#[derive(Default)]
 struct Heap {
-    file: c_int,
+    file: Option<c_int>,
     next: u64,
     free: BTreeMap<u64, Vec<u64>>,
 }
@@ -159,105 +141,97 @@ struct Heap {
 static HEAPS: Mutex<BTreeMap<u32, Heap>> = Mutex::new(BTreeMap::new());
 /// Reserved address ranges: address -> bytes.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
-/// Mappings by address.
-static MAPPED: Mutex<BTreeMap<u64, &'static Object<Physical>>> = Mutex::new(BTreeMap::new());
+/// Mappings by address, with their bytes.
+static MAPPED: Mutex<BTreeMap<u64, (Ref<Physical>, u64)>> = Mutex::new(BTreeMap::new());
 
-fn heap_take(gpu: u32, bytes: u64) -> Result<(c_int, u64), CUresult> {
+fn heap_take(gpu: u32, bytes: u64) -> Res<(c_int, u64)> {
     let mut heaps = lock(&HEAPS);
-    let heap = match heaps.entry(gpu) {
-        std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-        std::collections::btree_map::Entry::Vacant(entry) => {
-            entry.insert(Heap { file: new_file(1 << 44)?, next: 0, free: BTreeMap::new() })
-        }
+    let heap = heaps.entry(gpu).or_default();
+    let file = match heap.file {
+        Some(file) => file,
+        None => *heap.file.insert(new_file(1 << 44)?),
     };
     if let Some(at) = heap.free.get_mut(&bytes).and_then(Vec::pop) {
-        return Ok((heap.file, at));
+        return Ok((file, at));
     }
-    let at = heap.next;
     heap.next += bytes;
-    Ok((heap.file, at))
+    Ok((file, heap.next - bytes))
 }
 
 fn heap_give(gpu: u32, at: u64, bytes: u64) {
-    if let Some(heap) = lock(&HEAPS).get_mut(&gpu) {
+    if let Some((heap, file)) = lock(&HEAPS).get_mut(&gpu).and_then(|heap| heap.file.map(|file| (heap, file)))
+    {
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a hole in our own file.
-        unsafe {
-            libc::fallocate(
-                heap.file,
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                at.cast_signed(),
-                bytes.cast_signed(),
-            );
-        }
+        unsafe { libc::fallocate(file, hole, at.cast_signed(), bytes.cast_signed()) };
         heap.free.entry(bytes).or_default().push(at);
     }
 }
 
 impl Physical {
     /// A new handle.
-    fn create(gpu: u32, ordinal: i32, bytes: u64, types: u32, place: Place) -> u64 {
-        let (handles, place) = (AtomicU32::new(1), Mutex::new(place));
-        Object::create(Self { gpu, ordinal, bytes, types, handles, place }).handle::<c_void>() as u64
+    fn create(device: Device, bytes: u64, types: u32, file: c_int, offset: u64, own: Option<Backing>) -> u64 {
+        let place = Mutex::new(Place { file, offset, own, mapped: BTreeMap::new() });
+        let handles = AtomicU32::new(1);
+        Object::create(Self { device, bytes, types, handles, place }).handle::<c_void>() as u64
     }
 
     /// Gives it a file of its own, with a ticket behind the bytes.
-    fn own_file(&self) -> Result<Backing, CUresult> {
-        let driver = driver()?;
+    fn own_file(&self) -> Res<Backing> {
         let mut place = lock(&self.place);
         if let Some(own) = place.own {
             return Ok(own);
         }
-        let file = new_file(self.bytes + 4096)?;
+        let (device, bytes) = (self.device, self.bytes);
+        let file = new_file(bytes + 4096)?;
         // Copy what was written, through a mapping of our own.
-        let view = map_file(0, self.bytes, place.file, place.offset, libc::PROT_READ)?;
-        copy_to_file(view, self.bytes, file);
+        let view = map_file(0, bytes, place.file, place.offset, libc::PROT_READ)?;
+        copy_to_file(view, bytes, file)?;
         // SAFETY: the view made above.
-        unsafe { libc::munmap(view as *mut c_void, self.bytes as usize) };
-        let (id, generation) = driver
-            .device
-            .with(|engine, _| engine.share(driver.process, self.gpu, MemKind::Vmm, self.bytes))?;
-        let own = Backing { id, generation, file };
-        let mut ticket = Ticket::new(MemKind::Vmm as u32, self.gpu, self.bytes, self.bytes, own);
+        unsafe { libc::munmap(view as *mut c_void, bytes as usize) };
+        let own = device.share(MemKind::Vmm, bytes, file)?;
+        let mut ticket = Ticket::new(MemKind::Vmm as u32, device.gpu, bytes, bytes, own);
         ticket.pad[0] = self.types.into();
-        write_ticket(file, &ticket, self.bytes);
-        for (at, (bytes, offset)) in &place.mapped {
-            map_file(*at, *bytes, file, *offset, READ_WRITE)?;
+        write_ticket(file, ticket, bytes)?;
+        for (at, bytes) in &place.mapped {
+            map_file(*at, *bytes, file, 0, READ_WRITE)?;
         }
-        heap_give(self.gpu, place.offset, self.bytes);
-        place.file = file;
-        place.offset = 0;
-        place.own = Some(own);
+        heap_give(device.gpu, place.offset, bytes);
+        (place.file, place.offset, place.own) = (file, 0, Some(own));
         Ok(own)
     }
 
     /// The last handle and mapping are gone?
-    fn end_if_unused(this: &'static Object<Self>) -> Answer {
-        let driver = driver()?;
+    fn end_if_unused(this: Ref<Self>) -> Answer {
         let place = lock(&this.place);
         if this.handles.load(Acquire) > 0 || !place.mapped.is_empty() || !this.retire() {
             return Ok(());
         }
         if let Some(own) = place.own {
-            driver.device.with(|engine, _| engine.leave(driver.process, own.id, own.generation));
+            this.device.driver.leave(own.id, own.generation);
             // SAFETY: our descriptor, used by nobody else.
             unsafe { libc::close(own.file) };
         } else {
-            driver.device.with(|engine, _| engine.refund(driver.process, this.gpu, MemKind::Vmm, this.bytes));
-            heap_give(this.gpu, place.offset, this.bytes);
+            this.device.refund(MemKind::Vmm, this.bytes);
+            heap_give(this.device.gpu, place.offset, this.bytes);
         }
         Ok(())
     }
 }
 
-unsafe fn physical(handle: u64) -> Result<&'static Object<Physical>, CUresult> {
-    Object::<Physical>::get(handle as *mut c_void)
+impl Find<Physical> for u64 {
+    type Found = Ref<Physical>;
+
+    unsafe fn find(self) -> Res<Ref<Physical>> {
+        Object::get(self as *mut c_void)
+    }
 }
 
 /// `CUmemAllocationProp` as integers: type, handle types, location kind and id, then a pointer and flags.
-unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32), CUresult> {
-    refuse_if(prop.is_null(), INVALID_VALUE)?;
+unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Res<(u32, i32)> {
+    invalid_if(prop.is_null())?;
     let head = prop.cast::<[u32; 4]>().read_unaligned();
-    refuse_if(head[0] != 1, INVALID_VALUE)?;
+    invalid_if(head[0] != 1)?;
     if head[2] != 1 {
         // Host memory through this API.
         return Err(NOT_SUPPORTED);
@@ -267,300 +241,235 @@ unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Result<(u32, i32),
 
 entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
     // The granularity is the same for any kind of memory at any place; only creating some of them is refused.
-    refuse_if(option > 1 || prop.is_null(), INVALID_VALUE)?;
+    invalid_if(option > 1 || prop.is_null())?;
     driver()?;
     if let Ok((_, ordinal)) = read_prop(prop) {
-        driver()?.gpu(ordinal)?;
+        Device::at(ordinal)?;
     }
     put(granularity, GRANULARITY as usize)
 });
 
-entry!(cuMemCreate, |handle, size, prop, flags| {
-    let driver = driver()?;
+entry!(cuMemCreate, driver, |handle, size, prop, flags| {
     let (types, ordinal) = read_prop(prop)?;
-    let gpu = driver.gpu(ordinal)?;
+    let device = Device::at(ordinal)?;
     let bytes = size as u64;
-    refuse_if(
-        handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY),
-        INVALID_VALUE,
-    )?;
+    invalid_if(handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     refuse_if(types & !1 != 0, NOT_SUPPORTED)?;
     not_while_capturing()?;
-    memory::charge(gpu, MemKind::Vmm, bytes)?;
-    let (file, offset) = heap_take(gpu, bytes)?;
-    let place = Place { file, offset, own: None, mapped: BTreeMap::new() };
-    put(handle, Physical::create(gpu, ordinal, bytes, types, place))
+    memory::charge(device, MemKind::Vmm, bytes)?;
+    let (file, offset) = heap_take(device.gpu, bytes)?;
+    put(handle, Physical::create(device, bytes, types, file, offset, None))
 });
 
-entry!(cuMemRelease, |handle| {
-    driver()?;
-    let physical = physical(handle)?;
-    refuse_if(physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err(), INVALID_VALUE)?;
+entry!(cuMemRelease, driver, |physical: Physical| {
+    invalid_if(physical.handles.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).is_err())?;
     Physical::end_if_unused(physical)
 });
 
 entry!(cuMemRetainAllocationHandle, |handle, addr| {
-    let address = addr as u64;
     let mapped = lock(&MAPPED);
-    let found = mapped.range(..=address).next_back();
-    let (at, physical) = found.map(|(a, p)| (*a, *p)).ok_or(INVALID_VALUE)?;
-    let bytes = lock(&physical.place).mapped.get(&at).map_or(0, |m| m.0);
-    refuse_if(address >= at + bytes, INVALID_VALUE)?;
+    let (at, (physical, bytes)) = mapped.range(..=addr as u64).next_back().ok_or(INVALID_VALUE)?;
+    invalid_if(addr as u64 >= at + bytes)?;
     physical.handles.fetch_add(1, AcqRel);
     put(handle, physical.handle::<c_void>() as u64)
 });
 
-entry!(cuMemGetAllocationPropertiesFromHandle, |prop, handle| {
-    let physical = physical(handle)?;
-    refuse_if(prop.is_null(), INVALID_VALUE)?;
+entry!(cuMemGetAllocationPropertiesFromHandle, |prop, physical: Physical| {
+    invalid_if(prop.is_null())?;
     std::ptr::write_bytes(prop, 0, 1);
-    put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.ordinal as u32])
+    put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.device.ordinal as u32])
 });
 
-entry!(cuMemAddressReserve, |ptr, size, alignment, addr, flags| {
-    driver()?;
-    let align = (alignment as u64).max(GRANULARITY);
-    refuse_if(
-        ptr.is_null()
-            || size == 0
-            || !(size as u64).is_multiple_of(GRANULARITY)
-            || !align.is_power_of_two()
-            || flags != 0,
-        INVALID_VALUE,
-    )?;
-    let reserve =
-        |hint: u64, bytes: usize| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
+entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
+    let (bytes, align) = (size as u64, (alignment as u64).max(GRANULARITY));
+    invalid_if(ptr.is_null() || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
+    invalid_if(!align.is_power_of_two() || flags != 0)?;
+    let reserve = |hint, bytes| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
     // The wish is granted where the range is free, else any range will do.
     if addr != 0
         && addr.is_multiple_of(align)
         && let Ok(got) = reserve(addr, size)
     {
         if got as u64 == addr {
-            lock(&RESERVED).insert(addr, size as u64);
+            lock(&RESERVED).insert(addr, bytes);
             return put(ptr, addr);
         }
         libc::munmap(got, size);
     }
-    let got = reserve(0, size + align as usize)?;
-    let start = (got as u64).next_multiple_of(align);
-    let (before, end) = (start - got as u64, got as u64 + size as u64 + align);
-    if before > 0 {
-        libc::munmap(got, before as usize);
+    let got = reserve(0, size + align as usize)? as u64;
+    let start = got.next_multiple_of(align);
+    if start > got {
+        libc::munmap(got as *mut c_void, (start - got) as usize);
     }
-    libc::munmap((start + size as u64) as *mut c_void, (end - start - size as u64) as usize);
-    lock(&RESERVED).insert(start, size as u64);
+    libc::munmap((start + bytes) as *mut c_void, (got + align - start) as usize);
+    lock(&RESERVED).insert(start, bytes);
     put(ptr, start)
 });
 
-entry!(cuMemAddressFree, |ptr, size| {
-    driver()?;
+entry!(cuMemAddressFree, driver, |ptr, size| {
     let mut reserved = lock(&RESERVED);
-    refuse_if(
-        reserved.get(&ptr) != Some(&(size as u64))
-            || lock(&MAPPED).range(ptr..ptr + size as u64).next().is_some(),
-        INVALID_VALUE,
-    )?;
+    let bytes = size as u64;
+    invalid_if(reserved.get(&ptr) != Some(&bytes) || lock(&MAPPED).range(ptr..ptr + bytes).next().is_some())?;
     reserved.remove(&ptr);
     libc::munmap(ptr as *mut c_void, size);
-    Ok(())
 });
 
-entry!(cuMemMap, |ptr, size, offset, handle, flags| {
-    let driver = driver()?;
-    let physical = physical(handle)?;
-    let (bytes, offset) = (size as u64, offset as u64);
+/// Whether a range lies in one that is reserved.
+fn is_reserved(from: u64, end: u64) -> bool {
+    lock(&RESERVED).range(..=from).next_back().is_some_and(|(at, bytes)| end <= at + bytes)
+}
+
+entry!(cuMemMap, driver, |ptr, size, offset, physical: Physical, flags| {
+    let bytes = size as u64;
     // The documentation up to CUDA 13 says that offsets must be zero, and an H100 answers so.
     refuse_if(offset != 0, NOT_SUPPORTED)?;
-    refuse_if(
-        flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || offset + bytes > physical.bytes,
-        INVALID_VALUE,
-    )?;
-    {
-        let reserved = lock(&RESERVED);
-        let (start, length) = reserved.range(..=ptr).next_back().ok_or(INVALID_VALUE)?;
-        refuse_if(ptr + bytes > start + length, INVALID_VALUE)?;
-    }
+    invalid_if(flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || bytes > physical.bytes)?;
+    invalid_if(!is_reserved(ptr, ptr + bytes))?;
     let mut mapped = lock(&MAPPED);
-    let before =
-        mapped.range(..ptr).next_back().map(|(at, p)| *at + lock(&p.place).mapped.get(at).map_or(0, |m| m.0));
-    refuse_if(
-        before.is_some_and(|end| end > ptr) || mapped.range(ptr..ptr + bytes).next().is_some(),
-        INVALID_VALUE,
-    )?;
+    let before = mapped.range(..ptr).next_back().map_or(0, |(at, (_, bytes))| at + bytes);
+    invalid_if(before > ptr || mapped.range(ptr..ptr + bytes).next().is_some())?;
     let mut place = lock(&physical.place);
-    map_file(ptr, bytes, place.file, place.offset + offset, READ_WRITE)?;
-    place.mapped.insert(ptr, (bytes, offset));
-    mapped.insert(ptr, physical);
-    driver.memory.note(ptr, bytes, What::Mapped(false), physical.gpu, physical.ordinal, 0);
-    Ok(())
+    map_file(ptr, bytes, place.file, place.offset, READ_WRITE)?;
+    place.mapped.insert(ptr, bytes);
+    mapped.insert(ptr, (physical, bytes));
+    driver.memory.note(ptr, bytes, What::Mapped(false), physical.device, 0);
 });
 
-entry!(cuMemUnmap, |ptr, size| {
-    let driver = driver()?;
+entry!(cuMemUnmap, driver, |ptr, size| {
     not_while_capturing()?;
     let end = ptr + size as u64;
-    let parts: Vec<_> = {
-        let mut mapped = lock(&MAPPED);
-        let inside: Vec<_> = mapped.range(ptr..end).map(|(at, p)| (*at, *p)).collect();
-        let total: u64 = inside.iter().map(|(at, p)| lock(&p.place).mapped.get(at).map_or(0, |m| m.0)).sum();
-        refuse_if(total != size as u64 && !inside.is_empty(), INVALID_VALUE)?;
-        // Nothing is mapped where a mapping was before: no error.
-        refuse_if(
-            inside.is_empty()
-                && lock(&RESERVED).range(..=ptr).next_back().is_none_or(|(at, length)| end > at + length),
-            INVALID_VALUE,
-        )?;
-        for (at, _) in &inside {
-            mapped.remove(at);
-        }
-        inside
-    };
-    for (at, physical) in parts {
-        let bytes = lock(&physical.place).mapped.remove(&at).map_or(0, |m| m.0);
+    let reserved = is_reserved(ptr, end);
+    let mut mapped = lock(&MAPPED);
+    let inside: Vec<_> =
+        mapped.range(ptr..end).map(|(at, (physical, bytes))| (*at, *physical, *bytes)).collect();
+    let total: u64 = inside.iter().map(|(_, _, bytes)| bytes).sum();
+    // Nothing is mapped where a mapping was before: no error.
+    invalid_if(if inside.is_empty() { !reserved } else { total != size as u64 })?;
+    for (at, ..) in &inside {
+        mapped.remove(at);
+    }
+    drop(mapped);
+    for (at, physical, bytes) in inside {
+        lock(&physical.place).mapped.remove(&at);
         driver.memory.remove(at, |a| matches!(a.what, What::Mapped(_)));
         let _ = memory::map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
         Physical::end_if_unused(physical)?;
     }
-    Ok(())
 });
 
 // `CUmemAccessDesc`: location kind, id, flags.
-entry!(cuMemSetAccess, |ptr, size, desc, count| {
-    let driver = driver()?;
-    refuse_if(desc.is_null() || count == 0, INVALID_VALUE)?;
+entry!(cuMemSetAccess, driver, |ptr, size, desc, count| {
+    invalid_if(desc.is_null() || count == 0)?;
     for i in 0..count {
         let [kind, id, flags] = desc.cast::<[u32; 3]>().add(i).read_unaligned();
         if kind == 1 {
-            driver.gpu(id as i32)?;
+            Device::at(id as i32)?;
         }
-        refuse_if(!matches!(flags, 0 | 1 | 3), INVALID_VALUE)?;
-        refuse_if(!driver.memory.set_access(ptr, size as u64, flags != 0), INVALID_VALUE)?;
+        invalid_if(!matches!(flags, 0 | 1 | 3))?;
+        invalid_if(!driver.memory.set_access(ptr, size as u64, flags != 0))?;
     }
-    Ok(())
 });
 
-entry!(cuMemGetAccess, |flags, location, ptr| {
-    refuse_if(location.is_null(), INVALID_VALUE)?;
+entry!(cuMemGetAccess, |flags, _location: Given, ptr| {
     match driver()?.memory.find(ptr).map(|a| a.what) {
         Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
         _ => Err(INVALID_VALUE),
     }
 });
 
-entry!(cuMemExportToShareableHandle, |shareableHandle, handle, handleType, flags| {
-    driver()?;
-    let physical = physical(handle)?;
-    refuse_if(
-        handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || shareableHandle.is_null(),
-        INVALID_VALUE,
-    )?;
-    let own = physical.own_file()?;
-    let copy = libc::fcntl(own.file, libc::F_DUPFD_CLOEXEC, 0);
-    refuse_if(copy < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-    put(shareableHandle.cast::<c_int>(), copy)
+entry!(cuMemExportToShareableHandle, driver, |handle, physical: Physical, handleType, flags| {
+    invalid_if(handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || handle.is_null())?;
+    put(handle.cast::<c_int>(), duplicate(physical.own_file()?.file)?)
 });
 
-entry!(cuMemImportFromShareableHandle, |handle, osHandle, shHandleType| {
-    let driver = driver()?;
-    refuse_if(handle.is_null() || shHandleType.0 != 1, INVALID_VALUE)?;
+entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| {
+    invalid_if(handle.is_null() || shHandleType.0 != 1)?;
     let given = osHandle as usize as c_int;
-    let bytes = size_of_file(given)?.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
+    let size = file_of(given)?.metadata().map_err(|_| INVALID_VALUE)?.len();
+    let bytes = size.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
     let mut ticket = read_ticket(given, bytes)?;
-    let ordinal = driver.visible.iter().position(|g| *g == ticket.gpu).ok_or(INVALID_DEVICE)? as i32;
+    let device = Device::of_gpu(ticket.gpu)?;
     // If every holder has gone, the descriptor alone kept the memory: it is charged anew, to us.
     let joined = driver.device.with(|engine, now| {
         driver.device.sweep(engine, now);
         engine.join(driver.process, ticket.id, ticket.generation)
     });
     if joined.is_err() {
-        memory::charge(ticket.gpu, MemKind::Vmm, bytes)?;
-        let again =
-            driver.device.with(|engine, _| engine.share(driver.process, ticket.gpu, MemKind::Vmm, bytes))?;
-        (ticket.id, ticket.generation) = again;
-        write_ticket(given, &ticket, bytes);
+        memory::charge(device, MemKind::Vmm, bytes)?;
+        let again = device.share(MemKind::Vmm, bytes, given)?;
+        (ticket.id, ticket.generation) = (again.id, again.generation);
+        write_ticket(given, ticket, bytes)?;
     }
-    let file = libc::fcntl(given, libc::F_DUPFD_CLOEXEC, 0);
-    let own = Some(Backing { id: ticket.id, generation: ticket.generation, file });
-    let place = Place { file, offset: 0, own, mapped: BTreeMap::new() };
-    put(handle, Physical::create(ticket.gpu, ordinal, bytes, ticket.pad[0] as u32, place))
+    let own = Backing { id: ticket.id, generation: ticket.generation, file: duplicate(given)? };
+    put(handle, Physical::create(device, bytes, ticket.pad[0] as u32, own.file, 0, Some(own)))
 });
 
 /// A file that stands for an exported pool: its ticket only.
-pub(crate) fn pool_file(gpu: u32) -> Result<c_int, CUresult> {
+pub(crate) fn pool_file(gpu: u32) -> Res<c_int> {
     let file = new_file(4096)?;
     let ticket = Ticket::new(MemKind::Pool as u32, gpu, 0, 0, Backing { id: u32::MAX, generation: 0, file });
-    write_ticket(file, &ticket, 0);
+    write_ticket(file, ticket, 0)?;
     Ok(file)
 }
 
 /// The GPU of an exported pool.
-pub(crate) fn read_pool_file(file: c_int) -> Result<u32, CUresult> {
+pub(crate) fn read_pool_file(file: c_int) -> Res<u32> {
     let ticket = read_ticket(file, 0)?;
-    if ticket.id == u32::MAX && (ticket.gpu as usize) < MAX_GPUS {
-        Ok(ticket.gpu)
-    } else {
-        Err(INVALID_VALUE)
-    }
+    invalid_if(ticket.id != u32::MAX || ticket.gpu as usize >= MAX_GPUS)?;
+    Ok(ticket.gpu)
 }
 
 // --- IPC -------------------------------------------------------------------------------------------
 
 /// Moves an allocation to a file of its own, and describes it for another process.
-pub(crate) fn share_alloc(alloc: &Alloc) -> Result<Ticket, CUresult> {
-    let driver = driver()?;
+pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
     let kind = match alloc.what {
         What::Charged(kind) => kind,
         What::Pooled(_) => MemKind::Pool,
         _ => return Err(INVALID_VALUE),
     };
-    let span = alloc.span();
+    let (device, span) = (alloc.device, alloc.span);
     let backing = match alloc.backing {
         Some(backing) => backing,
         None => {
             let file = new_file(span.next_multiple_of(4096))?;
-            copy_to_file(alloc.address, alloc.bytes, file);
-            let (id, generation) = if kind == MemKind::Pool {
+            copy_to_file(alloc.address, alloc.bytes, file)?;
+            let backing = match kind {
                 // The pool pays: others only map.
-                (u32::MAX, 0)
-            } else {
-                driver.device.with(|engine, _| engine.share(driver.process, alloc.gpu, kind, alloc.bytes))?
+                MemKind::Pool => Backing { id: u32::MAX, generation: 0, file },
+                _ => device.share(kind, alloc.bytes, file)?,
             };
-            let backing = Backing { id, generation, file };
             // Spans are whole pages.
             map_file(alloc.address, span, file, 0, READ_WRITE)?;
-            driver.memory.set_backing(alloc.address, backing);
+            device.driver.memory.set_backing(alloc.address, backing);
             backing
         }
     };
-    Ok(Ticket::new(kind as u32, alloc.gpu, alloc.bytes, span, backing))
+    Ok(Ticket::new(kind as u32, device.gpu, alloc.bytes, span, backing))
 }
 
 /// Opened tickets: address -> (ticket, times opened).
 static OPENED: Mutex<BTreeMap<u64, (Ticket, u32)>> = Mutex::new(BTreeMap::new());
 
 /// Maps another process's allocation.
-pub(crate) fn open_ticket(ticket: Ticket) -> Result<u64, CUresult> {
+pub(crate) fn open_ticket(ticket: Ticket) -> Res<u64> {
     let driver = driver()?;
-    refuse_if(ticket.magic != FILE_MAGIC, INVALID_VALUE)?;
+    invalid_if(ticket.magic != FILE_MAGIC)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
     let mut opened = lock(&OPENED);
     if let Some((address, entry)) = opened.iter_mut().find(|(_, entry)| entry.0 == ticket) {
         entry.1 += 1;
         return Ok(*address);
     }
-    let ordinal = driver.visible.iter().position(|g| *g == ticket.gpu).ok_or(INVALID_DEVICE)? as i32;
-    let path = std::ffi::CString::new(format!("/proc/{}/fd/{}", ticket.pid, ticket.file))
-        .map_err(|_| INVALID_VALUE)?;
-    // SAFETY: a valid path; the result is checked.
-    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    refuse_if(file < 0, INVALID_HANDLE)?;
+    let device = Device::of_gpu(ticket.gpu)?;
+    let path = format!("/proc/{}/fd/{}", ticket.pid, ticket.file);
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| INVALID_HANDLE)?;
     if ticket.id != u32::MAX {
         driver.device.with(|engine, _| engine.join(driver.process, ticket.id, ticket.generation))?;
     }
-    let address = map_file(0, ticket.span.next_multiple_of(4096), file, 0, READ_WRITE)?;
-    // SAFETY: the mapping keeps the file.
-    unsafe { libc::close(file) };
-    driver.memory.note(address, ticket.bytes, What::Imported, ticket.gpu, ordinal, 0);
+    // The mapping keeps the file.
+    let address = map_file(0, ticket.span.next_multiple_of(4096), file.as_raw_fd(), 0, READ_WRITE)?;
+    driver.memory.note(address, ticket.bytes, What::Imported, device, 0);
     opened.insert(address, (ticket, 1));
     Ok(address)
 }
@@ -578,47 +487,37 @@ pub(crate) fn close_imported(address: u64) -> Answer {
     opened.remove(&address);
     driver.memory.remove(address, |a| a.what == What::Imported);
     if ticket.id != u32::MAX {
-        driver.device.with(|engine, _| engine.leave(driver.process, ticket.id, ticket.generation));
+        driver.leave(ticket.id, ticket.generation);
     }
     // SAFETY: the mapping made when it was opened.
     unsafe { libc::munmap(address as *mut c_void, ticket.span.next_multiple_of(4096) as usize) };
     Ok(())
 }
 
-entry!(cuIpcGetMemHandle, |pHandle, dptr| {
-    let driver = driver()?;
+entry!(cuIpcGetMemHandle, driver, |pHandle, dptr| {
     let alloc = driver.memory.find(dptr).ok_or(INVALID_VALUE)?;
-    refuse_if(alloc.what != What::Charged(MemKind::Plain), INVALID_VALUE)?;
+    invalid_if(alloc.what != What::Charged(MemKind::Plain))?;
     put(pHandle.cast::<Ticket>(), share_alloc(&alloc)?)
 });
 
-entry!(cuIpcOpenMemHandle_v2 | cuIpcOpenMemHandle, |pdptr, handle, Flags| {
-    current()?;
+entry!(cuIpcOpenMemHandle_v2 | cuIpcOpenMemHandle, context, |pdptr, handle, Flags| {
     // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    refuse_if(Flags > 1 || pdptr.is_null(), INVALID_VALUE)?;
+    invalid_if(Flags > 1 || pdptr.is_null())?;
     put(pdptr, open_ticket(std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned())?)
 });
 
-entry!(cuIpcCloseMemHandle, |dptr| {
-    driver()?;
-    close_imported(dptr)
-});
+entry!(cuIpcCloseMemHandle, driver, |dptr| close_imported(dptr));
 
-entry!(cuIpcGetEventHandle, |pHandle, event| {
-    driver()?;
-    let event = Object::<Event>::get(event)?;
+entry!(cuIpcGetEventHandle, driver, |pHandle, event: Event| {
     refuse_if(event.flags & 4 == 0, INVALID_HANDLE)?;
     let slot = Backing { id: event.slot, generation: event.flags, file: -1 };
     put(pHandle.cast::<Ticket>(), Ticket::new(u32::MAX, event.gpu(), 0, 0, slot))
 });
 
 entry!(cuIpcOpenEventHandle, |phEvent, handle| {
-    let family = current()?.family;
+    let (_, family) = current()?.home();
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
-    refuse_if(
-        ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536,
-        INVALID_VALUE,
-    )?;
+    invalid_if(ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
-    put(phEvent, Event::with_slot(ticket.id, 0, ticket.gpu, family, ticket.generation, true).handle())
+    put(phEvent, Event::with_slot(ticket.id, 0, (ticket.gpu, family), ticket.generation, true).handle())
 });

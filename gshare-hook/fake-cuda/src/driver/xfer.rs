@@ -3,19 +3,13 @@
 //! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
 //! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
 
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering::Acquire;
-
 use super::array::Array;
-use super::base::*;
 use super::capture::{legacy_not_implied, not_while_capturing};
-use super::graph::Node;
 use super::memory::{check_range, on_device};
 use super::*;
-use crate::sim::Work;
 
 /// One side of a copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Side {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
@@ -24,7 +18,7 @@ pub(crate) struct Side {
 }
 
 /// A box of bytes to copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Transfer {
     pub(crate) to: Side,
     pub(crate) from: Side,
@@ -40,7 +34,7 @@ impl Side {
 
     fn check(&self, t: &Transfer) -> Answer {
         let extent = self.slice * (t.depth - 1) + self.pitch * (t.height - 1) + t.width;
-        refuse_if(self.address == 0 || t.height > 1 && self.pitch < t.width, INVALID_VALUE)?;
+        invalid_if(self.address == 0 || t.height > 1 && self.pitch < t.width)?;
         if self.device { check_range(self.address, extent) } else { Ok(()) }
     }
 }
@@ -69,23 +63,18 @@ impl Transfer {
         }
     }
 
-    fn work(&self) -> Result<Work, CUresult> {
+    fn work(&self) -> Res<Work> {
         let bytes = self.bytes();
         let ns = driver()?.profile().copy_ns(bytes, self.to.device != self.from.device);
         Ok(Work::Copy { engine: u32::from(self.from.device && !self.to.device), bytes, ns })
     }
 
-    pub(crate) fn run(self, stream: &'static Object<Stream>) -> Answer {
+    pub(crate) fn run(self, stream: Ref<Stream>) -> Answer {
         if self.bytes() == 0 {
             return Ok(());
         }
-        if driver()?.hosts_pending.load(Acquire) == 0 {
-            self.apply();
-        } else {
-            push_call(stream, move || self.apply())?;
-        }
-        push(stream, self.work()?)?;
-        Ok(())
+        move_bytes(stream, move || self.apply())?;
+        push(stream, self.work()?).map(drop)
     }
 
     /// On the default stream, and done when it returns.
@@ -93,7 +82,7 @@ impl Transfer {
         current()?;
         not_while_capturing()?;
         // SAFETY: the null handle.
-        let stream = unsafe { stream(flavor, null_mut())? };
+        let stream = unsafe { StreamArg::default_of(flavor).find()? };
         legacy_not_implied(stream)?;
         self.check()?;
         if self.bytes() == 0 {
@@ -108,13 +97,13 @@ impl Transfer {
         Ok(())
     }
 
-    fn run_on(self, flavor: Flavor, handle: sys::CUstream) -> Answer {
+    fn run_on(self, stream: StreamArg) -> Answer {
         // SAFETY: the handle is the C caller's.
-        let stream = unsafe { stream(flavor, handle)? };
+        let stream = unsafe { stream.find()? };
         legacy_not_implied(stream)?;
         self.check()?;
         calls::copy();
-        submit(stream, Node::Copy(self))
+        submit(stream, self)
     }
 }
 
@@ -135,57 +124,24 @@ fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
 
-/// The two copies of a kind: on the default stream and on one that is given, between sides that [`dev`], [`host`] or [`any`] make.
-macro_rules! copies {
-    ($($sync:ident $asynchronous:ident $to_side:ident $from_side:ident;)*) => {$(
-        entry!($sync, |flavor, to, from, bytes| {
-            linear($to_side(to), $from_side(from), bytes).run_now(flavor)
-        });
-        entry!($asynchronous, |flavor, to, from, bytes, stream| {
-            linear($to_side(to), $from_side(from), bytes).run_on(flavor, stream)
-        });
-    )*};
-}
-copies! {
-    cuMemcpy cuMemcpyAsync any any;
-    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 dev host;
-    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 host dev;
-    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 dev dev;
-}
-
-entry!(cuMemcpyPeer, |flavor, to, _, from, _, n| linear(dev(to), dev(from), n).run_now(flavor));
-entry!(cuMemcpyPeerAsync, |flavor, to, _, from, _, n, stream| {
-    linear(dev(to), dev(from), n).run_on(flavor, stream)
-});
-entry!(cuMemcpyWithAttributesAsync, |flavor, to, from, n, _, stream| {
-    linear(any(to), any(from), n).run_on(flavor, stream)
-});
-
 unsafe fn copy_all(
-    flavor: Flavor,
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
+    to: *mut u64,
+    from: *mut u64,
     sizes: *mut usize,
     count: usize,
-    hStream: sys::CUstream,
+    stream: StreamArg,
 ) -> Answer {
-    refuse_if(
-        dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || hStream as usize <= 2,
-        INVALID_VALUE,
-    )?;
-    for i in 0..count {
-        linear(any(*dsts.add(i)), any(*srcs.add(i)), *sizes.add(i)).run_on(flavor, hStream)?;
-    }
-    Ok(())
+    invalid_if(to.is_null() || from.is_null() || sizes.is_null() || count == 0 || stream.1 as usize <= 2)?;
+    (0..count).try_for_each(|i| linear(any(*to.add(i)), any(*from.add(i)), *sizes.add(i)).run_on(stream))
 }
 
-entry!(cuMemcpyBatchAsync, |flavor, dsts, srcs, sizes, count, _, _, _, failIdx, hStream| {
+entry!(cuMemcpyBatchAsync, |to, from, sizes, count, _, _, _, failIdx, stream| {
     put_opt(failIdx, usize::MAX);
-    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+    copy_all(to, from, sizes, count, stream)
 });
 
-entry!(cuMemcpyBatchAsync_v2, |flavor, dsts, srcs, sizes, count, _, _, _, hStream| {
-    copy_all(flavor, dsts, srcs, sizes, count, hStream)
+entry!(cuMemcpyBatchAsync_v2, |to, from, sizes, count, _, _, _, stream| {
+    copy_all(to, from, sizes, count, stream)
 });
 
 // --- Boxes -----------------------------------------------------------------------------------------
@@ -250,7 +206,7 @@ impl From<End2D> for End3D {
     }
 }
 
-unsafe fn side(end: End3D, width: u64, height: u64) -> Result<Side, CUresult> {
+unsafe fn side(end: End3D, width: u64, height: u64) -> Res<Side> {
     let pitch = end.pitch as u64;
     let slice = pitch * end.rows as u64;
     let (address, pitch, slice, device) = match end.kind {
@@ -269,47 +225,59 @@ unsafe fn side(end: End3D, width: u64, height: u64) -> Result<Side, CUresult> {
     Ok(Side { address, pitch, slice, device })
 }
 
-unsafe fn transfer(from: End3D, to: End3D, extent: [usize; 3]) -> Result<Transfer, CUresult> {
+unsafe fn transfer(from: End3D, to: End3D, extent: [usize; 3]) -> Res<Transfer> {
     let [width, height, depth] = extent.map(|n| n as u64);
     Ok(Transfer { to: side(to, width, height)?, from: side(from, width, height)?, width, height, depth })
 }
 
-unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Result<Transfer, CUresult> {
-    refuse_if(copy.is_null(), INVALID_VALUE)?;
+unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Res<Transfer> {
+    invalid_if(copy.is_null())?;
     let c = copy.cast::<Copy2D>().read_unaligned();
     transfer(c.from.into(), c.to.into(), [c.width, c.height, 1])
 }
 
-pub(crate) unsafe fn from_3d(copy: *const c_void) -> Result<Transfer, CUresult> {
-    refuse_if(copy.is_null(), INVALID_VALUE)?;
+pub(crate) unsafe fn from_3d(copy: *const c_void) -> Res<Transfer> {
+    invalid_if(copy.is_null())?;
     let c = copy.cast::<Copy3D>().read_unaligned();
     transfer(c.from, c.to, [c.width, c.height, c.depth])
 }
 
-entry!(cuMemcpy2D_v2 | cuMemcpy2DUnaligned_v2, |flavor, pCopy| from_2d(pCopy)?.run_now(flavor));
-entry!(cuMemcpy2DAsync_v2, |flavor, pCopy, hStream| from_2d(pCopy)?.run_on(flavor, hStream));
-entry!(cuMemcpy3D_v2 | cuMemcpy3DPeer, |flavor, pCopy| from_3d(pCopy.cast())?.run_now(flavor));
-
-entry!(cuMemcpy3DAsync_v2 | cuMemcpy3DPeerAsync, |flavor, pCopy, stream| {
-    from_3d(pCopy.cast())?.run_on(flavor, stream)
-});
-
-// --- One-dimensional arrays ------------------------------------------------------------------------
-
-unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Result<Side, CUresult> {
+unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Res<Side> {
     Ok(dev(Object::<Array>::get(handle)?.address + offset as u64))
 }
 
-entry!(cuMemcpyHtoA_v2, |flavor, to, at, from, n| linear(in_array(to, at)?, host(from), n).run_now(flavor));
-entry!(cuMemcpyAtoH_v2, |flavor, to, from, at, n| linear(host(to), in_array(from, at)?, n).run_now(flavor));
-entry!(cuMemcpyDtoA_v2, |flavor, to, at, from, n| linear(in_array(to, at)?, dev(from), n).run_now(flavor));
-entry!(cuMemcpyAtoD_v2, |flavor, to, from, at, n| linear(dev(to), in_array(from, at)?, n).run_now(flavor));
-entry!(cuMemcpyHtoAAsync_v2, |flavor, to, at, from, n, stream| {
-    linear(in_array(to, at)?, host(from), n).run_on(flavor, stream)
-});
-entry!(cuMemcpyAtoHAsync_v2, |flavor, to, from, at, n, stream| {
-    linear(host(to), in_array(from, at)?, n).run_on(flavor, stream)
-});
-entry!(cuMemcpyAtoA_v2, |flavor, to, to_at, from, from_at, n| {
-    linear(in_array(to, to_at)?, in_array(from, from_at)?, n).run_now(flavor)
-});
+// --- Calls -----------------------------------------------------------------------------------------
+
+/// The calls that copy in one way: on the default stream, and on one that follows the arguments; `_` where
+/// there is no such call.
+macro_rules! copies {
+    ($($now:ident $on:tt $args:tt $transfer:expr;)*) => {$(
+        copies!(@now $now $args $transfer);
+        copies!(@on $on $args $transfer);
+    )*};
+    (@now $name:ident ($($arg:tt),*) $transfer:expr) => {
+        entry!($name, |flavor, $($arg),*| $transfer.run_now(flavor));
+    };
+    (@on _ $args:tt $transfer:expr) => {};
+    (@on $name:ident ($($arg:tt),*) $transfer:expr) => {
+        entry!($name, |$($arg),*, stream| $transfer.run_on(stream));
+    };
+}
+copies! {
+    cuMemcpy cuMemcpyAsync (to, from, n) linear(any(to), any(from), n);
+    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 (to, from, n) linear(dev(to), host(from), n);
+    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 (to, from, n) linear(host(to), dev(from), n);
+    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 (to, from, n) linear(dev(to), dev(from), n);
+    cuMemcpyPeer cuMemcpyPeerAsync (to, _, from, _, n) linear(dev(to), dev(from), n);
+    cuMemcpy2D_v2 cuMemcpy2DAsync_v2 (copy) from_2d(copy)?;
+    cuMemcpy2DUnaligned_v2 _ (copy) from_2d(copy)?;
+    cuMemcpy3D_v2 cuMemcpy3DAsync_v2 (copy) from_3d(copy.cast())?;
+    cuMemcpy3DPeer cuMemcpy3DPeerAsync (copy) from_3d(copy.cast())?;
+    cuMemcpyHtoA_v2 cuMemcpyHtoAAsync_v2 (to, at, from, n) linear(in_array(to, at)?, host(from), n);
+    cuMemcpyAtoH_v2 cuMemcpyAtoHAsync_v2 (to, from, at, n) linear(host(to), in_array(from, at)?, n);
+    cuMemcpyDtoA_v2 _ (to, at, from, n) linear(in_array(to, at)?, dev(from), n);
+    cuMemcpyAtoD_v2 _ (to, from, at, n) linear(dev(to), in_array(from, at)?, n);
+    cuMemcpyAtoA_v2 _ (to, to_at, from, from_at, n) linear(in_array(to, to_at)?, in_array(from, from_at)?, n);
+}
+
+entry!(cuMemcpyWithAttributesAsync, |to, from, n, _, stream| linear(any(to), any(from), n).run_on(stream));

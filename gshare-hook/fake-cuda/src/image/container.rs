@@ -51,31 +51,23 @@ fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
+/// A field's value, if it is one that is known.
+fn known(field: &'static str, value: u64, is: impl FnOnce(u64) -> bool) -> Result<u64, ImageError> {
+    if is(value) { Ok(value) } else { Err(ImageError::Unknown { field, value }) }
+}
+
 /// Size in bytes of the container whose header is given, header included.
-pub(crate) fn size(header: &[u8; HEADER]) -> Result<u64, ImageError> {
-    let (magic, version) = (number::<4>(header, 0), number::<2>(header, 4));
-    if magic != u64::from(MAGIC) {
-        return Err(ImageError::Unknown { field: "magic number of a container", value: magic });
-    }
-    if version != u64::from(VERSION) {
-        return Err(ImageError::Unknown { field: "version of a container", value: version });
-    }
-    let header_size = number::<2>(header, 6);
-    if header_size < HEADER as u64 {
-        return Err(ImageError::Unknown { field: "header size of a container", value: header_size });
-    }
+pub(crate) fn size(header: &[u8]) -> Result<u64, ImageError> {
+    known("magic number of a container", number::<4>(header, 0), |magic| magic == u64::from(MAGIC))?;
+    known("version of a container", number::<2>(header, 4), |version| version == u64::from(VERSION))?;
+    let size = number::<2>(header, 6);
+    let header_size = known("header size of a container", size, |size| size >= HEADER as u64)?;
     Ok(header_size.saturating_add(number::<8>(header, 8)))
 }
 
 /// The entries of a container; `bytes` is all of it, and what follows it is not looked at.
 pub(crate) fn entries(bytes: &[u8]) -> Result<Vec<Entry<'_>>, ImageError> {
-    let header: &[u8; HEADER] =
-        part(bytes, 0, HEADER, "a container's header")?.try_into().map_err(|_| ImageError::Truncated {
-            what: "a container's header",
-            at: 0,
-            size: HEADER as u64,
-            end: bytes.len() as u64,
-        })?;
+    let header = part(bytes, 0, HEADER, "a container's header")?;
     let all = part(bytes, 0, to_usize(size(header)?), "a container")?;
     let mut found = Vec::new();
     let mut next = to_usize(number::<2>(header, 6));
@@ -90,16 +82,11 @@ pub(crate) fn entries(bytes: &[u8]) -> Result<Vec<Entry<'_>>, ImageError> {
 /// The entry at `start`, and where the next one begins.
 fn entry(all: &[u8], start: usize) -> Result<(Entry<'_>, usize), ImageError> {
     let header = part(all, start, ENTRY_HEADER, "an entry's header")?;
-    let version = number::<2>(header, at::VERSION);
-    if version != u64::from(ENTRY_VERSION) {
-        return Err(ImageError::Unknown { field: "version of an entry", value: version });
-    }
+    known("version of an entry", number::<2>(header, at::VERSION), |n| n == u64::from(ENTRY_VERSION))?;
     let header_size = number::<4>(header, at::HEADER_SIZE);
-    if header_size < ENTRY_HEADER as u64 {
-        return Err(ImageError::Unknown { field: "header size of an entry", value: header_size });
-    }
-    part(all, start, to_usize(header_size), "an entry's header")?;
-    let payload_start = start + to_usize(header_size);
+    let header_size = to_usize(known("header size of an entry", header_size, |n| n >= ENTRY_HEADER as u64)?);
+    part(all, start, header_size, "an entry's header")?;
+    let payload_start = start + header_size;
     let payload_size = to_usize(number::<4>(header, at::PAYLOAD_SIZE));
     let payload = part(all, payload_start, payload_size, "an entry's payload")?;
     let flags = number::<8>(header, at::FLAGS);
@@ -145,11 +132,8 @@ pub(crate) fn content<'a>(entry: &'a Entry<'_>) -> Result<Cow<'a, [u8]>, ImageEr
             out
         }
     };
-    if out.len() as u64 == declared {
-        Ok(Cow::Owned(out))
-    } else {
-        Err(refuse(format!("there are {} bytes or more", out.len())))
-    }
+    let other = || refuse(format!("there are {} bytes or more", out.len()));
+    if out.len() as u64 == declared { Ok(Cow::Owned(out)) } else { Err(other()) }
 }
 
 /// A container with entries for any device, each as it is: what the simulated linker gives out.
@@ -171,11 +155,7 @@ pub(crate) fn of_inputs<'a>(inputs: impl IntoIterator<Item = (Kind, &'a [u8])>) 
         body.extend(bytes);
         body.resize(body.len() + padded - bytes.len(), 0);
     }
-    let mut all = Vec::with_capacity(HEADER + body.len());
-    all.extend(MAGIC.to_le_bytes());
-    all.extend(VERSION.to_le_bytes());
-    all.extend((HEADER as u16).to_le_bytes());
-    all.extend((body.len() as u64).to_le_bytes());
-    all.extend(body);
-    all
+    let (magic, version, header) =
+        (MAGIC.to_le_bytes(), VERSION.to_le_bytes(), (HEADER as u16).to_le_bytes());
+    [&magic[..], &version, &header, &(body.len() as u64).to_le_bytes(), &body].concat()
 }

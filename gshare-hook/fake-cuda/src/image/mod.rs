@@ -38,42 +38,18 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Why an image cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImageError {
-    /// A structure reaches beyond what holds it.
+    /// A structure of `size` bytes at `at`, from its container's start, reaches beyond the container's `end`.
     #[error("{what} at {at} needs {size} bytes, but its container ends at {end}")]
-    Truncated {
-        /// Which structure.
-        what: &'static str,
-        /// Where it begins, in bytes from the container's start.
-        at: u64,
-        /// Its size in bytes.
-        size: u64,
-        /// The container's size in bytes.
-        end: u64,
-    },
+    Truncated { what: &'static str, at: u64, size: u64, end: u64 },
     /// A field has a value that is not known.
     #[error("{field} is {value:#x}, which is not known")]
-    Unknown {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-    },
+    Unknown { field: &'static str, value: u64 },
     /// An entry declares more bytes than may be decompressed.
     #[error("an entry declares {declared} bytes; at most {MOST_BYTES} are decompressed")]
-    TooLarge {
-        /// Bytes that it declares.
-        declared: u64,
-    },
-    /// An entry does not decompress to what it declares.
+    TooLarge { declared: u64 },
+    /// An entry does not decompress, by LZ4 or zstd, to as many bytes as it declares.
     #[error("{method} data do not decompress to the {declared} bytes declared: {reason}")]
-    Compressed {
-        /// LZ4 or zstd.
-        method: &'static str,
-        /// Bytes declared.
-        declared: u64,
-        /// The decompressor's error.
-        reason: String,
-    },
+    Compressed { method: &'static str, declared: u64, reason: String },
     /// A cubin is not a readable ELF file.
     #[error("not a readable ELF file: {0}")]
     Elf(String),
@@ -158,7 +134,6 @@ impl Entry<'_> {
 }
 
 /// A part of an image, read when its names are first asked for.
-#[derive(Debug)]
 struct Part {
     entry: Entry<'static>,
     names: OnceLock<Option<Names>>,
@@ -182,7 +157,6 @@ pub(crate) enum Found<T> {
 }
 
 /// The code of a module or library: the entries of an image that serve one device.
-#[derive(Debug)]
 pub(crate) struct Image {
     parts: Vec<Part>,
     /// Part of the image has a form that is not known.

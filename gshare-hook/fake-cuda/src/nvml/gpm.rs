@@ -3,68 +3,38 @@
 use super::*;
 
 /// Time with a kernel running, and SM time, of a GPU up to an instant.
-#[derive(Debug, Clone, Copy)]
-pub struct Sample {
+#[derive(Clone, Copy)]
+struct Sample {
     time_ns: u64,
     busy_ns: u64,
     sm_ns: u64,
     sms: u64,
 }
 
-#[repr(C)]
-#[derive(Debug)]
-pub struct MetricInfo {
-    short_name: *const c_char,
-    long_name: *const c_char,
-    unit: *const c_char,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct Metric {
-    id: c_uint,
-    result: Return,
-    value: f64,
-    info: MetricInfo,
-}
-
-/// The head of `nvmlGpmMetricsGet_t`; as many metrics as it says follow.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Metrics {
-    version: c_uint,
-    count: c_uint,
-    first: *mut Sample,
-    second: *mut Sample,
-    metrics: [Metric; 0],
-}
-
-/// `nvmlSample_t` with a value of type unsigned int.
-#[repr(C)]
-#[derive(Debug)]
-pub struct UtilisationSample {
-    time_us: c_ulonglong,
-    value: u64,
+structures! {
+    MetricInfo { short_name: *const c_char, long_name: *const c_char, unit: *const c_char }
+    Metric { id: c_uint, result: Return, value: f64, info: MetricInfo }
+    /// The head of `nvmlGpmMetricsGet_t`; as many metrics as it says follow.
+    Metrics { version: c_uint, count: c_uint, first: *mut Sample, second: *mut Sample, metrics: [Metric; 0] }
+    /// `nvmlSample_t` with a value of type unsigned int.
+    UtilisationSample { time_us: c_ulonglong, value: u64 }
 }
 
 nvml! {
-    fn nvmlDeviceGetSamples (handle: Handle, kind: c_uint, since_us: c_ulonglong, value_type: *mut c_uint, count: *mut c_uint, list: *mut UtilisationSample) {
+    fn nvmlDeviceGetSamples (gpu: Gpu, kind: c_uint, since_us: c_ulonglong, value_type: *mut c_uint, count: *mut c_uint, list: *mut UtilisationSample) {
         // NVML_GPU_UTILIZATION_SAMPLES, NVML_VALUE_TYPE_UNSIGNED_INT; times since 1970, unlike the device's own.
         const UTILISATION: c_uint = 1;
-        let (device, number) = gpu(handle)?;
-        refuse_if(kind != UTILISATION || device.is_cut(), NOT_SUPPORTED)?;
+        refuse_if(kind != UTILISATION || gpu.device.is_cut(), NOT_SUPPORTED)?;
         put(value_type, 1)?;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_err(|_| UNKNOWN)?;
-        let time_us = now.as_micros() as u64;
-        let value = u64::from(device.truth().gpus[number as usize].utilisation_percent);
-        let samples = if time_us > since_us { vec![UtilisationSample { time_us, value }] } else { Vec::new() };
+        let time_us = unix_us()?;
+        let sample = UtilisationSample { time_us, value: gpu.utilisation().into() };
+        let samples = if time_us > since_us { vec![sample] } else { Vec::new() };
         if list.is_null() {
             return put(count, samples.len() as c_uint);
         }
         put_list(samples, count, list)
     }
-    fn nvmlGpmQueryDeviceSupport (handle: Handle, support: *mut [c_uint; 2]) {
-        gpu(handle)?;
+    fn nvmlGpmQueryDeviceSupport (_gpu: Gpu, support: *mut [c_uint; 2]) {
         refuse_if(support.is_null(), INVALID_ARGUMENT)?;
         put(support, [(*support)[0], 1])
     }
@@ -78,12 +48,12 @@ nvml! {
         }
         Ok(())
     }
-    fn nvmlGpmSampleGet (handle: Handle, sample: *mut Sample) {
-        let (device, number) = gpu(handle)?;
-        refuse_if(device.is_cut(), NOT_SUPPORTED)?;
-        let truth = device.truth();
-        let gpu = &truth.gpus[number as usize];
-        let sm_ns = truth.processes.iter().map(|process| process.gpus[number as usize].sm_ns).sum();
+    fn nvmlGpmSampleGet (gpu: Gpu, sample: *mut Sample) {
+        gpu.whole()?;
+        let truth = gpu.device.truth();
+        let number = gpu.number as usize;
+        let sm_ns = truth.processes.iter().map(|process| process.gpus[number].sm_ns).sum();
+        let gpu = &truth.gpus[number];
         put(sample, Sample { time_ns: truth.time_ns, busy_ns: gpu.busy_ns, sm_ns, sms: u64::from(gpu.sms) })
     }
     fn nvmlGpmMetricsGet (metrics: *mut Metrics) {

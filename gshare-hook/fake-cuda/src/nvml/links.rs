@@ -4,27 +4,21 @@
 
 use super::*;
 
-/// `nvmlPciInfoExt_v1_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct PciExt {
-    version: c_uint,
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    id: c_uint,
-    subsystem: c_uint,
-    base_class: c_uint,
-    sub_class: c_uint,
-    text: [u8; 32],
-}
-
-/// `nvmlSystemConfComputeSettings_v1_t`, and with one field less `nvmlConfComputeSystemState_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ConfidentialComputing {
-    version: c_uint,
-    state: [c_uint; 4],
+structures! {
+    /// `nvmlPciInfoExt_v1_t`.
+    PciExt {
+        version: c_uint,
+        domain: c_uint,
+        bus: c_uint,
+        device: c_uint,
+        id: c_uint,
+        subsystem: c_uint,
+        base_class: c_uint,
+        sub_class: c_uint,
+        text: [u8; 32],
+    }
+    /// `nvmlSystemConfComputeSettings_v1_t`, and with one field less `nvmlConfComputeSystemState_t`.
+    ConfidentialComputing { version: c_uint, state: [c_uint; 4] }
 }
 
 const HOST_BRIDGE: c_uint = 30;
@@ -56,46 +50,36 @@ unsafe fn put_set(set: Vec<u64>, to: *mut u64) -> Result<(), Return> {
 
 nvml! {
     fn nvmlDeviceGetCurrPcieLinkGeneration | nvmlDeviceGetMaxPcieLinkGeneration | nvmlDeviceGetGpuMaxPcieLinkGeneration
-        | nvmlDeviceGetPcieLinkMaxSpeed (handle: Handle, generation: *mut c_uint) {
+        | nvmlDeviceGetPcieLinkMaxSpeed (gpu: Gpu, generation: *mut c_uint) {
         // nvmlDeviceGetPcieLinkMaxSpeed numbers the speeds by generation.
-        put(generation, gpu(handle)?.0.profile().board.pcie_generation)
+        put(generation, gpu.board().pcie_generation)
     }
-    fn nvmlDeviceGetCurrPcieLinkWidth | nvmlDeviceGetMaxPcieLinkWidth (handle: Handle, lanes: *mut c_uint) {
-        put(lanes, gpu(handle)?.0.profile().board.pcie_width)
+    fn nvmlDeviceGetCurrPcieLinkWidth | nvmlDeviceGetMaxPcieLinkWidth (gpu: Gpu, lanes: *mut c_uint) {
+        put(lanes, gpu.board().pcie_width)
     }
-    fn nvmlDeviceGetPcieSpeed (handle: Handle, mbps: *mut c_uint) {
-        let speed = match gpu(handle)?.0.profile().board.pcie_generation {
+    fn nvmlDeviceGetPcieSpeed (gpu: Gpu, mbps: *mut c_uint) {
+        let speed = match gpu.board().pcie_generation {
             1 => 2_500,
             2 => 5_000,
             generation => 1_000 << generation,
         };
         put(mbps, speed)
     }
-    fn nvmlDeviceGetPcieReplayCounter (handle: Handle, count: *mut c_uint) { gpu(handle)?; put(count, 0) }
-    fn nvmlDeviceGetBusType (handle: Handle, kind: *mut c_uint) { gpu(handle)?; put(kind, 2) }
-    fn nvmlDeviceGetPciInfoExt (handle: Handle, pci: *mut PciExt) {
-        let (device, number) = gpu(handle)?;
+    fn nvmlDeviceGetPcieReplayCounter (_gpu: Gpu, count: *mut c_uint) { put(count, 0) }
+    fn nvmlDeviceGetBusType (_gpu: Gpu, kind: *mut c_uint) { put(kind, 2) }
+    fn nvmlDeviceGetPciInfoExt (gpu: Gpu, pci: *mut PciExt) {
         check_version(pci, 1)?;
-        let id = device.profile().board.pci_id;
-        put(pci, PciExt {
-            version: (*pci).version,
-            domain: 0,
-            bus: number + 1,
-            device: 0,
-            id,
-            subsystem: id,
-            // A 3D controller.
-            base_class: 3,
-            sub_class: 2,
-            text: text_array(&format!("0000{}", pci_text(number))),
-        })
+        let (version, id) = ((*pci).version, gpu.board().pci_id);
+        let text = text_array(&format!("0000{}", pci_text(gpu.number)));
+        // A 3D controller.
+        let (base_class, sub_class) = (3, 2);
+        let (domain, bus, device, subsystem) = (0, gpu.number + 1, 0, id);
+        put(pci, PciExt { version, domain, bus, device, id, subsystem, base_class, sub_class, text })
     }
 
-    fn nvmlDeviceGetP2PStatus (from: Handle, to: Handle, capability: c_uint, status: *mut c_uint) {
+    fn nvmlDeviceGetP2PStatus (_from: Gpu, _to: Gpu, capability: c_uint, status: *mut c_uint) {
         const OK: c_uint = 0;
         const UNSUPPORTED: c_uint = 5;
-        gpu(from)?;
-        gpu(to)?;
         // As cuDeviceGetP2PAttribute says: reads and writes over PCI Express; no NVLink, no atomics.
         put(status, match capability {
             0 | 1 | 4 => OK,
@@ -103,32 +87,26 @@ nvml! {
             _ => return Err(INVALID_ARGUMENT),
         })
     }
-    fn nvmlDeviceGetTopologyCommonAncestor (one: Handle, other: Handle, level: *mut c_uint) {
-        put(level, if gpu(one)?.1 == gpu(other)?.1 { 0 } else { HOST_BRIDGE })
+    fn nvmlDeviceGetTopologyCommonAncestor (one: Gpu, other: Gpu, level: *mut c_uint) {
+        put(level, if one.number == other.number { 0 } else { HOST_BRIDGE })
     }
-    fn nvmlDeviceGetTopologyNearestGpus (handle: Handle, level: c_uint, count: *mut c_uint, list: *mut Handle) {
-        let (device, number) = gpu(handle)?;
-        let others = (0..device.profile().gpus).filter(|other| *other != number && level == HOST_BRIDGE);
+    fn nvmlDeviceGetTopologyNearestGpus (gpu: Gpu, level: c_uint, count: *mut c_uint, list: *mut Handle) {
+        let others = (0..gpu.profile().gpus).filter(|other| *other != gpu.number && level == HOST_BRIDGE);
         let others: Vec<Handle> = others.map(|other| (other as usize + 1) as Handle).collect();
         if list.is_null() {
             return put(count, others.len() as c_uint);
         }
         put_list(others, count, list)
     }
-    fn nvmlDeviceOnSameBoard (one: Handle, other: Handle, same: *mut c_int) {
-        put(same, c_int::from(gpu(one)?.1 == gpu(other)?.1))
+    fn nvmlDeviceOnSameBoard (one: Gpu, other: Gpu, same: *mut c_int) {
+        put(same, c_int::from(one.number == other.number))
     }
 
-    fn nvmlDeviceGetCpuAffinity (handle: Handle, words: c_uint, set: *mut u64) {
-        gpu(handle)?;
+    fn nvmlDeviceGetCpuAffinity (_gpu: Gpu, words: c_uint, set: *mut u64) { put_set(cpus(words), set) }
+    fn nvmlDeviceGetCpuAffinityWithinScope (_gpu: Gpu, words: c_uint, set: *mut u64, _scope: c_uint) {
         put_set(cpus(words), set)
     }
-    fn nvmlDeviceGetCpuAffinityWithinScope (handle: Handle, words: c_uint, set: *mut u64, _scope: c_uint) {
-        gpu(handle)?;
-        put_set(cpus(words), set)
-    }
-    fn nvmlDeviceGetMemoryAffinity (handle: Handle, words: c_uint, set: *mut u64, _scope: c_uint) {
-        gpu(handle)?;
+    fn nvmlDeviceGetMemoryAffinity (_gpu: Gpu, words: c_uint, set: *mut u64, _scope: c_uint) {
         put_set(first_bits(1, words), set)
     }
 

@@ -6,16 +6,11 @@
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 
-use super::{Table, sized};
-use crate::driver::{Pointer, base};
+use super::*;
 
-pub(super) const TABLE: Table = Table {
-    id: [0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66],
-    name: "TOOLS_RUNTIME_CALLBACK_HOOKS",
-    words: &WORDS,
-};
-
-static WORDS: [Pointer; 7] = sized::<1, 7>(&[(2, large_buffer as *const ()), (6, small_buffer as *const ())]);
+table!(1 "TOOLS_RUNTIME_CALLBACK_HOOKS"
+    [0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66],
+    7 words, 2 large_buffer, 6 small_buffer);
 
 /// Atomics, because callers write to what they are given.
 static LARGE: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
@@ -23,17 +18,11 @@ static SMALL: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 const SMALL_BYTES: usize = 14;
 
 unsafe extern "C" fn large_buffer(at: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: out-pointers of the caller, checked for null.
-    unsafe {
-        base::put_opt(at, LARGE.as_ptr().cast_mut().cast());
-        base::put_opt(bytes, size_of_val(&LARGE));
-    }
+    put_opt(at, LARGE.as_ptr().cast_mut().cast());
+    put_opt(bytes, size_of_val(&LARGE));
 }
 
 unsafe extern "C" fn small_buffer(at: *mut *mut c_void, bytes: *mut usize) {
-    // SAFETY: out-pointers of the caller, checked for null.
-    unsafe {
-        base::put_opt(at, SMALL.as_ptr().cast_mut().cast());
-        base::put_opt(bytes, SMALL_BYTES);
-    }
+    put_opt(at, SMALL.as_ptr().cast_mut().cast());
+    put_opt(bytes, SMALL_BYTES);
 }

@@ -5,26 +5,14 @@
 
 use std::ffi::c_void;
 
-use super::{Table, sized};
-use crate::driver::{CUresult, Pointer, base, guard, sys};
+use super::*;
 
-pub(super) const TABLE: Table = Table {
-    id: [0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e],
-    name: "CONTEXT_CHECKS",
-    words: &WORDS,
-};
+table!(4 "CONTEXT_CHECKS"
+    [0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e],
+    4 words, 2 check, 3 zero);
 
-static WORDS: [Pointer; 4] = sized::<4, 4>(&[(2, check as *const ()), (3, zero as *const ())]);
-
-unsafe extern "C" fn check(
-    _context: sys::CUcontext,
-    found: *mut u32,
-    _unwritten: *mut *const c_void,
-) -> CUresult {
-    guard(|| {
-        // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(found, 0) }
-    })
+functions! {
+    fn check(_context: sys::CUcontext, found: *mut u32, _unwritten: *mut *const c_void) { put(found, 0) }
 }
 
 extern "C" fn zero() -> u32 {

@@ -8,62 +8,23 @@
 
 use std::ffi::{c_int, c_ulonglong};
 
-use super::{Table, context_of, sized};
-use crate::driver::{CUresult, Flavor, Pointer, base, guard, sys};
+use super::*;
 
-pub(super) const TABLE: Table = Table {
-    id: [0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2],
-    name: "TOOLS_CONTEXT",
-    words: &WORDS,
-};
+table!(6 "TOOLS_CONTEXT"
+    [0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2],
+    95 words, 3 device, 4 number, 39 stream_property, 51 stream_object);
 
-static WORDS: [Pointer; 95] = sized::<6, 95>(&[
-    (3, device as *const ()),
-    (4, number as *const ()),
-    (39, stream_property as *const ()),
-    (51, stream_object as *const ()),
-]);
-
-unsafe extern "C" fn device(context: sys::CUcontext, device: *mut c_int) -> CUresult {
-    guard(|| {
-        let context = context_of(context)?;
-        // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(device, context.ordinal) }
-    })
-}
-
-unsafe extern "C" fn number(context: sys::CUcontext, number: *mut c_ulonglong) -> CUresult {
-    guard(|| {
-        let context = context_of(context)?;
-        // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(number, context.id) }
-    })
-}
-
-/// The object behind a stream of a context.
-unsafe extern "C" fn stream_object(
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    object: *mut sys::CUstream,
-) -> CUresult {
-    guard(|| {
+functions! {
+    fn device(context: sys::CUcontext, device: *mut c_int) { put(device, context_of(context)?.device.ordinal) }
+    fn number(context: sys::CUcontext, number: *mut c_ulonglong) { put(number, context_of(context)?.id) }
+    /// The object behind a stream of a context.
+    fn stream_object(context: sys::CUcontext, stream: sys::CUstream, object: *mut sys::CUstream) {
         context_of(context)?;
-        // SAFETY: handles are checked by their magic number, the out-pointer for null.
-        unsafe { base::put(object, base::stream(Flavor::Legacy, stream)?.handle()) }
-    })
-}
-
-unsafe extern "C" fn stream_property(
-    context: sys::CUcontext,
-    object: sys::CUstream,
-    property: *mut u64,
-) -> CUresult {
-    guard(|| {
+        put(object, StreamArg(Flavor::Legacy, stream).find()?.handle())
+    }
+    fn stream_property(context: sys::CUcontext, object: sys::CUstream, property: *mut u64) {
         context_of(context)?;
-        // SAFETY: as above.
-        unsafe {
-            base::Object::<base::Stream>::get(object)?;
-            base::put(property, 0)
-        }
-    })
+        base::Object::<base::Stream>::get(object)?;
+        put(property, 0)
+    }
 }

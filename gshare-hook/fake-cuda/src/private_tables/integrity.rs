@@ -19,16 +19,11 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use hmac::{KeyInit, Mac, SimpleHmac};
 use md2::Md2;
 
-use super::{Table, cudart, sized};
-use crate::driver::{CUresult, Pointer, base, exports, guard};
+use super::*;
 
-pub(super) const TABLE: Table = Table {
-    id: [0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2],
-    name: "INTEGRITY_CHECK",
-    words: &WORDS,
-};
-
-static WORDS: [Pointer; 3] = sized::<5, 3>(&[(1, check as *const ())]);
+table!(5 "INTEGRITY_CHECK"
+    [0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2],
+    3 words, 1 check);
 
 const KEY: [u8; 16] =
     [0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f];
@@ -81,40 +76,33 @@ fn answer(facts: &Facts<'_>) -> [u64; 2] {
 }
 
 /// A device as a program sees it through the driver API.
-fn device(ordinal: c_int) -> Result<Device, CUresult> {
+unsafe fn device(ordinal: c_int) -> Res<Device> {
     const PCI: [c_uint; 3] = [50, 33, 34];
     let mut found = Device { uuid: [0; 16], pci: [0; 3] };
-    let ok = |code: CUresult| if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) };
-    // SAFETY: out-pointers to fields of the sizes that the functions write.
-    unsafe {
-        ok(exports::cuDeviceGetUuid_v2(found.uuid.as_mut_ptr().cast(), ordinal))?;
-        for (attribute, number) in PCI.into_iter().zip(&mut found.pci) {
-            ok(exports::cuDeviceGetAttribute(number, attribute, ordinal))?;
-        }
+    ok(exports::cuDeviceGetUuid_v2(found.uuid.as_mut_ptr().cast(), ordinal))?;
+    for (attribute, number) in PCI.into_iter().zip(&mut found.pci) {
+        ok(exports::cuDeviceGetAttribute(number, attribute, ordinal))?;
     }
     Ok(found)
 }
 
-unsafe extern "C" fn check(version: c_uint, unix_seconds: c_ulonglong, to: *mut [u64; 2]) -> CUresult {
-    guard(|| {
+functions! {
+    fn check(version: c_uint, unix_seconds: c_ulonglong, to: *mut [u64; 2]) {
         let count = base::driver()?.visible.len() as c_int;
-        let devices = (0..count).map(device).collect::<Result<Vec<_>, _>>()?;
-        // SAFETY: takes no argument.
-        let thread = unsafe { libc::pthread_self() } as u32;
+        let devices = (0..count).map(|ordinal| device(ordinal)).collect::<Res<Vec<_>>>()?;
         let facts = Facts {
             driver_version: base::driver_version(),
             check_version: version,
             process: std::process::id(),
-            thread,
+            thread: libc::pthread_self() as u32,
             cudart_table: cudart::TABLE.words.as_ptr() as u64,
             integrity_table: WORDS.as_ptr() as u64,
             check_address: WORDS[1].0 as u64,
             unix_seconds,
             devices: &devices,
         };
-        // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(to, answer(&facts)) }
-    })
+        put(to, answer(&facts))
+    }
 }
 
 #[cfg(test)]

@@ -29,10 +29,31 @@
 //! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as an H100 with driver 580 does. A slot without a function here answers
 //! `CUDA_ERROR_NOT_SUPPORTED`. Both are traced.
 
+#![allow(unsafe_op_in_unsafe_fn)] // functions that C calls: their contract is what each file says of its table
+
 use std::ffi::c_void;
 
 use crate::call_trace;
-use crate::driver::{CUresult, Pointer, base, sys};
+use crate::driver::base::{self, Context, Find, OrCurrent, Ref, put, put_opt};
+use crate::driver::{Answer, CUresult, Flavor, Pointer, Res, StreamArg, exports, guard, sys};
+
+/// A table: its place in [`TABLES`], name, identifier and number of words, and the slots with a function.
+macro_rules! table {
+    ($place:literal $name:literal $id:expr, $words:literal words $(, $slot:literal $function:ident)*) => {
+        pub(super) const TABLE: Table = Table { id: $id, name: $name, words: &WORDS };
+        static WORDS: [Pointer; $words] = sized::<$place, $words>(&[$(($slot, $function as *const ())),*]);
+    };
+}
+
+/// Functions of tables, each with the body of an [`Answer`].
+macro_rules! functions {
+    ($($(#[$doc:meta])* fn $function:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        unsafe extern "C" fn $function($($arg: $type),*) -> CUresult {
+            guard(|| $body)
+        }
+    )*};
+}
 
 mod callbacks;
 mod checks;
@@ -68,13 +89,13 @@ static TABLES: [Table; 9] = [
 ];
 
 /// The context behind a handle; null is the calling thread's current one.
-fn context_of(handle: sys::CUcontext) -> Result<&'static base::Object<base::Context>, CUresult> {
-    base::driver()?;
-    if handle.is_null() {
-        return base::current();
-    }
-    // SAFETY: handles are checked by their magic number; a foreign pointer is the caller's fault, as in the driver API.
-    unsafe { base::Object::<base::Context>::get(handle) }
+unsafe fn context_of(handle: sys::CUcontext) -> Res<Ref<Context>> {
+    Find::<OrCurrent>::find(handle)
+}
+
+/// The answer of an exported function.
+fn ok(code: CUresult) -> Answer {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
 /// The function in a slot whose purpose is not known. The caller's arguments stay unread: the C convention

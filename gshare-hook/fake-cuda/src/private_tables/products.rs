@@ -4,13 +4,8 @@
 //! calls slot 4; where that answers `CUDA_ERROR_NOT_SUPPORTED`, it goes on, and launches its kernels for that device. The table's
 //! size is not known; cuBLASLt reads none.
 
-use super::{Table, sized};
-use crate::driver::Pointer;
+use super::*;
 
-pub(super) const TABLE: Table = Table {
-    id: [0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca],
-    name: "PRODUCTS",
-    words: &WORDS,
-};
-
-static WORDS: [Pointer; 32] = sized::<8, 32>(&[]);
+table!(8 "PRODUCTS"
+    [0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca],
+    32 words);

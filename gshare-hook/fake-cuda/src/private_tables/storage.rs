@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use super::{Table, context_of};
-use crate::driver::{CUresult, Pointer, base, guard, sys};
+use super::*;
+use crate::driver::base::lock;
 
 pub(super) const TABLE: Table = Table {
     id: [0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93],
@@ -18,7 +18,7 @@ pub(super) const TABLE: Table = Table {
 };
 
 static WORDS: [Pointer; 4] = [
-    Pointer(put as *const ()),
+    Pointer(store as *const ()),
     Pointer(delete as *const ()),
     Pointer(get as *const ()),
     Pointer(std::ptr::null()),
@@ -35,47 +35,27 @@ struct Value {
 /// By the context's number and the key, which is an address that only its owner reads.
 static VALUES: Mutex<BTreeMap<(u64, usize), Value>> = Mutex::new(BTreeMap::new());
 
-unsafe extern "C" fn put(
-    context: sys::CUcontext,
-    key: *mut c_void,
-    value: *mut c_void,
-    at_end: Option<AtEnd>,
-) -> CUresult {
-    guard(|| {
-        let context = context_of(context)?;
+functions! {
+    fn store(context: sys::CUcontext, key: *mut c_void, value: *mut c_void, at_end: Option<AtEnd>) {
         let value = Value { value: value as usize, at_end };
-        base::lock(&VALUES).insert((context.id, key as usize), value);
+        lock(&VALUES).insert((context_of(context)?.id, key as usize), value);
         Ok(())
-    })
-}
-
-unsafe extern "C" fn delete(context: sys::CUcontext, key: *mut c_void) -> CUresult {
-    guard(|| {
-        let context = context_of(context)?;
-        base::lock(&VALUES).remove(&(context.id, key as usize));
+    }
+    fn delete(context: sys::CUcontext, key: *mut c_void) {
+        lock(&VALUES).remove(&(context_of(context)?.id, key as usize));
         Ok(())
-    })
-}
-
-unsafe extern "C" fn get(value: *mut *mut c_void, context: sys::CUcontext, key: *mut c_void) -> CUresult {
-    guard(|| {
-        let context = context_of(context)?;
-        let found = base::lock(&VALUES).get(&(context.id, key as usize)).map(|found| found.value);
-        let found = found.ok_or(base::INVALID_HANDLE)?;
-        // SAFETY: an out-pointer of the caller, checked for null.
-        unsafe { base::put(value, found as *mut c_void) }
-    })
+    }
+    fn get(value: *mut *mut c_void, context: sys::CUcontext, key: *mut c_void) {
+        let key = (context_of(context)?.id, key as usize);
+        let found = lock(&VALUES).get(&key).map(|found| found.value);
+        put(value, found.ok_or(base::INVALID_HANDLE)? as *mut c_void)
+    }
 }
 
 /// A context ends: its values go, and their owners are told. The lock is not held meanwhile: an owner may call back.
-pub(crate) fn context_ends(context: &'static base::Object<base::Context>) {
-    let of_context = {
-        let mut values = base::lock(&VALUES);
-        let mut from = values.split_off(&(context.id, 0));
-        let mut others = from.split_off(&(context.id + 1, 0));
-        values.append(&mut others);
-        from
-    };
+pub(crate) fn context_ends(context: Ref<Context>) {
+    let of_context =
+        lock(&VALUES).extract_if((context.id, 0)..(context.id + 1, 0), |_, _| true).collect::<Vec<_>>();
     for ((_, key), value) in of_context {
         if let Some(at_end) = value.at_end {
             // SAFETY: the function and its arguments are those that its owner registered for this moment.

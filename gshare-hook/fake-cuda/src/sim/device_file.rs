@@ -27,19 +27,24 @@
 
 use std::fs::{File, OpenOptions};
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{addr_of_mut, null_mut};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute, set_current_timer_slack};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
+use super::lock;
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x04");
 const PROFILE_BYTES: usize = 16 << 10;
 const SWEEP_NS: u64 = 5_000_000;
 const LIFE_OFFSET: i64 = 1 << 40;
@@ -87,7 +92,7 @@ pub enum DeviceError {
 
 /// `CLOCK_MONOTONIC` in ns.
 #[inline]
-pub fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let mut t = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `t` is valid for writes, and clock_gettime fills it for this clock.
     let t = unsafe {
@@ -165,7 +170,7 @@ const SPIN: u64 = 60_000;
 
 impl SimDevice {
     /// Opens the device file that the environment names, with the profile, number and MIG devices that it asks for.
-    pub fn of_environment() -> Result<Self, DeviceError> {
+    pub(crate) fn of_environment() -> Result<Self, DeviceError> {
         Self::open(&default_path(), &Spec::of_environment()?)
     }
 
@@ -186,10 +191,7 @@ impl SimDevice {
                 continue;
             }
             if meta.len() == 0 {
-                let text = match &wanted {
-                    Some(text) => text.clone(),
-                    None => load_text(DEFAULT_PROFILE)?,
-                };
+                let text = wanted.map_or_else(|| load_text(DEFAULT_PROFILE), Ok)?;
                 if text.len() > PROFILE_BYTES {
                     return Err(DeviceError::ProfileTooLong(text.len()));
                 }
@@ -199,21 +201,19 @@ impl SimDevice {
                 unsafe { initialise(image, &text, &resolved) };
                 return Ok(Self::new(image, opened, path, resolved));
             }
-            let usable = meta.len() == size_of::<Image>() as u64;
-            if usable {
+            if meta.len() == size_of::<Image>() as u64 {
                 let image = map(opened).map_err(io)?;
                 // SAFETY: the mapping has the size of an Image, and its header is written once, under the file lock we hold.
                 let header = unsafe { &(*image).header };
                 if header.magic.load(Acquire) == MAGIC && header.boot == boot_id() {
                     let len = (header.profile_len as usize).min(PROFILE_BYTES);
                     let text = String::from_utf8_lossy(&header.profile[..len]).into_owned();
-                    let count = header.gpus;
-                    let fits = wanted.as_ref().is_none_or(|wanted| *wanted == text)
-                        && spec.devices.is_none_or(|devices| devices == count);
-                    let mut parsed = Profile::parse(&text, "of the device file")?;
-                    parsed.gpus = count;
-                    let device = Self::new(image, opened, path, parsed);
-                    if fits {
+                    let mut profile = Profile::parse(&text, "of the device file")?;
+                    profile.gpus = header.gpus;
+                    let device = Self::new(image, opened, path, profile);
+                    if wanted.as_ref().is_none_or(|wanted| *wanted == text)
+                        && spec.devices.is_none_or(|devices| devices == header.gpus)
+                    {
                         return Ok(device);
                     }
                     let used = device.with(|engine, now| {
@@ -223,8 +223,6 @@ impl SimDevice {
                     if used {
                         return Err(DeviceError::InUse(path.to_owned()));
                     }
-                    std::fs::remove_file(path).map_err(io)?;
-                    continue;
                 }
             }
             std::fs::remove_file(path).map_err(io)?;
@@ -243,17 +241,17 @@ impl SimDevice {
     }
 
     /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
-    pub fn devices(&self) -> &[Profile] {
+    pub(crate) fn devices(&self) -> &[Profile] {
         &self.devices
     }
 
     /// Whether the devices are slices of one GPU.
-    pub fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         !self.profile.cut.is_empty()
     }
 
     /// Where the file lies.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -263,22 +261,23 @@ impl SimDevice {
     /// While it is lost, NVML answers `NVML_ERROR_GPU_IS_LOST`, calls of processes that have a context on it
     /// `CUDA_ERROR_UNKNOWN`, and a process that begins does not see it. What a process has there stays its own until it ends.
     pub fn set_lost(&self, gpu: u32, lost: bool) -> bool {
-        let devices = match self.is_cut() {
-            true => 0..self.devices.len(),
-            false => gpu as usize..gpu as usize + 1,
-        };
         if gpu >= self.profile.gpus {
             return false;
         }
-        for flag in &self.open_part().lost[devices] {
+        for flag in &self.open_part().lost[self.parts(gpu)] {
             flag.store(u64::from(lost), Release);
         }
         true
     }
 
+    /// The places in [`devices`](Self::devices) of a GPU, or of what it is cut into.
+    pub(crate) fn parts(&self, gpu: u32) -> Range<usize> {
+        if self.is_cut() { 0..self.devices.len() } else { gpu as usize..gpu as usize + 1 }
+    }
+
     /// Whether a device, by its place in [`devices`](Self::devices), is lost.
     #[inline]
-    pub fn is_lost(&self, device: u32) -> bool {
+    pub(crate) fn is_lost(&self, device: u32) -> bool {
         self.open_part().lost.get(device as usize).is_some_and(|flag| flag.load(Acquire) != 0)
     }
 
@@ -289,7 +288,7 @@ impl SimDevice {
     }
 
     /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_lock(|engine| {
             let now = now_ns();
             engine.advance(now);
@@ -319,7 +318,7 @@ impl SimDevice {
     }
 
     /// Removes the processes that no longer hold their record lock.
-    pub fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
+    pub(crate) fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
         let dead: Vec<u32> = engine
             .live()
@@ -331,10 +330,10 @@ impl SimDevice {
         }
     }
 
-    fn life_lock(slot: u32, kind: i32) -> libc::flock {
+    fn life_lock(slot: u32) -> libc::flock {
         // SAFETY: all zero is a valid flock.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as libc::c_short;
+        lock.l_type = libc::F_WRLCK as libc::c_short;
         lock.l_whence = libc::SEEK_SET as libc::c_short;
         lock.l_start = LIFE_OFFSET + i64::from(slot);
         lock.l_len = 1;
@@ -347,22 +346,15 @@ impl SimDevice {
         if pid == std::process::id() && image == own_image() {
             return Some(pid);
         }
-        let mut lock = Self::life_lock(slot, libc::F_WRLCK);
+        let mut lock = Self::life_lock(slot);
         // SAFETY: a valid descriptor and a valid flock.
         let rc = unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
         let held = rc != 0 || i32::from(lock.l_type) != libc::F_UNLCK;
         held.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
     }
 
-    /// Takes or gives back the lock of this process's slot.
-    fn set_life_lock(&self, slot: u32, kind: i32) -> bool {
-        let lock = Self::life_lock(slot, kind);
-        // SAFETY: a valid descriptor and a valid flock.
-        unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
-    }
-
     /// Attaches this process with a share of SMs in percent (0 < percent <= 100). Returns its slot.
-    pub fn attach(&self, percent: f64) -> Result<u32, SimError> {
+    pub(crate) fn attach(&self, percent: f64) -> Result<u32, SimError> {
         let name = std::fs::read("/proc/self/comm").unwrap_or_default();
         let name = name.trim_ascii_end().to_vec();
         #[allow(clippy::cast_sign_loss)] // a share is positive
@@ -370,20 +362,14 @@ impl SimDevice {
             self.sweep(engine, now);
             let cap = |sms: u32| (f64::from(sms) * percent / 100.0).ceil() as u32;
             let slot = engine.attach(now, std::process::id(), own_start_time(), own_image(), &name, cap)?;
-            if !self.set_life_lock(slot, libc::F_WRLCK) {
+            let lock = Self::life_lock(slot);
+            // SAFETY: a valid descriptor and a valid flock.
+            if unsafe { libc::fcntl(self.opened.file.as_raw_fd(), libc::F_SETLK, &raw const lock) } != 0 {
                 engine.detach(now, slot);
                 return Err(SimError::NoSlot("process"));
             }
             Ok(slot)
         })
-    }
-
-    /// Detaches: everything of this process on the device is gone.
-    pub fn detach(&self, slot: u32) {
-        self.with(|engine, now| {
-            engine.detach(now, slot);
-            self.set_life_lock(slot, libc::F_UNLCK);
-        });
     }
 
     /// Entries of a stream that are done, without the lock and without advancing.
@@ -393,13 +379,13 @@ impl SimDevice {
     }
 
     /// Whether the entry at `position` is done by now.
-    pub fn is_done(&self, stream: u32, position: u64) -> bool {
+    pub(crate) fn is_done(&self, stream: u32, position: u64) -> bool {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
     /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then
     /// awake. A thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
-    pub fn wait(&self, process: u32, stream: u32, position: u64) {
+    pub(crate) fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
             return;
         }
@@ -434,19 +420,15 @@ impl SimDevice {
 /// Sleeps to an absolute time as exactly as the kernel can.
 pub(crate) fn sleep_until(until: u64) {
     thread_local! {
-        static SLACK: () = {
-            // SAFETY: sets the calling thread's timer slack to the least, so that waits end on time.
-            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-        };
+        /// The calling thread's timer slack is set to the least, so that waits end on time.
+        static SLACK: rustix::io::Result<()> = set_current_timer_slack(Some(NonZeroU64::MIN));
     }
     // A thread that is ending has no thread-locals: it sleeps with the slack it has.
-    let _ = SLACK.try_with(|()| ());
-    let at = libc::timespec {
-        tv_sec: (until / 1_000_000_000).cast_signed(),
-        tv_nsec: (until % 1_000_000_000).cast_signed(),
-    };
-    // SAFETY: a valid timespec; an early return by a signal is fine.
-    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, null_mut()) };
+    let _ = SLACK.try_with(|_| ());
+    let (tv_sec, tv_nsec) = (until / 1_000_000_000, until % 1_000_000_000);
+    let at = Timespec { tv_sec: tv_sec.cast_signed(), tv_nsec: tv_nsec.cast_signed() };
+    // An early return by a signal is fine.
+    let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
 }
 
 struct Unlock(*mut libc::pthread_mutex_t);
@@ -468,14 +450,10 @@ struct Opened {
 
 static OPENED: Mutex<Vec<&'static Opened>> = Mutex::new(Vec::new());
 
-fn opened() -> MutexGuard<'static, Vec<&'static Opened>> {
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Opens a file, or finds it among those that are open. None is ever closed: closing any descriptor of a device file
 /// drops this process's record locks on it.
 fn open_once(path: &Path) -> std::io::Result<&'static Opened> {
-    let mut all = opened();
+    let mut all = lock(&OPENED);
     let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     if let Some(known) = all.iter().find(|o| Some(o.identity) == identity) {
         return Ok(known);
@@ -513,7 +491,7 @@ impl Drop for FileLock {
 
 /// Maps a file opened by [`open_once`], once.
 fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
-    let _one = opened();
+    let _one = lock(&OPENED);
     if known.image.load(Relaxed) == 0 {
         // SAFETY: a new shared mapping of a file at least as long as the mapping.
         let at = unsafe {
@@ -567,13 +545,13 @@ unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
 }
 
 /// The name of a simulated GPU as C callers see it.
-pub fn device_name(profile: &Profile) -> String {
+pub(crate) fn device_name(profile: &Profile) -> String {
     format!("{} (simulated)", profile.device_name)
 }
 
 /// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it. Version 8 and the last three
 /// bytes mark it as simulated, for those who see no more of a device than this.
-pub fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
+pub(crate) fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
     // FNV-1a, twice with different seeds: an identifier, not a secret.
     let mut out = [0; 16];
     for (half, seed) in [(0, 0xcbf2_9ce4_8422_2325_u64), (8, 0x9e37_79b9_7f4a_7c15)] {

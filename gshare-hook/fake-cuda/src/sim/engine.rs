@@ -39,60 +39,32 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
-    COPY, EVENTS, HOST, History, Item, KERNEL, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
-    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, Stream, StreamState, WAIT,
+    Busy, COPY, EVENTS, HOST, Item, KERNEL, List, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
+    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, WAIT,
 };
 
 const NO_POSITION: u64 = u64::MAX;
 
 /// The work that a stream is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub(crate) enum Work {
     /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
-    Kernel {
-        /// Demand in SMs.
-        sms: u32,
-        /// Duration at full demand, in ns.
-        ns: u64,
-    },
-    /// Occupy a copy engine for `ns`.
-    Copy {
-        /// 0 = towards the device, on it, or memset; 1 = towards the host.
-        engine: u32,
-        /// Bytes, for the account only.
-        bytes: u64,
-        /// Duration in ns.
-        ns: u64,
-    },
-    /// Note the time at which the event's record number `sequence` is reached.
-    Record {
-        /// Event slot.
-        event: u32,
-        /// Number of the record; the event is complete when the highest has been reached.
-        sequence: u64,
-    },
-    /// Wait until another stream has completed the entry at `position`.
-    Wait {
-        /// Stream slot.
-        stream: u32,
-        /// Position in it.
-        position: u64,
-    },
+    Kernel { sms: u32, ns: u64 },
+    /// Occupy a copy engine for `ns`: 0 towards the device, on it, or memset; 1 towards the host. The bytes are for the account only.
+    Copy { engine: u32, bytes: u64, ns: u64 },
+    /// Note the time at which record number `sequence` of the event in a slot is reached; the event is complete when the highest has been.
+    Record { event: u32, sequence: u64 },
+    /// Wait until the stream in another slot has completed the entry at `position`.
+    Wait { stream: u32, position: u64 },
     /// Wait until an event's record number `sequence` is reached; for events of other processes.
-    WaitEvent {
-        /// Event slot.
-        event: u32,
-        /// Number of the record.
-        sequence: u64,
-    },
+    WaitEvent { event: u32, sequence: u64 },
     /// Wait until the owner says [`Engine::host_done`].
     Host,
 }
 
 /// Why the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimError {
+pub(crate) enum SimError {
     /// The stream holds [`RING`] entries that are not done.
     #[error("the stream has 1024 pending entries")]
     RingFull,
@@ -101,79 +73,74 @@ pub enum SimError {
     NoSlot(&'static str),
     /// The GPU's memory does not hold the bytes asked for.
     #[error("{asked} bytes asked, {free} free")]
-    OutOfMemory {
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes free.
-        free: u64,
-    },
+    OutOfMemory { asked: u64, free: u64 },
     /// A shared allocation, or the process of a stream, is no longer there.
     #[error("the shared allocation or the stream's process is gone")]
     Gone,
 }
 
 /// The device's state, borrowed for one change. Every method takes the time; a time before the last one counts as the last one.
-pub struct Engine<'a> {
+pub(crate) struct Engine<'a> {
     pub(crate) l: &'a mut Locked,
     pub(crate) o: &'a Open,
 }
 
-impl std::fmt::Debug for Engine<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("time", &self.l.time).field("running", &self.l.running_len).finish()
-    }
-}
-
-fn note_busy(history: &mut History, mut from: u64, to: u64) {
-    from = from.max(to.saturating_sub(64 << 24));
-    while from < to {
-        let bucket = from >> 24;
-        let end = ((bucket + 1) << 24).min(to);
-        let i = (bucket % 64) as usize;
-        if history.bucket[i] != bucket {
-            history.bucket[i] = bucket;
-            history.busy[i] = 0;
+impl Busy {
+    fn note(&mut self, mut from: u64, to: u64) {
+        from = from.max(to.saturating_sub(64 << 24));
+        while from < to {
+            let bucket = from >> 24;
+            let end = ((bucket + 1) << 24).min(to);
+            let i = (bucket % 64) as usize;
+            if self.bucket[i] != bucket {
+                self.bucket[i] = bucket;
+                self.in_bucket[i] = 0;
+            }
+            self.in_bucket[i] += end - from;
+            from = end;
         }
-        history.busy[i] += end - from;
-        from = end;
     }
-}
 
-/// One more kernel runs from `t` on: of a GPU's, or of a process's on it.
-fn begin_busy(running: &mut u32, since: &mut u64, t: u64) {
-    *running += 1;
-    if *running == 1 {
-        *since = t;
+    /// One more kernel runs from `t` on.
+    fn begin(&mut self, t: u64) {
+        self.running += 1;
+        if self.running == 1 {
+            self.since = t;
+        }
     }
-}
 
-/// One kernel less runs; the time since the first of them is accounted for when it was the last.
-fn end_busy(running: &mut u32, since: &mut u64, busy_ns: &mut u64, history: &mut History, t: u64) {
-    *running -= 1;
-    if *running == 0 {
-        *busy_ns += t - *since;
-        note_busy(history, *since, t);
-        *since = 0;
+    /// One kernel less runs; the time since the first of them is accounted for when it was the last.
+    fn end(&mut self, t: u64) {
+        self.running -= 1;
+        if self.running == 0 {
+            let since = std::mem::take(&mut self.since);
+            self.ns += t - since;
+            self.note(since, t);
+        }
     }
-}
 
-/// Busy ns in the 59 whole buckets before `now`, as percent of them.
-pub(crate) fn utilisation(history: &History, busy_since: Option<u64>, now: u64) -> u32 {
-    let mut copy = *history;
-    if let Some(since) = busy_since {
-        note_busy(&mut copy, since, now);
+    /// Time with a kernel running up to `now`, in ns.
+    pub(crate) fn total(&self, now: u64) -> u64 {
+        self.ns + if self.running > 0 { now - self.since } else { 0 }
     }
-    let last = now >> 24;
-    let first = last.saturating_sub(59);
-    let busy: u64 =
-        copy.bucket.iter().zip(copy.busy).filter(|(b, _)| (first..last).contains(*b)).map(|(_, ns)| ns).sum();
-    let percent = busy * 100 / (59 << 24);
-    u32::try_from(percent.min(100)).unwrap_or(100)
+
+    /// Busy ns in the 59 whole buckets before `now`, as percent of them.
+    pub(crate) fn percent(&self, now: u64) -> u32 {
+        let mut copy = *self;
+        if self.running > 0 {
+            copy.note(self.since, now);
+        }
+        let last = now >> 24;
+        let recent = last.saturating_sub(59)..last;
+        let buckets = copy.bucket.iter().zip(copy.in_bucket).filter(|(bucket, _)| recent.contains(*bucket));
+        let percent = buckets.map(|(_, ns)| ns).sum::<u64>() * 100 / (59 << 24);
+        u32::try_from(percent.min(100)).unwrap_or(100)
+    }
 }
 
 impl Engine<'_> {
     /// Time up to which the schedule has been worked out.
-    pub fn time(&self) -> u64 {
+    pub(crate) fn time(&self) -> u64 {
         self.l.time
     }
 
@@ -182,7 +149,7 @@ impl Engine<'_> {
     }
 
     /// Entries of the stream that are done.
-    pub fn completed(&self, s: u32) -> u64 {
+    pub(crate) fn completed(&self, s: u32) -> u64 {
         self.o.streams[s as usize].completed.load(Relaxed)
     }
 
@@ -203,16 +170,15 @@ impl Engine<'_> {
         self.l.streams[s as usize].owner as usize - 1
     }
 
+    /// What the stream's process has of the stream's GPU.
+    fn account(&mut self, s: u32) -> &mut ProcGpu {
+        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        &mut self.l.procs[p].gpus[gpu]
+    }
+
     /// Brings the schedule to `now`.
-    pub fn advance(&mut self, now: u64) {
-        loop {
-            let mut end = u64::MAX;
-            for i in 0..self.l.running_len as usize {
-                end = end.min(self.l.streams[self.l.running[i] as usize].run_end);
-            }
-            if end > now || end == u64::MAX {
-                break;
-            }
+    pub(crate) fn advance(&mut self, now: u64) {
+        while let Some(end) = self.next_end().filter(|end| *end <= now) {
             self.l.time = self.l.time.max(end);
             self.complete_at(end);
         }
@@ -222,45 +188,30 @@ impl Engine<'_> {
     }
 
     /// The next instant at which something ends by itself.
-    pub fn next_end(&self) -> Option<u64> {
-        (0..self.l.running_len as usize).map(|i| self.l.streams[self.l.running[i] as usize].run_end).min()
+    pub(crate) fn next_end(&self) -> Option<u64> {
+        self.running().map(|(_, stream)| stream.run_end).min()
+    }
+
+    /// The streams whose heads run, by their places in that list.
+    fn running(&self) -> impl Iterator<Item = (usize, &Stream)> {
+        let running = &self.l.running[..self.l.running_len as usize];
+        running.iter().map(|s| &self.l.streams[*s as usize]).enumerate()
     }
 
     fn complete_at(&mut self, t: u64) {
         // Completions of one instant are handled in the order in which they started.
-        let mut after = 0;
-        let mut first_settled = None;
+        let mut settled = Vec::new();
         loop {
-            let mut best: Option<(u64, usize)> = None;
-            for i in 0..self.l.running_len as usize {
-                let stream = &self.l.streams[self.l.running[i] as usize];
-                if stream.run_end == t
-                    && stream.run_order >= after
-                    && best.is_none_or(|(o, _)| stream.run_order < o)
-                {
-                    best = Some((stream.run_order, i));
-                }
-            }
-            let Some((order, i)) = best else { break };
-            after = order + 1;
+            let ended = self.running().filter(|(_, stream)| stream.run_end == t);
+            let Some((_, i)) = ended.map(|(i, stream)| (stream.run_order, i)).min() else { break };
             let s = self.l.running[i];
             self.l.running_len -= 1;
             self.l.running[i] = self.l.running[self.l.running_len as usize];
             self.finish_run(s, t);
-            // The settled streams are kept in a list through `next`, so that all complete before any goes on.
-            self.stream(s).next = 0;
-            match first_settled {
-                None => first_settled = Some((s, s)),
-                Some((head, last)) => {
-                    self.stream(last).next = s + 1;
-                    first_settled = Some((head, s));
-                }
-            }
+            settled.push(s);
         }
-        let mut link = first_settled.map_or(0, |(head, _)| head + 1);
-        while link != 0 {
-            let s = link - 1;
-            link = self.stream(s).next;
+        // All complete before any goes on.
+        for s in settled {
             self.stream(s).next = 0;
             self.settle(s, t);
         }
@@ -280,8 +231,7 @@ impl Engine<'_> {
     fn release(&mut self, s: u32, item: Item, t: u64) {
         let gpu = self.stream(s).gpu as usize;
         let ran = t - self.stream(s).run_start;
-        let p = self.owner(s);
-        let own = &mut self.l.procs[p].gpus[gpu];
+        let own = self.account(s);
         if item.kind == COPY {
             own.copies += 1;
             own.copy_ns += ran;
@@ -293,10 +243,10 @@ impl Engine<'_> {
         own.kernel_ns += ran;
         own.sm_ns += ran * u64::from(item.sm);
         own.sm_used -= item.sm;
-        end_busy(&mut own.running, &mut own.busy_since, &mut own.busy_ns, &mut own.history, t);
+        own.busy.end(t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free += item.sm;
-        end_busy(&mut g.running, &mut g.busy_since, &mut g.busy_ns, &mut g.history, t);
+        g.busy.end(t);
     }
 
     fn head(&self, s: u32) -> Item {
@@ -315,8 +265,7 @@ impl Engine<'_> {
 
     fn bump(&mut self, s: u32, item: Item) {
         self.stream(s).cum_done = item.cum;
-        let position = self.completed(s);
-        self.o.streams[s as usize].completed.store(position + 1, Release);
+        self.o.streams[s as usize].completed.store(self.completed(s) + 1, Release);
     }
 
     /// Consumes what takes no time, and shows the stream's head to whom it concerns.
@@ -335,9 +284,7 @@ impl Engine<'_> {
                 RECORD => self.reach(item, t),
                 WAIT => {
                     if !self.satisfied(item) {
-                        return self.enqueue(s, t, StreamState::Blocked, |l| {
-                            (&mut l.blocked_head, &mut l.blocked_tail)
-                        });
+                        return self.enqueue(s, t, StreamState::Blocked, |l| &mut l.blocked);
                     }
                 }
                 HOST => {
@@ -347,51 +294,50 @@ impl Engine<'_> {
                 }
                 COPY if item.ns > 0 => {
                     let e = item.sm as usize % 2;
-                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| {
-                        let g = &mut l.gpus[gpu];
-                        (&mut g.copy_head[e], &mut g.copy_tail[e])
-                    });
+                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| &mut l.gpus[gpu].copies[e]);
                 }
                 COPY => {
-                    let p = self.owner(s);
-                    let account = &mut self.l.procs[p].gpus[gpu];
+                    let account = self.account(s);
                     account.copies += 1;
                     account.copy_bytes += item.a;
                 }
                 KERNEL if item.ns > 0 => {
                     let p = self.owner(s);
-                    self.enqueue(s, t, StreamState::Ready, |l| {
-                        let account = &mut l.procs[p].gpus[gpu];
-                        (&mut account.ready_head, &mut account.ready_tail)
-                    });
+                    self.enqueue(s, t, StreamState::Ready, |l| &mut l.procs[p].gpus[gpu].ready);
                     return self.take_turn(p, gpu);
                 }
-                _ => {
-                    let p = self.owner(s);
-                    self.l.procs[p].gpus[gpu].kernels += 1;
-                }
+                _ => self.account(s).kernels += 1,
             }
             self.bump(s, item);
         }
     }
 
+    /// Shows the stream's new head, and starts what this lets go.
+    fn go_on(&mut self, s: u32, t: u64) {
+        self.settle(s, t);
+        self.unblock(t);
+        self.dispatch(t);
+    }
+
     /// Notes that the stream's head waits since `t`, and puts the stream at the tail of the list of such streams.
-    fn enqueue(
-        &mut self,
-        s: u32,
-        t: u64,
-        state: StreamState,
-        list: impl FnOnce(&mut Locked) -> (&mut u32, &mut u32),
-    ) {
+    fn enqueue(&mut self, s: u32, t: u64, state: StreamState, list: impl FnOnce(&mut Locked) -> &mut List) {
         let stream = self.stream(s);
         stream.since = t;
         stream.state = state as u32;
         stream.next = 0;
-        let (head, tail) = list(self.l);
-        match std::mem::replace(tail, s + 1) {
-            0 => *head = s + 1,
+        let list = list(self.l);
+        match std::mem::replace(&mut list.tail, s + 1) {
+            0 => list.head = s + 1,
             last => self.stream(last - 1).next = s + 1,
         }
+    }
+
+    /// Takes the first stream out of its list; whether there are more in it.
+    fn dequeue(&mut self, s: u32, list: impl FnOnce(&mut Locked) -> &mut List) -> bool {
+        let next = self.stream(s).next;
+        let list = list(self.l);
+        *list = List { head: next, tail: if next == 0 { 0 } else { list.tail } };
+        next != 0
     }
 
     /// Notes a record that is reached, or passed over.
@@ -425,19 +371,19 @@ impl Engine<'_> {
     fn unblock(&mut self, t: u64) {
         loop {
             let mut before = 0;
-            let mut at = self.l.blocked_head;
+            let mut at = self.l.blocked.head;
             while at != 0 {
                 let s = at - 1;
                 let item = self.head(s);
                 let next = self.stream(s).next;
                 if self.satisfied(item) {
                     if before == 0 {
-                        self.l.blocked_head = next;
+                        self.l.blocked.head = next;
                     } else {
                         self.stream(before - 1).next = next;
                     }
-                    if self.l.blocked_tail == at {
-                        self.l.blocked_tail = before;
+                    if self.l.blocked.tail == at {
+                        self.l.blocked.tail = before;
                     }
                     self.stream(s).next = 0;
                     self.set_state(s, StreamState::Idle);
@@ -456,14 +402,10 @@ impl Engine<'_> {
     fn dispatch(&mut self, t: u64) {
         for gpu in 0..self.l.gpus_len as usize {
             for e in 0..2 {
-                let at = self.l.gpus[gpu].copy_head[e];
+                let at = self.l.gpus[gpu].copies[e].head;
                 if at != 0 && self.l.gpus[gpu].copy_busy[e] == 0 {
                     let s = at - 1;
-                    let next = self.stream(s).next;
-                    self.l.gpus[gpu].copy_head[e] = next;
-                    if next == 0 {
-                        self.l.gpus[gpu].copy_tail[e] = 0;
-                    }
+                    self.dequeue(s, |l| &mut l.gpus[gpu].copies[e]);
                     self.l.gpus[gpu].copy_busy[e] = at;
                     let item = self.head(s);
                     self.start(s, item, t);
@@ -479,7 +421,7 @@ impl Engine<'_> {
         while at != 0 {
             let p = at as usize - 1;
             let account = self.l.procs[p].gpus[gpu];
-            let s = account.ready_head - 1;
+            let s = account.ready.head - 1;
             let item = self.head(s);
             if account.sm_used + item.sm > account.sm_cap {
                 before = at;
@@ -498,14 +440,10 @@ impl Engine<'_> {
             if self.l.gpus[gpu].turn_tail == at {
                 self.l.gpus[gpu].turn_tail = before;
             }
-            let next_stream = self.stream(s).next;
             let account = &mut self.l.procs[p].gpus[gpu];
             account.queued = 0;
             account.next = 0;
-            account.ready_head = next_stream;
-            if next_stream == 0 {
-                account.ready_tail = 0;
-            } else {
+            if self.dequeue(s, |l| &mut l.procs[p].gpus[gpu].ready) {
                 self.take_turn(p, gpu);
             }
             self.occupy(s, item, t);
@@ -518,14 +456,13 @@ impl Engine<'_> {
     fn occupy(&mut self, s: u32, item: Item, t: u64) {
         let gpu = self.stream(s).gpu as usize;
         let waited = t - self.stream(s).since;
-        let p = self.owner(s);
-        let account = &mut self.l.procs[p].gpus[gpu];
+        let account = self.account(s);
         account.queue_wait_ns += waited;
         account.sm_used += item.sm;
-        begin_busy(&mut account.running, &mut account.busy_since, t);
+        account.busy.begin(t);
         let g = &mut self.l.gpus[gpu];
         g.sm_free -= item.sm;
-        begin_busy(&mut g.running, &mut g.busy_since, t);
+        g.busy.begin(t);
     }
 
     fn start(&mut self, s: u32, item: Item, t: u64) {
@@ -545,7 +482,7 @@ impl Engine<'_> {
 
     /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was; `Gone` means that the stream's
     /// process was detached, as one is that has closed the device file under the driver.
-    pub fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
+    pub(crate) fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
         self.advance(now);
         if self.stream(s).owner == 0 {
             return Err(SimError::Gone);
@@ -582,35 +519,31 @@ impl Engine<'_> {
         std::sync::atomic::compiler_fence(Release);
         stream.tail = position + 1;
         if position == done {
-            self.settle(s, t);
-            self.unblock(t);
-            self.dispatch(t);
+            self.go_on(s, t);
         }
         Ok(position)
     }
 
     /// The host entry at the stream's head is done.
-    pub fn host_done(&mut self, now: u64, s: u32) {
+    pub(crate) fn host_done(&mut self, now: u64, s: u32) {
         self.advance(now);
         let t = self.l.time;
         if self.is(s, StreamState::Host) {
             let item = self.head(s);
             self.set_state(s, StreamState::Idle);
             self.bump(s, item);
-            self.settle(s, t);
-            self.unblock(t);
-            self.dispatch(t);
+            self.go_on(s, t);
         }
     }
 
     /// Whether the head of the stream is the host entry at `position`.
-    pub fn host_reached(&self, s: u32, position: u64) -> bool {
+    pub(crate) fn host_reached(&self, s: u32, position: u64) -> bool {
         self.completed(s) == position && self.is(s, StreamState::Host)
     }
 
     /// A time before which the entry at `position` cannot be done, whatever the other processes do.
     /// `None`: it waits for a host, nothing can be said.
-    pub fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
+    pub(crate) fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
         let stream = &self.l.streams[s as usize];
         let done = self.completed(s);
         if done > position {
@@ -639,7 +572,7 @@ impl Engine<'_> {
     // --- Processes -------------------------------------------------------------------------------
 
     /// Adds a process with its cap of SMs on each GPU.
-    pub fn attach(
+    pub(crate) fn attach(
         &mut self,
         now: u64,
         pid: u32,
@@ -649,24 +582,19 @@ impl Engine<'_> {
         cap: impl Fn(u32) -> u32,
     ) -> Result<u32, SimError> {
         self.advance(now);
+        let procs = &self.l.procs;
+        let gone = (0..PROCS).filter(|&p| procs[p].state == PROC_GONE);
         let slot = (0..PROCS)
-            .find(|&p| self.l.procs[p].state == PROC_FREE)
-            .or_else(|| {
-                (0..PROCS)
-                    .filter(|&p| self.l.procs[p].state == PROC_GONE)
-                    .min_by_key(|&p| self.l.procs[p].gone_at)
-            })
+            .find(|&p| procs[p].state == PROC_FREE)
+            .or_else(|| gone.min_by_key(|&p| procs[p].gone_at))
             .ok_or(SimError::NoSlot("process"))?;
-        let (time, gpus) = (self.l.time, self.l.gpus_len as usize);
-        let caps: Vec<u32> =
-            (0..gpus).map(|g| cap(self.l.gpus[g].sms).clamp(1, self.l.gpus[g].sms.max(1))).collect();
+        let (time, gpus) = (self.l.time, &self.l.gpus[..self.l.gpus_len as usize]);
+        let caps: Vec<u32> = gpus.iter().map(|g| cap(g.sms).clamp(1, g.sms.max(1))).collect();
         let open = &self.o.procs[slot];
-        for shard in &open.shards {
-            shard.launches.store(0, Relaxed);
+        let launches = open.shards.iter().map(|shard| &shard.launches);
+        for counter in launches.chain([&open.ring_full, &open.host_waits, &open.host_wait_ns]) {
+            counter.store(0, Relaxed);
         }
-        open.ring_full.store(0, Relaxed);
-        open.host_waits.store(0, Relaxed);
-        open.host_wait_ns.store(0, Relaxed);
         let proc = &mut self.l.procs[slot];
         proc.state = PROC_FREE;
         for (account, cap) in proc.gpus.iter_mut().zip(caps) {
@@ -685,7 +613,7 @@ impl Engine<'_> {
     }
 
     /// Removes a process: what it queued vanishes, what it runs stops now, its memory returns, its events count as reached.
-    pub fn detach(&mut self, now: u64, p: u32) {
+    pub(crate) fn detach(&mut self, now: u64, p: u32) {
         self.advance(now);
         let t = self.l.time;
         let p = p as usize;
@@ -726,14 +654,12 @@ impl Engine<'_> {
             let item = self.head(s);
             self.release(s, item, t);
         }
-        let mut position = self.completed(s);
         let tail = self.stream(s).tail;
-        while position < tail {
+        for position in self.completed(s)..tail {
             let item = self.stream(s).ring[(position % RING as u64) as usize];
             if item.kind == RECORD {
                 self.reach(item, t);
             }
-            position += 1;
         }
         let stream = self.stream(s);
         stream.state = StreamState::Idle as u32;
@@ -743,12 +669,12 @@ impl Engine<'_> {
     }
 
     /// Processes that are attached: (slot, pid, image).
-    pub fn live(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
         (0_u32..).zip(&self.l.procs).filter(|(_, p)| p.state == PROC_LIVE).map(|(i, p)| (i, p.pid, p.image))
     }
 
     /// Builds every list and sum anew from rings, positions, run intervals and accounts.
-    pub fn rebuild(&mut self) {
+    pub(crate) fn rebuild(&mut self) {
         let t = self.l.time;
         for g in 0..self.l.gpus_len as usize {
             let used: u64 = (0..PROCS).map(|p| self.l.procs[p].gpus[g].mem.iter().sum::<u64>()).sum();
@@ -757,34 +683,29 @@ impl Engine<'_> {
             gpu.mem_used = used;
             gpu.turn_head = 0;
             gpu.turn_tail = 0;
-            gpu.copy_head = [0; 2];
-            gpu.copy_tail = [0; 2];
+            gpu.copies = [List::default(); 2];
             gpu.copy_busy = [0; 2];
-            gpu.running = 0;
+            gpu.busy.running = 0;
         }
-        for p in 0..PROCS {
-            for g in 0..self.l.gpus_len as usize {
-                let account = &mut self.l.procs[p].gpus[g];
+        for proc in &mut self.l.procs {
+            for account in &mut proc.gpus[..self.l.gpus_len as usize] {
                 account.sm_used = 0;
-                account.running = 0;
-                account.ready_head = 0;
-                account.ready_tail = 0;
+                account.busy.running = 0;
+                account.ready = List::default();
                 account.queued = 0;
                 account.next = 0;
             }
         }
         self.l.running_len = 0;
-        self.l.blocked_head = 0;
-        self.l.blocked_tail = 0;
+        self.l.blocked = List::default();
         self.l.stream_free = 0;
         // The order of turns is kept: streams go on in the order in which they became ready.
         let mut waiting: Vec<(u64, u32)> = Vec::new();
         for s in (0..self.l.stream_high).rev() {
             let stream = &self.l.streams[s as usize];
-            let owner = stream.owner as usize;
-            if owner == 0 || owner > PROCS || self.l.procs[owner - 1].state != PROC_LIVE {
-                let tail = stream.tail;
-                self.o.streams[s as usize].completed.store(tail, Release);
+            let owner = (stream.owner as usize).checked_sub(1).and_then(|p| self.l.procs.get(p));
+            if owner.is_none_or(|owner| owner.state != PROC_LIVE) {
+                self.o.streams[s as usize].completed.store(stream.tail, Release);
                 self.free_stream(s);
                 continue;
             }
@@ -797,15 +718,13 @@ impl Engine<'_> {
                 waiting.push((since, s));
             }
         }
-        for g in 0..self.l.gpus_len as usize {
-            if self.l.gpus[g].running == 0 {
-                let gpu = &mut self.l.gpus[g];
-                if gpu.busy_since < t && gpu.busy_since != 0 {
-                    gpu.busy_ns += t - gpu.busy_since;
-                    let since = gpu.busy_since;
-                    note_busy(&mut gpu.history, since, t);
+        for gpu in &mut self.l.gpus[..self.l.gpus_len as usize] {
+            if gpu.busy.running == 0 {
+                let since = std::mem::take(&mut gpu.busy.since);
+                if since < t && since != 0 {
+                    gpu.busy.ns += t - since;
+                    gpu.busy.note(since, t);
                 }
-                gpu.busy_since = 0;
             }
         }
         waiting.sort_unstable();
@@ -831,21 +750,19 @@ impl Engine<'_> {
     /// Takes a running entry into the lists again, without changing its interval.
     fn resume(&mut self, s: u32) {
         let item = self.head(s);
-        let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
+        let gpu = self.stream(s).gpu as usize;
         let start = self.stream(s).run_start;
         // An interval that has begun goes on.
         let begun = |since: u64| if since == 0 { start } else { since };
         if item.kind == COPY {
             self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = s + 1;
         } else {
-            let account = &mut self.l.procs[p].gpus[gpu];
+            let account = self.account(s);
             account.sm_used += item.sm;
-            let since = begun(account.busy_since);
-            begin_busy(&mut account.running, &mut account.busy_since, since);
+            account.busy.begin(begun(account.busy.since));
             let g = &mut self.l.gpus[gpu];
             g.sm_free = g.sm_free.saturating_sub(item.sm);
-            let since = begun(g.busy_since);
-            begin_busy(&mut g.running, &mut g.busy_since, since);
+            g.busy.begin(begun(g.busy.since));
         }
         self.stream(s).state = StreamState::Running as u32;
         self.stream(s).next = 0;
@@ -856,17 +773,10 @@ impl Engine<'_> {
     // --- Streams and events ----------------------------------------------------------------------
 
     /// Opens a stream of process `p` on a GPU.
-    pub fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
-        let s = if self.l.stream_free != 0 {
-            let s = self.l.stream_free - 1;
-            self.l.stream_free = self.stream(s).next_free;
-            s
-        } else if (self.l.stream_high as usize) < STREAMS {
-            self.l.stream_high += 1;
-            self.l.stream_high - 1
-        } else {
-            return Err(SimError::NoSlot("stream"));
-        };
+    pub(crate) fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
+        let l = &mut *self.l;
+        let next = |s: usize| l.streams[s].next_free;
+        let s = take_slot(&mut l.stream_free, &mut l.stream_high, STREAMS, "stream", next)?;
         let stream = self.stream(s);
         stream.gpu = gpu;
         stream.closing = 0;
@@ -880,7 +790,7 @@ impl Engine<'_> {
     }
 
     /// Closes a stream: what is queued still runs, then the slot is free.
-    pub fn close_stream(&mut self, now: u64, s: u32) {
+    pub(crate) fn close_stream(&mut self, now: u64, s: u32) {
         self.advance(now);
         self.stream(s).closing = 1;
         if self.completed(s) == self.stream(s).tail {
@@ -900,22 +810,16 @@ impl Engine<'_> {
     }
 
     /// Position the next entry of the stream will have.
-    pub fn tail(&self, s: u32) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn tail(&self, s: u32) -> u64 {
         self.l.streams[s as usize].tail
     }
 
     /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
-    pub fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
-        let e = if self.l.event_free != 0 {
-            let e = self.l.event_free - 1;
-            self.l.event_free = self.l.event_next[e as usize];
-            e
-        } else if (self.l.event_high as usize) < EVENTS {
-            self.l.event_high += 1;
-            self.l.event_high - 1
-        } else {
-            return Err(SimError::NoSlot("event"));
-        };
+    pub(crate) fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
+        let l = &mut *self.l;
+        let next = |e: usize| l.event_next[e];
+        let e = take_slot(&mut l.event_free, &mut l.event_high, EVENTS, "event", next)?;
         self.l.event_owner[e as usize] = p + 1;
         self.l.event_next[e as usize] = 0;
         // Sequence numbers go on where the slot's last owner stopped, so that his queued records do no harm.
@@ -926,7 +830,7 @@ impl Engine<'_> {
     }
 
     /// Gives an event slot back; records that are queued for it still run.
-    pub fn close_event(&mut self, e: u32) {
+    pub(crate) fn close_event(&mut self, e: u32) {
         self.l.event_owner[e as usize] = 0;
         self.l.event_next[e as usize] = self.l.event_free;
         self.l.event_free = e + 1;
@@ -935,7 +839,7 @@ impl Engine<'_> {
     // --- Memory ----------------------------------------------------------------------------------
 
     /// Charges bytes on a GPU to process `p`.
-    pub fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+    pub(crate) fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
         let g = &self.l.gpus[gpu as usize];
         let free = g.mem_total.saturating_sub(g.mem_used);
         if bytes > free {
@@ -946,7 +850,7 @@ impl Engine<'_> {
     }
 
     /// Takes a charge back.
-    pub fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
+    pub(crate) fn refund(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) {
         self.uncount(p as usize, gpu as usize, kind as usize, bytes);
     }
 
@@ -965,13 +869,19 @@ impl Engine<'_> {
     }
 
     /// (free, total) bytes of a GPU.
-    pub fn memory(&self, gpu: u32) -> (u64, u64) {
+    pub(crate) fn memory(&self, gpu: u32) -> (u64, u64) {
         let g = &self.l.gpus[gpu as usize];
         (g.mem_total - g.mem_used, g.mem_total)
     }
 
     /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
-    pub fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32), SimError> {
+    pub(crate) fn share(
+        &mut self,
+        p: u32,
+        gpu: u32,
+        kind: MemKind,
+        bytes: u64,
+    ) -> Result<(u32, u32), SimError> {
         let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
         let entry = &mut self.l.shared[id];
         entry.bytes = bytes;
@@ -984,24 +894,25 @@ impl Engine<'_> {
         Ok((link(id) - 1, entry.generation))
     }
 
+    /// A shared allocation that is still there.
+    fn shared(&mut self, id: u32, generation: u32) -> Option<&mut SharedAlloc> {
+        let entry = self.l.shared.get_mut(id as usize);
+        entry.filter(|entry| entry.payer != 0 && entry.generation == generation)
+    }
+
     /// Takes one more reference to a shared allocation.
-    pub fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
-        let entry = self.l.shared.get_mut(id as usize).ok_or(SimError::Gone)?;
-        if entry.payer == 0 || entry.generation != generation {
-            return Err(SimError::Gone);
-        }
-        entry.refs[p as usize] = entry.refs[p as usize].saturating_add(1);
+    pub(crate) fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
+        let refs = &mut self.shared(id, generation).ok_or(SimError::Gone)?.refs[p as usize];
+        *refs = refs.saturating_add(1);
         Ok(())
     }
 
     /// Drops a reference; the last one of all processes returns the memory, and if the payer leaves before, another holder pays.
-    pub fn leave(&mut self, p: u32, id: u32, generation: u32) {
-        let Some(entry) = self.l.shared.get_mut(id as usize) else { return };
-        if entry.payer == 0 || entry.generation != generation || entry.refs[p as usize] == 0 {
-            return;
-        }
-        entry.refs[p as usize] -= 1;
-        if entry.refs[p as usize] == 0 && entry.payer == p + 1 {
+    pub(crate) fn leave(&mut self, p: u32, id: u32, generation: u32) {
+        let Some(entry) = self.shared(id, generation) else { return };
+        let Some(left) = entry.refs[p as usize].checked_sub(1) else { return };
+        entry.refs[p as usize] = left;
+        if left == 0 && entry.payer == p + 1 {
             self.move_payer(id as usize, Some(p));
         }
     }
@@ -1024,7 +935,7 @@ impl Engine<'_> {
     }
 
     /// Panics if an invariant does not hold. Debug builds call it after every advance.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for g in 0..self.l.gpus_len as usize {
             let gpu = &self.l.gpus[g];
             let mut used = 0;
@@ -1046,6 +957,25 @@ impl Engine<'_> {
             assert!(gpu.mem_used <= gpu.mem_total, "memory used fits");
         }
     }
+}
+
+/// A slot that was given back (links are index + 1), or one that was never used.
+fn take_slot(
+    free: &mut u32,
+    high: &mut u32,
+    most: usize,
+    what: &'static str,
+    next: impl FnOnce(usize) -> u32,
+) -> Result<u32, SimError> {
+    if let Some(slot) = free.checked_sub(1) {
+        *free = next(slot as usize);
+        return Ok(slot);
+    }
+    if *high as usize == most {
+        return Err(SimError::NoSlot(what));
+    }
+    *high += 1;
+    Ok(*high - 1)
 }
 
 fn stream_index(a: u64) -> u32 {

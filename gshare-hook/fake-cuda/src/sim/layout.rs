@@ -7,13 +7,13 @@
 use std::sync::atomic::AtomicU64;
 
 /// Most GPUs in one device file.
-pub const MAX_GPUS: usize = 16;
+pub(crate) const MAX_GPUS: usize = 16;
 /// Most processes attached at once, counting the last ones that have left and are kept for their figures.
 pub(crate) const PROCS: usize = 256;
 /// Most streams open at once over all processes.
 pub(crate) const STREAMS: usize = 4096;
 /// Pending entries per stream; on hardware a channel holds about as many launches.
-pub const RING: usize = 1024;
+pub(crate) const RING: usize = 1024;
 /// Most events alive at once over all processes.
 pub(crate) const EVENTS: usize = 65_536;
 /// Most allocations shared between processes (exported handles) at once.
@@ -24,7 +24,7 @@ pub(crate) const SHARDS: usize = 64;
 /// The use of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum MemKind {
+pub(crate) enum MemKind {
     /// A context's own memory (code, stacks, heaps).
     Context = 0,
     /// Plain and pitched allocations.
@@ -45,7 +45,7 @@ pub enum MemKind {
 pub(crate) const MEM_KINDS: usize = 7;
 
 /// The names of the kinds, in order.
-pub const MEM_KIND_NAMES: [&str; MEM_KINDS] =
+pub(crate) const MEM_KIND_NAMES: [&str; MEM_KINDS] =
     ["context", "plain", "managed", "pool", "vmm", "array", "graph"];
 
 pub(crate) const KERNEL: u32 = 1;
@@ -117,29 +117,32 @@ pub(crate) struct Stream {
     pub(crate) ring: [Item; RING],
 }
 
+/// Streams that wait for the same, through their `next`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct List {
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+}
+
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct ProcGpu {
     pub(crate) sm_cap: u32,
     pub(crate) sm_used: u32,
-    pub(crate) running: u32,
-    pub(crate) ready_head: u32,
-    pub(crate) ready_tail: u32,
+    pub(crate) ready: List,
     pub(crate) queued: u32,
     pub(crate) next: u32,
-    pub(crate) pad: u32,
     pub(crate) mem: [u64; MEM_KINDS],
     pub(crate) mem_peak: u64,
     pub(crate) kernels: u64,
     pub(crate) kernel_ns: u64,
-    pub(crate) busy_ns: u64,
-    pub(crate) busy_since: u64,
     pub(crate) sm_ns: u64,
     pub(crate) queue_wait_ns: u64,
     pub(crate) copies: u64,
     pub(crate) copy_ns: u64,
     pub(crate) copy_bytes: u64,
-    pub(crate) history: History,
+    pub(crate) busy: Busy,
 }
 
 pub(crate) const PROC_FREE: u32 = 0;
@@ -170,27 +173,28 @@ pub(crate) struct Gpu {
     pub(crate) turn_head: u32,
     pub(crate) turn_tail: u32,
     /// Copy engines: what waits for each, and the stream + 1 that holds it.
-    pub(crate) copy_head: [u32; 2],
-    pub(crate) copy_tail: [u32; 2],
+    pub(crate) copies: [List; 2],
     pub(crate) copy_busy: [u32; 2],
-    pub(crate) running: u32,
-    pub(crate) pad: u32,
-    pub(crate) busy_ns: u64,
-    pub(crate) busy_since: u64,
-    pub(crate) history: History,
+    pub(crate) busy: Busy,
 }
 
-/// Busy time of about the last second, for utilisation: bucket t / 2^24 ns lies at its number mod 64.
+/// Time with at least one kernel running, of a GPU or of a process on it. What there was of it in about the last second is kept for
+/// utilisation: bucket t / 2^24 ns lies at its number mod 64.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct History {
+pub(crate) struct Busy {
+    pub(crate) running: u64,
+    /// When the first of those that run began.
+    pub(crate) since: u64,
+    /// Sum up to then, in ns.
+    pub(crate) ns: u64,
     pub(crate) bucket: [u64; 64],
-    pub(crate) busy: [u64; 64],
+    pub(crate) in_bucket: [u64; 64],
 }
 
-impl Default for History {
+impl Default for Busy {
     fn default() -> Self {
-        Self { bucket: [0; 64], busy: [0; 64] }
+        Self { running: 0, since: 0, ns: 0, bucket: [0; 64], in_bucket: [0; 64] }
     }
 }
 
@@ -214,8 +218,7 @@ pub(crate) struct Locked {
     pub(crate) last_sweep: u64,
     pub(crate) gpus_len: u32,
     pub(crate) running_len: u32,
-    pub(crate) blocked_head: u32,
-    pub(crate) blocked_tail: u32,
+    pub(crate) blocked: List,
     pub(crate) order: u64,
     pub(crate) stream_high: u32,
     pub(crate) stream_free: u32,
@@ -232,7 +235,6 @@ pub(crate) struct Locked {
     pub(crate) streams: [Stream; STREAMS],
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenStream {
     /// Entries completed since the slot was first used; an entry at position p is done when this is > p.
@@ -242,7 +244,6 @@ pub(crate) struct OpenStream {
     pub(crate) pad: [u64; 7],
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenEvent {
     /// Highest record sequence number that was reached, and when.
@@ -253,13 +254,11 @@ pub(crate) struct OpenEvent {
     pub(crate) pad: u64,
 }
 
-#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Shard {
     pub(crate) launches: AtomicU64,
 }
 
-#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct OpenProc {
     pub(crate) shards: [Shard; SHARDS],

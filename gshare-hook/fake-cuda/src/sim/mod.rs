@@ -1,13 +1,20 @@
-//! The simulated device: no C types, no exports. See [`engine`] for the schedule and [`device_file`] for the file.
+//! The simulated device: no C types, no exports. See `engine` for the schedule and `device_file` for the file.
 
-pub mod device_file;
-pub mod engine;
+pub(crate) mod device_file;
+pub(crate) mod engine;
 pub(crate) mod layout;
+pub(crate) mod stats;
 #[cfg(test)]
-mod model;
-pub mod stats;
+mod tests;
 
-pub use device_file::{DeviceError, SimDevice, default_path, now_ns};
-pub use engine::{Engine, SimError, Work};
-pub use layout::{MAX_GPUS, MEM_KIND_NAMES, MemKind, RING};
-pub use stats::{GpuTruth, ProcessTruth, Truth, Watched};
+pub use device_file::{DeviceError, SimDevice, default_path};
+pub(crate) use engine::{SimError, Work};
+pub(crate) use layout::{MAX_GPUS, MemKind, RING};
+pub use stats::{GpuTruth, ProcessGpuTruth, ProcessTruth, Truth, Watched};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

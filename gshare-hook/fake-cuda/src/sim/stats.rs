@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::device_file::SimDevice;
-use super::engine::{Engine, utilisation};
+use super::engine::Engine;
 use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE, Proc};
 
 /// State of a device file at one instant.
@@ -118,7 +118,7 @@ pub struct Watched {
 
 impl Engine<'_> {
     /// The state now.
-    pub fn truth(&mut self, now: u64) -> Truth {
+    pub(crate) fn truth(&mut self, now: u64) -> Truth {
         self.advance(now);
         let t = self.time();
         let gpus_len = self.l.gpus_len as usize;
@@ -138,8 +138,8 @@ impl Engine<'_> {
             sms_busy: g.sms - g.sm_free,
             memory_bytes: g.mem_total,
             memory_used_bytes: g.mem_used,
-            busy_ns: g.busy_ns + if g.running > 0 { t - g.busy_since } else { 0 },
-            utilisation_percent: utilisation(&g.history, (g.running > 0).then_some(g.busy_since), t),
+            busy_ns: g.busy.total(t),
+            utilisation_percent: g.busy.percent(t),
             lost: lost.load(Relaxed) != 0,
         });
         let processes =
@@ -147,12 +147,11 @@ impl Engine<'_> {
                 let open = &self.o.procs[i];
                 let gpus = p.gpus[..gpus_len].iter().enumerate().map(|(g, a)| {
                     let (ran, sm_ran) = running[i * gpus_len + g];
-                    let since = (a.running > 0).then_some(a.busy_since);
                     ProcessGpuTruth {
                         sm_cap: a.sm_cap,
                         kernels: a.kernels,
                         kernel_ns: a.kernel_ns + ran,
-                        busy_ns: a.busy_ns + since.map_or(0, |since| t - since),
+                        busy_ns: a.busy.total(t),
                         sm_ns: a.sm_ns + sm_ran,
                         queue_wait_ns: a.queue_wait_ns,
                         copies: a.copies,
@@ -161,7 +160,7 @@ impl Engine<'_> {
                         memory_bytes: MEM_KIND_NAMES.into_iter().zip(a.mem).collect(),
                         memory_used_bytes: a.mem.iter().sum(),
                         memory_peak_bytes: a.mem_peak,
-                        utilisation_percent: utilisation(&a.history, since, t),
+                        utilisation_percent: a.busy.percent(t),
                     }
                 });
                 ProcessTruth {
@@ -199,8 +198,7 @@ impl SimDevice {
                         (0..).zip(procs).filter(|(_, p)| is_it(p)).map(|(i, _)| i).last().unwrap_or(u32::MAX);
                 }
                 let account = procs.get(watched.slot as usize).and_then(|p| p.gpus.get(gpu));
-                watched.busy_ns =
-                    account.map_or(0, |a| a.busy_ns + if a.running > 0 { t - a.busy_since } else { 0 });
+                watched.busy_ns = account.map_or(0, |a| a.busy.total(t));
             }
             t
         })

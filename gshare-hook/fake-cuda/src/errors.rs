@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 /// Number, name, text.
-pub(super) type ErrorRow = (u32, &'static CStr, &'static CStr);
+pub(crate) type ErrorRow = (u32, &'static CStr, &'static CStr);
 
 /// The name of a result, or nothing for an unknown one.
 pub(crate) fn error_name(result: u32) -> &'static str {
@@ -12,7 +12,7 @@ pub(crate) fn error_name(result: u32) -> &'static str {
 }
 
 #[rustfmt::skip]
-pub(super) const ERRORS: &[ErrorRow] = &[
+pub(crate) const ERRORS: &[ErrorRow] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
