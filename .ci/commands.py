@@ -62,7 +62,7 @@ NOT_RUN = {
     "podman": "builds images",
     "sudo": "root",
     "pip": "what the step `package` makes and tries",
-    "install": "libraries of a release build",
+    "GSHARE_BUNDLE=build": "minutes of a release build, which `routes.py --cargo` makes",
     "cargo deny": "the list of advisories, from the network",
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped",

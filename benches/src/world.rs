@@ -11,13 +11,13 @@
 //! ```
 
 use crate::cases::{self, CaseRun};
+use crate::replay::progress::Progress;
 use crate::seeds::in_order;
 use anyhow::{Context, Result};
 use clap::Parser;
 use gshare_sim::scenario::{Case, Own, Scenario, Span};
 use gshare_sim::world::{self, Depth, FunctionOutcome, Outcome};
 use serde_json::{Map, Value, json};
-use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -103,14 +103,15 @@ pub fn main(own: &Own) -> Result<()> {
         anyhow::ensure!(!cases.is_empty(), "--case {wanted}: {} has no such case", name());
     }
     let (mut runs, mut all, started) = (Vec::new(), Outcome::default(), Instant::now());
+    let progress = Progress::new(usize::try_from(options.seeds)?.saturating_mul(cases.len()));
     for mut case in cases {
         case.scenario.own.clone_from(own);
-        let run = run(&options, case)?;
+        let run = run(&options, case, &progress)?;
         all.add(&run.total);
         runs.push(run);
     }
     let seconds = started.elapsed().as_secs_f64();
-    eprintln!("\r{} cases of {} seeds in {seconds:.1} s              ", runs.len(), options.seeds);
+    eprintln!("{} cases of {} seeds in {seconds:.1} s", runs.len(), options.seeds);
     if options.series.is_some() {
         print!("{}", cases::series(&runs));
     } else if runs.iter().any(|run| run.case.options.is_empty()) {
@@ -129,7 +130,7 @@ pub fn main(own: &Own) -> Result<()> {
 }
 
 /// Runs all seeds of a case; ends the program at the first that breaks a promise.
-fn run(options: &Options, case: Case) -> Result<CaseRun> {
+fn run(options: &Options, case: Case, progress: &Progress) -> Result<CaseRun> {
     let mut plan = case.scenario.plan().with_context(|| case.name())?;
     if let Some(time) = &options.time {
         plan.length = time.positive("--time")?;
@@ -151,9 +152,7 @@ fn run(options: &Options, case: Case) -> Result<CaseRun> {
     let take = |seed: u64, result: Result<Outcome, _>| match result {
         Ok(outcome) => {
             run.take(&outcome);
-            eprint!("\r{name} {} of {} seeds done ", seed + 1 - first, options.seeds);
-            // Nothing is lost with it.
-            let _ = std::io::stderr().flush();
+            progress.done();
             ControlFlow::Continue(())
         }
         Err(failure) => ControlFlow::Break((seed, failure)),

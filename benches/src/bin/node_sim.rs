@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use gshare_bench::replay::progress::Progress;
 use gshare_bench::seeds::in_order;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
@@ -81,6 +82,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     let mut total = Total::default();
     let last = options.first.checked_add(options.seeds).context("--first and --seeds are too large")?;
+    let progress = Progress::new(usize::try_from(options.seeds)?);
     let take = |seed, (lines, result): (Vec<String>, Result<NodeReport, String>)| {
         lines.iter().for_each(|line| println!("{line}"));
         match result {
@@ -103,6 +105,7 @@ fn main() -> Result<()> {
             }
             Err(error) => return ControlFlow::Break((seed, error)),
         }
+        progress.done();
         ControlFlow::Continue(())
     };
     let stopped = in_order(options.first..last, |seed| run(seed, &setup, &options), take);

@@ -7,6 +7,7 @@ use super::{ABOUT, Report, cell, keys};
 use anyhow::{Result, bail};
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::{Map, Value};
 
 /// Colours that colour-blind people can tell apart (Okabe and Ito, 2008); more policies begin again.
@@ -133,22 +134,15 @@ fn draw(title: &str, of: &Bars, svg: &mut String) -> Result<(), Box<dyn std::err
         .x_label_area_size(34)
         .y_label_area_size(64)
         .build_cartesian_2d(0.0..(of.inputs.len() * group) as f64, low..high + room)?;
-    // A tick in the middle of each group, as far as their names have room.
-    let name = |at: &f64| {
-        let input = (*at / group as f64).floor();
-        of.inputs
-            .iter()
-            .zip(0u32..)
-            .find(|(_, number)| f64::from(*number) == input)
-            .map_or_else(String::new, |(name, _)| name.clone())
-    };
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_labels(of.inputs.len().min(12))
-        .x_label_formatter(&name)
-        .y_desc(of.figure.as_str())
-        .draw()?;
+    chart.configure_mesh().disable_x_mesh().x_labels(0).y_desc(of.figure.as_str()).draw()?;
+    // A name below the middle of each group, as far as names have room.
+    let centred = Pos::new(HPos::Center, VPos::Top);
+    let style = TextStyle::from(("sans-serif", 12).into_font()).pos(centred);
+    for (number, name) in of.inputs.iter().enumerate().step_by(of.inputs.len().div_ceil(12).max(1)) {
+        let middle = (number * group) as f64 + group as f64 / 2.0;
+        let (x, y) = chart.plotting_area().map_coordinate(&(middle, low));
+        area.draw_text(name, &style, (x, y + 8))?;
+    }
     chart.draw_series(of.bars.iter().map(|&(input, policy, height)| {
         let left = (input * group + policy) as f64 + 0.5;
         Rectangle::new([(left, 0.0), (left + 0.9, height)], COLOURS[policy % COLOURS.len()].filled())

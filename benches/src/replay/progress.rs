@@ -1,4 +1,4 @@
-//! How far a replay is, on stderr: nothing in its first two seconds, then a line now and then with the time that is left.
+//! How far a replay or a simulation is, on stderr: nothing in its first two seconds, then a line now and then with the time that is left.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Draws the pictures of the documents: `gshare top` and the page of `gshare up --demo`, both on simulated devices, and plots of replays.
+
+    python3 -m venv venv && venv/bin/pip install pyte rich
+    venv/bin/python docs/pictures.py [DIR]      # the folder of the programs [default: target/release]
+
+Writes files in docs/images; that of the page where a Chromium is in the search path. The folder needs `gshare`, `gshare-openfaas`,
+`libgshare_hook.so`, `libfake_cuda.so` and `replay`.
+"""
+
+import fcntl
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+COLUMNS, ROWS = 110, 9
+CLIENTS = [
+    ("train", ["--quota", "0.2:1", "--mem", "6GiB"]),
+    ("resnet", ["--quota", "0.5:0.6", "--mem", "2GiB"]),
+    ("batch", ["--quota", "0.1:0.15", "--mem", "1GiB"]),
+]
+
+
+PLOTS = {
+    "fast-fig12": ["--seeds", "1", "--headrooms", "60", "--series"],
+    "dilu-cv": ["--pairs", "gpt2-roberta", "--loads", "counts", "--policies", "dilu,ours,mps_l,mps_r", "--figure", "p95_over_exclusive"],
+}
+
+
+def top(gshare, folder):
+    """The screen after some seconds with three programs that always have work."""
+    environment = os.environ | {"GSHARE_SOCKET": f"{folder}/gshare.sock", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    started = [subprocess.Popen([gshare, "daemon", "--socket", environment["GSHARE_SOCKET"]], stderr=subprocess.DEVNULL)]
+    try:
+        while not pathlib.Path(environment["GSHARE_SOCKET"]).exists():
+            time.sleep(0.05)
+        for name, share in CLIENTS:
+            argv = [gshare, "run", "--sim=a100", "--name", name, *share, "--", gshare, "spin"]
+            started.append(subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        child, terminal = pty.fork()
+        if child == 0:
+            os.execve(gshare, [gshare, "top", "--interval", "500ms"], environment)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        os.kill(child, signal.SIGWINCH)
+        screen = pyte.Screen(COLUMNS, ROWS)
+        stream, end = pyte.ByteStream(screen), time.monotonic() + 15
+        while (left := end - time.monotonic()) > 0:
+            if select.select([terminal], [], [], left)[0]:
+                stream.feed(os.read(terminal, 65536))
+        os.write(terminal, b"q")
+        return screen
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait()
+
+
+def svg(screen, file):
+    def colour(name):
+        return None if name == "default" else f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else {"brown": "yellow"}.get(name, name)
+
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True, color_system="truecolor")
+    text = Text(no_wrap=True)
+    for row in range(ROWS):
+        for column in range(COLUMNS):
+            cell = screen.buffer[row][column]
+            style = Style(color=colour(cell.fg), bgcolor=colour(cell.bg), bold=cell.bold, reverse=cell.reverse)
+            text.append(cell.data, style)
+        text.append("\n")
+    console.print(text, end="")
+    # Without the fonts that it would fetch.
+    file.write_text(re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="gshare top"), flags=re.DOTALL))
+
+
+def page(gshare, folder, file):
+    """The page in the middle of the load."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not browser:
+        print("no Chromium, no picture of the page")
+        return
+    host = subprocess.Popen([gshare, "up", "--demo", "--listen", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in host.stdout:
+            if found := re.search(r"load for 30 s: (\S+/ui)", line):
+                break
+        time.sleep(12)
+        argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/browser"]
+        argv += ["--window-size=1200,1000", "--virtual-time-budget=8000", f"--screenshot={file}", found[1]]
+        subprocess.run(argv, check=True, stderr=subprocess.DEVNULL)
+    finally:
+        host.send_signal(signal.SIGINT)
+        host.wait()
+
+
+def main():
+    programs = pathlib.Path(sys.argv[1] if sys.argv[1:] else ROOT / "target/release").resolve()
+    images = ROOT / "docs/images"
+    images.mkdir(exist_ok=True)
+    gshare = str(programs / "gshare")
+    with tempfile.TemporaryDirectory() as folder:
+        svg(top(gshare, folder), images / "top.svg")
+        page(gshare, folder, images / "page.png")
+    for name, flags in PLOTS.items():
+        argv = [programs / "replay", name, *flags, "--plot", images / f"{name}.svg"]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
