@@ -109,7 +109,7 @@ pub enum InstanceEvent {
         /// The instance that has none left.
         instance: InstanceId,
     },
-    /// [`Engine::next_deadline`](crate::Engine::next_deadline) has come.
+    /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
 
