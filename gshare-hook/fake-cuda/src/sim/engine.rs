@@ -935,6 +935,7 @@ impl Engine<'_> {
     }
 
     /// Panics if an invariant does not hold. Debug builds call it after every advance.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
         for g in 0..self.l.gpus_len as usize {
             let gpu = &self.l.gpus[g];
