@@ -729,22 +729,22 @@ pub enum PoolError {
 
 /// The refusals of a pool of this regime.
 impl Regime {
-    /// Of a function that cannot be served: `why` names the field and its bound.
+    /// A function cannot be served: `why` names the field and its bound.
     pub fn unsuitable(self, function: FunctionId, why: impl fmt::Display) -> PoolError {
         PoolError::Unsuitable { function, regime: self, why: why.to_string() }
     }
 
-    /// Of a device that cannot be shared out: `why` names the field and its bound.
+    /// A device cannot be shared out: `why` names the field and its bound.
     pub fn bad_device(self, gpu: GpuId, why: impl fmt::Display) -> PoolError {
         PoolError::BadDevice { gpu, regime: self, why: why.to_string() }
     }
 
-    /// Of an event that the pool cannot take.
+    /// The pool cannot take an event.
     pub fn refused(self, why: impl fmt::Display) -> PoolError {
         PoolError::Refused { regime: self, why: why.to_string() }
     }
 
-    /// Of an event for something that the pool does not have.
+    /// An event is for something that the pool does not have.
     pub fn unknown(self, what: impl fmt::Display) -> PoolError {
         PoolError::Unknown { regime: self, what: what.to_string() }
     }

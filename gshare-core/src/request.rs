@@ -73,7 +73,7 @@ crate::config! {
         pub memory: BasisPoints = BasisPoints::WHOLE;
         /// Most requests of it that may wait; one more is rejected.
         pub max_waiting: u32 = u32::MAX;
-        /// Its share under fairness between tenants, in proportion to the others'. More than 0.
+        /// Share of the tenant under fairness between tenants, in proportion to the others'. More than 0.
         pub weight: u32 = 1;
     }
 }

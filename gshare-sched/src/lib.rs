@@ -21,7 +21,7 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
-mod config;
+mod settings_table;
 
 pub mod node;
 pub mod pack;

@@ -302,7 +302,7 @@ pub enum InstanceAction {
 ///
 /// # Contract
 /// - slices have one owner; an exclusive instance has its slices alone, and residents of a shared one fit its memory;
-/// - nobody is evicted while it runs, and none is stopped before it has drained or is gone;
+/// - no instance is evicted while it runs, or stopped before it has drained or is gone;
 /// - an instance that is named in an action was named by a `Start` before, and no name is given twice;
 /// - the same events give the same actions.
 pub trait InstanceKeeper:

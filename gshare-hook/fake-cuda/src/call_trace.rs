@@ -106,7 +106,7 @@ pub(crate) enum Value {
     Float(f32),
     Address(usize),
     Text(*const c_char),
-    /// What a call has written, and how that is shown.
+    /// The memory that a call has written, and how that is shown.
     Out(*const c_void, unsafe fn(*const c_void) -> String),
     /// A structure, or a function.
     Other,

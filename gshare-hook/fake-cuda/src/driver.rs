@@ -103,7 +103,7 @@ pub(crate) struct Pointer(pub(crate) *const ());
 // SAFETY: the address of a function.
 unsafe impl Sync for Pointer {}
 
-/// What a call gives, or the driver's error, with which `?` leaves.
+/// The result of a call, or the driver's error, with which `?` leaves.
 pub(crate) type Res<T> = Result<T, CUresult>;
 pub(crate) type Answer = Res<()>;
 

@@ -27,7 +27,7 @@ use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteR
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`FirstCome`].
     pub struct FirstComeConfig {
         /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.

@@ -10,7 +10,7 @@ use gshare_core::pipeline::{
 };
 use gshare_core::{BasisPoints, ConfigError, Duration};
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`Partitioner`].
     pub struct PartitionConfig {
         /// Which cuts are pipelines.

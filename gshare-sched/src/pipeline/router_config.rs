@@ -20,7 +20,7 @@ pub enum Late {
     Reject,
 }
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`SlackRouter`](super::SlackRouter).
     pub struct RouterConfig {
         /// The treatment of requests that cannot be in time.

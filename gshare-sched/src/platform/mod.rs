@@ -98,7 +98,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tenant_limits::Tenants;
 use timers::Timers;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`Platform`].
     pub struct PlatformConfig {
         /// The longest time that the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.

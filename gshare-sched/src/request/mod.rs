@@ -78,7 +78,7 @@ pub enum CachePolicy {
     CostAware,
 }
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`LocalityScheduler`].
     #[derive(Copy)]
     pub struct SchedulerConfig {

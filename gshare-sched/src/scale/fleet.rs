@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The most instances of one function.
 const MAX_INSTANCES: u32 = 4096;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings that every horizontal scaler has.
     pub struct FleetConfig {
         /// Length of a tick. 1 s (Dilu, section 4): shorter ones see noise, longer ones miss a burst.

@@ -64,7 +64,7 @@ use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`HeuristicHorizontal`].
     pub struct HeuristicHorizontalConfig {
         /// Settings that every horizontal scaler has.

@@ -47,7 +47,7 @@ use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`LazyHorizontal`].
     pub struct LazyHorizontalConfig {
         /// Settings that every horizontal scaler has.

@@ -51,7 +51,7 @@ use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`PeakHorizontal`].
     pub struct PeakHorizontalConfig {
         /// Settings of the lazy scaler, and with them those of every horizontal scaler.

@@ -134,7 +134,7 @@ const WHOLE: u64 = 10_000;
 /// The highest severity: a KLC four times as long as the shortest says no more than that.
 const MAX_SEVERITY: u64 = 4 * WHOLE;
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`DiluVertical`].
     pub struct DiluVerticalConfig {
         /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.

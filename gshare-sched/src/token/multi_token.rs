@@ -114,7 +114,7 @@ use gshare_core::{
     ClientId, ConfigError, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
 };
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of [`MultiToken`].
     pub struct MultiTokenConfig {
         /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and nobody who is owed time is

@@ -353,7 +353,7 @@ impl<T: Kind> Object<T> {
 /// A static reference to an object.
 pub(crate) type Ref<T> = &'static Object<T>;
 
-/// What an argument of a call stands for.
+/// The object that an argument of a call stands for.
 pub(crate) trait Find<K> {
     type Found;
 
@@ -647,7 +647,7 @@ impl Context {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
-    /// Its GPU and family.
+    /// The GPU and the family of the context.
     pub(crate) fn home(&self) -> (u32, u64) {
         (self.device.gpu, self.family)
     }

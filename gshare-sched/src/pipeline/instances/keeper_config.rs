@@ -60,7 +60,7 @@ impl LoadCosts {
     }
 }
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`Keeper`](super::Keeper). The defaults are ours; [`KeeperConfig::paper`] has the paper's, and
     /// [`KeeperConfig::monolithic`] those of platforms without pipelines and time sharing.
     pub struct KeeperConfig {

@@ -6,7 +6,7 @@ use gshare_core::pack::Packer;
 use gshare_core::scale::HorizontalScaler;
 use gshare_core::{Bytes, ConfigError, Duration};
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
         /// The most requests of one function that wait. 10,000: more than any that wait is worth answering.

@@ -104,7 +104,7 @@ impl RouterSettings {
     }
 }
 
-crate::config::settings! {
+crate::settings_table::settings! {
     /// Settings of a [`SlicedPool`].
     pub struct SlicedConfig {
         /// The policy that gives requests to instances.
