@@ -179,6 +179,7 @@ fn legacy_ipc_shares_memory_with_a_context_in_the_store() {
     let mut reader = start("ipc-reader", dir.path());
     assert!(reader.wait().unwrap().success());
     client.verify("m").unwrap();
+    unreferenced(&client);
     client.evict("m", true).unwrap();
     store.kill().unwrap();
     store.wait().unwrap();
@@ -225,6 +226,12 @@ fn comes_to<T: PartialEq + std::fmt::Debug>(see: impl Fn() -> T, wanted: &T, wha
     }
 }
 
+/// Waits until the store holds no reference: it learns from the closing of a socket that a reader has ended.
+fn unreferenced(client: &Client) {
+    let references = || ["host", "gpu"].map(|tier| client.stat().unwrap()[tier]["references"].as_u64());
+    comes_to(references, &[Some(0); 2], "references");
+}
+
 fn leaves_and_comes_back(role: &str) {
     let dir = device();
     let mut store = start(role, dir.path());
@@ -254,6 +261,7 @@ fn leaves_and_comes_back(role: &str) {
     let stat = client.stat().unwrap();
     assert_eq!((&stat["demotions"], &stat["loads"]), (&2.into(), &3.into()), "the other way round: {stat}");
     comes_to(gpu, &(6 << 20), "the other one");
+    unreferenced(&client);
     ["m", "n"].into_iter().for_each(|name| client.evict(name, true).unwrap());
     comes_to(|| (pinned(), locked_by(store.id())), &(0, 0), "given back with the arenas");
     store.kill().unwrap();
