@@ -9,7 +9,7 @@
 //! # Terms
 //! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
 //! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a
-//!   pipeline, or the workers of a training job;
+//!   pipeline, the workers of a training job, or the devices over which a model is spread;
 //! - **parked**: what the instance had on the device is in host memory, and its process lives;
 //! - **pool**: the devices of one regime with the engines that share them: a [`Pool`].
 //!
@@ -175,7 +175,7 @@ impl DeviceSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 pub enum Work {
-    /// Answers requests from one device.
+    /// Answers requests from one device, or from [`FunctionSpec::devices`] that hold one model together.
     Inference {
         /// Its measured points. Without, the platform has the function profiled first.
         #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
@@ -233,6 +233,10 @@ pub struct FunctionSpec {
     /// says otherwise (FaST-GShare, `gpu_quota_limit`).
     #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default = "all"))]
     pub time_limit: Quota,
+    /// Devices of one node over which an instance of an inference function is spread: tensor parallelism. Each has an equal
+    /// part of its memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
+    #[cfg_attr(feature = "serde", serde(default = "one"))]
+    pub devices: u32,
 }
 
 #[cfg(feature = "serde")]
@@ -252,6 +256,7 @@ const fn nobody() -> TenantId {
 
 crate::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota),
+    with_devices(devices: u32),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
     with_tenant(tenant: TenantId),
@@ -274,7 +279,13 @@ impl FunctionSpec {
             load_disk: process.saturating_add(at(1)),
             load_host: process.saturating_add(at(12)),
             time_limit: Quota::WHOLE,
+            devices: 1,
         }
+    }
+
+    /// GPU memory in bytes of an instance on each of its [`devices`](Self::devices).
+    pub fn memory_per_device(&self) -> Bytes {
+        Bytes(self.memory.get().div_ceil(u64::from(self.devices.max(1))))
     }
 
     /// The same function with other bounds of its instances.
@@ -327,7 +338,8 @@ pub struct Part {
     /// The slice of a sliced device.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub slice: Option<SliceAt>,
-    /// The stage of a pipeline, from 0; 0 for an instance that is no pipeline, the rank of a training job's worker.
+    /// The stage of a pipeline, from 0; the rank of a training job's worker; the number of the device among those of a spread
+    /// model; 0 for another instance.
     pub stage: u32,
     /// The components of the function's DAG that run here; empty for a function without.
     pub components: ComponentSet,
@@ -491,7 +503,8 @@ pub enum PlatformAction {
         instance: InstanceId,
         /// The function that it is a copy of.
         function: FunctionId,
-        /// Where it runs: one part, the stages of a pipeline, or the workers of a training job.
+        /// Where it runs: one part, the stages of a pipeline, the workers of a training job, or the devices of a spread model,
+        /// which are one process's.
         parts: Vec<Part>,
         /// Where its weights are.
         from: Tier,

@@ -7,7 +7,7 @@ mod support;
 
 use gshare_core::mig::GpuModel;
 use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, MigLayout, PlatformAction, PlatformEvent, Regime,
+    DeviceSpec, FunctionSpec, InstanceReport, Life, MigLayout, Part, PlatformAction, PlatformEvent, Regime,
     Rejection, Work,
 };
 use gshare_core::request::TenantLimits;
@@ -51,6 +51,55 @@ fn load_beyond_one_instance_starts_more_and_each_request_is_answered_once() {
     let stats = host.platform.function(FunctionId::new(0)).unwrap().stats;
     assert_eq!((stats.arrived, stats.answered, stats.rejected), (2_500, 2_500, 0));
     assert!(stats.within_slo > 1_000, "{stats:?}");
+}
+
+/// The devices and the memory in GiB of the last instance that was started or came back.
+fn spread_of(host: &Host) -> (Vec<u32>, Vec<u64>) {
+    let parts = host.orders.iter().rev().find_map(|order| match order {
+        PlatformAction::Start { parts, .. } | PlatformAction::Unpark { parts, .. } => Some(parts),
+        _ => None,
+    });
+    let parts = parts.unwrap();
+    let gib = |part: &Part| part.share.memory().unwrap().get() >> 30;
+    (parts.iter().map(|part| part.gpu.number()).collect(), parts.iter().map(gib).collect())
+}
+
+#[test]
+fn a_model_that_no_device_holds_is_spread_over_devices_of_one_node() {
+    let mut host = Host::with(&[16, 16, 16, 16]);
+    host.deploy(0, inference(9).with_instances(1, 1));
+    host.run(MS(100));
+    assert_eq!(spread_of(&host), (vec![0], vec![9]));
+    host.deploy(1, inference(24).with_devices(2));
+    host.load(1, MS(10), 10);
+    host.run(MS(5_000));
+    assert_eq!(spread_of(&host), (vec![2, 3], vec![12, 12]), "device 0 has 7 GiB");
+    assert_eq!(host.answered(1).len(), 10);
+    // Both halves go with one device; with three devices left, room is made beside device 1.
+    host.lose(3);
+    host.load(1, MS(10), 10);
+    host.run(MS(9_000));
+    assert_eq!(spread_of(&host), (vec![0, 1], vec![12, 12]));
+    let parked = host.orders.iter().filter(|order| matches!(order, PlatformAction::Park { .. })).count();
+    assert_eq!((host.answered(1).len(), parked), (20, 1));
+    // And it makes room for the other one.
+    host.load(0, MS(10), 1);
+    host.run(MS(60_000));
+    assert_eq!(host.answered(0).len(), 1, "{:?}", host.orders);
+}
+
+#[test]
+fn devices_of_an_instance_have_bounds() {
+    let mut host = Host::with(&[16]);
+    let mut refused = |spec| {
+        let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(7), spec: Box::new(spec) };
+        host.tell(event).unwrap_err().to_string()
+    };
+    assert!(refused(inference(2).with_devices(0)).ends_with("devices is 0, need 1 to 64"));
+    assert!(refused(inference(2).with_devices(65)).ends_with("devices is 65, need 1 to 64"));
+    let training = FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4));
+    assert!(refused(training.with_devices(2)).ends_with("devices is 2, need 1"));
+    assert!(host.platform.function(FunctionId::new(7)).is_none());
 }
 
 /// A burst that one instance cannot answer in time. In the order of arrival those that come after it are late too.

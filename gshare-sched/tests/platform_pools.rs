@@ -110,9 +110,14 @@ fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
             .with_instances(0, 1 + n as u32)
             .with_loads(Duration::from_millis(900), Duration::from_millis(200))
     };
+    let mut spread = spec(1).with_devices(2);
+    spread.memory = Bytes::from_gib(22);
     PoolTrial {
         devices: vec![(GpuId::new(0), gpu(0)), (GpuId::new(1), gpu(0)), (GpuId::new(4), gpu(1))],
-        functions: (0..6).map(|n| (FunctionId::new(n), spec(n.into()))).collect(),
+        functions: (0..6)
+            .map(|n| (FunctionId::new(n), spec(n.into())))
+            .chain([(FunctionId::new(6), spread)])
+            .collect(),
         requests: 600,
         every: Duration::from_millis(10 + 20 * (seed % 5)),
         faults,

@@ -5,10 +5,14 @@ use gshare_sim::scenario::{Scenario, WorkText};
 use gshare_sim::world::{self, Depth, Fault, Faults, Outcome, Plan};
 use std::path::Path;
 
+fn read(name: &str, length: &str) -> Scenario {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/scenarios/platform").join(name);
+    Scenario::read(&path, &[("length".to_owned(), length.to_owned())]).unwrap()
+}
+
 /// The scenario of everything, for so long; with `shares`, what of it runs on fractional devices.
 fn all(length: &str, shares: bool) -> (Scenario, Plan) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/scenarios/platform/all.toml");
-    let mut scenario = Scenario::read(&path, &[("length".to_owned(), length.to_owned())]).unwrap();
+    let mut scenario = read("all.toml", length);
     if shares {
         for node in &mut scenario.node {
             node.device.retain(|device| device.mig.is_none() && device.regime.is_none());
@@ -101,6 +105,30 @@ fn kernels_and_profiles_serve_the_same_scenario_alike() {
         );
     }
     assert!(compared >= 3, "{compared} functions are called often enough");
+}
+
+/// Models that are spread over devices of a node, beside others: every promise is kept with faults, and at both depths they run.
+#[test]
+fn models_that_are_spread_over_devices_are_served_at_both_depths() {
+    let scenario = read("spread.toml", "150s");
+    let mut plan = scenario.plan().unwrap();
+    let mut total = Outcome::default();
+    for seed in 0..30 {
+        total.add(&world::run(&plan, seed, || scenario.platform()).unwrap());
+    }
+    for one in &total.functions[..3] {
+        assert!(one.answered * 10 > one.requests * 8, "{}: {} of {}", one.name, one.answered, one.requests);
+    }
+    assert!(total.actions.get("unpark").is_some_and(|count| *count > 0), "{:?}", total.actions);
+    plan.faults = Faults::default();
+    let by_profile = world::run(&plan, 3, || scenario.platform()).unwrap();
+    plan.depth = Depth::Kernels;
+    let by_kernels = world::run(&plan, 3, || scenario.platform()).unwrap();
+    for (one, other) in by_kernels.functions[..3].iter().zip(&by_profile.functions) {
+        assert_eq!((one.answered, one.requests), (other.answered, other.requests), "{}", one.name);
+        let used = one.used.as_secs_f64() / other.used.as_secs_f64();
+        assert!((0.85..1.15).contains(&used), "{}: GPU time {used} of the other", one.name);
+    }
 }
 
 /// A trainer has all SMs, so a request beside it waits for a turn, which takes as long as the request itself.

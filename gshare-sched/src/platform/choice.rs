@@ -7,7 +7,7 @@ use gshare_core::platform::{FunctionSpec, Regime, Work};
 ///
 /// A regime that the function names is the one. Else a pipeline goes to slices, since only those run its stages; training
 /// goes to shares, where it can take what others leave; inference goes to shares, which hold several functions on a device, and
-/// to whole devices where those are all that there is.
+/// to whole devices where those are all that there is, unless an instance needs several devices.
 pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option<usize>) -> Regime {
     if let Some(named) = spec.regime {
         return named;
@@ -15,6 +15,7 @@ pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option
     match spec.work {
         Work::Pipeline { .. } => Regime::Sliced,
         Work::Training { .. } => Regime::Fractional,
+        Work::Inference { .. } if spec.devices > 1 => Regime::Fractional,
         Work::Inference { .. } => {
             let (shares, whole) = (devices(Regime::Fractional), devices(Regime::Whole));
             match (shares, whole) {
@@ -47,6 +48,8 @@ mod tests {
         assert_eq!(of(inference(), None, None), Regime::Fractional, "the error names it");
         let training = Work::Training { workers: 2, share: GpuShare::WHOLE };
         assert_eq!(of(training, Some(0), Some(4)), Regime::Fractional);
+        let spread = FunctionSpec::new(inference(), Bytes::from_gib(1)).with_devices(2);
+        assert_eq!(regime_for(&spread, |_| Some(0)), Regime::Fractional);
         let named = FunctionSpec::new(inference(), Bytes::from_gib(1)).with_regime(Regime::Whole);
         assert_eq!(regime_for(&named, |_| Some(9)), Regime::Whole);
     }

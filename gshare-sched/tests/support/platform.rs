@@ -168,7 +168,8 @@ impl Host {
         match order.clone() {
             PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
                 assert!(!parked, "this pool starts nothing parked");
-                let home = parts.iter().map(|part| part.gpu).collect();
+                let home: BTreeSet<GpuId> = parts.iter().map(|part| part.gpu).collect();
+                assert_eq!(home.len(), parts.len(), "{instance} has two parts on a device");
                 let of = Instance { function, parts, home, life: Life::Starting, has: BTreeSet::new() };
                 assert!(self.instances.insert(instance, of).is_none(), "{instance} twice");
                 self.after(takes, Later::Report(instance, InstanceReport::Ready));
@@ -287,11 +288,13 @@ impl Host {
     }
 }
 
-/// The functions that a history deploys: three that do not fit beside each other, one small one, one training job.
+/// The functions that a history deploys: a small one, two that do not fit beside each other, one that is spread over two devices,
+/// and a training job.
 fn spec(function: u32) -> FunctionSpec {
     match function {
         4 => FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4)),
-        _ => inference([2, 9, 9, 12][function as usize]).with_instances(function / 3, 1 + function),
+        3 => inference(24).with_devices(2).with_instances(1, 2),
+        _ => inference([2, 9, 9][function as usize]).with_instances(0, 1 + function),
     }
 }
 

@@ -534,6 +534,19 @@ impl Host<'_> {
         if instance.parts.is_empty() {
             return Err("an instance without parts".to_owned());
         }
+        let of = self.trial.functions.iter().find(|(function, _)| *function == instance.function);
+        let devices = of.map_or(1, |(_, spec)| spec.devices);
+        if devices > 1 {
+            let places: BTreeSet<GpuId> = instance.parts.iter().map(|part| part.gpu).collect();
+            let nodes: BTreeSet<_> =
+                places.iter().map(|gpu| self.devices.get(gpu).map(|spec| spec.node)).collect();
+            let parts = instance.parts.len();
+            if (parts, places.len(), nodes.len()) != (devices as usize, parts, 1) {
+                return Err(format!(
+                    "{parts} parts on {places:?}: need {devices} different devices of one node"
+                ));
+            }
+        }
         for part in &instance.parts {
             let spec = self.devices.get(&part.gpu).ok_or_else(|| format!("{} is not there", part.gpu))?;
             let room = match (part.slice, &spec.mig) {

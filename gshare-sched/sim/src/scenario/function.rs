@@ -32,6 +32,10 @@ pub struct FunctionText {
     pub slo: Option<Span>,
     /// The time after which a caller gives up.
     pub patience: Option<Span>,
+    /// Devices of one node over which an instance of an inference function is spread, each with an equal part of its memory;
+    /// default 1.
+    #[serde(default = "one")]
+    pub devices: u32,
     /// Fewest and most instances; default 0 and 1.
     pub instances: Option<(u32, u32)>,
     /// The regime it must run in.
@@ -180,6 +184,7 @@ impl FunctionText {
             ("speed", self.speed != all(), WorkText::Training),
             ("time_limit", self.time_limit.is_some(), WorkText::Inference),
             ("host", self.host.is_some(), WorkText::Inference),
+            ("devices", self.devices != 1, WorkText::Inference),
         ] {
             if given && self.work != of {
                 return Err(self.wrong(name, "given", &format!("only for work {of:?}").to_lowercase()));
@@ -188,7 +193,12 @@ impl FunctionText {
         if self.memory.0 == Bytes::ZERO {
             return Err(self.wrong("memory", "0", "need more than 0 bytes"));
         }
-        let mut spec = FunctionSpec::new(work, self.memory.0).with_tenant(TenantId::new(self.tenant));
+        if !(1..=64).contains(&self.devices) {
+            return Err(self.wrong("devices", &self.devices.to_string(), "need 1 to 64"));
+        }
+        let mut spec = FunctionSpec::new(work, self.memory.0)
+            .with_tenant(TenantId::new(self.tenant))
+            .with_devices(self.devices);
         let (least, most) = self.instances.unwrap_or((0, 1));
         if most == 0 || least > most {
             let value = format!("[{least}, {most}]");

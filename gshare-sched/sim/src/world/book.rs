@@ -94,7 +94,9 @@ struct Request {
 struct Function {
     work: Work,
     profile: Option<ProfileTable>,
+    /// Bytes of an instance on each of its devices.
     memory: u64,
+    devices: u32,
     slo: Option<Duration>,
     max_instances: u32,
     instances: u32,
@@ -144,7 +146,8 @@ impl Book {
                 let entry = Function {
                     work: spec.work.clone(),
                     profile,
-                    memory: spec.memory.get(),
+                    memory: spec.memory_per_device().get(),
+                    devices: spec.devices,
                     slo: spec.slo,
                     max_instances: spec.max_instances,
                     instances: 0,
@@ -179,7 +182,8 @@ impl Book {
             PlatformEvent::ProfileLearned { function, profile, memory } => {
                 let of = self.function(*function)?;
                 of.profile = Some(profile.clone());
-                of.memory = memory.map_or(of.memory, gshare_core::Bytes::get);
+                let devices = u64::from(of.devices.max(1));
+                of.memory = memory.map_or(of.memory, |memory| memory.get().div_ceil(devices));
             }
             PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => {}
         }
@@ -372,10 +376,12 @@ impl Book {
                 entry.instances, entry.max_instances
             ));
         }
-        if let Work::Training { workers, .. } = entry.work
-            && parts.len() != workers as usize
-        {
-            return Err(format!("{id} has {} parts, {function} trains with {workers}", parts.len()));
+        let needed = match entry.work {
+            Work::Training { workers, .. } => workers,
+            _ => entry.devices,
+        };
+        if !matches!(entry.work, Work::Pipeline { .. }) && parts.len() != needed as usize {
+            return Err(format!("{id} of {function} has {} parts, not {needed}", parts.len()));
         }
         let new = Instance {
             function,
@@ -403,7 +409,16 @@ impl Book {
             return Err(format!("{id} has no parts"));
         }
         instance.placed = true;
-        let needs = self.functions.get(&instance.function).map_or(0, |function| function.memory);
+        let function = self.functions.get(&instance.function);
+        let needs = function.map_or(0, |function| function.memory);
+        if function.is_some_and(|function| function.devices > 1) {
+            let places: BTreeSet<_> = instance.parts.iter().map(|part| part.gpu).collect();
+            let node = |gpu| self.devices.get(gpu).map(|device| device.spec.node);
+            let nodes: BTreeSet<_> = places.iter().map(node).collect();
+            if places.len() != instance.parts.len() || nodes.len() != 1 {
+                return Err(format!("{id} is spread over {places:?}: need different devices of one node"));
+            }
+        }
         for part in &instance.parts {
             let Some(device) = self.devices.get_mut(&part.gpu) else {
                 return Err(format!("{id} has a part on {}, which is not there", part.gpu));
@@ -586,12 +601,12 @@ impl Book {
         let Some((asked, on)) = ended.and_then(|asked| asked.on.map(|on| (asked, on))) else {
             return Err(format!("the host answers {request}, which runs nowhere"));
         };
-        let (mut cold, mut staged) = (false, false);
+        let (mut cold, mut parts_had) = (false, 0);
         if let Some(found) = self.instances.get_mut(&on) {
             found.requests.retain(|one| *one != request);
             cold = found.ready.is_some_and(|ready| ready > asked.arrived);
             let parts = core::mem::take(&mut found.parts);
-            staged = parts.len() > 1;
+            parts_had = parts.len();
             self.count_running(&parts, -1);
             if let Some(found) = self.instances.get_mut(&on) {
                 found.parts = parts;
@@ -599,11 +614,11 @@ impl Book {
         }
         let function = self.function(asked.function)?;
         let latency = now.saturating_since(asked.arrived);
-        let slo = function.slo;
+        let (slo, staged) = (function.slo, matches!(function.work, Work::Pipeline { .. }));
         let outcome = &mut function.outcome;
         outcome.answered += 1;
         outcome.cold_starts += u64::from(cold);
-        outcome.pipelined += u64::from(staged);
+        outcome.pipelined += u64::from(staged && parts_had > 1);
         outcome.within_slo += u64::from(slo.is_some_and(|slo| latency <= slo));
         outcome.latencies.push(latency);
         Ok(())

@@ -23,7 +23,9 @@
 //!    instances on the device where the fewest must go are parked for it; after
 //!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
 //!    instance comes back when a request for it waits.
-//! 5. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
+//! 5. *Spread models* ([`spread`]): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
+//!    different ones of one node, or on none; where they have no memory, room is made on all of them.
+//! 6. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
 //!    starts again, with a growing pause.
 //!
 //! # Example
@@ -49,6 +51,7 @@ mod placing;
 mod pool_config;
 mod queueing;
 mod room;
+mod spread;
 
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
@@ -195,6 +198,9 @@ gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances }
 
 const REGIME: Regime = Regime::Fractional;
 
+/// The most devices of an instance.
+const MOST_DEVICES: u32 = 64;
+
 impl FractionalPool {
     /// A pool without devices and functions.
     ///
@@ -282,12 +288,17 @@ impl FractionalPool {
         if spec.memory.get() == 0 {
             return bad("memory is 0, need more");
         }
+        let most = if matches!(spec.work, Work::Inference { .. }) { MOST_DEVICES } else { 1 };
+        if !(1..=most).contains(&spec.devices) {
+            let need = if most == 1 { "1".to_owned() } else { format!("1 to {most}") };
+            return bad(&format!("devices is {}, need {need}", spec.devices));
+        }
         match &spec.work {
             Work::Pipeline { .. } => bad("a pipeline needs MIG slices"),
             Work::Inference { profile: None } => bad("it has no profile"),
             Work::Inference { profile: Some(_) } => Ok(()),
-            Work::Training { workers, .. } if !(1..=64).contains(workers) => {
-                bad(&format!("workers is {workers}, need 1 to 64"))
+            Work::Training { workers, .. } if !(1..=MOST_DEVICES).contains(workers) => {
+                bad(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"))
             }
             Work::Training { share, .. } => {
                 share.demand().validate().map_err(|error| REGIME.unsuitable(function, error))

@@ -53,7 +53,7 @@ impl FractionalPool {
         let limit = u16::try_from(limit).ok().and_then(SmShare::new).unwrap_or(SmShare::WHOLE);
         Demand::new(point.quota, point.sm)
             .with_sm_limit(limit)
-            .with_memory(self.functions[&function].spec.memory)
+            .with_memory(self.functions[&function].spec.memory_per_device())
             .with_function(function)
     }
 
@@ -70,11 +70,12 @@ impl FractionalPool {
             .iter()
             .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
         let demand = self.demand(function, point);
-        let placed = self.packer.place(&demand);
-        match placed {
+        match self.place_beside(function, &demand, None, &BTreeSet::new()) {
             Ok(placed) => {
                 let instance = self.insert(function, Some(scaled), demand, point.batch.max(1), point);
-                self.hold(instance, placed.placement.id, placed.placement.gpu);
+                for one in placed {
+                    self.hold(instance, one.placement.id, one.placement.gpu);
+                }
                 self.order_start(instance, actions);
             }
             // Never too large for any device: it may find room when others leave.

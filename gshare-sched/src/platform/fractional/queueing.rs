@@ -92,7 +92,7 @@ impl FractionalPool {
             self.reopen(instance);
             actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
         }
-        self.wake(function, actions);
+        self.wake(function);
     }
 
     /// Lists the instance among those that take requests, if it has room for one.

@@ -4,25 +4,28 @@
 //! one that is called; the choice of device and victims is that of the fewest victims, of those the longest unused.
 
 use super::{
-    Duration, FractionalPool, FunctionId, GpuId, InstanceId, PlatformAction, PoolAction, State, Timer,
-    Timestamp,
+    Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
+    PoolAction, State, Timer, Timestamp,
 };
-use gshare_core::pack::Placed;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An instance that waits for room.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Wanting {
     pub(super) instance: InstanceId,
     since: Timestamp,
-    /// The device on which room is made for it.
-    on: Option<GpuId>,
+    /// The devices on which room is made for it.
+    on: Vec<GpuId>,
 }
+
+/// The victims that leave enough on a device: their number, when the last of them was used, the device, and they themselves.
+type Victims = (usize, Timestamp, GpuId, Vec<InstanceId>);
 
 impl FractionalPool {
     /// The instance waits for room from now on.
     pub(super) fn want(&mut self, instance: InstanceId) {
         if self.wanting.iter().all(|one| one.instance != instance) {
-            self.wanting.push_back(Wanting { instance, since: self.now, on: None });
+            self.wanting.push_back(Wanting { instance, since: self.now, on: Vec::new() });
             self.room_changed = true;
         }
     }
@@ -40,7 +43,7 @@ impl FractionalPool {
     }
 
     /// Brings a parked instance back when requests wait and none is open, starting or on its way.
-    pub(super) fn wake(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn wake(&mut self, function: FunctionId) {
         let Some(of) = self.functions.get(&function) else { return };
         if of.queue.is_empty() || of.removed {
             return;
@@ -49,7 +52,6 @@ impl FractionalPool {
             !matches!(self.instances[one].state, State::Parked | State::Draining | State::Stopping)
                 || self.wanting.iter().any(|wanting| wanting.instance == *one)
         });
-        let _ = actions;
         if !serves {
             self.wake_one(function);
         }
@@ -69,115 +71,128 @@ impl FractionalPool {
     /// Places those who wait where there is room, and makes room for those for whom there is none.
     pub(super) fn give_room(&mut self, actions: &mut Vec<PoolAction>) {
         let mut index = 0;
-        while let Some(&wanting) = self.wanting.get(index) {
-            match self.place_wanting(wanting) {
-                Some(placed) => {
-                    self.wanting.remove(index);
-                    self.hold(wanting.instance, placed.placement.id, placed.placement.gpu);
-                    if self.instances[&wanting.instance].state == State::Parked {
-                        self.order_unpark(wanting.instance, actions);
-                    } else {
-                        self.order_start(wanting.instance, actions);
-                    }
+        while let Some(wanting) = self.wanting.get(index) {
+            let instance = wanting.instance;
+            // Room that is being made for one that waits longer is not taken by another.
+            let reserved: BTreeSet<GpuId> =
+                self.wanting.iter().take(index).flat_map(|one| one.on.iter().copied()).collect();
+            let Some(of) = self.instances.get(&instance) else { return };
+            let (function, demand, node) = (of.function, of.demand, of.node);
+            if let Ok(placed) = self.place_beside(function, &demand, node, &reserved) {
+                self.wanting.remove(index);
+                for one in placed {
+                    self.hold(instance, one.placement.id, one.placement.gpu);
                 }
-                None => {
-                    index += 1;
-                    if self.config.park && !self.makes_room_on(wanting.on) {
-                        let on = self.make_room(wanting, actions);
-                        if let Some(one) = self.wanting.get_mut(index - 1) {
-                            one.on = on;
-                        }
-                    }
+                if self.instances[&instance].state == State::Parked {
+                    self.order_unpark(instance, actions);
+                } else {
+                    self.order_start(instance, actions);
+                }
+                continue;
+            }
+            if self.config.park && !self.makes_room_on(&self.wanting[index].on) {
+                let on = self.make_room(index, actions);
+                if let Some(one) = self.wanting.get_mut(index) {
+                    one.on = on;
                 }
             }
+            index += 1;
         }
         if !self.wanting.is_empty() && self.config.park {
             self.look_for_room_in(self.config.park_idle);
         }
     }
 
-    /// Whether somebody on that device is about to be parked.
-    fn makes_room_on(&self, on: Option<GpuId>) -> bool {
-        let Some(gpu) = on else { return false };
-        self.instances.values().any(|of| {
-            matches!(of.state, State::Emptying | State::Parking)
-                && of.placements.iter().any(|(_, at)| *at == gpu)
-        })
+    /// Whether an instance on one of these devices is about to be parked.
+    fn makes_room_on(&self, on: &[GpuId]) -> bool {
+        !on.is_empty()
+            && self.instances.values().any(|of| {
+                matches!(of.state, State::Emptying | State::Parking)
+                    && of.placements.iter().any(|(_, at)| on.contains(at))
+            })
     }
 
-    fn place_wanting(&mut self, wanting: Wanting) -> Option<Placed> {
-        let of = self.instances.get(&wanting.instance)?;
-        let (demand, node, devices) = (of.demand, of.node, &self.devices);
-        // Room that is being made for one that waits longer is not taken by another.
-        let reserved: Vec<GpuId> = self
-            .wanting
-            .iter()
-            .take_while(|one| one.instance != wanting.instance)
-            .filter_map(|one| one.on)
-            .collect();
-        let allowed = |gpu: GpuId| {
-            let here = |node| devices.get(&gpu).is_some_and(|device| device.node == node);
-            !reserved.contains(&gpu) && node.is_none_or(here)
-        };
-        self.packer.place_where(&demand, &allowed).ok()
-    }
-
-    /// Parks the fewest instances that leave enough on one device; the device, if there is one.
-    fn make_room(&mut self, wanting: Wanting, actions: &mut Vec<PoolAction>) -> Option<GpuId> {
-        let of = self.instances.get(&wanting.instance)?;
-        let (demand, node, function) = (of.demand, of.node, of.function);
-        let busy_too = self.now.saturating_since(wanting.since) >= self.config.park_busy_after;
-        let area =
-            |demand: &gshare_core::pack::Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
-        let mut best: Option<(usize, Timestamp, GpuId, Vec<InstanceId>)> = None;
-        for (&gpu, device) in &self.devices {
-            let taken =
-                self.wanting.iter().any(|one| one.instance != wanting.instance && one.on == Some(gpu));
-            if taken || node.is_some_and(|node| node != device.node) {
-                continue;
-            }
-            let Some(status) = self.packer.gpu(gpu) else { continue };
-            let mut free_memory = status.spec.memory.saturating_sub(status.memory_used).get();
-            let whole = u64::from(status.spec.quota.get()) * u64::from(status.spec.sm.get());
-            let mut free_area = whole.saturating_sub(status.area_used);
-            let mut victims: Vec<(bool, Timestamp, InstanceId)> = Vec::new();
-            self.packer.placements_on(gpu, &mut |placement| {
-                let Some(&id) = self.by_placement.get(&placement.id) else { return };
-                let Some((used, idle)) = self.may_be_parked(id, function) else { return };
-                if idle || busy_too {
-                    victims.push((!idle, used, id));
-                }
-            });
-            victims.sort_unstable();
-            let (mut chosen, mut latest) = (Vec::new(), Timestamp::ZERO);
-            for (_, used, id) in victims {
-                if free_memory >= demand.memory.get() && free_area >= area(&demand) && !chosen.is_empty() {
-                    break;
-                }
-                let victim = &self.instances[&id].demand;
-                free_memory = free_memory.saturating_add(victim.memory.get());
-                free_area = free_area.saturating_add(area(victim));
-                chosen.push(id);
-                latest = latest.max(used);
-            }
-            let fits = free_memory >= demand.memory.get() && free_area >= area(&demand) && !chosen.is_empty();
-            let better = |best: &(usize, Timestamp, GpuId, Vec<InstanceId>)| {
-                (chosen.len(), latest, gpu) < (best.0, best.1, best.2)
-            };
-            if fits && best.as_ref().is_none_or(better) {
-                best = Some((chosen.len(), latest, gpu, chosen));
-            }
-        }
-        let (_, _, gpu, victims) = best?;
+    /// Parks the fewest instances that leave enough on one device, or on as many of one node as the instance needs; the devices,
+    /// if there are any.
+    fn make_room(&mut self, index: usize, actions: &mut Vec<PoolAction>) -> Vec<GpuId> {
+        let Some(chosen) = self.cheapest_room(index) else { return Vec::new() };
+        let on = chosen.iter().map(|(_, _, gpu, _)| *gpu).collect();
+        // A spread instance may have to leave several of the devices.
+        let victims: BTreeSet<InstanceId> = chosen.into_iter().flat_map(|(.., victims)| victims).collect();
         for victim in victims {
             self.close(victim);
             self.enter(victim, State::Emptying);
-            let Some(of) = self.instances.get(&victim) else { continue };
-            if of.requests.is_empty() {
+            if self.instances.get(&victim).is_some_and(|of| of.requests.is_empty()) {
                 self.park(victim, actions);
             }
         }
-        Some(gpu)
+        on
+    }
+
+    /// The devices on which room costs an instance that waits the fewest victims, of those the longest unused.
+    fn cheapest_room(&self, index: usize) -> Option<Vec<Victims>> {
+        let wanting = self.wanting.get(index)?;
+        let of = self.instances.get(&wanting.instance)?;
+        let count = self.functions[&of.function].spec.devices as usize;
+        let busy_too = self.now.saturating_since(wanting.since) >= self.config.park_busy_after;
+        let taken = |gpu: GpuId| {
+            let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
+            others.any(|one| one.on.contains(&gpu))
+        };
+        let with = |least: usize| {
+            let mut nodes: BTreeMap<NodeId, Vec<Victims>> = BTreeMap::new();
+            for (&gpu, device) in &self.devices {
+                if of.node.is_none_or(|node| node == device.node)
+                    && !taken(gpu)
+                    && let Some(victims) = self.victims_on(gpu, of, least, busy_too)
+                {
+                    nodes.entry(device.node).or_default().push(victims);
+                }
+            }
+            let cheapest = nodes.into_values().filter(|found| found.len() >= count).map(|mut found| {
+                found.sort_unstable_by_key(|(victims, used, gpu, _)| (*victims, *used, *gpu));
+                found.truncate(count);
+                found
+            });
+            let cost = |found: &Vec<Victims>| {
+                let victims = found.iter().map(|(victims, ..)| victims).sum::<usize>();
+                (victims, found.iter().map(|(_, used, ..)| *used).max(), found.first().map(|one| one.2))
+            };
+            cheapest.filter(|found| cost(found).0 > 0).min_by_key(cost)
+        };
+        // Where there is enough and it did not fit, the shapes do not match: then one has to leave all the same.
+        (count > 1).then(|| with(0)).flatten().or_else(|| with(1))
+    }
+
+    /// The instances, at least so many, that have to leave a device for this one, the longest unused first; none where that is
+    /// not enough.
+    fn victims_on(&self, gpu: GpuId, wanting: &Instance, least: usize, busy_too: bool) -> Option<Victims> {
+        let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
+        let (memory, area_wanted) = (wanting.demand.memory.get(), area(&wanting.demand));
+        let status = self.packer.gpu(gpu)?;
+        let mut free_memory = status.spec.memory.saturating_sub(status.memory_used).get();
+        let whole = u64::from(status.spec.quota.get()) * u64::from(status.spec.sm.get());
+        let mut free_area = whole.saturating_sub(status.area_used);
+        let mut victims: Vec<(bool, Timestamp, InstanceId)> = Vec::new();
+        self.packer.placements_on(gpu, &mut |placement| {
+            let Some(&id) = self.by_placement.get(&placement.id) else { return };
+            let Some((used, idle)) = self.may_be_parked(id, wanting.function) else { return };
+            if idle || busy_too {
+                victims.push((!idle, used, id));
+            }
+        });
+        victims.sort_unstable();
+        let (mut chosen, mut latest) = (Vec::new(), Timestamp::ZERO);
+        let mut victims = victims.into_iter();
+        while free_memory < memory || free_area < area_wanted || chosen.len() < least {
+            let (_, used, id) = victims.next()?;
+            let victim = &self.instances[&id].demand;
+            free_memory = free_memory.saturating_add(victim.memory.get());
+            free_area = free_area.saturating_add(area(victim));
+            chosen.push(id);
+            latest = latest.max(used);
+        }
+        Some((chosen.len(), latest, gpu, chosen))
     }
 
     /// When the instance was used last and whether it is idle, if it may be parked for another function.

@@ -330,6 +330,9 @@ impl SlicedPool {
         if self.functions.contains_key(&function) {
             return unsuitable("it is here already, or has instances that end");
         }
+        if spec.devices != 1 {
+            return unsuitable("devices: need 1, models are spread over fractional devices only");
+        }
         if spec.max_instances == 0 {
             return unsuitable("max_instances is 0: need more than 0");
         }

@@ -182,6 +182,9 @@ impl WholePool {
         if self.functions.contains_key(&function) {
             return unsuitable("it is here already, or has instances that end");
         }
+        if spec.devices != 1 {
+            return unsuitable("devices: need 1, models are spread over fractional devices only");
+        }
         let Some(infer) = infer(spec) else {
             return unsuitable(
                 "work: need an inference function whose profile has a point of batch 1 with a p50 above 0",

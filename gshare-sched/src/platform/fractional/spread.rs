@@ -1,0 +1,68 @@
+//! The placements of an instance: one, or those of a model that is spread over several devices of a node.
+//!
+//! Devices that hold one model together exchange its activations with every layer, so they are of one node: the one with the
+//! fewest devices that have room, so that others stay whole for larger instances. The parts are equal, since tensor parallelism
+//! needs that; Dilu (section 3.3) spreads a model by what memory is free, which
+//! [`place_split`](gshare_core::pack::Packer::place_split) does.
+
+use super::{Demand, FractionalPool, FunctionId, GpuId, NodeId};
+use gshare_core::pack::{PackError, Placed};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl FractionalPool {
+    /// Places an instance of a function on devices that are not reserved, of this node if it has one.
+    ///
+    /// # Errors
+    /// The packer's; nothing is placed then.
+    pub(super) fn place_beside(
+        &mut self,
+        function: FunctionId,
+        demand: &Demand,
+        node: Option<NodeId>,
+        reserved: &BTreeSet<GpuId>,
+    ) -> Result<Vec<Placed>, PackError> {
+        let count = self.functions.get(&function).map_or(1, |of| of.spec.devices);
+        if count > 1 {
+            return self.place_spread(count, demand, node, reserved);
+        }
+        if node.is_none() && reserved.is_empty() {
+            return Ok(vec![self.packer.place(demand)?]);
+        }
+        let devices = &self.devices;
+        let here = |gpu| node.is_none_or(|node| devices.get(&gpu).is_some_and(|of| of.node == node));
+        Ok(vec![self.packer.place_where(demand, &|gpu| !reserved.contains(&gpu) && here(gpu))?])
+    }
+
+    fn place_spread(
+        &mut self,
+        count: u32,
+        demand: &Demand,
+        node: Option<NodeId>,
+        reserved: &BTreeSet<GpuId>,
+    ) -> Result<Vec<Placed>, PackError> {
+        let mut nodes: BTreeMap<NodeId, BTreeSet<GpuId>> = BTreeMap::new();
+        for (&gpu, device) in &self.devices {
+            let fits = self
+                .packer
+                .gpu(gpu)
+                .is_some_and(|status| status.spec.memory.saturating_sub(status.memory_used) >= demand.memory);
+            if fits && node.is_none_or(|node| node == device.node) && !reserved.contains(&gpu) {
+                nodes.entry(device.node).or_default().insert(gpu);
+            }
+        }
+        let mut nodes: Vec<BTreeSet<GpuId>> = nodes.into_values().collect();
+        nodes.retain(|gpus| gpus.len() >= count as usize);
+        nodes.sort_by_key(BTreeSet::len);
+        let demands = vec![*demand; count as usize];
+        let mut placed = Vec::new();
+        for gpus in nodes {
+            let fresh = |taken: &[Placed], gpu: GpuId| {
+                gpus.contains(&gpu) && taken.iter().all(|one| one.placement.gpu != gpu)
+            };
+            if self.packer.place_set(&demands, &fresh, &mut placed).is_ok() {
+                return Ok(placed);
+            }
+        }
+        Err(PackError::NoRoom { quota: demand.quota, sm: demand.sm })
+    }
+}
