@@ -23,12 +23,13 @@ const ANY_RATE: f64 = 1e9;
 const MOST: u32 = 4096;
 
 /// The annotations of this host, each with what it is.
-const KEYS: [(&str, &str); 14] = [
+const KEYS: [(&str, &str); 15] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
     ("gshare/class", "slo-sensitive or best-effort"),
     ("gshare/workload", "inference, pipeline or training"),
     ("gshare/workers", "workers of a training job, each on a device of its own: 1 to 64"),
+    ("gshare/devices", "devices over which a model is spread, each with an equal part of it: 1 to 64"),
     ("gshare/profile", "auto, none, or a file with measured points"),
     ("gshare/dag", "file with the components of a pipeline and their profiles"),
     ("gshare/tenant", "name of the tenant that pays"),
@@ -89,6 +90,8 @@ pub struct Plan {
     pub wants: Wants,
     /// Requests at once of an instance.
     pub concurrency: u32,
+    /// Devices that the process of an instance has.
+    pub devices: u32,
     /// Fewest and most instances.
     pub bounds: (u32, u32),
     /// The time in which a request is to be answered.
@@ -146,13 +149,23 @@ impl Plan {
         let bounds = bounds(deployment)?;
         let concurrency = annotations.count("gshare/concurrency", 1, 1..=64)?;
         let model = annotations.get("gshare/model").map(model).transpose()?;
-        let memory = share.and_then(|share| share.memory()).or(model.as_ref().map(|(_, bytes)| *bytes));
+        let devices = annotations.count("gshare/devices", 1, 1..=64)?;
+        // A share is one of each device.
+        let all = |memory: Bytes| Bytes(memory.get().saturating_mul(devices.into()));
+        let memory =
+            share.and_then(|share| share.memory()).map(all).or(model.as_ref().map(|(_, bytes)| *bytes));
         let wants = annotations.wants(share, rate)?;
+        if devices > 1
+            && matches!(wants, Wants::NoGpu { .. } | Wants::Pipeline { .. } | Wants::Training { .. })
+        {
+            return Err(bad("gshare/devices", &devices.to_string(), "need an inference function with a GPU"));
+        }
         let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
         Ok(Self {
             image,
             command,
             concurrency,
+            devices,
             bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
             slo: annotations.time("gshare/slo")?,
             tenant,
@@ -188,7 +201,7 @@ impl Plan {
     pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
         let memory = self.memory.unwrap_or(match &self.wants {
             // No limit is set, and nothing is known of the function.
-            Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(1),
+            Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(self.devices.into()),
             Wants::Profile { memory, .. } => memory.unwrap_or(guess),
             _ => guess,
         });
@@ -223,6 +236,7 @@ impl Plan {
             .with_tenant(self.tenant)
             .with_instances(bounds.0, bounds.1)
             .with_time_limit(limit)
+            .with_devices(self.devices)
             .with_loads(self.load, self.load);
         (spec.slo, spec.regime) = (self.slo, self.regime);
         Ok(spec)
@@ -513,6 +527,11 @@ mod tests {
             (r#""annotations":{"gshare/requests_per_second":"NaN"}"#, "gshare/requests_per_second"),
             (r#""annotations":{"gshare/concurrency":"0"}"#, "need 1 to 64"),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
+            (r#""annotations":{"gshare/devices":"65"}"#, "gshare/devices: `65`: need 1 to 64"),
+            (
+                r#""annotations":{"gshare/devices":"2","gshare/workload":"training"}"#,
+                "gshare/devices: `2`: need an inference function with a GPU",
+            ),
             (r#""annotations":{"gshare/slo":"69"}"#, "gshare/slo: `69`"),
             (r#""annotations":{"gshare/slo":"0ms"}"#, "more than 0"),
             (r#""annotations":{"gshare/model":"/no/such"}"#, "gshare/model: `/no/such`"),

@@ -117,16 +117,16 @@ pub struct Device {
 }
 
 impl Device {
-    /// Variables of the process for this part of an instance: `CUDA_VISIBLE_DEVICES`, and those that find the driver.
-    pub fn for_part(&self, part: &Part) -> (&str, &[(OsString, OsString)]) {
+    /// The name of the part's device, or of its slice, in `CUDA_VISIBLE_DEVICES`.
+    fn visible(&self, part: &Part) -> &str {
         let slice = part.slice.and_then(|at| self.slices.iter().find(|(place, _)| *place == at));
-        (slice.map_or(&self.uuid, |(_, uuid)| uuid), &self.environment)
+        slice.map_or(&self.uuid, |(_, uuid)| uuid)
     }
 
-    /// Files of a simulated device that a container of this part sees: the folder of its driver, and the device's own file.
-    pub fn mounts(&self, part: &Part) -> Vec<Mount> {
-        let (_, environment) = self.for_part(part);
-        let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    /// Files of a simulated device that a container sees: the folder of its driver, and the device's own file.
+    pub fn mounts(&self) -> Vec<Mount> {
+        let find = |name: &str| self.environment.iter().find(|(key, _)| key == name);
+        let value = |name: &str| find(name).map(|(_, value)| value);
         // The driver's folder comes first in the list of folders, before those of this host's own environment.
         let folders = value("LD_LIBRARY_PATH").into_iter().flat_map(std::env::split_paths).take(1);
         let file = value("GSHARE_SIM_DEVICE").map(|file| Mount { writable: true, ..Mount::read(file) });
@@ -199,6 +199,26 @@ impl Devices {
             device.spec.regime = Some(Regime::Whole);
         }
         Ok(devices)
+    }
+
+    /// Variables of a process with these parts: `CUDA_VISIBLE_DEVICES`, and those that find the driver; none for parts on devices that
+    /// are not here.
+    ///
+    /// # Errors
+    /// When the parts are on simulated boards with a driver each, of which a process sees one.
+    pub fn variables(&self, parts: &[Part]) -> std::io::Result<Vec<(OsString, OsString)>> {
+        let devices: Vec<(&Device, &Part)> =
+            parts.iter().filter_map(|part| Some((self.all.get(&part.gpu)?, part))).collect();
+        let Some((first, _)) = devices.first() else { return Ok(Vec::new()) };
+        if devices.iter().any(|(device, _)| device.environment != first.environment) {
+            return Err(std::io::Error::other(
+                "its devices are on several simulated boards: need one --sim with as many devices",
+            ));
+        }
+        let visible: Vec<&str> = devices.iter().map(|(device, part)| device.visible(part)).collect();
+        let mut variables = first.environment.clone();
+        variables.push(("CUDA_VISIBLE_DEVICES".into(), visible.join(",").into()));
+        Ok(variables)
     }
 
     /// Gives the files of simulated devices to another user. Files of real ones are anybody's.

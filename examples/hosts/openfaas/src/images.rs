@@ -13,6 +13,7 @@
 //! the one that the image names: the daemon and the files know no other.
 
 use super::deployment::Wants;
+use super::devices::Device;
 use super::host::Launch;
 use super::node::Node;
 use gshare_core::RunId;
@@ -36,7 +37,7 @@ pub fn start(
     node: &Node,
     image: &Image,
     launch: &Launch,
-    part: &Part,
+    parts: &[Part],
     port: u16,
     (name, run): (&str, RunId),
 ) -> io::Result<HookedProcess> {
@@ -50,7 +51,7 @@ pub fn start(
 
     let mut command = Command::new(image.to_string());
     command.args(&plan.command).env("port", port.to_string());
-    node.environment(&mut command, launch, part, port, Path::new(SECRETS));
+    node.environment(&mut command, launch, parts, port, Path::new(SECRETS))?;
     let mut mounts = vec![Mount { host: secrets, inside: SECRETS.into(), writable: false }];
     if let Some(model) = &plan.model {
         mounts.extend([Mount::read(model), Mount::read(&runner.models.socket)]);
@@ -59,7 +60,9 @@ pub fn start(
     let mut devices = Vec::new();
     if uses_gpu && runner.devices.simulated {
         mounts.push(Mount::read(SIMULATOR.find()?));
-        mounts.extend(runner.devices.all.get(&part.gpu).into_iter().flat_map(|device| device.mounts(part)));
+        // Several devices of a process are one board's.
+        let device = parts.first().and_then(|part| runner.devices.all.get(&part.gpu));
+        mounts.extend(device.into_iter().flat_map(Device::mounts));
     } else if uses_gpu {
         devices = gpus();
         if let Some(pipes) = &runner.mps {

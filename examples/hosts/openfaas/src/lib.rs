@@ -33,6 +33,7 @@
 //! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
 //! | `fastgshare/gpu_mem` | memory, in bytes |
 //! | `gshare/requests_per_second` | what an instance serves with that share: load starts and stops instances |
+//! | `gshare/devices` | devices over which a model is spread: the instance's one process sees all of them, with its share on each and an equal part of its memory |
 //! | `gshare/concurrency` | requests at a time of an instance |
 //! | `com.openfaas.scale.min`, `.max` | fewest and most replicas: 1, and 20 |
 //!

@@ -217,44 +217,53 @@ impl Node {
         }
     }
 
-    /// Starts a process of an instance under this name, as a program or in a container; it is to listen at `port`.
+    /// Starts a process of an instance on these parts under this name, as a program or in a container; it is to listen at `port`.
     ///
     /// # Errors
     /// When it cannot be started, or its secrets or its cgroup cannot be made.
-    pub fn process(&self, launch: &Launch, part: &Part, port: u16, name: &str) -> io::Result<HookedProcess> {
+    pub fn process(
+        &self,
+        launch: &Launch,
+        parts: &[Part],
+        port: u16,
+        name: &str,
+    ) -> io::Result<HookedProcess> {
         let (plan, run) = (&launch.version.plan, gshare_runner::new_run()?);
         if let Some(image) = &plan.image {
-            return super::images::start(self, image, launch, part, port, (name, run));
+            return super::images::start(self, image, launch, parts, port, (name, run));
         }
         let mut words = plan.command.iter();
         let mut command = Command::new(words.next().map_or("", String::as_str));
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let secrets = self.store.mount(&launch.version.deployment, self.runner.user)?;
-        self.environment(&mut command, launch, part, port, &secrets);
+        self.environment(&mut command, launch, parts, port, &secrets)?;
         let confined = self.confined(launch, name, run)?;
         HookedProcess::start_confined(command, name, run, self.hook(launch), confined)
     }
 
-    /// Gives a command the environment of a process of an instance that is to listen at `port`.
+    /// Gives a command the environment of a process on these parts of an instance that is to listen at `port`.
+    ///
+    /// # Errors
+    /// When no process can see the devices of all parts.
     pub(super) fn environment(
         &self,
         command: &mut Command,
         launch: &Launch,
-        part: &Part,
+        parts: &[Part],
         port: u16,
         secrets: &Path,
-    ) {
+    ) -> io::Result<()> {
         let (plan, deployment) = (&launch.version.plan, &launch.version.deployment);
         let no_gpu = matches!(plan.wants, Wants::NoGpu { .. });
-        if let Some(device) = self.runner.devices.all.get(&part.gpu).filter(|_| !no_gpu) {
-            let (visible, environment) = device.for_part(part);
-            command.envs(environment.iter().map(|(key, value)| (key, value)));
-            command.env("CUDA_VISIBLE_DEVICES", visible);
+        if !no_gpu {
+            command.envs(self.runner.devices.variables(parts)?);
         }
         command.envs(deployment.env_vars.iter().flatten());
         command.env("PORT", port.to_string());
         command.env("secret_mount_path", secrets);
         command.env("OPENFAAS_NAME", &deployment.service);
+        // The parts of one process have one share.
+        let Some(part) = parts.first() else { return Ok(()) };
         if let Some(model) = &plan.model {
             command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
         }
@@ -289,6 +298,7 @@ impl Node {
                 command.env("GSHARE_CLASS", class.to_string());
             }
         }
+        Ok(())
     }
 
     /// The time of its device that a process is to have. Processes on a MIG device or a GPU that serves one request at a time
@@ -485,7 +495,7 @@ async fn look(node: Weak<Node>) {
 /// Starts a process of an instance, in the starter's thread.
 fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
     let name = launch.version.deployment.service.clone();
-    let instance = client(&name, launch.instance, launch.index, launch.parts.len());
+    let instance = client(&name, launch.instance, launch.index, launch.processes());
     let _inside = runtime.enter();
     match spawn(node, launch, &instance) {
         Ok((process, port)) => {
@@ -502,7 +512,7 @@ fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
 fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProcess, u16)> {
     // Free now, and most likely when the process asks for it: ports are given in turn.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    Ok((node.process(launch, launch.part(), port, instance)?, port))
+    Ok((node.process(launch, launch.own_parts(), port, instance)?, port))
 }
 
 /// Runs the trials of a function in a thread of their own.

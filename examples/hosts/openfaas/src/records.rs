@@ -43,7 +43,13 @@ struct Program {
 
 impl Program {
     fn of(deployment: &FunctionDeployment) -> Self {
-        let matter = ["gshare/model", "gshare/concurrency", "gshare/probe_path", "gshare/probe_body"];
+        let matter = [
+            "gshare/model",
+            "gshare/concurrency",
+            "gshare/devices",
+            "gshare/probe_path",
+            "gshare/probe_body",
+        ];
         let annotations =
             deployment.annotations.iter().flatten().filter(|(key, _)| matter.contains(&key.as_str()));
         Self {

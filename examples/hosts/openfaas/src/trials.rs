@@ -68,7 +68,9 @@ impl Program for Trial {
 /// Why there is no result, for people.
 pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result<Measured, String> {
     let plan = &launch.version.plan;
-    let whole = launch.part().share;
+    let Some(whole) = launch.parts.first().map(|part| part.share) else {
+        return Err("an instance without parts".to_owned());
+    };
     let (name, concurrency) = (launch.version.deployment.service.clone(), plan.concurrency);
     let call = Call {
         path: plan.probe.path.clone(),
@@ -79,8 +81,9 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let (of, weak) = (launch.clone(), Weak::clone(node));
     let mut function = Http::new(call, move |setting, port| {
         let node = weak.upgrade().ok_or("the host ends")?;
-        let part = Part { share: narrowed(whole, setting)?, ..*of.part() };
-        start(&node, &of, &part, port)
+        let share = narrowed(whole, setting)?;
+        let parts: Vec<Part> = of.parts.iter().map(|part| Part { share, ..*part }).collect();
+        start(&node, &of, &parts, port)
             .map_err(|error| format!("does not start: {}: {error}", of.version.plan.program()))
     });
     let tell = |text: String| {
@@ -137,10 +140,10 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
 }
 
 /// Starts the program on a share. What it prints is in the function's log.
-fn start(node: &Arc<Node>, launch: &Launch, part: &Part, port: u16) -> io::Result<Trial> {
+fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Trial> {
     let service = &launch.version.deployment.service;
     let name = client(service, launch.instance, 0, 1);
-    let mut process = node.process(launch, part, port, &name)?;
+    let mut process = node.process(launch, parts, port, &name)?;
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
     for pipe in pipes.into_iter().flatten() {

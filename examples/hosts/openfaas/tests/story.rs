@@ -150,6 +150,34 @@ fn a_function_with_an_slo_is_measured_placed_scaled_and_served_and_comes_back() 
     assert!(!logs.contains("is measured"), "{logs}");
 }
 
+/// One process that sees both devices, with its share on each, also while it is measured.
+#[test]
+fn a_large_model_is_spread_over_two_devices() {
+    let story = Story::on(&["--sim=v100,devices=2"], tempfile::tempdir().unwrap());
+    story.deploy("large", &json!({"gshare/slo": "10s", "gshare/devices": "2"}), &json!({}));
+    assert_eq!(story.ask("large")["devices"], 2);
+    let status = story.status("large");
+    let parts = story.parts("large", "ready").remove(0);
+    let on: BTreeSet<u64> = parts.iter().map(|part| part["gpu"].as_u64().unwrap()).collect();
+    assert_eq!((parts.len(), on.len(), status["instances"][0]["pids"].as_array().unwrap().len()), (2, 2, 1));
+    let memory = parts[0]["share"]["memory_bytes"].as_u64().unwrap();
+    assert!(memory > 32 << 20 && memory == parts[1]["share"]["memory_bytes"], "{parts:?}");
+    let client = status["instances"][0]["clients"][0].as_str().unwrap().to_owned();
+    let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
+    let snapshot = gshared::admin::snapshot(&admin).unwrap();
+    let mine: Vec<_> = snapshot.clients.iter().filter(|one| one.name == client).collect();
+    let devices: BTreeSet<_> = mine.iter().map(|one| one.gpu).collect();
+    assert_eq!(devices.len(), 2, "{mine:?}");
+    // Half of the weights and a context on each.
+    assert!(mine.iter().all(|one| (32 << 20..memory).contains(&one.memory_bytes.get())), "{mine:?}");
+    assert!(
+        mine.iter().all(|one| one.memory_limit_bytes.map(|limit| limit.get()) == Some(memory)),
+        "{mine:?}"
+    );
+    let (status, said) = story.try_deploy("larger", &json!({"gshare/devices": "0"}), &json!({}));
+    assert!(status == 400 && said.contains("gshare/devices: `0`: need 1 to 64"), "{status} {said}");
+}
+
 #[test]
 fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
     let story = Story::start(tempfile::tempdir().unwrap());

@@ -14,7 +14,8 @@
 //! and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
 //! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
 //! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
-//! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends.
+//! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends. On several
+//! devices it spreads its weights over them and runs a request's kernels on each.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use anyhow::{Context as _, Result};
@@ -31,7 +32,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-type Job = oneshot::Sender<Result<Duration, String>>;
+/// The time of a request on the devices, and their number.
+type Job = oneshot::Sender<Result<(Duration, usize), String>>;
 
 fn main() -> Result<()> {
     let number = |name: &'static str, default: u32| {
@@ -103,7 +105,7 @@ fn spin_ptx(name: &str, micros: u32) -> String {
     )
 }
 
-/// A device with the weights on it, and what runs a request's kernels there.
+/// A device with its part of the weights on it, and what runs a request's kernels there.
 struct Gpu {
     work: Work,
     stream: std::sync::Arc<cudarc::driver::CudaStream>,
@@ -114,8 +116,14 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn open(work: Work) -> Result<Self> {
-        let context = CudaContext::new(0)?;
+    /// All devices that this process sees, each with an equal part of the weights.
+    fn all(work: Work) -> Result<Vec<Self>> {
+        let count = usize::try_from(CudaContext::device_count()?)?;
+        (0..count).map(|ordinal| Self::open(work, ordinal, count)).collect()
+    }
+
+    fn open(work: Work, ordinal: usize, count: usize) -> Result<Self> {
+        let context = CudaContext::new(ordinal)?;
         let stream = context.new_stream()?;
         let sms = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let micros = match work.sms {
@@ -129,43 +137,49 @@ impl Gpu {
             (Ok(name), Ok(store)) => {
                 let store = gshare_modelstore::client::Client::connect(store)?;
                 let model = store.get(&name, &gshare_modelstore::client::GetOptions::default())?;
-                (stream.clone_htod(model.memory()?)?, Some(model))
+                let bytes = model.memory()?;
+                let part = bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
+                (stream.clone_htod(part)?, Some(model))
             }
-            _ => (stream.alloc_zeros::<u8>(work.weights)?, None),
+            _ => (stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?, None),
         };
         Ok(Self { work, stream, kernel, _weights: weights, _model: model })
     }
 
-    fn run(&self) -> Result<Duration, String> {
+    /// Runs a request on all devices at once.
+    fn run(all: &[Self]) -> Result<Duration, String> {
         let config = LaunchConfig { grid_dim: (16, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let begun = Instant::now();
         let run = || {
-            for _ in 0..self.work.kernels {
-                // SAFETY: the kernel takes no arguments and touches no memory.
-                unsafe { self.stream.launch_builder(&self.kernel).launch(config) }?;
+            for gpu in all {
+                gpu.stream.context().bind_to_thread()?;
+                for _ in 0..gpu.work.kernels {
+                    // SAFETY: the kernel takes no arguments and touches no memory.
+                    unsafe { gpu.stream.launch_builder(&gpu.kernel).launch(config) }?;
+                }
             }
-            self.stream.synchronize()
+            all.iter().try_for_each(|gpu| gpu.stream.synchronize())
         };
-        run().map(|()| begun.elapsed()).map_err(|error| error.to_string())
+        run().map(|()| begun.elapsed()).map_err(|error: cudarc::driver::DriverError| error.to_string())
     }
 }
 
 /// The GPU's thread: one request after the other.
 fn gpu(work: Work, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
-    let gpu = Gpu::open(work)?;
+    let gpus = Gpu::all(work)?;
     ready.send(())?;
     for job in todo {
         // The one that asked may have gone.
-        let _ = job.send(gpu.run());
+        let _ = job.send(Gpu::run(&gpus).map(|took| (took, gpus.len())));
     }
     Ok(())
 }
 
 /// A training job.
 fn train(work: Work, steps: u32) -> Result<()> {
-    let gpu = Gpu::open(work)?;
+    let gpus = Gpu::all(work)?;
     for step in 0..steps {
-        gpu.run().map_err(anyhow::Error::msg)?;
+        Gpu::run(&gpus).map_err(anyhow::Error::msg)?;
         if step % 100 == 0 {
             println!("step {step} of {steps}");
         }
@@ -180,8 +194,11 @@ async fn infer(State(jobs): State<Sender<Job>>, body: Bytes) -> Response {
         return (StatusCode::NOT_IMPLEMENTED, "KERNELS is 0\n").into_response();
     }
     match done.await {
-        Ok(Ok(took)) => {
+        Ok(Ok((took, devices))) => {
             let mut seen = serde_json::json!({"gpu_ms": took.as_secs_f64() * 1e3, "pid": std::process::id()});
+            if devices > 1 {
+                seen["devices"] = devices.into();
+            }
             if let Ok(stage) = std::env::var("GSHARE_STAGE") {
                 seen["stage"] = stage.into();
                 seen["components"] = std::env::var("GSHARE_COMPONENTS").unwrap_or_default().into();

@@ -56,7 +56,7 @@ impl Host {
             Some(_) => {
                 if let Some(instance) = on {
                     instance.requests.remove(&request);
-                    if instance.parts.len() > 1
+                    if instance.processes.len() > 1
                         && let Some(of) = self.versions.get_mut(&instance.function)
                     {
                         of.pipelined += 1;

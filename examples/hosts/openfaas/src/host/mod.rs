@@ -10,8 +10,8 @@
 //! wait for the new one.
 //!
 //! # Measuring
-//! A function that is to be measured gets a companion: a training job of one worker with the share that is measured on, placed
-//! and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
+//! A function that is to be measured gets a companion: a training job with the share that is measured on, of as many workers as the
+//! function has devices, placed and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
 //! once is taken, else the smallest waits for it.
 
 mod devices;
@@ -53,18 +53,26 @@ pub enum Order {
 pub struct Launch {
     /// The instance that it is of.
     pub instance: InstanceId,
-    /// Its place among the parts of the instance.
+    /// Its place among the processes of the instance.
     pub index: usize,
-    /// All parts of the instance; this one's is at `index`.
+    /// All parts of the instance: those of one process for a model that is spread over devices, else one for each process.
     pub parts: Vec<Part>,
     /// The function's version: which deployment, and what that asks for.
     pub version: Arc<Version>,
 }
 
 impl Launch {
-    /// Its device and share.
-    pub fn part(&self) -> &Part {
-        &self.parts[self.index]
+    /// Processes of the instance.
+    pub fn processes(&self) -> usize {
+        if self.version.plan.devices > 1 { 1 } else { self.parts.len() }
+    }
+
+    /// The parts of this process.
+    pub fn own_parts(&self) -> &[Part] {
+        if self.version.plan.devices > 1 {
+            return &self.parts;
+        }
+        self.parts.get(self.index..=self.index).unwrap_or_default()
     }
 }
 

@@ -220,11 +220,12 @@ impl Host {
     pub(super) fn launch(&mut self, instance: InstanceId) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get(&known.function) else { return };
-        known.processes = known.parts.iter().map(|_| Process::default()).collect();
         (known.ordered, known.load) = (self.last, None);
-        for index in 0..known.parts.len() {
-            let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
-            let launch = Launch { instance, index, parts, version };
+        let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
+        let launch = Launch { instance, index: 0, parts, version };
+        known.processes = (0..launch.processes()).map(|_| Process::default()).collect();
+        for index in 0..known.processes.len() {
+            let launch = Launch { index, ..launch.clone() };
             let order = if of.measures.is_some() {
                 let stop = Arc::new(AtomicBool::new(false));
                 known.stop = Some(Arc::clone(&stop));

@@ -223,8 +223,9 @@ impl Host {
         let memory = plan.memory.unwrap_or(self.guess);
         let tenant = plan.tenant;
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate().skip(from) {
-            let share = trial_share(time, sm, memory);
-            let spec = FunctionSpec::new(Work::Training { workers: 1, share }, memory).with_tenant(tenant);
+            let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
+            let work = Work::Training { workers: plan.devices, share };
+            let spec = FunctionSpec::new(work, memory).with_tenant(tenant);
             let version = Version { deployment: deployment.clone(), plan: plan.clone() };
             let trial = self.add(version, Some((function, rung)));
             let mut actions = Vec::new();
