@@ -1,7 +1,6 @@
 /* Programs that are within their rights and that a meter easily hangs, loses or stops to measure. */
 #include "driver.h"
 #include <signal.h>
-#include <time.h>
 
 #define ONE 80, 1, 1, 64, 1, 1, 0
 
@@ -263,7 +262,6 @@ static void made_before(void) {
 static void foreign_stream(void) {
     Handle contexts[2], streams[2];
     Pointer memory;
-    struct timespec before, after;
     MUST(cuInit(0));
     for (int i = 1; i >= 0; i--) {
         MUST(cuDevicePrimaryCtxRetain(&contexts[i], i));
@@ -271,12 +269,7 @@ static void foreign_stream(void) {
         MUST(cuStreamCreate(&streams[i], 1));
         if (i) MUST(cuMemAlloc_v2(&memory, 1 << 20));
     }
-    MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
-    clock_gettime(CLOCK_MONOTONIC, &before);
-    for (int n = 0; n < 50; n++) MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    double s = (after.tv_sec - before.tv_sec) + (after.tv_nsec - before.tv_nsec) / 1e9;
-    printf("50 within two seconds: %d\n", s < 2);
+    for (int n = 0; n < 51; n++) MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
     SHOW(cuStreamSynchronize(streams[1]));
     usleep(60000);
 }
