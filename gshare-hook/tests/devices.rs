@@ -244,11 +244,12 @@ fn a_token_is_held_while_its_kernel_runs() {
         // Half a millisecond before it is over. Of 400, a few were returned 5 ms before.
         assert!(used < held + 2_000_000, "turn {turn}: used {used} ns, held {held} ns");
     }
-    // The first few of both programs.
+    // The first four of a program end before they are handed over. One program may begin before the other, so these are sure to be
+    // among the first of theirs.
     assert!(
-        turns[..8].iter().all(|&(held, _)| held >= 8_000_000),
+        turns[..4].iter().all(|&(held, _)| held >= 8_000_000),
         "these were to be over: {:?}",
-        &turns[..8]
+        &turns[..4]
     );
 }
 
