@@ -120,7 +120,7 @@ fn a_function_in_python_is_measured() {
     for component in dag.components() {
         for batch in [1, 4] {
             let on = component.profile("2g.20gb", batch);
-            assert!(on.is_some_and(|on| !on.time.is_zero()), "{component:?}, batch {batch}");
+            assert!(on.is_some_and(|on| !on.time.is_zero()), "{component:?}, batch {batch}: {said}");
         }
     }
     assert!(dag.edges().iter().all(|edge| edge.bytes.get() > 0), "{:?}", dag.edges());
