@@ -6,7 +6,7 @@ use gshare_core::pipeline::instances::InstanceEvent;
 use gshare_core::pipeline::routing::RouteEvent;
 use gshare_core::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
 use gshare_core::{Duration, FunctionId, InstanceId, NodeId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl SlicedPool {
     pub(super) fn add(&mut self, function: FunctionId, spec: FunctionSpec, actions: &mut Vec<PoolAction>) {
@@ -20,7 +20,9 @@ impl SlicedPool {
             dag,
             slo: goal.slo,
             goal,
+            min_instances: spec.min_instances,
             max_instances: spec.max_instances,
+            kept: BTreeMap::new(),
             removed: false,
             nodes: BTreeSet::new(),
             instances: BTreeSet::new(),
@@ -37,6 +39,7 @@ impl SlicedPool {
         if !self.gpus.is_empty() && self.functions[&function].nodes.is_empty() {
             self.unmet(function, None, actions);
         }
+        self.look_at(function);
     }
 
     /// Takes a report. One that fits no order of the instance, or an instance that is gone, is old: it changes nothing.
@@ -118,6 +121,7 @@ impl SlicedPool {
             self.route(RouteEvent::FunctionRemoved { function });
             self.forget_removed(function);
         }
+        self.look_at(function);
         self.unpark(at, &slices, actions);
     }
 }
