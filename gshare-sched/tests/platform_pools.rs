@@ -77,7 +77,10 @@ fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
             (GpuId::new(4), gpu(1, 1, 24)),
         ],
         functions: (0..7)
-            .map(|n| (FunctionId::new(n), inference(3 + u64::from(n) % 4, 30 + u64::from(n))))
+            .map(|n| {
+                let spec = inference(3 + u64::from(n) % 4, 30 + u64::from(n));
+                (FunctionId::new(n), spec.with_instances(u32::from(n % 3 == 0), 1))
+            })
             .collect(),
         requests: 600,
         every: Duration::from_millis(30 + 30 * (seed % 5)),

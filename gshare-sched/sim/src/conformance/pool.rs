@@ -84,6 +84,7 @@ pub fn pool(pool: &mut dyn Pool, trial: &PoolTrial, seed: u64) -> Result<PoolRep
         least: BTreeMap::new(),
         unmet: BTreeSet::new(),
         below: BTreeMap::new(),
+        ready: None,
         requests: BTreeMap::new(),
         runs: 0,
         wake: None,
@@ -151,6 +152,8 @@ struct Host<'a> {
     unmet: BTreeSet<FunctionId>,
     /// Since when functions have been below their minimum.
     below: BTreeMap<FunctionId, Timestamp>,
+    /// The function of which an instance is ready just now: that may take the place of another.
+    ready: Option<FunctionId>,
     requests: BTreeMap<RequestId, Request>,
     runs: u64,
     wake: Option<Timestamp>,
@@ -321,7 +324,10 @@ impl Host<'_> {
     fn reported(&mut self, id: InstanceId, report: InstanceReport) -> Result<(), Fault> {
         if let Some(instance) = self.instances.get_mut(&id) {
             match report {
-                InstanceReport::Ready => instance.up = true,
+                InstanceReport::Ready => {
+                    instance.up = true;
+                    self.ready = Some(instance.function);
+                }
                 InstanceReport::Parked => (instance.parking, instance.there) = (false, false),
                 InstanceReport::Unparked => instance.unparking = false,
                 _ => {
@@ -332,7 +338,9 @@ impl Host<'_> {
             // The host of a lost device may report or not.
             return Ok(());
         }
-        self.tell(PoolEvent::Instance { instance: id, report })
+        self.tell(PoolEvent::Instance { instance: id, report })?;
+        self.ready = None;
+        Ok(())
     }
 
     fn fault(&mut self, now: Timestamp) -> Result<(), Fault> {
@@ -511,7 +519,7 @@ impl Host<'_> {
                 one.draining = true;
                 let function = one.function;
                 let (has, least) = (self.staying(function), self.least.get(&function).copied());
-                if has < least.unwrap_or(0) {
+                if has < least.unwrap_or(0) && self.ready != Some(function) {
                     return Err(format!("{function} has {has} instances now, fewer than are kept"));
                 }
                 Ok(())

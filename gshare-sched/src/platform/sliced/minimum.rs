@@ -38,9 +38,13 @@ impl SlicedPool {
             *keeps.entry(one.node).or_default() += 1;
             missing -= 1;
         }
-        let mut nodes: BTreeSet<NodeId> = of.nodes.clone();
+        let (mut nodes, not_before): (BTreeSet<NodeId>, _) = (of.nodes.clone(), of.not_before);
         for (at, keeps) in keeps {
             self.set_minimum(at, function, keeps, actions);
+        }
+        if missing > 0 && not_before > self.now {
+            self.retry = Some(self.retry.map_or(not_before, |at| at.min(not_before)));
+            return false;
         }
         while missing > 0 {
             let held = |at: &NodeId| (self.nodes.get(at).map_or(0, |node| node.slices.len()), *at);

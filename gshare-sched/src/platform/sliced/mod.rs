@@ -20,7 +20,7 @@
 //!    slices, since they would wait in it where no other instance can take them.
 //! 6. **A minimum** of instances is kept by the nodes together: each keeps what it has of it, and what is missing is started one by
 //!    one, on the node with the fewest slices held of those that can. Missing ones are looked at again whenever an instance ends
-//!    or changes its state, or a device comes or goes. Where none can, the host is told `Unmet`.
+//!    or changes its state, or a device comes or goes; after a start that failed, in ten seconds. Where none can, the host is told `Unmet`.
 //! 7. **A deadline** of a request is when it is rejected if it waits, a request for whose instance is being unparked included.
 //!
 //! ## Example
@@ -206,6 +206,8 @@ struct Function {
     max_instances: u32,
     /// The part of the minimum that each node keeps.
     kept: BTreeMap<NodeId, u32>,
+    /// No instance is started for the minimum before then, since a start has failed.
+    not_before: Timestamp,
     removed: bool,
     /// Nodes that it fits.
     nodes: BTreeSet<NodeId>,
@@ -248,8 +250,9 @@ pub struct SlicedPool {
     version: u64,
     /// Functions that may have fewer instances than their minimum, or other bounds than their nodes were told.
     lacking: BTreeSet<FunctionId>,
-    /// Whether the event changed what those may have.
+    /// Whether the event changed what those may have, and when to look again after a start that failed.
     look: bool,
+    retry: Option<Timestamp>,
 }
 
 gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
@@ -283,6 +286,7 @@ impl SlicedPool {
             version: 0,
             lacking: BTreeSet::new(),
             look: false,
+            retry: None,
         })
     }
 
@@ -580,6 +584,9 @@ impl SlicedPool {
         if self.router.next_deadline().is_some_and(|at| at <= self.now) {
             self.route(RouteEvent::DeadlineReached);
         }
+        if self.retry.is_some_and(|at| at <= self.now) {
+            (self.retry, self.look) = (None, true);
+        }
         while let Some(request) = self.tickets.expired(self.now) {
             self.give_up(request, Rejection::DeadlineMissed, actions);
         }
@@ -669,7 +676,8 @@ impl Engine for SlicedPool {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let keepers = self.due.first().map(|(at, _)| *at);
-        [keepers, self.router.next_deadline(), self.tickets.next_deadline()].into_iter().flatten().min()
+        let engines = [keepers, self.router.next_deadline(), self.tickets.next_deadline()];
+        engines.into_iter().chain([self.retry]).flatten().min()
     }
 }
 

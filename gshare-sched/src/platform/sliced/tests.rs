@@ -230,6 +230,18 @@ fn a_minimum_is_kept_by_all_nodes_together() {
     assert!(host.lives().iter().all(|(_, life, _)| matches!(life, Life::Stopped | Life::Draining)));
 }
 
+#[test]
+fn a_start_that_failed_is_tried_again_later() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    let spec = Box::new(chain(1, 12).with_instances(1, 8));
+    host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(0), spec });
+    host.report(0, InstanceReport::Refused);
+    assert_eq!((host.lives().len(), host.pool.next_deadline()), (0, Some(Timestamp::from_millis(10_000))));
+    host.now = 10_000;
+    host.tell(PoolEvent::DeadlineReached);
+    assert_eq!(host.lives().len(), 1);
+}
+
 /// A keeper from before there were minimums: one that refuses what it does not know.
 struct Older(Keeper);
 
