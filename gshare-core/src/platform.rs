@@ -214,7 +214,7 @@ pub struct FunctionSpec {
     /// The regime it must run in. None: the platform chooses.
     #[cfg_attr(feature = "serde", serde(default))]
     pub regime: Option<Regime>,
-    /// Instances that are kept whatever the load.
+    /// Instances that are kept whatever the load; at most 1 on whole devices.
     #[cfg_attr(feature = "serde", serde(default))]
     pub min_instances: u32,
     /// The most instances, those that start included; at least the minimum, more than 0.

@@ -310,6 +310,7 @@ fn what_is_refused_changes_nothing() {
         (again, 5, "fn0 is already here"),
         (never, 5, "fn3 does not fit this node"),
         (InstanceEvent::Requested { function: FunctionId::new(1) }, 5, "unknown fn1"),
+        (InstanceEvent::MinimumSet { function: FunctionId::new(2), instances: 1 }, 5, "unknown fn2"),
         (InstanceEvent::Needed { instance }, 5, "instance0 is starting: needed does not apply"),
         (InstanceEvent::Loaded { instance }, 5, "instance0 is starting: loaded does not apply"),
         (InstanceEvent::Drained { instance }, 5, "instance0 is starting: drained does not apply"),
@@ -325,6 +326,144 @@ fn what_is_refused_changes_nothing() {
     let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
     let refused = Keeper::new(config, &node(&[]), Box::new(partitioner), Box::new(LeastFragmentation));
     assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most hot_above");
+}
+
+fn minimum(function: u32, instances: u32) -> InstanceEvent {
+    InstanceEvent::MinimumSet { function: FunctionId::new(function), instances }
+}
+
+#[test]
+fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
+    let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"; 3]));
+    add(&mut keeper, 0, chain(&[20, 20], 7), goal(500));
+    let [a, b, c, d] = [0, 1, 2, 3].map(InstanceId::new);
+    let three = started(&tell(&mut keeper, 0, minimum(0, 3)));
+    assert_eq!(three, [(a, true, 1), (b, true, 1), (c, false, 1)], "two may share");
+    let unmet = InstanceAction::Unmet { function: FunctionId::new(0) };
+    assert_eq!(tell(&mut keeper, 1, minimum(0, 4)), [unmet], "three slices");
+    assert_eq!(tell(&mut keeper, 2, minimum(0, 4)), [], "told once");
+    tell(&mut keeper, 3, minimum(0, 2));
+    for instance in [a, b, c] {
+        tell(&mut keeper, 10, InstanceEvent::Started { instance });
+    }
+    requested(&mut keeper, 20, 0);
+    // Not used for an hour: the keep-alive takes what is too much, and no more.
+    let hour = tell(&mut keeper, 3_600_000, InstanceEvent::DeadlineReached);
+    assert_eq!(drained(&hour).len(), 1, "{hour:?}");
+    let (_, day) = (drained(&hour)[0].0, 86_400_000);
+    assert_eq!(drained(&tell(&mut keeper, day, InstanceEvent::DeadlineReached)), []);
+    assert_eq!(keeper.warm_functions(), 1);
+    // What is gone is started again when that is asked for.
+    let left = [a, b, c].into_iter().find(|one| *one != drained(&hour)[0].0).unwrap();
+    assert_eq!(started(&tell(&mut keeper, day, InstanceEvent::Gone { instance: left })), []);
+    let again = started(&tell(&mut keeper, day, minimum(0, 2)));
+    assert!(matches!(again[..], [(instance, ..)] if instance == d), "{again:?}");
+    tell(&mut keeper, day, InstanceEvent::Started { instance: d });
+    let none = drained(&tell(&mut keeper, day, minimum(0, 0)));
+    let keep_alive = none.iter().all(|(_, reason)| *reason == InstanceReason::KeepAlive);
+    assert!(none.len() == 2 && keep_alive, "{none:?}");
+}
+
+/// An instance of the random host below: its function, whether it is up or on its way out, and whose place it takes.
+#[derive(Debug, Clone)]
+struct Held {
+    function: FunctionId,
+    up: bool,
+    out: bool,
+    replaces: Option<InstanceId>,
+}
+
+/// Whatever is asked for and whatever dies, under each kind of settings: no order takes an instance of which the function has too
+/// few, and with what was asked for again there are enough, or `Unmet` was told.
+#[test]
+fn no_order_takes_an_instance_that_is_kept() {
+    let (mut kept, mut reclaimed, mut unmets) = (0, 0, 0);
+    for seed in 0..60 {
+        let config = [KeeperConfig::default().with_even_out(true), KeeperConfig::paper()];
+        let mut keeper =
+            keeper(config[seed as usize % 2].clone(), &node(&["4g.40gb", "2g.20gb", "1g.10gb", "2g.20gb"]));
+        let (mut rng, mut now) = (Rng::new(seed), 0);
+        for (function, gib) in [(0, 3), (1, 8), (2, 16)] {
+            add(&mut keeper, function, chain(&[20, 10], gib), goal(900));
+        }
+        let mut held: std::collections::BTreeMap<InstanceId, Held> = [].into();
+        let (mut least, mut unmet) = ([0usize; 3], [false; 3]);
+        for step in 0..1_200 {
+            // What windows and keep-alives end by now ends before what happens now.
+            let pause = if rng.percent(3) { 900_000 } else { 4_000 };
+            now += if step % 2 == 0 { rng.below(pause) } else { 0 };
+            let function = rng.below(3) as u32;
+            let all: Vec<(InstanceId, Held)> = held.clone().into_iter().collect();
+            let event = match (rng.below(10), rng.pick(&all)) {
+                _ if step % 2 == 0 => InstanceEvent::DeadlineReached,
+                (0, _) => minimum(function, rng.below(3) as u32),
+                (1, _) => short(function, rng.below(60)),
+                (2, _) => InstanceEvent::Requested { function: FunctionId::new(function) },
+                (3 | 4, Some((id, one))) if one.up && !one.out => {
+                    let busy = Duration::from_millis(rng.below(6_000));
+                    InstanceEvent::Served { instance: *id, busy }
+                }
+                (5, Some((id, _))) => InstanceEvent::Gone { instance: *id },
+                (6..=8, Some((id, one))) if !one.up && !one.out => InstanceEvent::Started { instance: *id },
+                (6..=8, Some((id, one))) if one.out => InstanceEvent::Gone { instance: *id },
+                _ => InstanceEvent::DeadlineReached,
+            };
+            match &event {
+                InstanceEvent::MinimumSet { function, instances } => {
+                    least[function.index()] = *instances as usize;
+                }
+                InstanceEvent::Gone { instance } => {
+                    let function = held.remove(instance).unwrap().function;
+                    unmet[function.index()] = false;
+                }
+                InstanceEvent::Started { instance } => held.get_mut(instance).unwrap().up = true,
+                _ => {}
+            }
+            let told = format!("seed {seed}, {now} ms: {event:?}");
+            let actions = tell(&mut keeper, now, event.clone());
+            let staying = |held: &std::collections::BTreeMap<InstanceId, Held>, function: FunctionId| {
+                let stays = |one: &Held| {
+                    one.function == function
+                        && !one.out
+                        && one.replaces.is_none_or(|old| held.get(&old).is_none_or(|old| old.out))
+                };
+                held.values().filter(|one| stays(one)).count()
+            };
+            for action in &actions {
+                match action {
+                    InstanceAction::Start { instance, function, reason, .. } => {
+                        let replaces = match reason {
+                            InstanceReason::Migrated { from } => Some(*from),
+                            _ => None,
+                        };
+                        let new = Held { function: *function, up: false, out: false, replaces };
+                        held.insert(*instance, new);
+                        unmet[function.index()] = false;
+                    }
+                    InstanceAction::Drain { instance, reason } => {
+                        let one = held.get_mut(instance).unwrap();
+                        one.out = true;
+                        let function = one.function;
+                        let replaced = matches!(reason, InstanceReason::Replaced { .. });
+                        let (has, least) = (staying(&held, function), least[function.index()]);
+                        assert!(replaced || has >= least, "{told}: {action:?} leaves {has} of {least}");
+                        reclaimed += usize::from(matches!(reason, InstanceReason::Reclaimed { .. }));
+                    }
+                    InstanceAction::Unmet { function } => unmet[function.index()] = true,
+                    _ => {}
+                }
+            }
+            // The host asks for what is gone, as the pool does.
+            if let InstanceEvent::MinimumSet { function, .. } = event {
+                let (has, least) = (staying(&held, function), least[function.index()]);
+                assert!(has >= least || unmet[function.index()], "{told}: {has} of {least}");
+                kept += usize::from(has >= least && least > 0);
+                unmets += usize::from(has < least);
+            }
+            keeper.invariants();
+        }
+    }
+    assert!(kept > 500 && reclaimed > 20 && unmets > 20, "{kept} {reclaimed} {unmets}");
 }
 
 /// A random world: up to five functions, some too large for a slice, on two nodes, with deaths.

@@ -16,11 +16,11 @@ use gshare_sched::request::SchedulerConfig;
 use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
 use gshare_sim::fluid::chain;
 
-fn pipeline(times: &[u64], gib: u64, slo_ms: u64, max: u32) -> FunctionSpec {
+fn pipeline(times: &[u64], gib: u64, slo_ms: u64, instances: (u32, u32)) -> FunctionSpec {
     let (dag, goal) = (Box::new(chain(times, gib).unwrap()), Box::new(Goal::default()));
     FunctionSpec::new(Work::Pipeline { dag, goal }, Bytes::from_gib(gib))
         .with_slo(Duration::from_millis(slo_ms))
-        .with_instances(0, max)
+        .with_instances(instances.0, instances.1)
 }
 
 fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
@@ -35,11 +35,11 @@ fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
             (GpuId::new(7), mig(1, &["3g.40gb", "3g.40gb"])),
         ],
         functions: vec![
-            (FunctionId::new(0), pipeline(&[20, 20], 7, 400, 6)),
-            (FunctionId::new(1), pipeline(&[30, 20, 10], 8, 600, 4)),
-            (FunctionId::new(2), pipeline(&[10], 7, 300, 2)),
-            (FunctionId::new(5), pipeline(&[20], 8, 500, 1)),
-            (FunctionId::new(9), pipeline(&[15, 15], 6, 2_000, 8)),
+            (FunctionId::new(0), pipeline(&[20, 20], 7, 400, (2, 6))),
+            (FunctionId::new(1), pipeline(&[30, 20, 10], 8, 600, (0, 4))),
+            (FunctionId::new(2), pipeline(&[10], 7, 300, (2, 2))),
+            (FunctionId::new(5), pipeline(&[20], 8, 500, (1, 1))),
+            (FunctionId::new(9), pipeline(&[15, 15], 6, 2_000, (0, 8))),
         ],
         requests: 600,
         every: Duration::from_millis(15 + 20 * (seed % 5)),
@@ -77,7 +77,10 @@ fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
             (GpuId::new(4), gpu(1, 1, 24)),
         ],
         functions: (0..7)
-            .map(|n| (FunctionId::new(n), inference(3 + u64::from(n) % 4, 30 + u64::from(n))))
+            .map(|n| {
+                let spec = inference(3 + u64::from(n) % 4, 30 + u64::from(n));
+                (FunctionId::new(n), spec.with_instances(u32::from(n % 3 == 0), 1))
+            })
             .collect(),
         requests: 600,
         every: Duration::from_millis(30 + 30 * (seed % 5)),
@@ -107,7 +110,7 @@ fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
         let profile = Some(ProfileTable::sparse(points.to_vec()).unwrap());
         FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(3 + 2 * (n % 4)))
             .with_slo(Duration::from_millis(300))
-            .with_instances(0, 1 + n as u32)
+            .with_instances(u32::from(n < 3), 1 + n as u32)
             .with_loads(Duration::from_millis(900), Duration::from_millis(200))
     };
     let mut spread = spec(1).with_devices(2);
@@ -188,6 +191,10 @@ enum Break {
     UnparksFirst,
     /// The pool takes the same device twice.
     TakesNonsense,
+    /// The pool is told of no minimum, and says that none can be kept.
+    IgnoresMinimum,
+    /// The same, in silence.
+    ForgetsMinimum,
 }
 
 #[derive(Debug)]
@@ -208,7 +215,16 @@ impl Engine for Broken {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        let mut own = Vec::new();
+        let (mut own, mut event) = (Vec::new(), event);
+        let ignores = matches!(self.how, Break::IgnoresMinimum | Break::ForgetsMinimum);
+        if let PoolEvent::FunctionAdded { spec, function } = &mut event
+            && ignores
+        {
+            spec.min_instances = 0;
+            if matches!(self.how, Break::IgnoresMinimum) {
+                actions.push(PoolAction::Unmet { function: *function });
+            }
+        }
         let told = self.inner.handle(now, event.clone(), &mut own);
         if matches!((self.how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
             actions.append(&mut own);
@@ -274,5 +290,7 @@ fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
     fails(Break::LosesRequest, &["instances are", "requests of fn"]);
     fails(Break::DispatchesTwice, &["it runs, or its deadline"]);
     fails(Break::UnparksFirst, &["bytes of"]);
+    fails(Break::ForgetsMinimum, &["of 2 instances since", "fewer than are kept"]);
+    fails(Break::IgnoresMinimum, &["instances that are kept", "fewer than are kept"]);
     fails(Break::TakesNonsense, &["it took DeviceJoined"]);
 }

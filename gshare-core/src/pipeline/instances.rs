@@ -76,6 +76,15 @@ pub enum InstanceEvent {
         #[cfg_attr(feature = "serde", serde(rename = "behind_ns"))]
         behind: Duration,
     },
+    /// The least number of the function's instances that this node is to keep from now on, those that start included; 0
+    /// until it is told. Those that are missing are started, as far as there are slices. Told again when some are gone or slices
+    /// may have become free. A keeper without minimums does nothing, or refuses it; its host sees that none is started.
+    MinimumSet {
+        /// The function whose instances are to be kept.
+        function: FunctionId,
+        /// How many.
+        instances: u32,
+    },
     /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
     Needed {
         /// The instance that is to become resident.
@@ -188,6 +197,8 @@ impl Home {
 pub enum InstanceReason {
     /// A request came and there was no instance.
     FirstRequest,
+    /// The node is to have so many of its instances ([`InstanceEvent::MinimumSet`]).
+    Minimum,
     /// Its requests cannot be served in time.
     Short,
     /// The instance is busy enough for slices of its own.

@@ -110,6 +110,10 @@ crate::settings_table::settings! {
     }
 }
 
+/// Time after which an instance that is kept is started again when it could not be started. 10 s: a process that fails at once
+/// takes no more than a per cent or so of its device.
+const START_AGAIN: Duration = Duration::from_secs(10);
+
 /// The platform's record of a device.
 #[derive(Debug)]
 struct Device {

@@ -39,12 +39,17 @@ impl Tickets {
         function: FunctionId,
         deadline: Option<Timestamp>,
     ) -> RequestId {
-        let ticket = RequestId::new(self.next);
-        self.next += 1;
+        let ticket = self.fresh();
         self.held.insert(request, Held { function, ticket, deadline, on: None });
         self.names.insert(ticket, request);
         self.enter(request);
         ticket
+    }
+
+    /// A ticket that no request holds.
+    pub(super) const fn fresh(&mut self) -> RequestId {
+        self.next += 1;
+        RequestId::new(self.next - 1)
     }
 
     fn enter(&mut self, request: RequestId) {

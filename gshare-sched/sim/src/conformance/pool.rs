@@ -14,6 +14,8 @@
 //!   each device or slice;
 //! - an instance that runs requests is stopped only after `Drain`; names are never used twice;
 //! - the pool's instances are those of the book, and so is the number of requests that wait;
+//! - a live function has its minimum of instances, those that start included, within a minute, unless `Unmet` was told since it had;
+//!   no order drains one of them; and once nothing goes wrong any more each has its minimum, within a bound;
 //! - an event that makes no sense is refused, and nothing is ordered then;
 //! - once nothing goes wrong any more each request ends, within a bound.
 
@@ -32,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct PoolTrial {
     /// Devices that join at the start.
     pub devices: Vec<(GpuId, DeviceSpec)>,
-    /// Functions; each fits one of the devices at least.
+    /// Functions; each fits one of the devices at least, and there is room for the minimum of each.
     pub functions: Vec<(FunctionId, FunctionSpec)>,
     /// Requests that come.
     pub requests: u64,
@@ -60,6 +62,10 @@ pub struct PoolReport {
     pub finished: Timestamp,
 }
 
+/// Time in which a pool starts what a function lacks of its minimum, or says that it cannot. A scaler waits a while after a start
+/// that was refused.
+const SOON: Duration = Duration::from_secs(60);
+
 /// Runs `pool` in the host of a seed.
 ///
 /// # Errors
@@ -75,6 +81,10 @@ pub fn pool(pool: &mut dyn Pool, trial: &PoolTrial, seed: u64) -> Result<PoolRep
         instances: BTreeMap::new(),
         names: BTreeSet::new(),
         lost: BTreeSet::new(),
+        least: BTreeMap::new(),
+        unmet: BTreeSet::new(),
+        below: BTreeMap::new(),
+        ready: None,
         requests: BTreeMap::new(),
         runs: 0,
         wake: None,
@@ -137,6 +147,13 @@ struct Host<'a> {
     names: BTreeSet<InstanceId>,
     /// Instances that a lost device ended.
     lost: BTreeSet<InstanceId>,
+    /// The minimum of each live function, and those without slices or devices for it.
+    least: BTreeMap<FunctionId, usize>,
+    unmet: BTreeSet<FunctionId>,
+    /// Since when functions have been below their minimum.
+    below: BTreeMap<FunctionId, Timestamp>,
+    /// The function of which an instance is ready just now: that may take the place of another.
+    ready: Option<FunctionId>,
     requests: BTreeMap<RequestId, Request>,
     runs: u64,
     wake: Option<Timestamp>,
@@ -172,10 +189,15 @@ impl Host<'_> {
             self.agree()?;
             self.wake_up();
             if let Some(last) = self.last_arrival {
-                if self.requests.is_empty() {
+                let short = self.least.iter().find(|(function, least)| self.staying(**function) < **least);
+                if self.requests.is_empty() && short.is_none() {
                     return Ok(());
                 }
                 if now > last + trial.patience {
+                    if let Some((function, least)) = short.filter(|_| self.requests.is_empty()) {
+                        let has = self.staying(*function);
+                        return Err(format!("{function} has {has} of the {least} instances that are kept"));
+                    }
                     let waiting: Vec<_> = self.requests.iter().take(4).collect();
                     let fault = format!("{} requests have not ended: {waiting:?}", self.requests.len());
                     return Err(fault);
@@ -263,6 +285,7 @@ impl Host<'_> {
     fn deploy(&mut self, index: usize) -> Result<(), Fault> {
         let (function, spec) = self.trial.functions[index].clone();
         self.functions.insert(function, true);
+        self.least.insert(function, spec.min_instances as usize);
         self.tell(PoolEvent::FunctionAdded { function, spec: Box::new(spec) })
     }
 
@@ -301,7 +324,10 @@ impl Host<'_> {
     fn reported(&mut self, id: InstanceId, report: InstanceReport) -> Result<(), Fault> {
         if let Some(instance) = self.instances.get_mut(&id) {
             match report {
-                InstanceReport::Ready => instance.up = true,
+                InstanceReport::Ready => {
+                    instance.up = true;
+                    self.ready = Some(instance.function);
+                }
                 InstanceReport::Parked => (instance.parking, instance.there) = (false, false),
                 InstanceReport::Unparked => instance.unparking = false,
                 _ => {
@@ -312,7 +338,9 @@ impl Host<'_> {
             // The host of a lost device may report or not.
             return Ok(());
         }
-        self.tell(PoolEvent::Instance { instance: id, report })
+        self.tell(PoolEvent::Instance { instance: id, report })?;
+        self.ready = None;
+        Ok(())
     }
 
     fn fault(&mut self, now: Timestamp) -> Result<(), Fault> {
@@ -364,6 +392,8 @@ impl Host<'_> {
                     return self.nonsense(PoolEvent::FunctionRemoved { function });
                 }
                 self.functions.insert(function, false);
+                self.least.remove(&function);
+                self.below.remove(&function);
                 self.queue.schedule(now + back, Happening::Deployed(index));
                 self.tell(PoolEvent::FunctionRemoved { function })?;
                 let left = |found: &&Request| found.function == function && found.on.is_none();
@@ -398,10 +428,16 @@ impl Host<'_> {
             }
             10 => {
                 let (function, spec) = self.rng.pick(&self.trial.functions).ok_or("no functions")?.clone();
-                let (min_instances, max_instances) = (spec.min_instances, spec.max_instances);
+                let (mut min_instances, max_instances) = (spec.min_instances, spec.max_instances);
+                if min_instances > 0 && self.rng.percent(50) {
+                    min_instances -= 1;
+                }
                 let event = PoolEvent::BoundsChanged { function, min_instances, max_instances };
-                let live = self.functions.get(&function) == Some(&true);
-                if live { self.tell(event) } else { self.nonsense(event) }
+                if self.functions.get(&function) != Some(&true) {
+                    return self.nonsense(event);
+                }
+                self.least.insert(function, min_instances as usize);
+                self.tell(event)
             }
             _ => {
                 let unknown = FunctionId::new(u32::MAX);
@@ -418,7 +454,13 @@ impl Host<'_> {
             PoolAction::Order(order) => name_of(order),
         };
         *self.report.orders.entry(name).or_insert(0) += 1;
-        let PoolAction::Order(order) = action else { return Ok(()) };
+        let order = match action {
+            PoolAction::Unmet { function } => {
+                self.unmet.insert(function);
+                return Ok(());
+            }
+            PoolAction::Order(order) => order,
+        };
         let now = self.queue.now();
         match order {
             PlatformAction::Profile { .. } => Err("a pool orders no profile".to_owned()),
@@ -475,6 +517,11 @@ impl Host<'_> {
                     return Err("it drains, or was stopped".to_owned());
                 }
                 one.draining = true;
+                let function = one.function;
+                let (has, least) = (self.staying(function), self.least.get(&function).copied());
+                if has < least.unwrap_or(0) && self.ready != Some(function) {
+                    return Err(format!("{function} has {has} instances now, fewer than are kept"));
+                }
                 Ok(())
             }
             PlatformAction::Stop { instance, .. } => {
@@ -574,8 +621,14 @@ impl Host<'_> {
         Ok(())
     }
 
+    /// Instances of a function that are not on their way out.
+    fn staying(&self, function: FunctionId) -> usize {
+        let mine = |one: &&Instance| one.function == function && !one.draining && !one.stopped;
+        self.instances.values().filter(mine).count()
+    }
+
     /// Checks that the pool's view is that of the book.
-    fn agree(&self) -> Result<(), Fault> {
+    fn agree(&mut self) -> Result<(), Fault> {
         let mut views = BTreeMap::new();
         self.pool.instances(&mut |view| {
             // One that waits for its devices was not ordered yet.
@@ -587,6 +640,21 @@ impl Host<'_> {
         let book: BTreeMap<_, _> = book.collect();
         if views != book {
             return Err(format!("the pool's instances are {views:?}, those of the host {book:?}"));
+        }
+        for (&function, &least) in &self.least {
+            let has = self.staying(function);
+            if has >= least {
+                self.unmet.remove(&function);
+                self.below.remove(&function);
+                continue;
+            }
+            let now = self.queue.now();
+            let since = *self.below.entry(function).or_insert(now);
+            if now > since + SOON && !self.unmet.contains(&function) {
+                return Err(format!(
+                    "{function} has {has} of {least} instances since {since}, and is not unmet"
+                ));
+            }
         }
         for (function, _) in &self.trial.functions {
             let waits = |one: &&Request| one.function == *function && one.on.is_none();

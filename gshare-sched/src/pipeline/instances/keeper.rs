@@ -95,6 +95,10 @@ pub(super) struct Function {
     pub(super) unmet: Option<u64>,
     /// When it was short last, and how long it needed then for what waited.
     pub(super) told_short: Option<(Timestamp, Duration)>,
+    /// The least number of instances that are kept.
+    pub(super) least: u32,
+    /// The version of the slices at which there were none for those.
+    least_unmet: Option<u64>,
     /// Forgotten with its last instance.
     removed: bool,
 }
@@ -186,6 +190,7 @@ impl Keeper {
             }
             InstanceEvent::Requested { function }
             | InstanceEvent::Short { function, .. }
+            | InstanceEvent::MinimumSet { function, .. }
             | InstanceEvent::FunctionRemoved { function } => known(*function),
             InstanceEvent::GpuJoined { gpu, slices } => {
                 self.slices.check_join(*gpu, slices).map_err(|source| InstanceError::BadGpu { source })
@@ -249,7 +254,7 @@ impl Keeper {
         let mut from = Tier::Host;
         if let Some(of) = self.functions.get_mut(&function) {
             of.instances.insert(instance);
-            of.unmet = None;
+            (of.unmet, of.least_unmet) = (None, None);
             if !of.warm {
                 of.warm = true;
                 from = Tier::Disk;
@@ -371,6 +376,8 @@ impl Keeper {
         }
         if let Some(of) = self.functions.get_mut(&instance.function) {
             of.instances.remove(&id);
+            // The slice that it shared may have another of them now.
+            of.least_unmet = None;
         }
         self.forget_removed(instance.function, actions);
         // The instance that it was to replace stays, and may be replaced by another.
@@ -446,7 +453,31 @@ impl Keeper {
             !one.is_serving() && one.state != State::Starting
         });
         if none {
-            self.first(function, actions);
+            self.first(function, InstanceReason::FirstRequest, actions);
+        }
+    }
+
+    fn minimum(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        least: u32,
+        actions: &mut Vec<InstanceAction>,
+    ) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let (before, last) = (core::mem::replace(&mut of.least, least), of.last);
+        if least < before {
+            // What was kept beyond its keep-alive ends.
+            let answered = last.map_or(now, |last| last.saturating_add(self.config.window));
+            self.expire_at(function, answered.max(now));
+            self.expire(now, actions);
+        }
+        while self.lacks(function)
+            && let Some(of) = self.functions.get_mut(&function)
+            && of.least_unmet != Some(self.slices.version)
+        {
+            (of.unmet, of.least_unmet) = (None, Some(self.slices.version));
+            self.first(function, InstanceReason::Minimum, actions);
         }
     }
 
@@ -479,14 +510,17 @@ impl Keeper {
             let stays = &self.functions[&function].stays;
             if !stays.iter().any(|stay| stay.from <= since && since < stay.to) {
                 for instance in instances {
-                    self.drain(instance, InstanceReason::KeepAlive, actions);
+                    if self.can_spare(function) {
+                        self.drain(instance, InstanceReason::KeepAlive, actions);
+                    }
                 }
             }
+            let kept = !self.can_spare(function);
             let Some(of) = self.functions.get_mut(&function) else { continue };
             let since = now.saturating_since(of.last.unwrap_or(now));
             let stay = of.stays.iter().find(|stay| since < stay.to).copied();
             let warm = stay.is_some_and(|stay| stay.from <= since);
-            if of.warm != warm {
+            if of.warm != warm && !kept {
                 of.warm = warm;
                 actions.push(match warm {
                     true => InstanceAction::Prewarm { function },
@@ -523,6 +557,8 @@ impl Keeper {
             warm: false,
             unmet: None,
             told_short: None,
+            least: 0,
+            least_unmet: None,
             removed: false,
         };
         self.fits_empty(&new).map_err(|why| InstanceError::NeverFits { function, why })?;
@@ -621,6 +657,9 @@ impl Engine for Keeper {
                     of.told_short = Some((now, behind));
                 }
                 self.short(function, actions);
+            }
+            InstanceEvent::MinimumSet { function, instances } => {
+                self.minimum(now, function, instances, actions);
             }
             // Windows that ended may have changed what was checked; then there is nothing left to do.
             InstanceEvent::Needed { instance } if !self.is_resident(instance) => {

@@ -28,6 +28,10 @@
 //!    can do its work). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
 //!    stays for a window at least.
 //!
+//! 8. **Minimum** ([`InstanceEvent::MinimumSet`], 0): so many instances of a function are started at once, shared ones first; no rule
+//!    above gives up one of them, and idle ones share their slice as far as they may. One that is gone is started again when the
+//!    host tells the minimum again, since with several nodes another one may be to do it.
+//!
 //! ## Example
 //! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %
 //! use it keeps the 2g for itself. Requests wait too long: a plan on the free 1g and 4g is started. When use of both falls

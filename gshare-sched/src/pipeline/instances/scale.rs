@@ -165,16 +165,45 @@ impl Keeper {
         }
     }
 
-    /// The first instance of a function: shared where that can be.
-    pub(super) fn first(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+    /// Instances of a function that stay: those that another takes the place of do not.
+    fn staying(&self, of: &Function) -> impl Iterator<Item = &Instance> {
+        let all = of.instances.iter().map(|one| &self.instances[one]);
+        all.filter(|one| (one.is_serving() || one.state == State::Starting) && !one.replaced)
+    }
+
+    /// Whether the function has fewer instances than are kept.
+    pub(super) fn lacks(&self, id: FunctionId) -> bool {
+        let of = &self.functions[&id];
+        self.staying(of).count() < of.least as usize
+    }
+
+    /// Whether one of the function's instances may be given up: it has more than are kept.
+    pub(super) fn can_spare(&self, id: FunctionId) -> bool {
+        let of = &self.functions[&id];
+        of.least == 0 || self.staying(of).count() > of.least as usize
+    }
+
+    /// Whether the function may have one more shared instance.
+    fn may_share(&self, id: FunctionId) -> bool {
+        let shared = self.staying(&self.functions[&id]).filter(|one| one.is_shared()).count();
+        self.config.time_sharing && shared < self.config.max_shared as usize
+    }
+
+    /// The first instances of a function: shared where that can be.
+    pub(super) fn first(
+        &mut self,
+        id: FunctionId,
+        reason: InstanceReason,
+        actions: &mut Vec<InstanceAction>,
+    ) {
         if self.functions[&id].unmet == Some(self.slices.version) {
             return;
         }
-        let shared = if self.config.time_sharing { self.shared(id) } else { None };
+        let shared = if self.may_share(id) { self.shared(id) } else { None };
         let home = shared.or_else(|| self.exclusive(&self.functions[&id], self.config.pipelines));
         match home {
             Some(home) => {
-                self.start(id, home, InstanceReason::FirstRequest, actions);
+                self.start(id, home, reason, actions);
             }
             None => self.unmet(id, actions),
         }
@@ -211,7 +240,7 @@ impl Keeper {
             return;
         }
         if mine().next().is_none() {
-            return self.first(id, actions);
+            return self.first(id, InstanceReason::FirstRequest, actions);
         }
         let hot = mine().any(|one| !one.is_shared());
         let limit = u64::from(self.config.hot_above.get());
@@ -316,7 +345,8 @@ impl Keeper {
         for (&other, of) in self.functions.iter().filter(|(other, _)| **other != id) {
             let exclusive = |one: &Instance| serves(one) && !one.is_shared();
             let (all, own) = (count(of, &serves), count(of, &exclusive));
-            if all < 2 || own == 0 || count(of, &|one| one.taken_for.is_some()) > 0 {
+            if all < 2 || own == 0 || !self.can_spare(other) || count(of, &|one| one.taken_for.is_some()) > 0
+            {
                 continue;
             }
             let theirs = self.pressure_within(other, recent).as_nanos();
@@ -349,7 +379,8 @@ impl Keeper {
     fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let reason = InstanceReason::Reclaimed { function: id };
         let idle = |instance: &Instance| {
-            instance.state == State::Up && instance.busy == 0 && instance.idle > 0 && !instance.replaced
+            let unused = instance.state == State::Up && instance.busy == 0 && instance.idle > 0;
+            unused && !instance.replaced && self.can_spare(instance.function)
         };
         // The one that has been idle longest, then the largest.
         let exclusive = self
@@ -365,8 +396,9 @@ impl Keeper {
         let pools = self.slices.shared().count();
         let quiet = |place: &usize| {
             let slice = &self.slices.all[*place];
-            let alone = slice.instances.iter().all(|one| self.instances[one].state == State::Up);
-            (slice.was_busy + slice.busy) * 100 < window * SHARED_IDLE && alone
+            let spare = slice.instances.iter().map(|one| &self.instances[one]);
+            let mut spare = spare.map(|one| one.state == State::Up && self.can_spare(one.function));
+            (slice.was_busy + slice.busy) * 100 < window * SHARED_IDLE && spare.all(|spare| spare)
         };
         let quietest = self.slices.shared().filter(quiet).min_by_key(|&place| {
             let slice = &self.slices.all[place];
@@ -469,7 +501,8 @@ impl Keeper {
             let (found, all) =
                 (&self.instances[one], &self.functions[&self.instances[one].function].instances);
             let elsewhere = all.iter().any(|other| other != one && self.instances[other].state == State::Up);
-            found.state == State::Up && elsewhere && key(*one) < key(id)
+            let spare = elsewhere && self.can_spare(found.function);
+            found.state == State::Up && spare && key(*one) < key(id)
         };
         let neighbours: Vec<InstanceId> =
             self.slices.all[place].instances.iter().copied().filter(|one| *one != id).collect();
@@ -511,20 +544,26 @@ impl Keeper {
         }
         let exclusive = || mine().filter(|(_, one)| !one.is_shared() && one.state == State::Up);
         let (count, busy) = exclusive().fold((0u64, 0u64), |sum, (_, one)| (sum.0 + 1, sum.1 + one.busy));
-        if count > 1 {
+        let spare = self.can_spare(instance.function);
+        if count > 1 && spare {
             // Others stay: the slowest goes, if they can do its work.
             let slow = exclusive().max_by_key(|(name, one)| (one.places.len(), **name));
-            let spare = busy * 100 < window * (count - 1) * DRAIN_BELOW;
-            if slow.is_some_and(|(name, _)| *name == id) && spare {
+            let enough = busy * 100 < window * (count - 1) * DRAIN_BELOW;
+            if slow.is_some_and(|(name, _)| *name == id) && enough {
                 self.drain(id, reason, actions);
             }
             return;
         }
-        let has_shared = mine().any(|(_, one)| one.is_shared());
-        if !instance.home.is_pipeline() {
-            if has_shared {
-                return self.drain(id, reason, actions);
+        if spare && mine().any(|(_, one)| one.is_shared()) {
+            if !instance.home.is_pipeline() || self.config.demote_pipelines {
+                self.drain(id, reason, actions);
             }
+            return;
+        }
+        if !self.may_share(instance.function) {
+            return;
+        }
+        if !instance.home.is_pipeline() {
             let place = instance.places[0];
             let profile = self.slices.all[place].at.profile;
             let Some(whole) = function.wholes.iter().find(|one| one.profile == profile) else { return };
@@ -542,7 +581,7 @@ impl Keeper {
         if !self.config.demote_pipelines {
             return;
         }
-        if has_shared || instance.idle >= self.config.cool_windows {
+        if spare && instance.idle >= self.config.cool_windows {
             self.drain(id, reason, actions);
         } else if let Some(home) = self.shared(instance.function) {
             let function = instance.function;

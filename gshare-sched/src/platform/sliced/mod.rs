@@ -18,7 +18,10 @@
 //!    is answered. The request is dispatched when the instance has come, so a host never has one for a parked instance.
 //! 5. **Capacity** of an exclusive instance: as many requests as keep its busiest slice busy, and no more than it has
 //!    slices, since they would wait in it where no other instance can take them.
-//! 6. **A deadline** of a request is when it is rejected if it waits, a request for whose instance is being unparked included.
+//! 6. **A minimum** of instances is kept by the nodes together: each keeps what it has of it, and what is missing is started one by
+//!    one, on the node with the fewest slices held of those that can. Missing ones are looked at again whenever an instance ends
+//!    or changes its state, or a device comes or goes; after a start that failed, in ten seconds. Where none can, the host is told `Unmet`.
+//! 7. **A deadline** of a request is when it is rejected if it waits, a request for whose instance is being unparked included.
 //!
 //! ## Example
 //! Two functions share a slice whose memory has room for one. A is there; a request for B comes and the slice is idle.
@@ -26,23 +29,26 @@
 //!
 //! # Invariants
 //! Keepers, router and the pool agree on instances, homes and requests; the instances whose memory a slice has, those that
-//! are being parked included, fit it; a slice that an instance owns has no other.
+//! are being parked included, fit it; a slice that an instance owns has no other; what a function lacks of its minimum no node
+//! could start when it was last looked at.
 //!
 //! # Cost
 //! That of the router and the keeper for an event; O(instances) for a shortage; a plan for each function and node when a device
-//! joins or is lost.
+//! joins or is lost; O(instances and nodes of it), for each function that lacks some of its minimum, when an instance ends.
 //!
 //! # Differences from the paper
 //! Several nodes. Devices are lost and join: a keeper lives as long as its node has a device, then what it knew of
 //! its functions' gaps is lost.
 //!
 //! # What is not bounded
-//! - `min_instances` is not kept: a function has no instance before its first request and after its keep-alive;
+//! - `min_instances`: under keepers of a host's own that know no [`InstanceEvent::MinimumSet`] none is kept; the host is told
+//!   `Unmet`. Under ours a minimum waits while others are at work on the slices that it lacks;
 //! - `max_instances` bounds what is started; while an instance takes the place of another both are there. A bound that is
 //!   lowered stops nothing that runs;
 //! - limits of tenants: none is kept, the platform has to;
 //! - a host that never answers an order keeps the instance where it is: there is no time-out here.
 
+mod minimum;
 mod obey;
 mod report;
 #[cfg(test)]
@@ -148,6 +154,8 @@ struct Instance {
     node: NodeId,
     /// The keeper's name of it.
     local: InstanceId,
+    /// The instance whose place it takes.
+    replaces: Option<InstanceId>,
     home: Home,
     parts: Vec<Part>,
     life: Life,
@@ -194,7 +202,12 @@ struct Function {
     dag: Box<Dag>,
     goal: Box<Goal>,
     slo: Option<Duration>,
+    min_instances: u32,
     max_instances: u32,
+    /// The part of the minimum that each node keeps.
+    kept: BTreeMap<NodeId, u32>,
+    /// No instance is started for the minimum before then, since a start has failed.
+    not_before: Timestamp,
     removed: bool,
     /// Nodes that it fits.
     nodes: BTreeSet<NodeId>,
@@ -235,6 +248,11 @@ pub struct SlicedPool {
     due: BTreeSet<(Timestamp, NodeId)>,
     /// Grows with each change that may give a function slices.
     version: u64,
+    /// Functions that may have fewer instances than their minimum, or other bounds than their nodes were told.
+    lacking: BTreeSet<FunctionId>,
+    /// Whether the event changed what those may have, and when to look again after a start that failed.
+    look: bool,
+    retry: Option<Timestamp>,
 }
 
 gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
@@ -266,6 +284,9 @@ impl SlicedPool {
             tasks: VecDeque::new(),
             due: BTreeSet::new(),
             version: 0,
+            lacking: BTreeSet::new(),
+            look: false,
+            retry: None,
         })
     }
 
@@ -379,6 +400,7 @@ impl SlicedPool {
             self.fit(function, at, actions);
         }
         self.version += 1;
+        self.look = true;
         self.reject_unfit(actions);
     }
 
@@ -543,6 +565,7 @@ impl SlicedPool {
             }
             for of in self.functions.values_mut() {
                 of.nodes.remove(&at);
+                of.kept.remove(&at);
             }
         }
         self.run(actions);
@@ -563,6 +586,9 @@ impl SlicedPool {
         self.tasks.extend(due.map(|&(_, node)| Task::Keep(node, InstanceEvent::DeadlineReached)));
         if self.router.next_deadline().is_some_and(|at| at <= self.now) {
             self.route(RouteEvent::DeadlineReached);
+        }
+        if self.retry.is_some_and(|at| at <= self.now) {
+            (self.retry, self.look) = (None, true);
         }
         while let Some(request) = self.tickets.expired(self.now) {
             self.give_up(request, Rejection::DeadlineMissed, actions);
@@ -625,9 +651,10 @@ impl Engine for SlicedPool {
             PoolEvent::DeviceJoined { spec, .. } => self.refit(spec.node, actions),
             PoolEvent::DeviceLost { gpu } => self.lost(gpu, actions),
             PoolEvent::FunctionAdded { function, spec } => self.add(function, *spec, actions),
-            PoolEvent::BoundsChanged { function, max_instances, .. } => {
+            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
                 if let Some(of) = self.functions.get_mut(&function) {
-                    of.max_instances = max_instances;
+                    (of.min_instances, of.max_instances) = (min_instances, max_instances);
+                    self.look_at(function);
                 }
             }
             PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
@@ -644,6 +671,7 @@ impl Engine for SlicedPool {
             PoolEvent::TenantLimited { .. } | PoolEvent::DeadlineReached => {}
         }
         self.run(actions);
+        self.keep_minimums(actions);
         #[cfg(debug_assertions)]
         self.invariants();
         Ok(())
@@ -651,7 +679,8 @@ impl Engine for SlicedPool {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let keepers = self.due.first().map(|(at, _)| *at);
-        [keepers, self.router.next_deadline(), self.tickets.next_deadline()].into_iter().flatten().min()
+        let engines = [keepers, self.router.next_deadline(), self.tickets.next_deadline()];
+        engines.into_iter().chain([self.retry]).flatten().min()
     }
 }
 
@@ -703,6 +732,10 @@ impl Pool for SlicedPool {
             self.tickets.iter().filter(|(_, held)| held.on.is_some()).count(),
             "requests that run"
         );
+        for (id, of) in self.functions.iter().filter(|(_, of)| !of.removed) {
+            let (stay, least) = (self.staying(of).count(), of.min_instances as usize);
+            assert!(stay >= least || self.lacking.contains(id), "{id} has {stay} of {least}");
+        }
         let due = self.nodes.iter().filter_map(|(at, node)| Some((node.keeper.next_deadline()?, *at)));
         assert_eq!(due.collect::<BTreeSet<_>>(), self.due, "deadlines of keepers");
         for node in self.nodes.values() {

@@ -18,8 +18,10 @@ impl SlicedPool {
                 Task::Keep(at, event) => {
                     let Some(node) = self.nodes.get_mut(&at) else { continue };
                     let mut orders = Vec::new();
+                    // A keeper may know of no minimums.
+                    let may_refuse = matches!(event, InstanceEvent::MinimumSet { .. });
                     let told = node.keeper.handle(self.now, event, &mut orders);
-                    debug_assert!(told.is_ok(), "keeper of {at}: {told:?}");
+                    debug_assert!(may_refuse || told.is_ok(), "keeper of {at}: {told:?}");
                     self.file(at);
                     for order in orders {
                         self.obey(at, order, actions);
@@ -68,6 +70,8 @@ impl SlicedPool {
                 let Some(node) = self.nodes.get(&at) else { return };
                 let parts = self.parts(one.function, &node.model, &home);
                 if let Some(one) = self.instances.get_mut(&id) {
+                    // A slice that is shared from now on may suit others.
+                    self.look = true;
                     (one.home, one.parts) = (home, parts);
                     if one.up && !one.draining {
                         let service = self.service(id);
@@ -143,6 +147,7 @@ impl SlicedPool {
             function,
             node: at,
             local,
+            replaces,
             home,
             parts: parts.clone(),
             life: Life::Starting,
@@ -199,9 +204,11 @@ impl SlicedPool {
     fn drains(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
         if let Some(one) = self.instances.get_mut(&id) {
             one.draining = true;
-            if one.pending.is_none() {
+            let (function, pending) = (one.function, one.pending);
+            if pending.is_none() {
                 self.announce_drain(id, actions);
             }
+            self.look_at(function);
         }
     }
 

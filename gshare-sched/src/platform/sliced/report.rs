@@ -1,12 +1,13 @@
 //! Reports of hosts about instances, and the end of an instance that is gone.
 
+use super::super::START_AGAIN;
 use super::{Function, Instance, Memory, SlicedPool};
 use gshare_core::pipeline::AssignedSlice;
 use gshare_core::pipeline::instances::InstanceEvent;
 use gshare_core::pipeline::routing::RouteEvent;
 use gshare_core::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
-use gshare_core::{Duration, FunctionId, InstanceId, NodeId};
-use std::collections::BTreeSet;
+use gshare_core::{Duration, FunctionId, InstanceId, NodeId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl SlicedPool {
     pub(super) fn add(&mut self, function: FunctionId, spec: FunctionSpec, actions: &mut Vec<PoolAction>) {
@@ -20,7 +21,10 @@ impl SlicedPool {
             dag,
             slo: goal.slo,
             goal,
+            min_instances: spec.min_instances,
             max_instances: spec.max_instances,
+            kept: BTreeMap::new(),
+            not_before: Timestamp::ZERO,
             removed: false,
             nodes: BTreeSet::new(),
             instances: BTreeSet::new(),
@@ -37,6 +41,7 @@ impl SlicedPool {
         if !self.gpus.is_empty() && self.functions[&function].nodes.is_empty() {
             self.unmet(function, None, actions);
         }
+        self.look_at(function);
     }
 
     /// Takes a report. One that fits no order of the instance, or an instance that is gone, is old: it changes nothing.
@@ -60,6 +65,11 @@ impl SlicedPool {
             InstanceReport::Unparked if one.memory == Memory::Unparking => self.unparked(id, actions),
             InstanceReport::Refused if one.up => {}
             InstanceReport::Refused | InstanceReport::Gone | InstanceReport::Completed => {
+                if one.life == Life::Starting
+                    && let Some(of) = self.functions.get_mut(&one.function)
+                {
+                    of.not_before = self.now.saturating_add(START_AGAIN);
+                }
                 self.forget(id, actions);
                 self.keep(node, InstanceEvent::Gone { instance: local });
                 self.version += 1;
@@ -118,6 +128,7 @@ impl SlicedPool {
             self.route(RouteEvent::FunctionRemoved { function });
             self.forget_removed(function);
         }
+        self.look_at(function);
         self.unpark(at, &slices, actions);
     }
 }

@@ -173,6 +173,128 @@ fn no_more_instances_are_started_than_the_function_may_have() {
     assert_eq!([starts(1), starts(2), starts(9)], [1, 2, 3]);
 }
 
+/// Instances that are not on their way out, by node; and whether the function was told to be unmet.
+fn on_nodes(host: &Host, function: u32) -> Vec<(u32, usize)> {
+    let of = &host.pool.functions[&FunctionId::new(function)];
+    let mut on: BTreeMap<u32, usize> = BTreeMap::new();
+    for one in host.pool.staying(of) {
+        *on.entry(one.node.number()).or_default() += 1;
+    }
+    on.into_iter().collect()
+}
+
+fn unmet(host: &mut Host, event: PoolEvent) -> usize {
+    let mut actions = Vec::new();
+    host.pool.handle(Timestamp::from_millis(host.now), event, &mut actions).unwrap();
+    actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
+}
+
+fn bounds(min_instances: u32) -> PoolEvent {
+    PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances, max_instances: 8 }
+}
+
+/// On two nodes: a minimum is there from the deployment on, spread; what is lost comes back, and what cannot be waits.
+#[test]
+fn a_minimum_is_kept_by_all_nodes_together() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    let function = FunctionId::new(0);
+    let spec = Box::new(chain(1, 12).with_instances(3, 8));
+    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function, spec }), 1, "one slice, told once");
+    assert_eq!(on_nodes(&host, 0), [(0, 1)]);
+    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0);
+    host.join(1, 1, &["2g.20gb"; 3]);
+    assert_eq!(on_nodes(&host, 0), [(0, 1), (1, 2)], "as soon as there are slices");
+    for instance in 0..3 {
+        host.report(instance, InstanceReport::Ready);
+    }
+    host.now = 86_400_000;
+    host.tell(PoolEvent::DeadlineReached);
+    assert_eq!(on_nodes(&host, 0), [(0, 1), (1, 2)], "after a day without a request");
+    host.report(0, InstanceReport::Gone);
+    assert_eq!(host.lives().len(), 3, "one that died is replaced");
+    host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(1) });
+    assert_eq!(on_nodes(&host, 0), [(0, 1)]);
+    host.join(2, 2, &["2g.20gb"; 3]);
+    assert_eq!(on_nodes(&host, 0), [(0, 1), (2, 2)], "on another device");
+    host.tell(bounds(4));
+    assert_eq!(on_nodes(&host, 0), [(0, 1), (2, 3)]);
+    for instance in 0..16 {
+        host.report(instance, InstanceReport::Ready);
+    }
+    host.tell(bounds(1));
+    assert_eq!(on_nodes(&host, 0).iter().map(|(_, count)| count).sum::<usize>(), 1, "and no more are kept");
+    host.tell(bounds(0));
+    assert_eq!(on_nodes(&host, 0), []);
+    host.tell(bounds(2));
+    host.tell(PoolEvent::FunctionRemoved { function });
+    assert!(host.lives().iter().all(|(_, life, _)| matches!(life, Life::Stopped | Life::Draining)));
+}
+
+#[test]
+fn a_start_that_failed_is_tried_again_later() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    let spec = Box::new(chain(1, 12).with_instances(1, 8));
+    host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(0), spec });
+    host.report(0, InstanceReport::Refused);
+    assert_eq!((host.lives().len(), host.pool.next_deadline()), (0, Some(Timestamp::from_millis(10_000))));
+    host.now = 10_000;
+    host.tell(PoolEvent::DeadlineReached);
+    assert_eq!(host.lives().len(), 1);
+}
+
+/// A keeper from before there were minimums: one that refuses what it does not know.
+struct Older(Keeper);
+
+impl Engine for Older {
+    type Event = InstanceEvent;
+    type Action = InstanceAction;
+    type Error = gshare_core::pipeline::instances::InstanceError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: InstanceEvent,
+        actions: &mut Vec<InstanceAction>,
+    ) -> Result<(), Self::Error> {
+        if let InstanceEvent::MinimumSet { function, .. } = event {
+            return Err(Self::Error::UnknownFunction { function });
+        }
+        self.0.handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+}
+
+impl InstanceKeeper for Older {
+    fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.0.fits(function)
+    }
+
+    fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.0.home(instance)
+    }
+}
+
+#[test]
+fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is_unmet() {
+    let make = |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
+        let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
+        Ok(Box::new(Older(keeper)))
+    };
+    let mut host = Host::new(&[]);
+    host.pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));
+    host.join(0, 0, &["2g.20gb"]);
+    let spec = Box::new(chain(1, 6).with_instances(1, 8));
+    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function: FunctionId::new(0), spec }), 1);
+    assert_eq!(host.lives(), []);
+    host.arrive(0, 0, None);
+    assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
+}
+
 #[test]
 fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);

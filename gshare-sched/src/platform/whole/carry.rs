@@ -51,10 +51,12 @@ impl WholePool {
                     return self.tasks.push_back(RequestEvent::Evicted { gpu, model });
                 };
                 one.life = Life::Stopped;
+                let function = one.function;
                 let removed = self.functions.get(&one.function).is_some_and(|of| of.removed);
                 let cause = if removed { StopCause::Removed } else { StopCause::Evicted };
                 actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
                 actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
+                self.look_at(function);
             }
             RequestAction::DropHost { node, model } => {
                 if let Some(&function) = self.models.get(&model) {
@@ -65,7 +67,9 @@ impl WholePool {
                 self.dispatch(request, (gpu, model), actions);
             }
             RequestAction::Reject { request: ticket, reason } => {
-                let Some(request) = self.tickets.holder(ticket) else { return };
+                let Some(request) = self.tickets.holder(ticket) else {
+                    return self.not_warmed(ticket, reason);
+                };
                 let held = self.tickets.remove(request);
                 let passed = held.as_ref().is_some_and(|held| held.deadline.is_some_and(|at| at <= self.now));
                 let reason = match rejection(reason) {
@@ -104,6 +108,7 @@ impl WholePool {
         let (life, since, requests) = (Life::Starting, self.now, BTreeSet::new());
         self.instances.insert(instance, Instance { function, model, gpu, life, since, requests });
         self.resident.insert((gpu, model), instance);
+        self.look_at(function);
         let parts = vec![self.part(function, gpu)];
         let start = PlatformAction::Start { instance, function, parts, from, takes, parked: false };
         actions.push(PoolAction::Order(start));
@@ -113,9 +118,16 @@ impl WholePool {
     }
 
     fn dispatch(&mut self, ticket: RequestId, (gpu, model): (GpuId, ModelId), actions: &mut Vec<PoolAction>) {
+        let missed =
+            |task: &RequestEvent| matches!(task, RequestEvent::NotResident { gpu: on, .. } if *on == gpu);
+        if self.tasks.iter().any(missed) {
+            // The first of its batch found no copy: all of them wait again.
+            return;
+        }
         let holder = self.tickets.holder(ticket);
         let deadline = holder.and_then(|request| self.tickets.get(request)?.deadline);
         let Some(request) = holder.filter(|_| deadline.is_none_or(|at| at > self.now)) else {
+            self.warming.remove(&ticket);
             // Nobody waits for it: the GPU is free at once. What the scheduler learns is what it knew from the profile.
             let of = self.models.get(&model).and_then(|function| self.functions.get(function));
             let took = of.map_or(Duration::ZERO, |of| of.infer);
@@ -178,6 +190,7 @@ impl WholePool {
         if let Some(of) = self.functions.get_mut(&one.function) {
             of.instances.remove(&id);
         }
+        self.look_at(one.function);
         for request in one.requests {
             self.tickets.wait(request);
         }

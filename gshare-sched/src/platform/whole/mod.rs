@@ -16,6 +16,11 @@
 //! when it ran none it is `Dropped`. A function is one model; each has a number of the pool's, since a function's name may be
 //! used again for another one with other memory.
 //!
+//! **A minimum** of 1: a request that is nobody's has the scheduler load the model where it suits best, the copy is pinned there, and
+//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds. While the
+//! request waits for a GPU, or is rejected, the host is told `Unmet`. More than one are refused: a second request would be
+//! sent to the first copy, and the scheduler has no order that loads another.
+//!
 //! ## Example
 //! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on
 //! `Gone A`: `Start B`; on `Ready B`: `Dispatch` to B.
@@ -33,12 +38,13 @@
 //! device wait outside the scheduler, which would not know on what they can run.
 //!
 //! # What is not bounded
-//! - `min_instances` and `max_instances`: how many copies of a model there are is the policy's choice, and a scheduler
-//!   has no bound for it;
+//! - `min_instances` above 1 is refused. A scheduler that evicts models which are pinned keeps none;
+//! - `max_instances`: how many copies of a model there are is the policy's choice, and a scheduler has no bound for it;
 //! - SLOs: the scheduler orders requests by arrival and locality;
 //! - a host that never answers an order keeps the GPU waiting: there is no time-out here.
 
 mod carry;
+mod minimum;
 #[cfg(test)]
 mod tests;
 
@@ -72,6 +78,10 @@ struct Function {
     removed: bool,
     instances: BTreeSet<InstanceId>,
     told_unmet: bool,
+    /// The GPU on which its copy is kept.
+    pin: Option<GpuId>,
+    /// No load for that is asked for before then, since loads have failed.
+    not_before: Timestamp,
 }
 
 #[derive(Debug)]
@@ -104,6 +114,13 @@ pub struct WholePool {
     ending: BTreeSet<FunctionId>,
     /// Tickets that came before the first device.
     early: BTreeSet<RequestId>,
+    /// Tickets of no request, which have a copy loaded that is to be kept.
+    warming: BTreeMap<RequestId, FunctionId>,
+    /// Functions that may have no copy although one is to be kept, or are pinned elsewhere than they are.
+    lacking: BTreeSet<FunctionId>,
+    /// Whether the event changed what those may have, and when to look again after loads that failed.
+    look: bool,
+    retry: Option<Timestamp>,
     now: Timestamp,
     tasks: VecDeque<RequestEvent>,
 }
@@ -129,6 +146,10 @@ impl WholePool {
             tickets: Tickets::default(),
             ending: BTreeSet::new(),
             early: BTreeSet::new(),
+            warming: BTreeMap::new(),
+            lacking: BTreeSet::new(),
+            look: false,
+            retry: None,
             now: Timestamp::ZERO,
             tasks: VecDeque::new(),
         }
@@ -156,9 +177,12 @@ impl WholePool {
                 Err(Self::REGIME.unknown(gpu))
             }
             PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, .. }
-            | PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Arrived { function, .. } => known(*function),
+            PoolEvent::BoundsChanged { function, min_instances, .. } => {
+                known(*function)?;
+                minimum::check(*min_instances)
+                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))
+            }
+            PoolEvent::FunctionRemoved { function } | PoolEvent::Arrived { function, .. } => known(*function),
             _ => Ok(()),
         }
     }
@@ -198,6 +222,7 @@ impl WholePool {
                 return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
+        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
         match spec.memory {
             Bytes::ZERO => unsuitable("memory is 0: need more than 0"),
             _ => Ok(()),
@@ -248,6 +273,8 @@ impl WholePool {
                     removed: false,
                     instances: BTreeSet::new(),
                     told_unmet: false,
+                    pin: None,
+                    not_before: Timestamp::ZERO,
                 };
                 self.functions.insert(*function, new);
                 self.models.insert(model, *function);
@@ -301,6 +328,7 @@ impl WholePool {
         for of in self.functions.values_mut() {
             of.told_unmet = false;
         }
+        self.look = true;
         if self.kinds.insert(spec.kind) {
             let all: Vec<RequestEvent> = self.functions.values().map(|of| profiled(of, spec.kind)).collect();
             self.tasks.extend(all);
@@ -345,6 +373,7 @@ impl WholePool {
             of.removed = true;
             self.ending.insert(function);
         }
+        self.look_at(function);
     }
 
     /// Does what deadlines before now asked for.
@@ -352,6 +381,9 @@ impl WholePool {
         if self.scheduler.next_deadline().is_some_and(|at| at <= self.now) {
             self.tasks.push_back(RequestEvent::DeadlineReached);
             self.run(actions);
+        }
+        if self.retry.is_some_and(|at| at <= self.now) {
+            (self.retry, self.look) = (None, true);
         }
         while let Some(request) = self.tickets.expired(self.now) {
             self.reject(request, Rejection::DeadlineMissed, actions);
@@ -395,6 +427,15 @@ impl Engine for WholePool {
                 if let Some(of) = self.functions.get(&function) {
                     self.tasks.extend(self.kinds.iter().map(|kind| profiled(of, *kind)));
                 }
+                self.look_at(function);
+            }
+            PoolEvent::BoundsChanged { function, min_instances, .. } => {
+                if let Some(of) = self.functions.get_mut(&function) {
+                    let before = core::mem::replace(&mut of.spec.min_instances, min_instances);
+                    if before != min_instances {
+                        self.look_at(function);
+                    }
+                }
             }
             PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
             PoolEvent::Done { request, took } => self.done(request, took),
@@ -403,6 +444,7 @@ impl Engine for WholePool {
             _ => {}
         }
         self.run(actions);
+        self.keep_minimums(actions);
         self.end_removed(actions);
         #[cfg(debug_assertions)]
         self.invariants();
@@ -410,7 +452,8 @@ impl Engine for WholePool {
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        [self.scheduler.next_deadline(), self.tickets.next_deadline()].into_iter().flatten().min()
+        let all = [self.scheduler.next_deadline(), self.tickets.next_deadline(), self.retry];
+        all.into_iter().flatten().min()
     }
 }
 
@@ -464,5 +507,9 @@ impl Pool for WholePool {
             "requests that run"
         );
         assert_eq!(self.models.len(), self.functions.len(), "models of functions");
+        for (id, of) in self.functions.iter().filter(|(_, of)| of.spec.min_instances > 0 && !of.removed) {
+            let kept = of.pin.is_some_and(|gpu| self.resident.contains_key(&(gpu, of.model)));
+            assert!(kept || self.lacking.contains(id), "the copy of {id} is not kept");
+        }
     }
 }

@@ -217,3 +217,70 @@ fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
     assert!(function(slow).contains("load_disk is 3601s: need at most 3600s"));
     assert!(function(inference(0)).contains("memory is 0"));
 }
+
+fn kept(min_instances: u32) -> PoolEvent {
+    let spec = Box::new(inference(9).with_instances(min_instances, 4));
+    PoolEvent::FunctionAdded { function: FunctionId::new(0), spec }
+}
+
+#[test]
+fn a_copy_that_is_kept_is_there_without_a_request_and_no_other_model_takes_its_place() {
+    let mut host = Host::new(1);
+    assert_eq!(started(&host.tell(kept(1))), Some((0, 0, 0)));
+    assert_eq!(host.report(0, InstanceReport::Ready), [], "no request is dispatched");
+    host.add(1, 10);
+    host.now = 86_400_000;
+    assert_eq!(host.request(0, 1), [], "it waits");
+    assert_eq!(host.request(1, 0), [dispatch(1, 0)]);
+    assert_eq!(host.done(1), []);
+    assert_eq!(started(&host.join(1)), Some((1, 1, 1)), "on another device");
+    // One that dies comes back where there is room; so does one whose device is lost.
+    assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((2, 0, 0)));
+    host.report(1, InstanceReport::Ready);
+    host.done(0);
+    host.report(2, InstanceReport::Ready);
+    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(0) });
+    assert_eq!(lost, ended(1, StopCause::Evicted));
+    assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((3, 0, 1)));
+    host.report(3, InstanceReport::Ready);
+    let function = FunctionId::new(0);
+    let none = PoolEvent::BoundsChanged { function, min_instances: 0, max_instances: 4 };
+    assert_eq!(host.tell(none), [], "it stays until another needs the room");
+    assert_eq!(host.request(2, 1), ended(3, StopCause::Evicted));
+}
+
+#[test]
+fn a_copy_that_cannot_be_loaded_is_unmet_once_and_tried_again_later() {
+    let mut host = Host::new(0);
+    let unmet = |host: &mut Host, event| {
+        let mut actions = Vec::new();
+        host.pool.handle(Timestamp::from_millis(host.now), event, &mut actions).unwrap();
+        actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
+    };
+    assert_eq!(unmet(&mut host, kept(1)), 1, "no device");
+    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0, "told once");
+    assert_eq!(started(&host.join(0)), Some((0, 0, 0)));
+    for instance in 0..2 {
+        let again = host.report(instance, InstanceReport::Refused);
+        assert_eq!(started(&again), Some((instance + 1, 0, 0)));
+    }
+    assert_eq!(host.report(2, InstanceReport::Refused), [], "three in a row");
+    assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(10_000)));
+    host.now = 10_000;
+    assert_eq!(started(&host.tell(PoolEvent::DeadlineReached)), Some((3, 0, 0)));
+    host.tell(PoolEvent::FunctionRemoved { function: FunctionId::new(0) });
+    host.report(3, InstanceReport::Ready);
+    host.report(3, InstanceReport::Gone);
+    assert!(host.pool.functions.is_empty() && host.pool.warming.is_empty());
+}
+
+#[test]
+fn more_than_one_copy_cannot_be_kept() {
+    let mut host = Host::new(1);
+    let text = "min_instances is 2: need at most 1 on whole devices";
+    assert!(host.try_tell(kept(2)).unwrap_err().ends_with(text));
+    host.add(0, 9);
+    let function = FunctionId::new(0);
+    let two = PoolEvent::BoundsChanged { function, min_instances: 2, max_instances: 4 };
+    assert!(host.try_tell(two).unwrap_err().ends_with(text));
+}
