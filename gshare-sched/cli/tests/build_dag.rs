@@ -112,7 +112,7 @@ fn a_function_in_python_is_measured() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gshare-sched/runner/python/example.py");
     let asked = ["build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
     // Each of ten is measured for as long.
-    let asked = [&asked[..], &["--time", "200ms", "--steady", "100", "--warmup", "60s"]].concat();
+    let asked = [&asked[..], &["--time", "600ms", "--steady", "100", "--warmup", "60s"]].concat();
     let built = gshare(&[&asked[..], &["--", "python3", "-B", example, "build"]].concat());
     let said = String::from_utf8_lossy(&built.stderr);
     let dag: Dag = serde_json::from_slice(&built.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));

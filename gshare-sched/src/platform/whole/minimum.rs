@@ -1,4 +1,4 @@
-//! The copy of a model that is kept: a request that is nobody's has it loaded, and it is pinned where that is.
+//! The copy of a model that is kept: a request without a caller has it loaded, and it is pinned where that is.
 
 use super::super::START_AGAIN;
 use super::{Life, PoolAction, RequestEvent, WholePool};
