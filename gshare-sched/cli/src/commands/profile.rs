@@ -224,6 +224,7 @@ where
     let before = journal.trials().len();
     let bar = bar(total);
     bar.set_position(before as u64);
+    bar.reset_eta();
     let mut keeper = Keeper { store, bar };
     // Nothing is started where nothing is left to measure.
     let answer = match planner.next(&journal) {
@@ -442,11 +443,14 @@ struct Keeper {
     bar: ProgressBar,
 }
 
+/// A run that ends within this time tells nothing of its progress.
+const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
+
 fn bar(total: Option<usize>) -> ProgressBar {
     let bar = total.map_or_else(ProgressBar::no_length, |total| ProgressBar::new(total as u64));
     let template = match total {
-        Some(_) => "{bar:30} {pos}/{len} {msg}",
-        None => "{spinner} trial {pos}: {msg}",
+        Some(_) => "{bar:30} {pos}/{len}, {eta} left: {msg}",
+        None => "{spinner} trial {pos} after {elapsed}: {msg}",
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
@@ -463,13 +467,32 @@ impl Sink for Keeper {
     fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.store.keep(record)?;
         self.bar.inc(1);
+        // The bar is drawn on a terminal only.
+        if self.bar.is_hidden() && self.bar.elapsed() > QUIET {
+            eprintln!("gshare: {}", told(self.bar.position(), self.bar.length(), self.bar.eta()));
+        }
         Ok(())
+    }
+}
+
+/// The line about trials where there is no terminal. How many a search needs is not known before its end.
+fn told(done: u64, all: Option<u64>, left: std::time::Duration) -> String {
+    match all {
+        Some(all) => format!("{done} of {all} trials, about {:.0} s left", left.as_secs_f64()),
+        None => format!("{done} trials"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_has_an_estimate_where_the_number_of_trials_is_known() {
+        let left = std::time::Duration::from_millis(12_600);
+        assert_eq!(told(3, Some(12), left), "3 of 12 trials, about 13 s left");
+        assert_eq!(told(3, None, left), "3 trials");
+    }
 
     #[test]
     fn loads_read_as_they_are_described_and_bad_ones_are_refused() {
