@@ -246,6 +246,8 @@ fn what_one_kind_of_work_has_is_refused_for_another() {
         ("slo = \"69ms\"", "speed = \"40%\"", "function `classify`: speed is given: only for work training"),
         ("train = \"2m\"", "time_limit = \"40%\"", "time_limit is given: only for work inference"),
         ("train = \"2m\"", "host = \"1ms\"", "host is given: only for work inference"),
+        ("train = \"2m\"", "devices = 2", "devices is given: only for work inference"),
+        ("slo = \"69ms\"", "devices = 65", "function `classify`: devices is 65: need 1 to 64"),
         ("scaler = \"lazy\",", "scaler = \"lazy\", vertical = false,", "share, without policies.vertical"),
     ] {
         let error = refused(from, to);
