@@ -185,9 +185,10 @@ fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
         }
         for of in state(url)?["functions"].as_array().into_iter().flatten() {
             let name = of["name"].as_str().unwrap_or_default().to_owned();
-            // A pipeline is started by its first request.
+            // The instance of a pipeline that is kept is parked until its first request; where it has no slices, a request gets them.
+            let waits = ["idle", "parked"].map(Value::from).contains(&of["state"]);
             let serves = ["serving", "training"].map(Value::from).contains(&of["state"])
-                || of["workload"] == "pipeline" && of["state"] == "idle";
+                || of["workload"] == "pipeline" && waits;
             if serves && !ready.contains(&name) {
                 say(format!("{name} is ready{}", chosen(of)));
                 ready.push(name);
