@@ -214,7 +214,7 @@ pub struct FunctionSpec {
     /// The regime it must run in. None: the platform chooses.
     #[cfg_attr(feature = "serde", serde(default))]
     pub regime: Option<Regime>,
-    /// Instances that are kept whatever the load; at most 1 on whole devices.
+    /// Instances that are kept also without load; at most 1 on whole devices.
     #[cfg_attr(feature = "serde", serde(default))]
     pub min_instances: u32,
     /// The most instances, those that start included; at least the minimum, more than 0.
@@ -503,8 +503,8 @@ pub enum PlatformAction {
         instance: InstanceId,
         /// The function that it is a copy of.
         function: FunctionId,
-        /// Where it runs: one part, the stages of a pipeline, the workers of a training job, or the devices of a spread model,
-        /// which are one process's.
+        /// The devices and shares of the instance: one part, the stages of a pipeline, the workers of a training job, or the
+        /// devices of a spread model, all of which one process has.
         parts: Vec<Part>,
         /// Where its weights are.
         from: Tier,

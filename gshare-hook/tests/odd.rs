@@ -122,7 +122,7 @@ fn contexts_made_before_the_first_launch_are_of_their_own_devices() {
     assert_eq!(served(&["made_before"]).0.attached.len(), 2);
 }
 
-/// Its events belong to another context than the current one. Work that is not measured is charged half a millisecond and more; a
+/// The events of such work belong to another context than the current one. Work that is not measured is charged half a millisecond and more; a
 /// simulated device does this in no time.
 #[test]
 fn work_for_a_stream_of_another_device_is_measured_there() {

@@ -353,7 +353,7 @@ fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
     let (_, day) = (drained(&hour)[0].0, 86_400_000);
     assert_eq!(drained(&tell(&mut keeper, day, InstanceEvent::DeadlineReached)), []);
     assert_eq!(keeper.warm_functions(), 1);
-    // What is gone is started again when that is asked for.
+    // An instance that is gone is started again when the minimum is told again.
     let left = [a, b, c].into_iter().find(|one| *one != drained(&hour)[0].0).unwrap();
     assert_eq!(started(&tell(&mut keeper, day, InstanceEvent::Gone { instance: left })), []);
     let again = started(&tell(&mut keeper, day, minimum(0, 2)));
@@ -373,7 +373,7 @@ struct Held {
     replaces: Option<InstanceId>,
 }
 
-/// Whatever is asked for and whatever dies, under each kind of settings: no order takes an instance of which the function has too
+/// With random minimums and deaths, under each kind of settings: no order takes an instance of which the function has too
 /// few, and with what was asked for again there are enough, or `Unmet` was told.
 #[test]
 fn no_order_takes_an_instance_that_is_kept() {
@@ -389,7 +389,7 @@ fn no_order_takes_an_instance_that_is_kept() {
         let mut held: std::collections::BTreeMap<InstanceId, Held> = [].into();
         let (mut least, mut unmet) = ([0usize; 3], [false; 3]);
         for step in 0..1_200 {
-            // What windows and keep-alives end by now ends before what happens now.
+            // Windows and keep-alives that are over by now end before the event is told.
             let pause = if rng.percent(3) { 900_000 } else { 4_000 };
             now += if step % 2 == 0 { rng.below(pause) } else { 0 };
             let function = rng.below(3) as u32;

@@ -467,7 +467,7 @@ impl Keeper {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let (before, last) = (core::mem::replace(&mut of.least, least), of.last);
         if least < before {
-            // What was kept beyond its keep-alive ends.
+            // Instances that were kept beyond their keep-alive end.
             let answered = last.map_or(now, |last| last.saturating_add(self.config.window));
             self.expire_at(function, answered.max(now));
             self.expire(now, actions);

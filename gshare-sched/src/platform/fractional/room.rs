@@ -160,7 +160,7 @@ impl FractionalPool {
             };
             cheapest.filter(|found| cost(found).0 > 0).min_by_key(cost)
         };
-        // Where there is enough and it did not fit, the shapes do not match: then one has to leave all the same.
+        // A device with enough free time and memory may have no rectangle of the right shape: then one has to leave all the same.
         (count > 1).then(|| with(0)).flatten().or_else(|| with(1))
     }
 

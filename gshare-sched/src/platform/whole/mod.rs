@@ -16,7 +16,7 @@
 //! when it ran none it is `Dropped`. A function is one model; each has a number of the pool's, since a function's name may be
 //! used again for another one with other memory.
 //!
-//! **A minimum** of 1: a request that is nobody's has the scheduler load the model where it suits best, the copy is pinned there, and
+//! **A minimum** of 1: a request without a caller has the scheduler load the model where it suits best, the copy is pinned there, and
 //! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds. While the
 //! request waits for a GPU, or is rejected, the host is told `Unmet`. More than one are refused: a second request would be
 //! sent to the first copy, and the scheduler has no order that loads another.

@@ -53,7 +53,7 @@ pub enum Order {
 pub struct Launch {
     /// The instance that it is of.
     pub instance: InstanceId,
-    /// Its place among the processes of the instance.
+    /// The number of the process within the instance, from 0.
     pub index: usize,
     /// All parts of the instance: those of one process for a model that is spread over devices, else one for each process.
     pub parts: Vec<Part>,
