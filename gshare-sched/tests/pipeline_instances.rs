@@ -1,5 +1,4 @@
-//! The keeper of instances with the router in the simulated host, which keeps a book of its own and stops at the first order
-//! that breaks it; and the claims of FluidFaaS, section 5.3.
+//! The keeper of instances on MIG slices: the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 use gshare_core::dag::Dag;
@@ -8,13 +7,19 @@ use gshare_core::pipeline::instances::{
     Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
 };
 use gshare_core::pipeline::{Goal, Node, RankMode};
-use gshare_core::{BasisPoints, Duration, Engine, FunctionId, InstanceId, Timestamp};
-use gshare_sched::pipeline::{
-    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouterConfig, SlackRouter,
+use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
+use gshare_core::{
+    BasisPoints, Bytes, ConfigError, Duration, Engine, FunctionId, InstanceId, NodeId, Timestamp,
 };
+use gshare_sched::pipeline::{
+    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
+};
+use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::fluid::{self, End, Load, Outcome, Scenario, simulate};
+use gshare_sim::conformance;
+use gshare_sim::world::{Function, Plan, run};
+use std::sync::{Arc, Mutex};
 
 fn model() -> GpuModel {
     GpuModel::find("A100-80").unwrap()
@@ -25,7 +30,7 @@ fn node(free: &[&str]) -> Node {
 }
 
 fn chain(times: &[u64], gib: u64) -> Dag {
-    fluid::chain(times, gib).unwrap()
+    conformance::chain(times, gib).unwrap()
 }
 
 fn goal(slo_ms: u64) -> Goal {
@@ -466,100 +471,86 @@ fn no_order_takes_an_instance_that_is_kept() {
     assert!(kept > 500 && reclaimed > 20 && unmets > 20, "{kept} {reclaimed} {unmets}");
 }
 
-/// A random world: up to five functions, some too large for a slice, on two nodes, with deaths.
-fn world(seed: u64) -> Scenario {
-    let mut rng = Rng::new(seed);
-    let loads = (0..rng.between(1, 5))
-        .map(|_| {
-            let times: Vec<u64> = (0..rng.between(1, 4)).map(|_| rng.between(5, 60)).collect();
-            let gib = rng.between(1, 9);
-            let slo = times.iter().sum::<u64>() * rng.between(15, 60) / 10 + 5;
-            let arrivals = match rng.below(3) {
-                0 => Arrivals::poisson(rng.between(1, 40) as f64).unwrap(),
-                1 => Arrivals::gamma(rng.between(1, 20) as f64, 3.0).unwrap(),
-                _ => {
-                    let (on, off) = (Duration::from_secs(rng.between(5, 40)), Duration::from_secs(60));
-                    Arrivals::on_off(on, off, rng.between(5, 60) as f64).unwrap()
-                }
-            };
-            Load {
-                dag: chain(&times, gib),
-                goal: goal(slo),
-                arrivals: times_of(arrivals, 120, 600, &mut rng),
-            }
-        })
-        .collect();
-    let die_every = rng.percent(60).then(|| Duration::from_secs(rng.between(3, 40)));
-    Scenario { model: model(), loads, die_every, seed, linger: Duration::from_secs(700) }
+/// A keeper that notes when it starts an instance, or changes one between shared and exclusive.
+struct Noted {
+    keeper: Keeper,
+    changes: Arc<Mutex<Vec<Timestamp>>>,
 }
 
-fn times_of(mut arrivals: Arrivals, seconds: u64, most: usize, rng: &mut Rng) -> Vec<Timestamp> {
-    let (mut times, mut last) = (Vec::new(), Timestamp::ZERO);
-    while let Some(next) = arrivals.next_after(last, rng) {
-        if next >= Timestamp::ZERO + Duration::from_secs(seconds) || times.len() == most {
-            break;
-        }
-        times.push(next);
-        last = next;
+impl Engine for Noted {
+    type Event = InstanceEvent;
+    type Action = InstanceAction;
+    type Error = InstanceError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: InstanceEvent,
+        actions: &mut Vec<InstanceAction>,
+    ) -> Result<(), InstanceError> {
+        let orders = self.keeper.orders(now, event)?;
+        let change = |order: &&InstanceAction| {
+            matches!(order, InstanceAction::Start { .. } | InstanceAction::Moved { .. })
+        };
+        let count = orders.iter().filter(change).count();
+        self.changes.lock().unwrap().extend(core::iter::repeat_n(now, count));
+        actions.extend(orders);
+        Ok(())
     }
-    times
-}
 
-fn run(scenario: &Scenario, config: &KeeperConfig, router: RouterConfig) -> Result<Outcome, String> {
-    let node = node(&["4g.40gb", "2g.20gb", "1g.10gb", "3g.40gb", "2g.20gb", "2g.20gb"]);
-    let keepers = (0..2).map(|_| keeper(config.clone(), &node)).collect();
-    simulate(scenario, SlackRouter::new(router).unwrap(), keepers)
-}
-
-/// In random worlds with deaths, under each kind of settings, no order breaks the book and every request ends once.
-#[test]
-fn orders_hold_in_random_worlds() {
-    let (mut served, mut moves, mut loads, mut drains, mut evicts) = (0, 0, 0, 0, 0);
-    for seed in 0..40 {
-        for (config, router) in [
-            (KeeperConfig::default(), RouterConfig::default()),
-            (KeeperConfig::paper(), RouterConfig::paper()),
-        ] {
-            let scenario = world(seed);
-            let outcome =
-                run(&scenario, &config, router).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
-            let sent: usize = scenario.loads.iter().map(|load| load.arrivals.len()).sum();
-            assert_eq!(outcome.ends.len(), sent, "seed {seed}");
-            served += outcome.ends.iter().filter(|end| matches!(end, End::Served { .. })).count();
-            let count = |name| outcome.orders.get(name).copied().unwrap_or(0);
-            (moves, loads) = (moves + count("move"), loads + count("load"));
-            (drains, evicts) = (drains + count("drain"), evicts + count("evict"));
-        }
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.keeper.next_deadline()
     }
-    assert!(
-        served > 10_000 && moves > 50 && loads > 50 && drains > 50 && evicts > 10,
-        "{served} {moves} {loads} {drains} {evicts}"
-    );
 }
 
-#[test]
-fn a_run_replays_exactly() {
-    let once = || format!("{:?}", run(&world(3), &KeeperConfig::default(), RouterConfig::default()).unwrap());
-    assert_eq!(once(), once());
+impl InstanceKeeper for Noted {
+    fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.keeper.fits(function)
+    }
+    fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.keeper.home(instance)
+    }
+}
+
+/// When a function that is called so often instances were started or changed, on a node under a keeper with these settings.
+fn changes(config: &KeeperConfig, arrivals: &Arrivals, length: Duration) -> Vec<Timestamp> {
+    let work = Work::Pipeline { dag: Box::new(chain(&[30], 12)), goal: Box::new(goal(2_000)) };
+    let mut spec = FunctionSpec::new(work, Bytes::from_gib(12)).with_slo(Duration::from_millis(2_000));
+    spec.max_instances = u32::MAX;
+    let cuts: [&[&str]; 2] = [&["4g.40gb", "2g.20gb", "1g.10gb"], &["3g.40gb", "2g.20gb", "2g.20gb"]];
+    let devices = cuts.iter().map(|cut| {
+        let layout = MigLayout::named("A100-80", cut).unwrap();
+        DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)
+    });
+    let function = Function::new("f", spec).with_arrivals(arrivals.clone());
+    let plan = Plan::new(devices.collect(), vec![function], length);
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let platform = || {
+        let (changes, config) = (Arc::clone(&noted), config.clone());
+        let make = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
+            let (keeper, changes) = (keeper(config.clone(), node), Arc::clone(&changes));
+            Ok(Box::new(Noted { keeper, changes }))
+        };
+        let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));
+        Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).map_err(|error| error.to_string())
+    };
+    run(&plan, 1, platform).unwrap();
+    let changes = noted.lock().unwrap().clone();
+    changes
 }
 
 /// Use that goes up and down about the threshold: two thresholds and windows in a row settle, one threshold does not.
 #[test]
 fn states_do_not_flap_about_the_threshold() {
-    let mut rng = Rng::new(5);
     let seconds = 1_200;
     // 20 ms on a 2g: 30 % is 15 requests per second. 12 and 18 in turn, for 20 s each.
     let rates = (0..seconds / 20).map(|turn| if turn % 2 == 0 { 12.0 } else { 18.0 }).collect();
     let arrivals = Arrivals::rates(Duration::from_secs(20), rates).unwrap();
-    let arrivals = times_of(arrivals, seconds, usize::MAX, &mut rng);
-    let loads = vec![Load { dag: chain(&[30], 12), goal: goal(2_000), arrivals }];
-    let (die_every, linger) = (None, Duration::from_secs(1));
-    let scenario = Scenario { model: model(), loads, die_every, seed: 1, linger };
     let changes = |config: KeeperConfig| {
-        let outcome = run(&scenario, &config, RouterConfig::default()).unwrap();
-        // The first minutes: cold, and what waited then.
-        let settled = Timestamp::ZERO + Duration::from_secs(200);
-        outcome.changes[&FunctionId::new(0)].iter().filter(|&&at| at > settled).count()
+        // The first minutes: cold, and what waited then. In the end it idles.
+        let (from, to) = (Timestamp::from_millis(200_000), Timestamp::from_millis(seconds * 1_000));
+        let all = changes(&config, &arrivals, Duration::from_secs(seconds));
+        all.into_iter().filter(|&at| from < at && at < to).count() as u64
     };
     let mut paper = KeeperConfig::paper();
     paper.migration = false;

@@ -13,8 +13,7 @@ use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, RouterSettings, SlicedConfig, SlicedPool, WholePool,
 };
 use gshare_sched::request::SchedulerConfig;
-use gshare_sim::conformance::{PoolReport, PoolTrial, pool};
-use gshare_sim::fluid::chain;
+use gshare_sim::conformance::{PoolReport, PoolTrial, chain, pool};
 
 fn pipeline(times: &[u64], gib: u64, slo_ms: u64, instances: (u32, u32)) -> FunctionSpec {
     let (dag, goal) = (Box::new(chain(times, gib).unwrap()), Box::new(Goal::default()));

@@ -18,21 +18,20 @@
 //! | [`store_history`] | random histories of any store of models, kept book of and checked |
 //! | [`contended_gpu`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
-//! | [`fluid`] | nodes with MIG slices around any router and keeper of instances |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
 //! | [`request_cluster`] | a cluster in virtual time around any scheduler of requests, with faults |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. Policies are known by their traits, so that
-//! a host can run the same suites over its own one. [`node`] alone knows two engines, those that ship in every node: the daemon's
-//! [`Node`](gshare_sched::node::Node) and the hook's [`Meter`](gshare_meter::Meter).
+//! a host can run the same suites over its own one. Engines that it knows are those that ship around such policies: in [`node`] the
+//! daemon's [`Node`](gshare_sched::node::Node) and the hook's [`Meter`](gshare_meter::Meter), in [`scenario`] and
+//! [`conformance::router_and_keeper`] the [`Platform`](gshare_sched::platform::Platform).
 #![forbid(unsafe_code)]
 
 pub mod arrivals;
 pub mod conformance;
 pub mod contended_gpu;
-pub mod fluid;
 pub mod load_trace;
 pub mod node;
 pub mod packing;

@@ -97,7 +97,7 @@ const BRANCHED: usize = 3;
 pub(super) struct Variant {
     pub(super) name: &'static str,
     pub(super) batch: u32,
-    memory: Bytes,
+    pub(super) memory: Bytes,
     bytes: Bytes,
     pub(super) applications: usize,
 }

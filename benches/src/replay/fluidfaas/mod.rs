@@ -1,6 +1,8 @@
 //! FluidFaaS, section 7: four applications in three variants on 16 A100-80 cut into MIG slices.
 //!
-//! A simulation in virtual time (`gshare_sim::fluid`) of two nodes with eight GPUs each, around our router and keepers.
+//! A simulation in virtual time ([`gshare_sim::world`]) of two nodes with eight GPUs each, under the platform's pool of slices with
+//! the router and the keepers of each policy. Weights are read-only and their copy in host memory stays, so an eviction takes no
+//! time.
 //! `applications.rs` says where times come from. Deadlines are 1.5 x the time of an application alone on "the minimum MIG
 //! instances, as shown in Table 5" (section 6). Table 5 has two columns of them; `--slo parts` takes the one of FluidFaaS,
 //! where each model is on the smallest slice that holds it, `--slo whole` the one of platforms without pipelines. By the
@@ -48,28 +50,30 @@ mod static_split;
 use super::paired::{Compared, Run};
 use super::{Report, in_parallel, joined, row};
 use crate::seeds::cpus;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
-use gshare_core::dag::Dag;
-use gshare_core::mig::{GpuModel, SliceAt};
+use gshare_core::mig::{GpuModel, MigProfile};
 use gshare_core::pipeline::routing::Router;
-use gshare_core::pipeline::{Goal, HandOff, Node, NodeGpu, RankMode};
-use gshare_core::{Duration, GpuId, Timestamp};
+use gshare_core::pipeline::{Goal, HandOff, RankMode};
+use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
+use gshare_core::{Bytes, Duration, GpuId, NodeId, Timestamp};
 use gshare_sched::pipeline::{
     Choice, EvictionPolicy, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
     Partitioner, RouterConfig, SlackRouter,
 };
+use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::fluid::{End, Load, Outcome, Scenario, simulate};
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
 use gshare_sim::scenario::{MakeKeeper, Own};
+use gshare_sim::world::{self, Ended, Function, Outcome, Plan, Record};
 use serde_json::{Map, Value};
 use static_split::StaticSplit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -145,14 +149,13 @@ fn partition(name: &str) -> Result<Vec<Vec<&'static str>>> {
     })
 }
 
-fn node(model: &GpuModel, cuts: &[Vec<&str>]) -> Result<Node> {
-    let gpu = |(number, names): (u32, &Vec<&str>)| -> Result<NodeGpu> {
-        let profiles = names.iter().map(|name| model.profile(name)).collect::<Result<Vec<_>, _>>()?;
-        let free: Vec<SliceAt> = model.arrange(&profiles).context("an illegal cut")?;
-        Ok(NodeGpu { gpu: GpuId::new(number), free, busy: Vec::new() })
+/// The GPUs of all nodes.
+fn devices(model: &GpuModel, cuts: &[Vec<&str>]) -> Result<Vec<DeviceSpec>> {
+    let device = |(node, names): (u32, &Vec<&str>)| -> Result<DeviceSpec> {
+        let layout = MigLayout::named(&model.name, names).context("an illegal cut")?;
+        Ok(DeviceSpec::new(NodeId::new(node), Bytes::from_gib(80)).with_mig(layout))
     };
-    let gpus = (0u32..).zip(cuts).map(gpu).collect::<Result<Vec<_>>>()?;
-    Ok(Node::new(model.clone(), gpus)?)
+    (0..NODES).flat_map(|node| cuts.iter().map(move |names| (node, names))).map(device).collect()
 }
 
 /// Calls per second of each application over time: shares of a mean, bin by bin.
@@ -314,7 +317,7 @@ fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>> {
     all
 }
 
-const NODES: usize = 2;
+const NODES: u32 = 2;
 
 /// The figures of one run.
 #[derive(Debug, Default, Clone, Copy)]
@@ -340,22 +343,30 @@ struct Figures {
     by_application: [[f64; 2]; APPLICATIONS.len()],
 }
 
-fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
+/// The time that spans take together, up to `end`.
+fn covered<'a>(spans: impl Iterator<Item = &'a (Timestamp, Timestamp)>, end: Timestamp) -> Duration {
+    let mut spans: Vec<_> = spans.map(|&(from, to)| (from, to.min(end))).collect();
+    spans.sort_unstable();
+    let mut upto = Timestamp::ZERO;
+    let new = |(from, to): (Timestamp, Timestamp)| {
+        let time = to.saturating_since(from.max(upto));
+        upto = upto.max(to);
+        time
+    };
+    spans.into_iter().map(new).sum()
+}
+
+fn figures(outcome: &Outcome, model: &GpuModel, slos: &[Duration], from: Timestamp) -> Figures {
+    let empty = Record::default();
+    let record = outcome.record.as_ref().unwrap_or(&empty);
     let (mut latencies, mut in_time, mut sent, mut while_sent) = (Vec::new(), 0u64, 0u64, 0u64);
     let (mut spent_ms, mut pipelines, mut by_application) = ([0.0; 4], 0u64, [[0.0; 2]; APPLICATIONS.len()]);
-    let of = |end: &End| match *end {
-        End::Served { function, arrived, .. } | End::Rejected { function, arrived } => (function, arrived),
-    };
-    let came = |end: &End| of(end).1;
-    let last = outcome.ends.iter().map(came).max().unwrap_or(from);
-    for end in &outcome.ends {
-        let (function, arrived) = of(end);
-        if arrived < from {
-            continue;
-        }
+    let last = record.ends.iter().map(|end| end.arrived).max().unwrap_or(from);
+    let finished = record.finished();
+    for &Ended { function, arrived, at, spent, .. } in record.ends.iter().filter(|end| end.arrived >= from) {
         sent += 1;
         by_application[function.index()][0] += 1.0;
-        if let End::Served { at, spent, .. } = *end {
+        if let Some(spent) = spent {
             let latency = at.saturating_since(arrived);
             let hit = latency <= slos[function.index()];
             in_time += u64::from(hit);
@@ -369,6 +380,16 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
             latencies.push(latency);
         }
     }
+    let gpus: BTreeSet<GpuId> = record.worked.keys().map(|(gpu, _)| *gpu).collect();
+    let of =
+        |gpu: GpuId| record.worked.iter().filter(move |((of, _), _)| *of == gpu).flat_map(|(_, spans)| spans);
+    let gpu_time: Duration = gpus.into_iter().map(|gpu| covered(of(gpu), finished)).sum();
+    let worked = record.worked.values().flatten();
+    let slice_time: Duration = worked.map(|&(from, to)| to.saturating_since(from)).sum();
+    let held = record.held.iter().map(|((_, slice), spans)| {
+        let compute = slice.and_then(|slice| model.get(slice.profile)).map_or(0, |one| one.compute_slices);
+        covered(spans.iter(), finished).saturating_mul(compute.into())
+    });
     latencies.sort_unstable();
     let mean_ms =
         latencies.iter().map(|one| one.as_secs_f64()).sum::<f64>() * 1e3 / latencies.len().max(1) as f64;
@@ -380,17 +401,17 @@ fn figures(outcome: &Outcome, slos: &[Duration], from: Timestamp) -> Figures {
         sent: sent as f64,
         in_time: in_time as f64,
         served: latencies.len() as f64,
-        seconds: outcome.finished.saturating_since(from).as_secs_f64(),
+        seconds: finished.saturating_since(from).as_secs_f64(),
         served_while_sent: while_sent as f64,
         seconds_sent: last.saturating_since(from).as_secs_f64(),
         p95_ms: percentile(95),
         p99_ms: percentile(99),
         max_ms: percentile(100),
         mean_ms,
-        gpu_s: outcome.gpu_time.as_secs_f64(),
-        mig_s: outcome.slice_time.as_secs_f64(),
-        held_s: outcome.held_slice_time.as_secs_f64(),
-        starts: outcome.orders.get("start").map_or(0.0, |&n| n as f64),
+        gpu_s: gpu_time.as_secs_f64(),
+        mig_s: slice_time.as_secs_f64(),
+        held_s: held.sum::<Duration>().as_secs_f64(),
+        starts: outcome.actions.get("start").map_or(0.0, |&n| n as f64),
         spent_ms,
         pipelines: pipelines as f64,
         by_application,
@@ -402,21 +423,23 @@ type Series = Vec<Map<String, Value>>;
 
 /// GPUs and slices that are held and at work in each second.
 fn series(outcome: &Outcome, model: &GpuModel) -> Series {
+    let empty = Record::default();
+    let record = outcome.record.as_ref().unwrap_or(&empty);
     let second = |at: Timestamp| usize::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(usize::MAX);
-    let seconds = second(outcome.finished) + 1;
+    let seconds = second(record.finished()) + 1;
     let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for (what, spans) in [("held", &outcome.held), ("active", &outcome.worked)] {
+    for (what, spans) in [("held", &record.held), ("active", &record.worked)] {
         let mut gpus = BTreeSet::new();
-        for ((node, gpu, slice), spans) in spans {
+        for ((gpu, slice), spans) in spans {
             let within = |&(from, to): &(Timestamp, Timestamp)| second(from)..=second(to).min(seconds - 1);
             for at in spans.iter().flat_map(within).collect::<BTreeSet<_>>() {
                 let mut count =
                     |name: String| counts.entry(name).or_insert_with(|| vec![0; seconds])[at] += 1;
                 count(format!("slices_{what}"));
-                if let (Some(profile), "active") = (model.get(slice.profile), what) {
+                if let (Some(profile), "active") = (slice.and_then(|slice| model.get(slice.profile)), what) {
                     count(format!("active_{}", profile.name));
                 }
-                if gpus.insert((at, *node, *gpu)) {
+                if gpus.insert((at, *gpu)) {
                     count(format!("gpus_{what}"));
                 }
             }
@@ -452,23 +475,21 @@ const COMPARED: [(&str, bool); 6] = [
 struct Cell<'a> {
     variant: &'static Variant,
     partition: &'a str,
-    cuts: Vec<Vec<&'static str>>,
-    node: Node,
+    model: &'a GpuModel,
+    devices: Vec<DeviceSpec>,
     load: f64,
 }
 
 impl Cell<'_> {
-    fn all<'a>(args: &'a Args, model: &GpuModel) -> Result<Vec<Cell<'a>>> {
+    fn all<'a>(args: &'a Args, model: &'a GpuModel) -> Result<Vec<Cell<'a>>> {
         let mut cells = Vec::new();
         for workload in &args.workload {
             let variant = VARIANTS.iter().find(|one| one.name == workload);
             let variant =
                 variant.with_context(|| format!("workload `{workload}`: need light, medium or heavy"))?;
             for name in &args.partition {
-                let cuts = partition(name)?;
-                let node = node(model, &cuts)?;
-                let cell =
-                    |&load| Cell { variant, partition: name, cuts: cuts.clone(), node: node.clone(), load };
+                let devices = devices(model, &partition(name)?)?;
+                let cell = |&load| Cell { variant, partition: name, model, devices: devices.clone(), load };
                 cells.extend(args.load.iter().map(cell));
             }
         }
@@ -491,36 +512,50 @@ impl Cell<'_> {
         draw: &Draw,
         over_time: bool,
     ) -> Result<(Figures, Series)> {
-        let (scenario, slos) = self.scenario(args, policy, draw)?;
+        let (plan, slos) = self.plan(args, policy, draw)?;
+        let make = || self.platform(policy, &plan).map_err(|error| error.to_string());
+        let outcome =
+            world::run(&plan, draw.seed, make).map_err(|failure| anyhow!("{}: {failure}", policy.name))?;
+        let series = if over_time { series(&outcome, self.model) } else { Vec::new() };
+        Ok((figures(&outcome, self.model, &slos, Timestamp::ZERO + args.warm_up), series))
+    }
+
+    /// A platform of sliced devices alone, with the router and the keepers of the policy.
+    fn platform(&self, policy: &Policy<'_>, plan: &Plan) -> Result<Platform> {
+        let keeper: gshare_sched::platform::MakeKeeper = match &policy.keeping {
+            Keeping::Keeper(config) => {
+                let partitioner = Partitioner::new(PartitionConfig::default().with_rank(policy.rank))?;
+                let config = config.clone();
+                Arc::new(move |node| {
+                    let partitioner = Box::new(partitioner.clone());
+                    Ok(Box::new(Keeper::new(
+                        config.clone(),
+                        node,
+                        partitioner,
+                        Box::new(LeastFragmentation),
+                    )?))
+                })
+            }
+            Keeping::Own(make) => {
+                let make = MakeKeeper::clone(make);
+                Arc::new(move |node| Ok(make(node)))
+            }
+            Keeping::Static => {
+                let split =
+                    StaticSplit::new(plan, self.model, self.variant, KeeperConfig::default().load.start)?;
+                Arc::new(move |node| Ok(Box::new(split.of(node))))
+            }
+        };
         let router: Box<dyn Router> = match &policy.router {
             Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
             Routing::Own(make) => make(),
         };
-        let outcome = match &policy.keeping {
-            Keeping::Keeper(config) => {
-                let keeper = |_| -> Result<Keeper> {
-                    let partitioner = Partitioner::new(PartitionConfig::default().with_rank(policy.rank))?;
-                    let assigner = Box::new(LeastFragmentation);
-                    Ok(Keeper::new(config.clone(), &self.node, Box::new(partitioner), assigner)?)
-                };
-                simulate(&scenario, router, (0..NODES).map(keeper).collect::<Result<_>>()?)
-            }
-            Keeping::Own(make) => simulate(&scenario, router, (0..NODES).map(|_| make(&self.node)).collect()),
-            Keeping::Static => {
-                let dags: Vec<Dag> = scenario.loads.iter().map(|load| load.dag.clone()).collect();
-                let takes = KeeperConfig::default().load.start;
-                let split = |_| StaticSplit::new(&self.node, &dags, self.variant, takes);
-                simulate(&scenario, router, (0..NODES).map(split).collect::<Result<_>>()?)
-            }
-        };
-        let seed = draw.seed;
-        let outcome = outcome.map_err(|fault| anyhow::anyhow!("{}: seed {seed}: {fault}", policy.name))?;
-        let series = if over_time { series(&outcome, self.node.model()) } else { Vec::new() };
-        Ok((figures(&outcome, &slos, Timestamp::ZERO + args.warm_up), series))
+        let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);
+        Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
     }
 
-    /// The requests of a seed: the same for every policy.
-    fn scenario(&self, args: &Args, policy: &Policy<'_>, draw: &Draw) -> Result<(Scenario, Vec<Duration>)> {
+    /// The run of a seed and its deadlines: the same requests for every policy.
+    fn plan(&self, args: &Args, policy: &Policy<'_>, draw: &Draw) -> Result<(Plan, Vec<Duration>)> {
         let mut rng = Rng::new(draw.seed);
         let generated;
         let shape = match &draw.window {
@@ -530,32 +565,36 @@ impl Cell<'_> {
                 &generated
             }
         };
-        let (variant, model) = (self.variant, self.node.model());
-        let (mut loads, mut slos) = (Vec::new(), Vec::new());
+        let (variant, model) = (self.variant, self.model);
+        let layouts = || self.devices.iter().filter_map(|device| device.mig.as_ref());
+        let slices = || layouts().flat_map(|layout| layout.slices()).filter_map(|at| model.get(at.profile));
+        let (mut functions, mut slos) = (Vec::new(), Vec::new());
         for index in 0..variant.applications {
             let dag = application(index, variant)?;
             let slo = slo(&dag, model, variant, args.slo)?;
             // The rate of all slices that run it as a whole, divided among the applications.
-            let per_slice =
-                |slice: &&str| whole(&dag, model, slice, variant).map_or(0.0, |t| 1.0 / t.as_secs_f64());
-            let capacity = NODES as f64 * self.cuts.iter().flatten().map(per_slice).sum::<f64>()
-                / variant.applications as f64;
+            let per_slice = |slice: &MigProfile| {
+                whole(&dag, model, &slice.name, variant).map_or(0.0, |time| 1.0 / time.as_secs_f64())
+            };
+            let capacity = slices().map(per_slice).sum::<f64>() / variant.applications as f64;
             let quiet = usize::try_from(args.warm_up.as_nanos().div_ceil(shape.bin.as_nanos()))?;
             let rate =
                 |(bin, share): (usize, &f64)| self.load * capacity * if bin < quiet { 0.25 } else { *share };
             let rates = shape.shares[index].iter().enumerate().map(rate).collect();
-            let mut process = Arrivals::rates(shape.bin, rates)?;
-            let (mut arrivals, mut last) = (Vec::new(), Timestamp::ZERO);
-            while let Some(next) = process.next_after(last, &mut rng) {
-                arrivals.push(next);
-                last = next;
-            }
-            let goal = Goal::default().with_batch(variant.batch).with_slo(slo).with_hand_off(policy.hand_off);
+            let goal = Box::new(Goal::default().with_batch(variant.batch).with_hand_off(policy.hand_off));
+            let memory = Bytes(variant.memory.get() * dag.len() as u64);
+            let work = Work::Pipeline { dag: Box::new(dag), goal };
+            let mut spec = FunctionSpec::new(work, memory).with_slo(slo);
+            spec.max_instances = u32::MAX;
+            let name = APPLICATIONS[index].0;
+            functions.push(Function::new(name, spec).with_arrivals(Arrivals::rates(shape.bin, rates)?));
             slos.push(slo);
-            loads.push(Load { dag, goal, arrivals });
         }
-        let (die_every, linger) = (None, Duration::ZERO);
-        Ok((Scenario { model: model.clone(), loads, die_every, seed: draw.seed, linger }, slos))
+        let mut plan = Plan::new(self.devices.clone(), functions, args.length);
+        (plan.jitter, plan.record, plan.link) = (0, true, u64::MAX);
+        // A policy that is slower than the load works on it long after it has ended.
+        plan.settle = args.length.saturating_mul(4);
+        Ok((plan, slos))
     }
 }
 

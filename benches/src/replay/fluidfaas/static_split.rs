@@ -3,28 +3,39 @@
 use super::applications::{Variant, whole};
 use anyhow::Result;
 use gshare_core::dag::Dag;
+use gshare_core::mig::GpuModel;
 use gshare_core::pipeline::instances::{
-    Home, InstanceAction, InstanceError, InstanceEvent, InstanceReason, PlacedPart,
+    Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, PlacedPart,
 };
 use gshare_core::pipeline::{AssignedSlice, Node};
+use gshare_core::platform::Work;
 use gshare_core::request::Tier;
-use gshare_core::{Duration, Engine, FunctionId, InstanceId, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
+use gshare_sim::world::Plan;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Starts what was planned and changes nothing any more.
-#[derive(Debug)]
+/// Starts what was planned and changes nothing any more, until a function is removed.
+#[derive(Debug, Clone)]
 pub(super) struct StaticSplit {
-    planned: Vec<(FunctionId, Home)>,
+    planned: BTreeMap<InstanceId, (FunctionId, Home)>,
     takes: Duration,
+    added: BTreeSet<FunctionId>,
 }
 
 impl StaticSplit {
-    /// Every free slice of the node goes to one function that fits it as a whole: the largest first, each to whom has got
-    /// the least so far of what the node could do for it.
-    pub(super) fn new(node: &Node, dags: &[Dag], variant: &Variant, takes: Duration) -> Result<Self> {
-        let model = node.model();
+    /// Every slice of a node, as the first node of the plan has them, goes to one function that fits it as a whole: the largest
+    /// first, each to whom has got the least so far of what the node could do for it.
+    pub(super) fn new(plan: &Plan, model: &GpuModel, variant: &Variant, takes: Duration) -> Result<Self> {
+        let of = |work| match work {
+            &Work::Pipeline { ref dag, .. } => Some(&**dag),
+            _ => None,
+        };
+        let dags: Vec<&Dag> = plan.functions.iter().filter_map(|one| of(&one.spec.work)).collect();
         let mut slices: Vec<AssignedSlice> = Vec::new();
-        for gpu in node.gpus() {
-            slices.extend(gpu.free.iter().map(|&slice| AssignedSlice { gpu: gpu.gpu, slice, carved: false }));
+        let first = plan.devices.iter().take_while(|device| device.node == plan.devices[0].node);
+        for (gpu, device) in (0..).map(GpuId::new).zip(first) {
+            let all = device.mig.iter().flat_map(|layout| layout.slices());
+            slices.extend(all.map(|&slice| AssignedSlice { gpu, slice, carved: false }));
         }
         let compute =
             |slice: &AssignedSlice| model.get(slice.slice.profile).map_or(0, |one| one.compute_slices);
@@ -35,17 +46,37 @@ impl StaticSplit {
         let rate = |dag: &Dag, slice: &AssignedSlice| time(dag, slice).map_or(0.0, |t| 1.0 / t.as_secs_f64());
         let most: Vec<f64> = dags.iter().map(|dag| slices.iter().map(|one| rate(dag, one)).sum()).collect();
         let mut has = vec![0.0; dags.len()];
-        let mut planned = Vec::new();
+        let mut planned = BTreeMap::new();
         for slice in slices {
-            let fits = (0..dags.len()).filter(|&one| time(&dags[one], &slice).is_some());
+            let fits = (0..dags.len()).filter(|&one| time(dags[one], &slice).is_some());
             let Some(least) = fits.min_by(|&a, &b| f64::total_cmp(&has[a], &has[b])) else { continue };
-            let Some(latency) = time(&dags[least], &slice) else { continue };
-            has[least] += rate(&dags[least], &slice) / most[least];
+            let Some(latency) = time(dags[least], &slice) else { continue };
+            has[least] += rate(dags[least], &slice) / most[least];
             let parts = vec![PlacedPart { stage: 0, components: dags[least].all(), slice }];
             let function = FunctionId::new(u32::try_from(least)?);
-            planned.push((function, Home::Exclusive { parts, latency, interval: latency }));
+            let instance = InstanceId::new(planned.len() as u64);
+            planned.insert(instance, (function, Home::Exclusive { parts, latency, interval: latency }));
         }
-        Ok(Self { planned, takes })
+        Ok(Self { planned, takes, added: BTreeSet::new() })
+    }
+
+    /// The keeper of a node, whose GPUs have numbers in a row from that of `node` on.
+    pub(super) fn of(&self, node: &Node) -> Self {
+        let mut of = self.clone();
+        let first = node.gpus().first().map_or(0, |gpu| gpu.gpu.number());
+        for (_, home) in of.planned.values_mut() {
+            if let Home::Exclusive { parts, .. } = home {
+                parts
+                    .iter_mut()
+                    .for_each(|part| part.slice.gpu = GpuId::new(part.slice.gpu.number() + first));
+            }
+        }
+        of
+    }
+
+    fn all(&self, function: FunctionId) -> impl Iterator<Item = (InstanceId, &Home)> {
+        let mine = self.planned.iter().filter(move |(_, (of, _))| *of == function);
+        mine.map(|(instance, (_, home))| (*instance, home))
     }
 }
 
@@ -60,21 +91,42 @@ impl Engine for StaticSplit {
         event: InstanceEvent,
         actions: &mut Vec<InstanceAction>,
     ) -> Result<(), InstanceError> {
-        if let InstanceEvent::FunctionAdded { function: added, .. } = event {
-            let mine = (0u64..).zip(&self.planned).filter(|(_, (function, _))| *function == added);
-            actions.extend(mine.map(|(number, (function, home))| InstanceAction::Start {
-                instance: InstanceId::new(number),
-                function: *function,
-                home: home.clone(),
-                from: Tier::Disk,
-                takes: self.takes,
-                reason: InstanceReason::FirstRequest,
-            }));
+        let reason = InstanceReason::Removed;
+        match event {
+            InstanceEvent::FunctionAdded { function, .. } => {
+                self.added.insert(function);
+                actions.extend(self.all(function).map(|(instance, home)| InstanceAction::Start {
+                    instance,
+                    function,
+                    home: home.clone(),
+                    from: Tier::Disk,
+                    takes: self.takes,
+                    reason: InstanceReason::FirstRequest,
+                }));
+            }
+            InstanceEvent::FunctionRemoved { function } => {
+                self.added.remove(&function);
+                actions.extend(
+                    self.all(function).map(|(instance, _)| InstanceAction::Drain { instance, reason }),
+                );
+            }
+            InstanceEvent::Drained { instance } => actions.push(InstanceAction::Stop { instance, reason }),
+            _ => {}
         }
         Ok(())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
         None
+    }
+}
+
+impl InstanceKeeper for StaticSplit {
+    fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.added.contains(&function).then(|| self.all(function).next().is_some())
+    }
+
+    fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.planned.get(&instance).map(|(_, home)| home)
     }
 }

@@ -20,28 +20,28 @@
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_core::request::RequestScheduler) |
 //! | [`queue_order()`] | [`QueueOrder`](gshare_core::queue_order::QueueOrder) |
 //! | [`pipelines()`] | [`PipelinePartitioner`](gshare_core::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_core::pipeline::SliceAssigner) |
-//! | [`router_and_keeper()`] | the engines of [`routing`](gshare_core::pipeline::routing) and [`instances`](gshare_core::pipeline::instances) |
+//! | [`router_and_keeper()`] | [`Router`](gshare_core::pipeline::routing::Router), [`InstanceKeeper`](gshare_core::pipeline::instances::InstanceKeeper) |
 //! | [`pool()`] | [`Pool`](gshare_core::platform::Pool) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
-mod fluid;
 mod horizontal;
 mod order;
 mod packer;
 mod pipelines;
 mod pool;
 mod requests;
+mod routing;
 mod story;
 mod token;
 mod vertical;
 
-pub use fluid::router_and_keeper;
 pub use horizontal::horizontal_scaler;
 pub use order::queue_order;
 pub use packer::{Shares, packer, packer_ext};
 pub use pipelines::pipelines;
 pub use pool::{PoolReport, PoolTrial, pool};
 pub use requests::request_scheduler;
+pub use routing::{chain, router_and_keeper};
 pub use story::Story;
 pub use token::{Conformance, Failure, Report, token_scheduler};
 pub use vertical::vertical_scaler;

@@ -2,8 +2,10 @@
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
+use gshare_core::pipeline::instances::{Home, InstanceKeeper};
+use gshare_core::pipeline::routing::Router;
 use gshare_core::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
-use gshare_core::{Engine, GpuId, RequestId, Timestamp};
+use gshare_core::{Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use std::collections::VecDeque;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,6 +82,11 @@ impl Log {
         claim(hash(self) == hash(again), "the same events give the same actions", || "they did not".into())
     }
 
+    /// Breaks the claim that an engine was seen to break first.
+    pub(super) fn is_unbroken(&self) -> Result<(), Broken> {
+        self.lines().broken.clone().map_or(Ok(()), Err)
+    }
+
     pub(super) fn story(&self, seed: u64, (claim, wrong): Broken) -> Story {
         let lines = self.lines();
         // The first rule that an engine broke explains the later ones.
@@ -92,11 +99,18 @@ impl Log {
 pub(super) struct Watched<E: ?Sized> {
     log: Log,
     engine: Box<E>,
+    /// Every event that it will be told is one that it must take.
+    accepts: bool,
 }
 
 impl<E: ?Sized> Watched<E> {
     pub(super) fn new(log: &Log, engine: Box<E>) -> Self {
-        Self { log: log.clone(), engine }
+        Self { log: log.clone(), engine, accepts: false }
+    }
+
+    /// The same engine, of which each refusal breaks a claim.
+    pub(super) fn accepting(self) -> Self {
+        Self { accepts: true, ..self }
     }
 
     pub(super) fn engine(&self) -> &E {
@@ -129,6 +143,10 @@ where
                     let wrong = "the event was refused and the list of actions changed".to_owned();
                     self.log.lines().broken.get_or_insert(("an error changes nothing", wrong));
                 }
+                if self.accepts {
+                    let wrong = format!("{told}: {error}");
+                    self.log.lines().broken.get_or_insert(("no event that may come is refused", wrong));
+                }
             }
         }
         result
@@ -136,6 +154,34 @@ where
 
     fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
+    }
+}
+
+impl Router for Watched<dyn Router> {
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.engine.waiting(function)
+    }
+
+    fn outstanding(&self, instance: InstanceId) -> usize {
+        self.engine.outstanding(instance)
+    }
+
+    fn invariants(&self) {
+        self.engine.invariants();
+    }
+}
+
+impl InstanceKeeper for Watched<dyn InstanceKeeper> {
+    fn fits(&self, function: FunctionId) -> Option<bool> {
+        self.engine.fits(function)
+    }
+
+    fn home(&self, instance: InstanceId) -> Option<&Home> {
+        self.engine.home(instance)
+    }
+
+    fn invariants(&self) {
+        self.engine.invariants();
     }
 }
 

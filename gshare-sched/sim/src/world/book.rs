@@ -17,7 +17,7 @@
 //!   fits and one instance runs at a time. What starts, drains or stops counts until it is gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
-use super::outcome::{Area, FunctionOutcome, WHOLE_AREA, device_time};
+use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
 use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
     DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
@@ -113,6 +113,8 @@ pub struct Book {
     instances: BTreeMap<InstanceId, Instance>,
     names: BTreeSet<InstanceId>,
     requests: BTreeMap<RequestId, Request>,
+    /// From when to when devices and slices were held, if that is to be recorded.
+    pub(super) spans: Option<Spans>,
 }
 
 impl Book {
@@ -263,9 +265,9 @@ impl Book {
         self.requests.get(&request).is_some_and(|found| !found.cancelled)
     }
 
-    /// The function that a request which has not ended calls.
-    pub fn function_of(&self, request: RequestId) -> Option<FunctionId> {
-        self.requests.get(&request).map(|found| found.function)
+    /// The function that a request which has not ended calls, and when it came.
+    pub fn asked(&self, request: RequestId) -> Option<(FunctionId, Timestamp)> {
+        self.requests.get(&request).map(|found| (found.function, found.arrived))
     }
 
     /// Requests that have not ended.
@@ -437,6 +439,9 @@ impl Book {
         let Some(function) = self.functions.get_mut(&instance.function) else { return };
         let time = u128::from(now.saturating_since(instance.since).as_nanos());
         for part in &instance.parts {
+            if let Some(spans) = &mut self.spans {
+                spans.entry((part.gpu, part.slice)).or_default().push((instance.since, now));
+            }
             if let Some(device) = self.devices.get_mut(&part.gpu) {
                 function.held += time * u128::from(device.held(part, function.memory));
                 device.give_back(id, part, function.memory);

@@ -14,8 +14,6 @@ use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent,
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Bytes per nanosecond between a device and host memory.
-const LINK: u64 = 12;
 /// An engine that asks to be called at the time it is, so often in a row, will never stop.
 const STALLED: u32 = 1_000;
 
@@ -140,14 +138,17 @@ where
                 Load::Counts { bin, counts } => Some((Arrivals::counts(*bin, counts, &mut own), own)),
             });
         }
+        let (mut book, mut floor) = (Book::new(), Floor::new(&plan.devices, nodes));
+        book.spans = plan.record.then(Default::default);
+        floor.record = plan.record.then(Default::default);
         Self {
             plan,
             seed,
             engine,
-            book: Book::new(),
+            book,
             now: Timestamp::ZERO,
             queue: EventQueue::new(),
-            floor: Floor::new(&plan.devices, nodes),
+            floor,
             bodies: BTreeMap::new(),
             closed: arrivals.iter().flatten().any(|(process, _)| process.is_closed_loop()),
             arrivals,
@@ -597,8 +598,8 @@ where
     fn tell(&mut self, event: PlatformEvent) -> Result<(), String> {
         self.outcome.events += 1;
         self.note(|| format!("told {event:?}"));
-        if let PlatformEvent::RequestDone { request, .. } = event {
-            self.ended(request);
+        if let PlatformEvent::RequestDone { request, took } = event {
+            self.ended(request, Some(took));
         }
         self.book.told(self.now, &event)?;
         let mut actions = core::mem::take(&mut self.actions);
@@ -608,7 +609,7 @@ where
         for action in actions.drain(..) {
             self.note(|| format!("  orders {action:?}"));
             if let PlatformAction::Reject { request, .. } = action {
-                self.ended(request);
+                self.ended(request, None);
             }
             self.book.ordered(self.now, &action)?;
             *self.outcome.actions.entry(name_of(&action)).or_insert(0) += 1;
@@ -663,7 +664,13 @@ where
             PlatformAction::Park { instance } => {
                 let Some(body) = self.bodies.get(instance) else { return };
                 let bytes = self.plan.functions[body.function].spec.memory.get();
-                self.moves(*instance, Phase::Up, Phase::Leaving, Duration::from_nanos(bytes / LINK), None);
+                self.moves(
+                    *instance,
+                    Phase::Up,
+                    Phase::Leaving,
+                    Duration::from_nanos(bytes / self.plan.link.max(1)),
+                    None,
+                );
             }
             PlatformAction::Unpark { instance, parts, takes } => {
                 let takes = self.slowed(*takes);
@@ -689,12 +696,15 @@ where
         }
     }
 
-    /// A request is about to end: in a closed loop the next one follows.
-    fn ended(&mut self, request: RequestId) {
-        if !self.closed {
+    /// A request is about to end, and `took` so long if it was answered: in a closed loop the next one follows.
+    fn ended(&mut self, request: RequestId, took: Option<Duration>) {
+        if !self.closed && self.floor.record.is_none() {
             return;
         }
-        let Some(function) = self.book.function_of(request) else { return };
+        let Some((function, arrived)) = self.book.asked(request) else { return };
+        if let Some(record) = &mut self.floor.record {
+            record.end(request, (function, arrived), self.now, took);
+        }
         let process = self.arrivals.get(function.index()).and_then(Option::as_ref);
         if process.is_some_and(|(process, _)| process.is_closed_loop()) {
             self.schedule_arrival(function.index(), self.now);
@@ -740,6 +750,7 @@ where
         }
         body.phase = to;
         body.epoch += 1;
+        body.unparked = parts.map(|_| (self.now, self.now + takes));
         self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
     }
 
@@ -765,6 +776,7 @@ where
             of.trained = Duration::from_nanos(trained.as_nanos() / 10_000 * u64::from(function.speed.get()));
         }
         outcome.kernels = self.floor.kernels();
+        outcome.record = self.floor.record.take().map(|record| record.with_held(self.book.spans.take()));
         outcome.time = self.now.saturating_since(Timestamp::ZERO);
         outcome
     }

@@ -8,7 +8,7 @@
 //!
 //! # Model
 //! At [`Depth::Requests`] devices serve by the profile; there are no kernels.
-//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, the end of a
+//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, unless the plan says otherwise, the end of a
 //!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
 //!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
@@ -92,7 +92,7 @@ mod tests;
 pub use book::{Book, room};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
-pub use outcome::{ACTIONS, FunctionOutcome, Outcome, Sample, name_of};
+pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};
 pub use run_plan::{Depth, Function, Load, Plan};
 
 #[cfg(doc)]

@@ -1,8 +1,9 @@
 //! The outcome of a run.
 
 use super::faults::Fault;
+use gshare_core::mig::SliceAt;
 use gshare_core::platform::{Life, PlatformAction, Rejection};
-use gshare_core::{Duration, InstanceId};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use std::collections::BTreeMap;
 
 /// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.
@@ -110,6 +111,82 @@ pub struct Sample {
     pub kernels: u64,
 }
 
+/// The parts of the time of a request; they add up to it (FluidFaaS, Figure 14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Spent {
+    /// Waiting for an instance, or within a pipeline for a slice.
+    pub queue: Duration,
+    /// Waiting until the instance that it was given to was unparked.
+    pub load: Duration,
+    /// Work on devices, in a pipeline along the longest way through its parts.
+    pub execution: Duration,
+    /// Hand-offs between slices, along the same way.
+    pub transfer: Duration,
+    /// Devices or slices of the instance: several in a pipeline.
+    pub slices: usize,
+}
+
+/// A request that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ended {
+    /// The function that it called.
+    pub function: FunctionId,
+    /// When it came.
+    pub arrived: Timestamp,
+    /// When it was answered or rejected.
+    pub at: Timestamp,
+    /// The parts of its time; none: it was rejected.
+    pub spent: Option<Spent>,
+}
+
+/// Spans of time of each slice of a GPU, or of a GPU without slices.
+pub type Spans = BTreeMap<(GpuId, Option<SliceAt>), Vec<(Timestamp, Timestamp)>>;
+
+/// Each request and slice of one run, if the plan has them [recorded](super::Plan::record).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Record {
+    /// Requests in the order in which they ended.
+    pub ends: Vec<Ended>,
+    /// From when to when a part of a pipeline worked, in the order in which the work was given out.
+    pub worked: Spans,
+    /// From when to when each instance had its memory there, in the order of the ends.
+    pub held: Spans,
+    /// Parts of the time of requests that have not ended.
+    pub(super) open: BTreeMap<RequestId, Spent>,
+}
+
+impl Record {
+    /// When the last request ended.
+    pub fn finished(&self) -> Timestamp {
+        self.ends.last().map_or(Timestamp::ZERO, |end| end.at)
+    }
+
+    /// Notes the end of a request; `took` says how long an answered one was worked on.
+    pub(super) fn end(
+        &mut self,
+        request: RequestId,
+        (function, arrived): (FunctionId, Timestamp),
+        at: Timestamp,
+        took: Option<Duration>,
+    ) {
+        let staged = self.open.remove(&request);
+        let spent = took.map(|took| {
+            let mut spent = staged.unwrap_or(Spent { execution: took, slices: 1, ..Spent::default() });
+            let known = spent.load + spent.execution + spent.transfer;
+            spent.queue = at.saturating_since(arrived).saturating_sub(known);
+            spent
+        });
+        self.ends.push(Ended { function, arrived, at, spent });
+    }
+
+    pub(super) fn with_held(self, held: Option<Spans>) -> Self {
+        Self { held: held.unwrap_or_default(), ..self }
+    }
+}
+
 /// The outcome of a run, or of several.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -129,6 +206,8 @@ pub struct Outcome {
     /// Kernels over time, if the plan has them counted; those of one run only. What an instance ran after the last count before its
     /// end is left out.
     pub series: Vec<Sample>,
+    /// Requests and slices one by one, if the plan has them recorded; those of the first run only.
+    pub record: Option<Record>,
     /// Simulated time.
     pub time: Duration,
     /// The same for two runs that were the same.

@@ -116,6 +116,10 @@ pub struct Plan {
     pub depth: Depth,
     /// How often the kernels of each instance are counted while load comes, at [`Depth::Kernels`]. More than 0; none: never.
     pub sample: Option<Duration>,
+    /// Whether the outcome tells of each request and slice: [`Outcome::record`](super::Outcome::record).
+    pub record: bool,
+    /// Bytes in a nanosecond from a device to host memory, the speed at which instances are parked; more than 0. 12 by default.
+    pub link: u64,
     /// Makes the vertical scaler of each daemon, at [`Depth::Kernels`]. None: ours.
     pub vertical: Option<Make<dyn VerticalScaler>>,
 }
@@ -146,6 +150,8 @@ impl Plan {
             story: 60,
             depth: Depth::default(),
             sample: None,
+            record: false,
+            link: 12,
             vertical: None,
         }
     }

@@ -2,6 +2,7 @@
 
 use super::curve::Curve;
 use super::kernels::{Nodes, Running, Worker};
+use super::outcome::{Record, Spent};
 use super::run_plan::Function;
 use super::slow_down::{FULL, InUse, TURN, Use};
 use super::stages::Staged;
@@ -68,6 +69,8 @@ pub(super) struct Body {
     free: Vec<Timestamp>,
     /// Its processes, where kernels are simulated.
     workers: Vec<Worker>,
+    /// When it was last told to come back to its device, and when it is there.
+    pub(super) unparked: Option<(Timestamp, Timestamp)>,
 }
 
 impl Body {
@@ -139,6 +142,8 @@ pub(super) struct Floor<'a> {
     pub(super) ends: Vec<End>,
     /// The nodes, where kernels are simulated.
     nodes: Option<Running<'a>>,
+    /// What is recorded of requests and slices.
+    pub(super) record: Option<Record>,
 }
 
 impl<'a> Floor<'a> {
@@ -158,6 +163,7 @@ impl<'a> Floor<'a> {
             in_proportion: Rc::default(),
             ends: Vec::new(),
             nodes,
+            record: None,
         }
     }
 
@@ -306,23 +312,53 @@ impl<'a> Floor<'a> {
             return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
         };
         let staged = Staged { dag, goal, seed, number: request.number() };
-        let (mut stage, mut at, mut end, mut used) = (0, now, now, 0);
-        for (index, part) in body.parts.iter().enumerate() {
-            if part.stage != stage {
-                (stage, at) = (part.stage, end);
-            }
-            let device = self.devices.get(part.gpu.index());
-            let slice = device.and_then(|device| slice_of(&device.spec, part));
-            let components = if part.components.is_empty() { dag.all() } else { part.components };
-            let time = vary(staged.time(components, slice.map(|(name, _, _)| name)));
-            let from = at.max(body.free[index]);
-            body.free[index] = from + time;
-            end = end.max(from + time);
-            let (compute, whole) = slice.map_or((1, 1), |(_, compute, whole)| (compute, whole));
-            used += u128::from(time.as_nanos()) * u128::from(100_000_000 * compute / whole);
-        }
+        let (end, used) = self.stages(now, body, staged, request, vary);
         self.begin(now, id, body, Some(request), end.saturating_since(now), None);
         used
+    }
+
+    /// Gives each part of a pipeline its work for a request; answers when the last of it ends, and the time that it takes on the
+    /// devices, times their parts.
+    fn stages(
+        &mut self,
+        now: Timestamp,
+        body: &mut Body,
+        staged: Staged<'_>,
+        request: RequestId,
+        vary: impl Fn(Duration) -> Duration,
+    ) -> (Timestamp, u128) {
+        let (mut end, mut used) = (now, 0);
+        let unparked = body.unparked.take().filter(|(_, at)| *at == now);
+        let load = unparked.map_or(Duration::ZERO, |(from, at)| at.saturating_since(from));
+        let mut spent = Spent { load, slices: body.parts.len(), ..Spent::default() };
+        let mut index = 0;
+        for stage in body.parts.chunk_by(|one, next| one.stage == next.stage) {
+            let (at, mut longest) = (end, (Duration::ZERO, Duration::ZERO));
+            for part in stage {
+                let device = self.devices.get(part.gpu.index());
+                let slice = device.and_then(|device| slice_of(&device.spec, part));
+                let components = if part.components.is_empty() { staged.dag.all() } else { part.components };
+                let (name, transfer) = (slice.map(|(name, _, _)| name), staged.hand_offs(components));
+                let time = vary(staged.work(components, name) + transfer);
+                let from = at.max(body.free[index]);
+                body.free[index] = from + time;
+                index += 1;
+                if from + time >= end {
+                    (end, longest) = (from + time, (time.saturating_sub(transfer), transfer.min(time)));
+                }
+                let (compute, whole) = slice.map_or((1, 1), |(_, compute, whole)| (compute, whole));
+                used += u128::from(time.as_nanos()) * u128::from(100_000_000 * compute / whole);
+                if let Some(record) = &mut self.record {
+                    record.worked.entry((part.gpu, part.slice)).or_default().push((from, from + time));
+                }
+            }
+            spent.execution += longest.0;
+            spent.transfer += longest.1;
+        }
+        if let Some(record) = &mut self.record {
+            record.open.insert(request, spent);
+        }
+        (end, used)
     }
 
     /// The longest time that a program waits for its first turn on these devices: none where it runs beside what works there, or

@@ -22,13 +22,7 @@ impl Staged<'_> {
         runs >= 10_000 || Rng::new(mixed).below(10_000) < runs
     }
 
-    /// Time that these components take on a slice of this profile (`None`: on the slice that each is fastest on), with the
-    /// hand-offs to and from other components.
-    pub(crate) fn time(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
-        self.work(components, slice) + self.hand_offs(components)
-    }
-
-    /// The same without the hand-offs.
+    /// Time that these components take on a slice of this profile (`None`: on the slice that each is fastest on), without hand-offs.
     pub(crate) fn work(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
         let run = |one: usize| {
             let component = &self.dag.components()[one];
