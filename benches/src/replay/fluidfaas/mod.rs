@@ -78,8 +78,8 @@ use std::sync::Arc;
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Seeds of bursts, arrivals and branches [default: 1 to 20; with a trace 1]
-    #[arg(long, value_delimiter = ',', default_values_t = 1..=20, hide_default_value = true,
+    /// Seeds of bursts, arrivals and branches [default: 1 to 10; with a trace 1]
+    #[arg(long, value_delimiter = ',', default_values_t = 1..=10, hide_default_value = true,
         default_value_if("trace", ArgPredicate::IsPresent, "1"))]
     seeds: Vec<u64>,
     /// Calls per minute as a CSV shaped like the Azure Functions 2019 trace; the busiest functions drive the
@@ -744,7 +744,7 @@ mod tests {
 
     #[test]
     fn a_trace_is_one_run_unless_told_otherwise() {
-        assert_eq!(parsed("").seeds, (1..=20).collect::<Vec<u64>>());
+        assert_eq!(parsed("").seeds, (1..=10).collect::<Vec<u64>>());
         assert_eq!(parsed("--trace calls.csv").seeds, [1]);
         assert_eq!(parsed("--trace calls.csv --seeds 4,5").seeds, [4, 5]);
     }

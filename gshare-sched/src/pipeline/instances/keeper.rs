@@ -88,8 +88,8 @@ pub(super) struct Function {
     pub(super) instances: BTreeSet<InstanceId>,
     pub(super) gaps: Gaps,
     pub(super) last: Option<Timestamp>,
-    /// When it is to be warm after that.
-    stays: Vec<Stay>,
+    /// When it is to be warm after that; none: not reckoned since.
+    stays: Option<Vec<Stay>>,
     pub(super) warm: bool,
     /// The version of the slices at which nothing suited it.
     pub(super) unmet: Option<u64>,
@@ -435,19 +435,18 @@ impl Keeper {
     }
 
     fn requested(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<InstanceAction>) {
-        let policy = self.config.keep_alive;
         let Some(of) = self.functions.get_mut(&function) else { return };
         if let Some(last) = of.last {
             let gap = now.saturating_since(last);
             of.gaps.add(gap);
             self.all_gaps.add(gap);
         }
-        of.last = Some(now);
-        of.stays = of.gaps.stays(&self.all_gaps, &policy);
+        (of.last, of.stays) = (Some(now), None);
         // At least as long as it takes to be answered.
-        let first = of.stays.first().filter(|stay| stay.from.is_zero()).map(|stay| stay.to);
-        let keep = first.unwrap_or_default().max(self.config.window);
-        self.expire_at(function, now.saturating_add(keep));
+        let answered = now.saturating_add(self.config.window);
+        if self.expiry_of.get(&function).is_none_or(|at| *at > answered) {
+            self.expire_at(function, answered);
+        }
         let none = self.functions[&function].instances.iter().all(|one| {
             let one = &self.instances[one];
             !one.is_serving() && one.state != State::Starting
@@ -488,6 +487,17 @@ impl Keeper {
         self.expiries.insert((at, function));
     }
 
+    /// The end of a function's stay from its last request on, if that was not reckoned yet. No stay is needed before that request
+    /// is answered, and most are followed by another one first.
+    fn first_stay(&mut self, function: FunctionId) -> Option<Timestamp> {
+        let of = self.functions.get_mut(&function).filter(|of| of.stays.is_none())?;
+        let last = of.last?;
+        let stays = of.gaps.stays(&self.all_gaps, &self.config.keep_alive);
+        let first = stays.first().filter(|stay| stay.from.is_zero()).map(|stay| stay.to);
+        of.stays = Some(stays);
+        Some(last.saturating_add(first.unwrap_or_default().max(self.config.window)))
+    }
+
     /// Ends keep-alives that are over.
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
         while let Some(&(at, function)) = self.expiries.first() {
@@ -496,6 +506,10 @@ impl Keeper {
             }
             self.expiries.remove(&(at, function));
             self.expiry_of.remove(&function);
+            if let Some(later) = self.first_stay(function).filter(|later| *later > now) {
+                self.expire_at(function, later);
+                continue;
+            }
             let instances = self.functions[&function].instances.clone();
             let used = instances.iter().any(|one| {
                 let one = &self.instances[one];
@@ -507,7 +521,7 @@ impl Keeper {
                 continue;
             }
             let since = now.saturating_since(self.functions[&function].last.unwrap_or(now));
-            let stays = &self.functions[&function].stays;
+            let stays = self.functions[&function].stays.as_deref().unwrap_or_default();
             if !stays.iter().any(|stay| stay.from <= since && since < stay.to) {
                 for instance in instances {
                     if self.can_spare(function) {
@@ -518,7 +532,7 @@ impl Keeper {
             let kept = !self.can_spare(function);
             let Some(of) = self.functions.get_mut(&function) else { continue };
             let since = now.saturating_since(of.last.unwrap_or(now));
-            let stay = of.stays.iter().find(|stay| since < stay.to).copied();
+            let stay = of.stays.iter().flatten().find(|stay| since < stay.to).copied();
             let warm = stay.is_some_and(|stay| stay.from <= since);
             if of.warm != warm && !kept {
                 of.warm = warm;
@@ -553,7 +567,7 @@ impl Keeper {
             instances: BTreeSet::new(),
             gaps: Gaps::default(),
             last: None,
-            stays: Vec::new(),
+            stays: None,
             warm: false,
             unmet: None,
             told_short: None,
