@@ -724,6 +724,7 @@ fn measures(runs: &[Figures]) -> Map<String, Value> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use gshare_core::pipeline::Node;
     use gshare_core::pipeline::instances::InstanceKeeper;
 
     #[derive(Debug, clap::Parser)]
