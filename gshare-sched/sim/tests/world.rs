@@ -81,9 +81,17 @@ fn kernels_keep_every_promise_of_the_platform_and_replay_exactly() {
 fn kernels_and_profiles_serve_the_same_scenario_alike() {
     let (scenario, mut plan) = kernels("60s", true);
     plan.faults = Faults::default();
-    let by_kernels = world::run(&plan, 5, || scenario.platform()).unwrap();
-    plan.depth = Depth::Requests;
-    let by_profile = world::run(&plan, 5, || scenario.platform()).unwrap();
+    let mut run = |depth, seed| {
+        plan.depth = depth;
+        world::run(&plan, seed, || scenario.platform()).unwrap()
+    };
+    for seed in 3..8 {
+        println!("seed {seed}");
+        alike(&run(Depth::Kernels, seed), &run(Depth::Requests, seed));
+    }
+}
+
+fn alike(by_kernels: &Outcome, by_profile: &Outcome) {
     let mut compared = 0;
     for (one, other) in by_kernels.functions.iter().zip(&by_profile.functions) {
         if one.answered < 200 {
