@@ -1,6 +1,6 @@
 //! The minimum of a function: a promise of the pool, which does not wait for its scaler's next report of load.
 
-use super::{FractionalPool, Function, FunctionId, HorizontalEvent, PoolAction, Timer};
+use super::{FractionalPool, Function, FunctionId, HorizontalEvent, PoolAction, Setting, Timer};
 
 impl Function {
     /// Instances that it is to have whatever its load: its minimum, and one while it is called.
@@ -18,16 +18,24 @@ impl FractionalPool {
     /// Has what the function lacks of its minimum started, unless the host refused a start of it a moment ago.
     pub(super) fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         if self.lacks(function) && !self.timers.has(Timer::Minimum(function)) {
+            if let Some(of) = self.functions.get_mut(&function) {
+                of.refused.clear();
+            }
             self.scale(HorizontalEvent::MinimumLacking { function }, actions);
         }
     }
 
-    /// A start found no room at its point: for the minimum the scaler's other points are tried, and all of them again when
-    /// something leaves a device.
-    pub(super) fn no_room(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+    /// A start found no room at its point: for the minimum the scaler's other points are tried, each once, and all of them
+    /// again when something leaves a device.
+    pub(super) fn no_room(&mut self, function: FunctionId, at: Setting, actions: &mut Vec<PoolAction>) {
         if self.lacks(function) {
             self.lacking.insert(function);
-            self.tell_bounds(function, actions);
+            if let Some(of) = self.functions.get_mut(&function)
+                && !of.refused.contains(&at)
+            {
+                of.refused.push(at);
+                self.tell_bounds(function, actions);
+            }
             if !self.lacks(function) {
                 return;
             }

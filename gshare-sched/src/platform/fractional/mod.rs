@@ -68,7 +68,7 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
 use gshare_core::queue_order::QueueOrder;
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gshare_core::{
@@ -146,6 +146,8 @@ struct Function {
     activated: bool,
     removed: bool,
     gang: Option<Gang>,
+    /// Points at which its minimum has found no room since it was last looked at.
+    refused: Vec<Setting>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -399,6 +401,7 @@ impl FractionalPool {
             activated: false,
             removed: false,
             gang,
+            refused: Vec::new(),
         };
         self.functions.insert(function, of);
         if trains {

@@ -86,7 +86,7 @@ impl FractionalPool {
             }
             Err(_) => {
                 self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
-                self.no_room(function, actions);
+                self.no_room(function, point.setting(), actions);
             }
         }
     }
