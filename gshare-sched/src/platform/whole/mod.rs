@@ -17,9 +17,9 @@
 //! used again for another one with other memory.
 //!
 //! **A minimum** of 1: a request without a caller has the scheduler load the model where it suits best, the copy is pinned there, and
-//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds. `Unmet` is
-//! told while no device has room for it beside the copies that are kept there for others, or its tenant may not have so
-//! much memory; not while it waits for a device that is busy. More than one are refused: a second request would be
+//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds.
+//! `Unmet` is told when no device has room for it beside the copies that are kept there for others, or when its tenant may not
+//! have so much memory; not while it waits for a device that is busy. More than one are refused: a second request would be
 //! sent to the first copy, and the scheduler has no order that loads another.
 //!
 //! **A maximum** is the scheduler's to keep ([`RequestEvent::ModelLimited`]): it alone knows what else a request can do that may
@@ -31,8 +31,8 @@
 //!
 //! # Invariants
 //! A function has no more instances that are not stopped than its `max_instances`, unless that was lowered while they ran
-//! requests. Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that start or stop
-//! included, fits it; an instance that runs a request is ready.
+//! requests. Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that
+//! start or stop included, fits it; an instance that runs a request is ready.
 //!
 //! # Cost
 //! That of the scheduler for an event, and O(log n) in instances and requests. O(instances of it) for an event while a function
