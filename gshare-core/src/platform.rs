@@ -692,7 +692,8 @@ pub enum PoolEvent {
 pub enum PoolAction {
     /// An order for the host, with the pool's own names of instances. A pool orders no `Profile`.
     Order(PlatformAction),
-    /// No device of the pool has what the next instance of the function needs. Told again only after something changed.
+    /// No device of the pool has what the next instance of the function needs; one that is only busy has. Told again only after
+    /// something changed.
     Unmet {
         /// The function.
         function: FunctionId,

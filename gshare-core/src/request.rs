@@ -128,6 +128,14 @@ pub enum RequestEvent {
         /// Whether to keep it.
         pinned: bool,
     },
+    /// The most copies of a model from now on, on all GPUs; a model that was never named has no limit. Copies beyond it are
+    /// evicted: unused ones at once, others as soon as what runs on them is done. A copy that is being evicted does not count.
+    ModelLimited {
+        /// Which model.
+        model: ModelId,
+        /// The most copies; more than 0.
+        copies: u32,
+    },
     /// The limits of a tenant from now on. A tenant that was never named has no limit.
     TenantLimited {
         /// The tenant that is limited.
@@ -329,6 +337,12 @@ pub enum RequestError {
         /// The amount that was given.
         memory: Bytes,
     },
+    /// No copy at all is no limit: nothing could be served.
+    #[error("copies of {model} is 0: need more than 0")]
+    NoCopies {
+        /// The model whose limit is out of bounds.
+        model: ModelId,
+    },
     /// A profile that cannot be.
     #[error("infer of {model} on {kind} is 0: need more than 0, and loads of at most an hour")]
     BadProfile {
@@ -441,7 +455,9 @@ pub struct RequestStats {
 /// # Contract
 /// - every request is dispatched and completed once, or rejected once;
 /// - the copies on a GPU, whatever their state, never need more memory than it has;
-/// - a copy that a request runs on or waits for is not evicted;
+/// - a copy that a request runs on is not evicted, nor one that a request waits for unless there are too many;
+/// - no load is ordered for a model that has as many copies as it may have; a scheduler without such a limit refuses
+///   [`RequestEvent::ModelLimited`];
 /// - the same events give the same actions.
 pub trait RequestScheduler:
     Engine<Event = RequestEvent, Action = RequestAction, Error = RequestError> + Send

@@ -500,6 +500,12 @@ pub enum HorizontalEvent {
         /// The most instances, those that start included; at least the minimum, more than 0.
         max_instances: u32,
     },
+    /// An instance was lost, or there may be room where starts were refused: what is missing of the function's minimum is
+    /// started now, also at points that were refused.
+    MinimumLacking {
+        /// The function.
+        function: FunctionId,
+    },
     /// Requests that came in the tick that ended now, per second. One report per tick, 0 included.
     LoadReported {
         /// The function whose arrival rate was measured.

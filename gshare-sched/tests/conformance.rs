@@ -267,8 +267,55 @@ fn a_scheduler_that_forgets_to_evict_is_found_out() {
     let claim = broken(request_scheduler(&|| Box::new(Tampered { tamper, engine: engine() }), 0..15));
     assert_eq!(
         claim,
-        "each request is served or rejected once, on a GPU that has its model, within the GPU's memory"
+        "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies"
     );
+}
+
+/// Takes limits of copies, and loads as it likes.
+struct IgnoresLimits(Box<dyn RequestScheduler>);
+
+impl Engine for IgnoresLimits {
+    type Event = RequestEvent;
+    type Action = RequestAction;
+    type Error = RequestError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: RequestEvent,
+        actions: &mut Vec<RequestAction>,
+    ) -> Result<(), RequestError> {
+        match event {
+            RequestEvent::ModelLimited { .. } => Ok(()),
+            _ => self.0.handle(now, event, actions),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+}
+
+impl RequestScheduler for IgnoresLimits {
+    fn place(&self, request: RequestId) -> Option<RequestPlace> {
+        self.0.place(request)
+    }
+    fn waiting(&self) -> usize {
+        self.0.waiting()
+    }
+    fn stats(&self) -> RequestStats {
+        self.0.stats()
+    }
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
+        self.0.gpu(gpu)
+    }
+}
+
+#[test]
+fn a_scheduler_that_ignores_limits_of_copies_is_found_out() {
+    let engine = || IgnoresLimits(locality(Policy::LoadBalance));
+    let story = request_scheduler(&|| Box::new(engine()), 0..15).unwrap_err();
+    assert!(story.to_string().contains("is loaded on"), "{story}");
 }
 
 fn partitioner(rank: RankMode) -> Partitioner {

@@ -535,8 +535,7 @@ fn changes(config: &KeeperConfig, arrivals: &Arrivals, length: Duration) -> Vec<
         Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).map_err(|error| error.to_string())
     };
     run(&plan, 1, platform).unwrap();
-    let changes = noted.lock().unwrap().clone();
-    changes
+    noted.lock().unwrap().clone()
 }
 
 /// Use that goes up and down about the threshold: two thresholds and windows in a row settle, one threshold does not.

@@ -7,13 +7,17 @@ use gshare_core::platform::{
     PoolError, PoolEvent, Regime, Work,
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, NodeId, Quota, SmShare, Timestamp};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, NodeId, Quota, SmShare, Timestamp,
+};
 use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, RouterSettings, SlicedConfig, SlicedPool, WholePool,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sim::conformance::{PoolReport, PoolTrial, chain, pool};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn pipeline(times: &[u64], gib: u64, slo_ms: u64, instances: (u32, u32)) -> FunctionSpec {
     let (dag, goal) = (Box::new(chain(times, gib).unwrap()), Box::new(Goal::default()));
@@ -78,7 +82,7 @@ fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
         functions: (0..7)
             .map(|n| {
                 let spec = inference(3 + u64::from(n) % 4, 30 + u64::from(n));
-                (FunctionId::new(n), spec.with_instances(u32::from(n % 3 == 0), 1))
+                (FunctionId::new(n), spec.with_instances(u32::from(n % 3 == 0), 1 + n % 3))
             })
             .collect(),
         requests: 600,
@@ -179,6 +183,160 @@ fn without_faults_no_request_is_rejected_and_the_same_events_give_the_same_actio
     }
 }
 
+/// A host of a fractional pool without requests, which answers as the test says.
+struct Minimums {
+    pool: FractionalPool,
+    now: Timestamp,
+    /// Instances that start or are ready, and the device of each.
+    instances: BTreeMap<InstanceId, (FunctionId, GpuId)>,
+    unmet: usize,
+}
+
+impl Minimums {
+    /// Devices of 16 GiB, and functions of this memory in GiB and minimum; each instance may have a twentieth of the SMs.
+    fn new(devices: u32, functions: &[(u64, u32)]) -> Self {
+        let mut host =
+            Self { pool: fractional(), now: Timestamp::ZERO, instances: BTreeMap::new(), unmet: 0 };
+        (0..devices).for_each(|gpu| host.join(gpu));
+        let (sm, time) = (SmShare::from_percent(5).unwrap(), Duration::from_millis(20));
+        let point = ProfilePoint::measured(sm, Quota::WHOLE, 1, 50.0, time, time).unwrap();
+        for (function, &(gib, min_instances)) in (0..).zip(functions) {
+            let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
+            let spec = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(gib));
+            let spec = Box::new(spec.with_instances(min_instances, min_instances));
+            host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(function), spec });
+        }
+        host
+    }
+
+    fn tell(&mut self, event: PoolEvent) {
+        let orders = self.pool.orders(self.now, event).unwrap();
+        self.pool.invariants();
+        for order in orders {
+            match order {
+                PoolAction::Unmet { .. } => self.unmet += 1,
+                PoolAction::Order(PlatformAction::Start { instance, function, parts, .. }) => {
+                    self.instances.insert(instance, (function, parts[0].gpu));
+                }
+                PoolAction::Order(_) => {}
+            }
+        }
+    }
+
+    fn report(&mut self, instance: InstanceId, report: InstanceReport) {
+        if report != InstanceReport::Ready {
+            self.instances.remove(&instance);
+        }
+        self.tell(PoolEvent::Instance { instance, report });
+    }
+
+    /// All that start are ready.
+    fn settle(&mut self) {
+        for instance in self.instances.keys().copied().collect::<Vec<_>>() {
+            self.report(instance, InstanceReport::Ready);
+        }
+    }
+
+    fn join(&mut self, gpu: u32) {
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec });
+    }
+
+    fn lose(&mut self, gpu: u32) {
+        self.instances.retain(|_, (_, on)| *on != GpuId::new(gpu));
+        self.tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) });
+    }
+
+    /// Does what the pool's deadlines until then ask for.
+    fn wait(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.tell(PoolEvent::DeadlineReached);
+        }
+        self.now = end;
+    }
+
+    fn count(&self, function: u32) -> usize {
+        self.instances.values().filter(|(of, _)| *of == FunctionId::new(function)).count()
+    }
+}
+
+#[test]
+fn what_a_lost_device_takes_of_a_minimum_is_started_when_there_is_room_again() {
+    let mut host = Minimums::new(2, &[(9, 2)]);
+    host.settle();
+    assert_eq!((host.count(0), host.unmet), (2, 0));
+    host.lose(1);
+    assert_eq!((host.count(0), host.unmet), (1, 1), "the other device has 7 GiB");
+    host.wait(Duration::from_secs(3));
+    host.join(1);
+    assert_eq!(host.count(0), 2, "in the same event");
+}
+
+#[test]
+fn a_start_of_a_minimum_that_the_host_refused_is_ordered_again_after_ten_seconds() {
+    let mut host = Minimums::new(2, &[(9, 2)]);
+    let first = *host.instances.keys().next().unwrap();
+    host.report(first, InstanceReport::Refused);
+    host.settle();
+    host.wait(Duration::from_millis(9_999));
+    // Neither a device nor a loss hastens it.
+    host.join(2);
+    assert_eq!(host.count(0), 1);
+    host.wait(Duration::from_millis(1));
+    assert_eq!(host.count(0), 2);
+}
+
+#[derive(Debug, Clone)]
+enum Loss {
+    Device(u32),
+    Back(u32),
+    Process(prop::sample::Index),
+    Ready,
+    Wait(u64),
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// All instances of all functions fit on one device: while there is any, every minimum is there after each event.
+    #[test]
+    fn a_minimum_that_fits_is_there_after_each_loss(
+        functions in prop::collection::vec((1u64..3, 1u32..4), 1..3),
+        steps in prop::collection::vec(prop_oneof![
+            3 => (0u32..3).prop_map(Loss::Device),
+            3 => (0u32..3).prop_map(Loss::Back),
+            4 => any::<prop::sample::Index>().prop_map(Loss::Process),
+            2 => Just(Loss::Ready),
+            2 => (0u64..20_000).prop_map(Loss::Wait),
+        ], 1..60),
+    ) {
+        let mut host = Minimums::new(3, &functions);
+        host.settle();
+        let mut here = BTreeSet::from([0, 1, 2]);
+        for step in steps {
+            match step {
+                Loss::Device(gpu) if here.remove(&gpu) => host.lose(gpu),
+                Loss::Back(gpu) if here.insert(gpu) => host.join(gpu),
+                Loss::Process(which) if !host.instances.is_empty() => {
+                    let instances: Vec<InstanceId> = host.instances.keys().copied().collect();
+                    let instance = *which.get(&instances);
+                    // One that dies before it is ready is a start that failed.
+                    host.report(instance, InstanceReport::Ready);
+                    host.report(instance, InstanceReport::Gone);
+                }
+                Loss::Ready => host.settle(),
+                Loss::Wait(ms) => host.wait(Duration::from_millis(ms)),
+                _ => {}
+            }
+            for (function, (_, least)) in (0..).zip(&functions).filter(|_| !here.is_empty()) {
+                prop_assert_eq!(host.count(function), *least as usize, "fn{}, {:?}", function, here);
+            }
+        }
+    }
+}
+
 /// How a [`Broken`] pool breaks its contract.
 #[derive(Debug, Clone, Copy)]
 enum Break {
@@ -190,6 +348,8 @@ enum Break {
     UnparksFirst,
     /// The pool takes the same device twice.
     TakesNonsense,
+    /// The pool is told of no maximum.
+    IgnoresMaximum,
     /// The pool is told of no minimum, and says that none can be kept.
     IgnoresMinimum,
     /// The same, in silence.
@@ -223,6 +383,9 @@ impl Engine for Broken {
             if matches!(self.how, Break::IgnoresMinimum) {
                 actions.push(PoolAction::Unmet { function: *function });
             }
+        }
+        if let (Break::IgnoresMaximum, PoolEvent::FunctionAdded { spec, .. }) = (self.how, &mut event) {
+            spec.max_instances = 100;
         }
         let told = self.inner.handle(now, event.clone(), &mut own);
         if matches!((self.how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
@@ -289,6 +452,7 @@ fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
     fails(Break::LosesRequest, &["instances are", "requests of fn"]);
     fails(Break::DispatchesTwice, &["it runs, or its deadline"]);
     fails(Break::UnparksFirst, &["bytes of"]);
+    fails(Break::IgnoresMaximum, &["of at most Some("]);
     fails(Break::ForgetsMinimum, &["of 2 instances since", "fewer than are kept"]);
     fails(Break::IgnoresMinimum, &["instances that are kept", "fewer than are kept"]);
     fails(Break::TakesNonsense, &["it took DeviceJoined"]);

@@ -315,6 +315,64 @@ fn hole_11_if_everything_is_pinned_the_request_waits() {
     assert_eq!(rig.evicted(0, A), [load(0, C)], "not before there is room");
 }
 
+fn at_most(model: u32, copies: u32) -> RequestEvent {
+    RequestEvent::ModelLimited { model: ModelId::new(model), copies }
+}
+
+/// Under every policy: under load balancing each of these would be loaded on a GPU of its own.
+#[test]
+fn a_model_that_has_as_many_copies_as_it_may_have_is_waited_for() {
+    for config in [SchedulerConfig::paper(Policy::LoadBalance), o3(25), SchedulerConfig::evict_cost_aware()] {
+        let mut rig = Rig::new(config, 3);
+        rig.send(at_most(A, 2));
+        assert_eq!(rig.ask(1, A), [load(0, A)]);
+        rig.loaded(0, A);
+        // Waiting would take longer than a load from the third request on.
+        for request in 2..20 {
+            rig.ask(request, A);
+        }
+        assert!(rig.engine.copies(ModelId::new(A)) <= 2, "{config:?}");
+        assert_eq!(rig.engine.waiting(), 0, "none waits for a GPU that may never be idle: {config:?}");
+        assert_eq!(rig.ask(20, B), [load(2, B)], "the third one is free for others");
+    }
+}
+
+#[test]
+fn copies_beyond_a_limit_go_as_soon_as_nothing_runs_on_them() {
+    let mut rig = Rig::new(SchedulerConfig::paper(Policy::LoadBalance), 4);
+    for gpu in 0..4 {
+        assert_eq!(rig.ask(gpu.into(), A), [load(gpu, A)]);
+    }
+    (0..3).for_each(|gpu| assert_eq!(rig.loaded(gpu, A), [run(gpu, gpu.into(), A)]));
+    rig.done(0, 0);
+    assert_eq!(rig.send(at_most(A, 1)), [evict(0, A)], "the unused one");
+    assert_eq!(rig.evicted(0, A), []);
+    assert_eq!(rig.done(1, 1), [evict(1, A)]);
+    // The process of one that ran is gone: it is not loaded again beside the last one, which is still loading.
+    let gone = RequestEvent::NotResident { gpu: GpuId::new(2), request: RequestId::new(2) };
+    assert_eq!(rig.send(gone), []);
+    assert!(rig.is_local(2, 3));
+    assert_eq!(rig.loaded(3, A), [run(3, 3, A)]);
+    assert_eq!(rig.done(3, 3), [run(3, 2, A)]);
+    assert_eq!(rig.send(at_most(A, 2)), []);
+    assert_eq!(rig.ask(5, A), [load(0, A)], "a limit that was raised");
+}
+
+#[test]
+fn a_copy_for_which_room_is_still_being_made_is_given_up() {
+    let mut rig = Rig::new(SchedulerConfig::paper(Policy::LoadBalance), 2);
+    assert_eq!(rig.ask(1, A), [load(0, A)]);
+    rig.loaded(0, A);
+    rig.warm(1, 2, B);
+    rig.warm(1, 3, C);
+    assert_eq!(rig.ask(4, A), [evict(1, B)]);
+    assert_eq!(rig.send(at_most(A, 1)), []);
+    assert!(rig.is_local(4, 0));
+    assert_eq!(rig.evicted(1, B), [], "no load is ordered");
+    assert_eq!(rig.ask(5, C), [run(1, 5, C)]);
+    assert_eq!(rig.done(0, 1), [run(0, 4, A)]);
+}
+
 #[test]
 fn hole_12_a_model_that_fits_no_gpu_is_rejected_and_one_that_fits_some_goes_there() {
     let mut rig = Rig::new(o3(25), 1);
@@ -785,6 +843,8 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
             RequestEvent::ModelProfiled { model: model(A), kind, profile },
             RequestError::BadProfile { model: model(A), kind },
         ),
+        (now, at_most(A, 0), RequestError::NoCopies { model: model(A) }),
+        (now, at_most(77, 1), RequestError::UnknownModel { model: model(77) }),
         (
             now,
             RequestEvent::TenantLimited { tenant, limits: zero_weight },

@@ -15,6 +15,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u32..4).prop_map(|gpu| Step::Join { gpu }),
         1 => (0u32..6, 0u32..4, any::<bool>()).prop_map(|(model, gpu, pinned)| Step::Pin { model, gpu, pinned }),
         1 => (0u32..6, 0u32..4).prop_map(|(model, gpu)| Step::Drop { model, gpu }),
+        1 => (0u32..6, 1u32..4).prop_map(|(model, copies)| Step::Limit { model, copies }),
         2 => (0u64..3_000).prop_map(|millis| Step::Wait { millis }),
         2 => (0u64..6).prop_map(|halves| Step::Wait { millis: halves * 500 }),
         1 => any::<u8>().prop_map(|which| Step::Wrong { which }),

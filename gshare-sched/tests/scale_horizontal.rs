@@ -765,6 +765,25 @@ fn new_bounds_are_in_force_at_once() {
     check(heuristic(simple(1, 8)));
 }
 
+/// A point that was refused is left alone for a while, unless the host says that the minimum lacks an instance.
+#[test]
+fn a_minimum_that_lacks_an_instance_is_started_at_a_point_that_was_refused() {
+    fn check<S: HorizontalScaler>(mut bench: Bench<S>) {
+        bench.ready_at_once = false;
+        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), [""; 0]);
+        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(0) });
+        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), ["start 1"]);
+        bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(1) });
+        let bounds = HorizontalEvent::BoundsChanged { function: F, min_instances: 1, max_instances: 8 };
+        assert_eq!(named(&bench.handle(bounds)), [""; 0], "its only point");
+        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), ["start 2"]);
+        let unknown = HorizontalEvent::MinimumLacking { function: FunctionId::new(9) };
+        assert!(matches!(bench.try_handle(unknown), Err(HorizontalError::UnknownFunction { .. })));
+    }
+    check(lazy(simple(1, 8)));
+    check(heuristic(simple(1, 8)));
+}
+
 /// Points of 34.5 requests/s, and the load that comes every second, one number after the other.
 fn queueing(loads: &[u64], change: impl Fn(&mut HeuristicHorizontalConfig)) -> u32 {
     let mut config = HeuristicHorizontalConfig::default();

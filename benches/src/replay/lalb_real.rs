@@ -454,6 +454,7 @@ impl<'a> Stage<'a> {
             gpus: gpus.collect(),
             models: models.collect(),
             arrivals: load.to_vec(),
+            limits: Vec::new(),
             faults: Faults { eviction: profiled.eviction, ..Faults::default() },
             batch_marginal_bp: 10_000,
         };

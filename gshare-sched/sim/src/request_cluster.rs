@@ -8,6 +8,7 @@
 //! Orders are carried out as a node would: an eviction, a load and a run take the profiled time (with jitter, if asked
 //! for), one after the other per GPU. Faults are drawn from one seed. While it runs, [`simulate`] checks that
 //! - what is physically on a GPU never exceeds its memory;
+//! - a load leaves no more GPUs with a model than its limit, those that were told to evict it aside;
 //! - a GPU is told to do one thing at a time, and a dispatch finds its model there unless a fault removed it;
 //! - each request is completed once or rejected once, and nothing is left at the end.
 
@@ -16,7 +17,7 @@ use gshare_core::request::{
     GpuRecord, ModelProfile, RejectReason, RequestAction, RequestEvent, RequestScheduler, Tier,
 };
 use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A GPU of the cluster.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,17 @@ pub struct Arrival {
     pub deadline: Option<Timestamp>,
 }
 
+/// A limit of the copies of a model, from then on.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyLimit {
+    /// When it is told.
+    pub at: Timestamp,
+    /// The number of the model in the list of models.
+    pub model: u32,
+    /// The most copies.
+    pub copies: u32,
+}
+
 /// The faults of a run. None by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
@@ -77,6 +89,8 @@ pub struct Workload {
     pub models: Vec<ModelSpec>,
     /// The requests, likewise.
     pub arrivals: Vec<Arrival>,
+    /// Limits of models' copies, and changes of them.
+    pub limits: Vec<CopyLimit>,
     /// The faults of the run.
     pub faults: Faults,
     /// Time of each further request of a batch, as a share of the first; basis points.
@@ -164,7 +178,15 @@ pub fn chaos(seed: u64) -> Workload {
         jitter: rng.below(60),
         eviction: Duration::from_millis(rng.below(500)),
     };
-    Workload { gpus, models, arrivals, faults, batch_marginal_bp: 5_000 }
+    let mut limits = Vec::new();
+    for model in 0..u32::try_from(models.len()).unwrap_or(0) {
+        for after in 0..rng.below(3) {
+            // The first from the start, the second somewhere on the way.
+            let at = Timestamp::from_millis(after * rng.below(rush * 400));
+            limits.push(CopyLimit { at, model, copies: u32::try_from(rng.between(1, 3)).unwrap_or(1) });
+        }
+    }
+    Workload { gpus, models, arrivals, limits, faults, batch_marginal_bp: 5_000 }
 }
 
 /// A look at the cluster every second: what is really where, to be told to the scheduler or not.
@@ -174,6 +196,7 @@ pub type Watch<'a> =
 #[derive(Debug)]
 enum Happens {
     Arrives(usize),
+    Limited(CopyLimit),
     Evicted { gpu: usize, life: u64, model: u32 },
     Loaded { gpu: usize, life: u64, model: u32, took: Duration, fails: bool },
     Ran { gpu: usize, life: u64, requests: Vec<RequestId>, took: Duration },
@@ -191,7 +214,16 @@ struct Gpu {
     models: BTreeMap<u32, u64>,
     /// Processes that died unnoticed; their memory is free.
     dead: Vec<u32>,
+    /// Models that it was told to evict.
+    leaving: BTreeSet<u32>,
     busy: bool,
+}
+
+impl Gpu {
+    /// Whether the model is there or on its way, to stay.
+    fn has(&self, model: u32) -> bool {
+        self.models.contains_key(&model) && !self.leaving.contains(&model)
+    }
 }
 
 struct Cluster<'a> {
@@ -205,6 +237,8 @@ struct Cluster<'a> {
     outcome: Outcome,
     actions: Vec<RequestAction>,
     first_model: (Timestamp, u64, u128),
+    /// The most copies of models that have a limit.
+    most: BTreeMap<u32, u32>,
     left: usize,
 }
 
@@ -231,6 +265,7 @@ pub fn simulate(
         outcome: Outcome::default(),
         actions: Vec::new(),
         first_model: (Timestamp::ZERO, 0, 0),
+        most: BTreeMap::new(),
         left: work.arrivals.len(),
     };
     for (index, model) in work.models.iter().enumerate() {
@@ -245,6 +280,9 @@ pub fn simulate(
     }
     for (index, arrival) in work.arrivals.iter().enumerate() {
         cluster.queue.schedule(arrival.at, Happens::Arrives(index));
+    }
+    for &limit in &work.limits {
+        cluster.queue.schedule(limit.at, Happens::Limited(limit));
     }
     if work.faults.loss_every.is_some() {
         cluster.plan_loss();
@@ -329,6 +367,7 @@ impl Cluster<'_> {
             RequestAction::Evict { gpu, model } => {
                 let (gpu, model) = (gpu.index(), model.number());
                 let took = self.takes(self.work.faults.eviction);
+                self.state[gpu].leaving.insert(model);
                 let life = self.state[gpu].life;
                 self.queue.schedule(now + took, Happens::Evicted { gpu, life, model });
             }
@@ -342,6 +381,13 @@ impl Cluster<'_> {
                 let taken: u64 = self.state[gpu].models.values().sum();
                 if taken > self.work.gpus[gpu].memory.0 {
                     return Err(format!("{now}: gpu{gpu} is out of memory: {taken} bytes"));
+                }
+                let copies = self.state.iter().filter(|gpu| gpu.has(model)).count();
+                if self.most.get(&model).is_some_and(|most| copies > *most as usize) {
+                    return Err(format!(
+                        "{now}: model{model} is loaded on {copies} GPUs, of {:?}",
+                        self.most[&model]
+                    ));
                 }
                 self.count_first(now);
                 let profiled = if from == Tier::Host { profile.load_host } else { profile.load_disk };
@@ -416,8 +462,13 @@ impl Cluster<'_> {
                     RequestEvent::Arrived { request, model: ModelId::new(model), tenant, deadline },
                 )
             }
+            Happens::Limited(CopyLimit { model, copies, .. }) => {
+                self.most.insert(model, copies);
+                self.tell(now, RequestEvent::ModelLimited { model: ModelId::new(model), copies })
+            }
             Happens::Evicted { gpu, life, model } if self.state[gpu].life == life => {
                 self.state[gpu].models.remove(&model);
+                self.state[gpu].leaving.remove(&model);
                 self.count_first(now);
                 self.tell(now, RequestEvent::Evicted { gpu: id(gpu), model: ModelId::new(model) })
             }

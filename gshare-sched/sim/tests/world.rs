@@ -81,30 +81,41 @@ fn kernels_keep_every_promise_of_the_platform_and_replay_exactly() {
 fn kernels_and_profiles_serve_the_same_scenario_alike() {
     let (scenario, mut plan) = kernels("60s", true);
     plan.faults = Faults::default();
-    let by_kernels = world::run(&plan, 5, || scenario.platform()).unwrap();
-    plan.depth = Depth::Requests;
-    let by_profile = world::run(&plan, 5, || scenario.platform()).unwrap();
-    let mut compared = 0;
-    for (one, other) in by_kernels.functions.iter().zip(&by_profile.functions) {
-        if one.answered < 200 {
-            continue;
+    let ratio = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
+    let mut totals = [Outcome::default(), Outcome::default()];
+    for seed in 3..8 {
+        let [by_kernels, by_profile] = [Depth::Kernels, Depth::Requests].map(|depth| {
+            plan.depth = depth;
+            world::run(&plan, seed, || scenario.platform()).unwrap()
+        });
+        let mut compared = 0;
+        for (one, other) in by_kernels.functions.iter().zip(&by_profile.functions) {
+            if one.answered < 200 {
+                continue;
+            }
+            compared += 1;
+            let name = format!("seed {seed}, {}", one.name);
+            assert_eq!(one.requests, other.requests, "{name}");
+            let (attained, other_attained) = (one.attainment().unwrap(), other.attainment().unwrap());
+            assert!((attained - other_attained).abs() < 0.05, "{name}: {attained} and {other_attained}");
+            let mean = ratio(one.mean(), other.mean());
+            assert!((0.85..1.15).contains(&mean), "{name}: mean latency {mean} of the other");
+            println!("{name}: attained {attained:.3} and {other_attained:.3}, mean {mean:.3}");
         }
-        compared += 1;
-        assert_eq!(one.requests, other.requests, "{}", one.name);
-        let (attained, other_attained) = (one.attainment().unwrap(), other.attainment().unwrap());
-        assert!((attained - other_attained).abs() < 0.05, "{}: {attained} and {other_attained}", one.name);
-        let ratio = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
-        let mean = ratio(one.mean(), other.mean());
-        assert!((0.85..1.15).contains(&mean), "{}: mean latency {mean} of the other", one.name);
+        assert!(compared >= 3, "seed {seed}: {compared} functions are called often enough");
+        totals[0].add(&by_kernels);
+        totals[1].add(&by_profile);
+    }
+    for (one, other) in totals[0].functions.iter().zip(&totals[1].functions) {
         let used = ratio(one.used, other.used);
-        // A batch is its mean size in one and what it reaches in the other.
-        assert!((0.85..1.15).contains(&used), "{}: GPU time {used} of the other", one.name);
-        println!(
-            "{}: attained {attained:.3} and {other_attained:.3}, mean {mean:.3}, GPU time {used:.3}",
+        println!("{}: GPU time {used:.3}", one.name);
+        // A batch is its mean size in one and what it reaches in the other, which differs less over several seeds.
+        assert!(
+            one.answered < 1_000 || (0.85..1.15).contains(&used),
+            "{}: GPU time {used} of the other",
             one.name
         );
     }
-    assert!(compared >= 3, "{compared} functions are called often enough");
 }
 
 /// Models that are spread over devices of a node, beside others: every promise is kept with faults, and at both depths they run.

@@ -67,7 +67,8 @@ impl Load<'_> {
         GpuId::new(self.gpu)
     }
 
-    /// Whether room can be made: pinned models and those in use stay.
+    /// Whether room can be made: pinned models and those in use stay. None is made for a model that has as many copies as it
+    /// may have.
     pub const fn has_room(&self) -> bool {
         self.room.is_some()
     }
@@ -95,7 +96,8 @@ pub enum Decision<'a> {
     Run(IdleCopy<'a>),
     /// The request joins the local queue of a GPU that has its model.
     Queue(BusyCopy<'a>),
-    /// The model is loaded for the request; with no room, the request stays where it is in the queue.
+    /// The model is loaded for the request. With no room, the request stays where it is in the queue; one whose model has as
+    /// many copies as it may have joins the local queue of the busy GPU that would complete it first.
     Load(Load<'a>),
     /// The request stays where it is in the queue, until the next GPU is idle.
     Wait,

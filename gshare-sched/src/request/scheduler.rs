@@ -24,7 +24,8 @@
 //! - a copy on an idle GPU `j`: `j` runs it;
 //! - a copy on a busy GPU `j`, the one which would finish the request first: if that is earlier than loading the model on
 //!   `g` and running it there, the request moves to `j`'s local queue;
-//! - else it is a miss on `g`, which evicts, loads and runs. If pinned models leave no room, the request stays.
+//! - else it is a miss on `g`, which evicts, loads and runs. If pinned models leave no room, the request stays. If the
+//!   model has as many copies as it may have, the request moves to that busy `j`, however late.
 //!
 //! What is done with a request is a [`PlacementRule`]'s decision; these are there, and a host may bring its own:
 //!
@@ -69,6 +70,7 @@
 //! - Of the busy GPUs the best is taken, not the first below the bound, and whole finish times are compared:
 //!   `wait(j) + infer(j) < load(g) + infer(g)`, which the printed test equals only on GPUs of one kind.
 //! - A model counts as cached from the decision to load it. Copies that somebody runs on or waits for are not evicted.
+//! - A model may have a limit of copies ([`RequestEvent::ModelLimited`]); the paper's may be loaded on every GPU.
 //! - Requests that fit no GPU are rejected (the paper's eviction loop would not end), superfluous victims are put back.
 //! - Skips alone do not bound a wait: while nothing is dispatched nobody is skipped. So there is an age, too.
 
@@ -121,10 +123,22 @@ struct Model {
     kinds: u64,
     costs: Vec<Costs>,
     copies: BTreeSet<CopyKey>,
+    /// The most copies. `None`: any number.
+    most: Option<u32>,
     recent: Recent,
 }
 
 impl Model {
+    /// Whether there are as many copies as may be.
+    fn is_full(&self) -> bool {
+        self.most.is_some_and(|most| self.copies.len() >= most as usize)
+    }
+
+    /// Whether there are more copies than may be, since the limit was lowered.
+    fn is_over(&self) -> bool {
+        self.most.is_some_and(|most| self.copies.len() > most as usize)
+    }
+
     fn on(&self, kind: u8) -> Option<&Costs> {
         self.costs.iter().find(|costs| costs.kind == kind)
     }
@@ -375,6 +389,10 @@ impl LocalityScheduler {
                 if pinned {
                     pins.push(model.number());
                 }
+            }
+            RequestEvent::ModelLimited { model, copies } => {
+                self.models[model.index()].most = Some(copies);
+                self.trim(model.number(), actions);
             }
             RequestEvent::TenantLimited { tenant, limits } => {
                 self.tenants.get(tenant.number()).limits = limits;

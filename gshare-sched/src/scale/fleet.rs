@@ -266,7 +266,8 @@ impl<S: Default> Fleet<S> {
             return Ok(None);
         }
         let added = match event {
-            HorizontalEvent::FunctionAdded { function, .. } => Some(function),
+            HorizontalEvent::FunctionAdded { function, .. }
+            | HorizontalEvent::MinimumLacking { function } => Some(function),
             _ => None,
         };
         let load = self.apply(event);
@@ -287,7 +288,9 @@ impl<S: Default> Fleet<S> {
         };
         match *event {
             HorizontalEvent::FunctionAdded { function, ref spec } => self.check_added(function, spec),
-            HorizontalEvent::FunctionRemoved { function } => known(function).map(|_| ()),
+            HorizontalEvent::FunctionRemoved { function } | HorizontalEvent::MinimumLacking { function } => {
+                known(function).map(|_| ())
+            }
             HorizontalEvent::BoundsChanged { function, min_instances, max_instances } => {
                 known(function)?;
                 Self::check_bounds(function, min_instances, max_instances)
@@ -385,6 +388,13 @@ impl<S: Default> Fleet<S> {
                 for instance in &function.instances {
                     self.homes.remove(&instance.id);
                     self.deadlines.remove(&(instance.deadline, instance.id));
+                }
+                None
+            }
+            HorizontalEvent::MinimumLacking { function } => {
+                let known = self.get_mut(function)?;
+                if known.deployed() < known.spec.min_instances {
+                    known.points.iter_mut().for_each(|(_, until)| *until = Timestamp::ZERO);
                 }
                 None
             }

@@ -59,6 +59,8 @@ struct Gpu {
 struct Model {
     bytes: u64,
     profiles: BTreeMap<u8, ModelProfile>,
+    /// The most copies.
+    most: Option<usize>,
 }
 
 enum Outcome {
@@ -122,6 +124,11 @@ impl Literal {
             RequestEvent::ModelProfiled { model, kind, profile } => {
                 self.models.get_mut(&model.number()).unwrap().profiles.insert(kind.number(), profile);
             }
+            RequestEvent::ModelLimited { model, copies } => {
+                let model = model.number();
+                self.models.get_mut(&model).unwrap().most = Some(copies as usize);
+                self.trim(model, out);
+            }
             RequestEvent::ModelPinned { model, gpu, pinned } => {
                 let pins = &mut self.gpus.get_mut(&gpu.number()).unwrap().pins;
                 pins.retain(|pin| *pin != model.number());
@@ -179,6 +186,10 @@ impl Literal {
                     let reason = RejectReason::AttemptsExhausted;
                     out.push(RequestAction::Reject { request: request.id, reason });
                     self.go_on(gpu.number(), out);
+                } else if self.beyond(request.model) > 0 {
+                    self.lose(gpu.number(), request.model);
+                    self.requeue(request);
+                    self.go_on(gpu.number(), out);
                 } else {
                     let (load, infer) = self.costs(request.model, gpu.number());
                     self.copy(gpu.number(), request.model).unwrap().state = State::Loading;
@@ -200,7 +211,14 @@ impl Literal {
                 }
             }
             RequestEvent::Completed { gpu, .. } => {
-                self.gpus.get_mut(&gpu.number()).unwrap().running = None;
+                let on = self.gpus.get_mut(&gpu.number()).unwrap();
+                let model = on.running.take().unwrap().model;
+                let pinned = on.pins.contains(&model);
+                if self.beyond(model) > 0 && !pinned {
+                    self.copy(gpu.number(), model).unwrap().state = State::Evicting;
+                    self.requeue_local(gpu.number(), model);
+                    out.push(RequestAction::Evict { gpu, model: ModelId::new(model) });
+                }
                 self.go_on(gpu.number(), out);
             }
             _ => {}
@@ -259,9 +277,56 @@ impl Literal {
         self.queue.remove(at)
     }
 
+    fn holders(&self, model: u32) -> Vec<u32> {
+        self.gpus.keys().copied().filter(|gpu| self.cached(*gpu, model)).collect()
+    }
+
+    fn full(&self, model: u32) -> bool {
+        self.models[&model].most.is_some_and(|most| self.holders(model).len() >= most)
+    }
+
+    /// Copies of a model that are too many.
+    fn beyond(&self, model: u32) -> usize {
+        self.models[&model].most.map_or(0, |most| self.holders(model).len().saturating_sub(most))
+    }
+
+    /// A limit was lowered: copies for which room is made go, then those that are unused, the least recently used first.
+    fn trim(&mut self, model: u32, out: &mut Vec<RequestAction>) {
+        for gpu in self.holders(model) {
+            let on = self.gpus.get_mut(&gpu).unwrap();
+            let coming = on.doing == Doing::MakingRoom && on.running.as_ref().unwrap().model == model;
+            if coming && self.beyond(model) > 0 {
+                let request = self.gpus.get_mut(&gpu).unwrap().running.take().unwrap();
+                self.lose(gpu, model);
+                self.requeue(request);
+                self.go_on(gpu, out);
+            }
+        }
+        let mut unused: Vec<(u64, u32)> = Vec::new();
+        for gpu in self.holders(model) {
+            let on = &self.gpus[&gpu];
+            let uses = on.running.iter().chain(&on.local).any(|request| request.model == model);
+            let copy = on.copies.iter().find(|copy| copy.model == model && copy.state == State::Resident);
+            if let Some(copy) = copy.filter(|_| !uses && !on.pins.contains(&model)) {
+                unused.push((copy.used, gpu));
+            }
+        }
+        unused.sort_unstable();
+        unused.truncate(self.beyond(model));
+        for (_, gpu) in unused {
+            self.copy(gpu, model).unwrap().state = State::Evicting;
+            out.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(model) });
+        }
+    }
+
     fn lose(&mut self, gpu: u32, model: u32) {
         let on = self.gpus.get_mut(&gpu).unwrap();
         on.copies.retain(|copy| copy.model != model || copy.state == State::Evicting);
+        self.requeue_local(gpu, model);
+    }
+
+    fn requeue_local(&mut self, gpu: u32, model: u32) {
+        let on = self.gpus.get_mut(&gpu).unwrap();
         let (back, stay) = std::mem::take(&mut on.local).into_iter().partition(|r| r.model == model);
         on.local = stay;
         let back: Vec<Request> = back;
@@ -449,32 +514,38 @@ impl Literal {
             self.hit(gpu, at, out);
             return Outcome::Here;
         }
+        let holders = self.holders(model);
+        // Holes 7, 8, 10: the best of the busy ones, by whole finish times.
+        let free_at = |j: u32| {
+            let local: Duration =
+                self.gpus[&j].local.iter().map(|request| self.costs(request.model, j).1).sum();
+            self.gpus[&j].until + local
+        };
+        let finish = |j: u32| {
+            let free = free_at(j);
+            (free.max(self.now) + self.costs(model, j).1, self.gpus[&j].kind, free, j)
+        };
+        let best = holders.iter().filter(|j| !self.idle(**j)).map(|j| finish(*j)).min();
         if self.limit.is_some() {
-            let holders: Vec<u32> = self.gpus.keys().copied().filter(|j| self.cached(*j, model)).collect();
             let idle = holders.iter().copied().filter(|j| self.idle(*j));
             if let Some(j) = idle.min_by_key(|j| (self.costs(model, *j).1, self.gpus[j].dispatches, *j)) {
                 self.hit(j, at, out);
                 return Outcome::Elsewhere;
             }
-            // Holes 7, 8, 10: the best of the busy ones, by whole finish times.
-            let free_at = |j: u32| {
-                let local: Duration =
-                    self.gpus[&j].local.iter().map(|request| self.costs(request.model, j).1).sum();
-                self.gpus[&j].until + local
-            };
-            let finish = |j: u32| {
-                let free = free_at(j);
-                (free.max(self.now) + self.costs(model, j).1, self.gpus[&j].kind, free, j)
-            };
             let (load, infer) = self.costs(model, gpu);
-            let best = holders.iter().map(|j| finish(*j)).min();
             if let Some((_, _, _, j)) = best.filter(|(finish, ..)| *finish < self.now + load + infer) {
                 let request = self.leave(at);
                 self.gpus.get_mut(&j).unwrap().local.push(request);
                 return Outcome::Elsewhere;
             }
         }
-        match self.victims(gpu, model) {
+        match self.victims(gpu, model).filter(|_| !self.full(model)) {
+            None if self.full(model) && best.is_some() => {
+                let request = self.leave(at);
+                let (.., j) = best.unwrap();
+                self.gpus.get_mut(&j).unwrap().local.push(request);
+                Outcome::Elsewhere
+            }
             Some(victims) => {
                 self.miss(gpu, at, &victims, out);
                 Outcome::Here

@@ -9,6 +9,7 @@ use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestSch
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use literal::Literal;
+use std::collections::BTreeMap;
 
 /// One step of a random run; what it does depends on what is going on.
 #[derive(Debug, Clone)]
@@ -35,6 +36,10 @@ pub(crate) enum Step {
     Drop {
         model: u32,
         gpu: u32,
+    },
+    Limit {
+        model: u32,
+        copies: u32,
     },
     Wait {
         millis: u64,
@@ -65,6 +70,8 @@ pub(crate) struct Pair {
     literal: Literal,
     now: Timestamp,
     open: Vec<RequestAction>,
+    /// The most copies of models that have a limit.
+    limits: BTreeMap<ModelId, u32>,
     cluster: Cluster,
 }
 
@@ -80,7 +87,14 @@ impl Pair {
         config.learn = false;
         let engine = LocalityScheduler::new(config).unwrap();
         let literal = Literal::new(cluster.limit, skip_age, config.max_attempts);
-        let mut pair = Self { engine, literal, now: Timestamp::ZERO, open: Vec::new(), cluster };
+        let mut pair = Self {
+            engine,
+            literal,
+            now: Timestamp::ZERO,
+            open: Vec::new(),
+            limits: BTreeMap::new(),
+            cluster,
+        };
         for (model, (size, profiles)) in (0..).zip(pair.cluster.models.clone()) {
             let model = ModelId::new(model);
             pair.send(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(size) });
@@ -116,7 +130,14 @@ impl Pair {
         self.literal.handle(self.now, event, &mut expected);
         assert_eq!(actions, expected, "after {event:?} at {}", self.now);
         let order = |action: &RequestAction| !matches!(action, RequestAction::Reject { .. });
-        self.open.extend(actions.into_iter().filter(order));
+        for action in actions.into_iter().filter(order) {
+            if let RequestAction::Load { model, .. } = action {
+                let most = self.limits.get(&model).map_or(usize::MAX, |copies| *copies as usize);
+                let copies = self.engine.copies(model);
+                assert!(copies <= most, "{model} is loaded although it has {copies} copies of {most}");
+            }
+            self.open.push(action);
+        }
     }
 
     /// Tells the engine alone what it must refuse: the two still agree afterwards.
@@ -189,6 +210,10 @@ impl Pair {
             Step::Drop { model, gpu } if self.here(gpu) => {
                 self.send(RequestEvent::Dropped { gpu: GpuId::new(gpu), model: ModelId::new(model) });
             }
+            Step::Limit { model, copies } => {
+                self.limits.insert(ModelId::new(model), copies);
+                self.send(RequestEvent::ModelLimited { model: ModelId::new(model), copies });
+            }
             Step::Wrong { which } => self.refused(which, id),
             Step::Wait { millis } => self.now = self.now + Duration::from_millis(millis),
             _ => {}
@@ -228,6 +253,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Cluster, Vec<Step>)> {
             22 => Step::Pin { model, gpu, pinned: what > 127 },
             23 => Step::Drop { model, gpu },
             24 => Step::Wrong { which: a },
+            25 => Step::Limit { model, copies: 1 + gpu % 3 },
             _ => Step::Wait { millis: 100 * u64::from(a % 30) },
         }
     });

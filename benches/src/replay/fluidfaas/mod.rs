@@ -569,7 +569,7 @@ impl Cell<'_> {
         let layouts = || self.devices.iter().filter_map(|device| device.mig.as_ref());
         let slices = || layouts().flat_map(|layout| layout.slices()).filter_map(|at| model.get(at.profile));
         let (mut functions, mut slos) = (Vec::new(), Vec::new());
-        for index in 0..variant.applications {
+        for (index, (name, _)) in APPLICATIONS.iter().enumerate().take(variant.applications) {
             let dag = application(index, variant)?;
             let slo = slo(&dag, model, variant, args.slo)?;
             // The rate of all slices that run it as a whole, divided among the applications.
@@ -586,8 +586,7 @@ impl Cell<'_> {
             let work = Work::Pipeline { dag: Box::new(dag), goal };
             let mut spec = FunctionSpec::new(work, memory).with_slo(slo);
             spec.max_instances = u32::MAX;
-            let name = APPLICATIONS[index].0;
-            functions.push(Function::new(name, spec).with_arrivals(Arrivals::rates(shape.bin, rates)?));
+            functions.push(Function::new(*name, spec).with_arrivals(Arrivals::rates(shape.bin, rates)?));
             slos.push(slo);
         }
         let mut plan = Plan::new(self.devices.clone(), functions, args.length);

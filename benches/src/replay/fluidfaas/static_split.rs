@@ -11,7 +11,7 @@ use gshare_core::pipeline::{AssignedSlice, Node};
 use gshare_core::platform::Work;
 use gshare_core::request::Tier;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
-use gshare_sim::world::Plan;
+use gshare_sim::world::{Function, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Starts what was planned and changes nothing any more, until a function is removed.
@@ -25,12 +25,17 @@ pub(super) struct StaticSplit {
 impl StaticSplit {
     /// Every slice of a node, as the first node of the plan has them, goes to one function that fits it as a whole: the largest
     /// first, each to whom has got the least so far of what the node could do for it.
-    pub(super) fn new(plan: &Plan, model: &GpuModel, variant: &Variant, takes: Duration) -> Result<Self> {
-        let of = |work| match work {
-            &Work::Pipeline { ref dag, .. } => Some(&**dag),
+    pub(super) fn new<'a>(
+        plan: &'a Plan,
+        model: &GpuModel,
+        variant: &Variant,
+        takes: Duration,
+    ) -> Result<Self> {
+        let dag = |function: &'a Function| match &function.spec.work {
+            Work::Pipeline { dag, .. } => Some(&**dag),
             _ => None,
         };
-        let dags: Vec<&Dag> = plan.functions.iter().filter_map(|one| of(&one.spec.work)).collect();
+        let dags: Vec<&Dag> = plan.functions.iter().filter_map(dag).collect();
         let mut slices: Vec<AssignedSlice> = Vec::new();
         let first = plan.devices.iter().take_while(|device| device.node == plan.devices[0].node);
         for (gpu, device) in (0..).map(GpuId::new).zip(first) {

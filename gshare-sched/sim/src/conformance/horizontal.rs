@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 const VALID: &str = "a valid event is accepted";
 const MOST: &str = "starting and ready instances are never more than the maximum";
 const LEAST: &str = "a decision leaves no fewer than the minimum";
+const RESTORED: &str =
+    "what is missing of the minimum is started when the host asks for it, also at points that were refused";
 const DRAINS: &str = "an instance that was ready is drained, not stopped, unless it does not drain in time";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +176,11 @@ impl Fleet {
                             function.rate = function.rng.below(300);
                         }
                         let rate = RequestRate::per_second(function.rate);
+                        if hosts == Hosts::Random && function.rng.percent(10) {
+                            let function = name(index);
+                            self.tell(hosts, HorizontalEvent::MinimumLacking { function })?;
+                            self.keeps_least(index, RESTORED)?;
+                        }
                         self.tell(hosts, HorizontalEvent::LoadReported { function: name(index), rate })?;
                     }
                 }
@@ -291,7 +298,7 @@ impl Fleet {
                     let soon = now + function.rng.duration(Duration::from_millis(1), Duration::from_secs(5));
                     self.queue.schedule(soon, Happening::Gone(instance));
                 }
-                self.keeps_least(index)
+                self.keeps_least(index, LEAST)
             }
             HorizontalAction::Stop { instance, reason } => {
                 let (index, state) = of(self, instance)?;
@@ -305,7 +312,7 @@ impl Fleet {
                 })?;
                 self.instances.remove(&instance);
                 self.functions[index].orders.push((now, what, None));
-                if reason == StopReason::NotNeeded { self.keeps_least(index) } else { Ok(()) }
+                if reason == StopReason::NotNeeded { self.keeps_least(index, LEAST) } else { Ok(()) }
             }
             HorizontalAction::Unmet { function, .. } => {
                 if let Some(state) = self.functions.get_mut(function.index()) {
@@ -317,9 +324,9 @@ impl Fleet {
         }
     }
 
-    fn keeps_least(&self, index: usize) -> Result<(), Broken> {
+    fn keeps_least(&self, index: usize, rule: &'static str) -> Result<(), Broken> {
         let (counts, least) = (self.counts(index), self.functions[index].spec.min_instances);
-        claim(counts.starting + counts.ready >= least, LEAST, || format!("{counts:?}, at least {least}"))
+        claim(counts.starting + counts.ready >= least, rule, || format!("{counts:?}, at least {least}"))
     }
 }
 

@@ -13,9 +13,11 @@
 //!   devices guarantee of time and SMs is not more than they have; on the others one instance runs requests at a time, on
 //!   each device or slice;
 //! - an instance that runs requests is stopped only after `Drain`; names are never used twice;
+//! - instances of a function that start, are ready or parked are never more than its maximum when one is started;
 //! - the pool's instances are those of the book, and so is the number of requests that wait;
 //! - a live function has its minimum of instances, those that start included, within a minute, unless `Unmet` was told since it had;
-//!   no order drains one of them; and once nothing goes wrong any more each has its minimum, within a bound;
+//!   whatever was told, within ten seconds in which it surely fits a device and no start of it fails. No order drains one of
+//!   them; and once nothing goes wrong any more each has its minimum, within a bound;
 //! - an event that makes no sense is refused, and nothing is ordered then;
 //! - once nothing goes wrong any more each request ends, within a bound.
 
@@ -24,7 +26,7 @@ use crate::rng::Rng;
 use crate::world::name_of;
 use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
+    DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, Pool, PoolAction, PoolEvent, Regime, Work,
 };
 use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +68,9 @@ pub struct PoolReport {
 /// that was refused.
 const SOON: Duration = Duration::from_secs(60);
 
+/// The same for a function that surely fits a device, from then on and from its last start that failed.
+const RESTORED: Duration = Duration::from_secs(10);
+
 /// Runs `pool` in the host of a seed.
 ///
 /// # Errors
@@ -81,9 +86,12 @@ pub fn pool(pool: &mut dyn Pool, trial: &PoolTrial, seed: u64) -> Result<PoolRep
         instances: BTreeMap::new(),
         names: BTreeSet::new(),
         lost: BTreeSet::new(),
+        most: BTreeMap::new(),
         least: BTreeMap::new(),
         unmet: BTreeSet::new(),
         below: BTreeMap::new(),
+        fits: BTreeMap::new(),
+        failed: BTreeMap::new(),
         ready: None,
         requests: BTreeMap::new(),
         runs: 0,
@@ -147,11 +155,14 @@ struct Host<'a> {
     names: BTreeSet<InstanceId>,
     /// Instances that a lost device ended.
     lost: BTreeSet<InstanceId>,
-    /// The minimum of each live function, and those without slices or devices for it.
+    /// The maximum of each live function; the minimum, and those without slices or devices for it.
+    most: BTreeMap<FunctionId, usize>,
     least: BTreeMap<FunctionId, usize>,
     unmet: BTreeSet<FunctionId>,
-    /// Since when functions have been below their minimum.
+    /// Since when functions have been below their minimum, and fit a device; when a start of them failed last.
     below: BTreeMap<FunctionId, Timestamp>,
+    fits: BTreeMap<FunctionId, Timestamp>,
+    failed: BTreeMap<FunctionId, Timestamp>,
     /// The function of which an instance is ready just now: that may take the place of another.
     ready: Option<FunctionId>,
     requests: BTreeMap<RequestId, Request>,
@@ -285,6 +296,7 @@ impl Host<'_> {
     fn deploy(&mut self, index: usize) -> Result<(), Fault> {
         let (function, spec) = self.trial.functions[index].clone();
         self.functions.insert(function, true);
+        self.most.insert(function, spec.max_instances as usize);
         self.least.insert(function, spec.min_instances as usize);
         self.tell(PoolEvent::FunctionAdded { function, spec: Box::new(spec) })
     }
@@ -313,6 +325,9 @@ impl Host<'_> {
     /// Requests of an instance that is gone wait again.
     fn end(&mut self, id: InstanceId) -> Option<Instance> {
         let instance = self.instances.remove(&id)?;
+        if !instance.up {
+            self.failed.insert(instance.function, self.queue.now());
+        }
         for request in &instance.requests {
             if let Some(request) = self.requests.get_mut(request) {
                 request.on = None;
@@ -394,6 +409,7 @@ impl Host<'_> {
                 self.functions.insert(function, false);
                 self.least.remove(&function);
                 self.below.remove(&function);
+                self.fits.remove(&function);
                 self.queue.schedule(now + back, Happening::Deployed(index));
                 self.tell(PoolEvent::FunctionRemoved { function })?;
                 let left = |found: &&Request| found.function == function && found.on.is_none();
@@ -428,14 +444,17 @@ impl Host<'_> {
             }
             10 => {
                 let (function, spec) = self.rng.pick(&self.trial.functions).ok_or("no functions")?.clone();
-                let (mut min_instances, max_instances) = (spec.min_instances, spec.max_instances);
+                let mut min_instances = spec.min_instances;
                 if min_instances > 0 && self.rng.percent(50) {
                     min_instances -= 1;
                 }
+                let most = self.rng.between(min_instances.max(1).into(), spec.max_instances.into());
+                let max_instances = u32::try_from(most).unwrap_or(spec.max_instances);
                 let event = PoolEvent::BoundsChanged { function, min_instances, max_instances };
                 if self.functions.get(&function) != Some(&true) {
                     return self.nonsense(event);
                 }
+                self.most.insert(function, max_instances as usize);
                 self.least.insert(function, min_instances as usize);
                 self.tell(event)
             }
@@ -484,6 +503,10 @@ impl Host<'_> {
                 self.instances.insert(instance, new);
                 let takes = takes.saturating_add(self.rng.duration(Duration::ZERO, takes));
                 self.queue.schedule(now + takes, Happening::Report(instance, report));
+                let (has, most) = (self.staying(function), self.most.get(&function).copied());
+                if most.is_none_or(|most| has > most) {
+                    return Err(format!("{instance} is instance {has} of {function}, of at most {most:?}"));
+                }
                 self.fits(instance)
             }
             PlatformAction::Park { instance } => {
@@ -621,6 +644,28 @@ impl Host<'_> {
         Ok(())
     }
 
+    /// Whether a device holds another instance of a function wherever those on it lie: on a whole device there is none, on a
+    /// fractional one the widest point fits in the widest gap that k instances leave at least, of k + 1 gaps.
+    fn surely_fits(&self, function: FunctionId) -> bool {
+        let Some((_, spec)) = self.trial.functions.iter().find(|(name, _)| *name == function) else {
+            return false;
+        };
+        let Work::Inference { profile: Some(profile) } = &spec.work else { return false };
+        let widest = profile.points().iter().map(|point| u64::from(point.sm.get())).max().unwrap_or(0);
+        let regime = self.pool.regime();
+        let room = |(gpu, device): (&GpuId, &DeviceSpec)| {
+            let there = self.instances.values().filter(|one| one.there).flat_map(|one| &one.parts);
+            let on: Vec<&Part> = there.filter(|part| part.gpu == *gpu).collect();
+            let taken = |part: &&Part| part.share.memory().map_or(u64::MAX, |memory| memory.get());
+            let memory = on.iter().map(taken).fold(spec.memory.get(), u64::saturating_add);
+            let sms: u64 = on.iter().map(|part| u64::from(part.share.sm().get())).sum();
+            let gap = 10_000u64.saturating_sub(sms) / (on.len() as u64 + 1);
+            memory <= device.memory.get()
+                && if regime == Regime::Whole { on.is_empty() } else { gap >= widest }
+        };
+        spec.devices == 1 && regime != Regime::Sliced && self.devices.iter().any(room)
+    }
+
     /// Instances of a function that are not on their way out.
     fn staying(&self, function: FunctionId) -> usize {
         let mine = |one: &&Instance| one.function == function && !one.draining && !one.stopped;
@@ -646,9 +691,21 @@ impl Host<'_> {
             if has >= least {
                 self.unmet.remove(&function);
                 self.below.remove(&function);
+                self.fits.remove(&function);
                 continue;
             }
             let now = self.queue.now();
+            if self.surely_fits(function) {
+                let fits = *self.fits.entry(function).or_insert(now);
+                let failed = self.failed.get(&function).copied().unwrap_or_default();
+                if now > fits.max(failed) + RESTORED {
+                    return Err(format!(
+                        "{function} has {has} of {least} instances, and has fitted a device since {fits}"
+                    ));
+                }
+            } else {
+                self.fits.remove(&function);
+            }
             let since = *self.below.entry(function).or_insert(now);
             if now > since + SOON && !self.unmet.contains(&function) {
                 return Err(format!(

@@ -7,8 +7,7 @@ use core::ops::Range;
 use gshare_core::Duration;
 use gshare_core::request::RequestScheduler;
 
-const ONCE: &str =
-    "each request is served or rejected once, on a GPU that has its model, within the GPU's memory";
+const ONCE: &str = "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies";
 
 /// Time within which a request that has no deadline of its own must be complete.
 const PATIENCE: Duration = Duration::from_secs(60);

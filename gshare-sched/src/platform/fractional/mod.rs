@@ -8,10 +8,13 @@
 //!
 //! # Algorithm
 //! 1. *Load*: requests of each function are counted and reported once a tick. The scaler's `Start` is placed by the packer and
-//!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance.
-//! 2. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
+//!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance. A refused point is
+//!    not tried again for a while.
+//! 2. *Minimum* ([`minimum`]): what a function lacks of it is started at once where there is room at any of its points, whatever
+//!    the scaler waits for; after a start that the host refused in ten seconds.
+//! 3. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
 //!    for [`keep_alive`](FractionalConfig::keep_alive).
-//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
+//! 4. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
 //!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room. One that
 //!    has missed its SLO waits behind those that can be in time: in the order of arrival all that come behind a burst would be
 //!    late. How long it waits behind them is bounded: the first is **overdue**, and goes before all others, once it is late by
@@ -19,13 +22,13 @@
 //!    time that the function's ready instances need for all that waits, the longer of the two. Under overload that lasts
 //!    a fixed time alone would make all that wait overdue, and none would be in time. Another order is a [`QueueOrder`]. Who waits
 //!    for [`max_wait`](FractionalConfig::max_wait) is rejected, overdue or not.
-//! 4. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
+//! 5. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
 //!    instances on the device where the fewest must go are parked for it; after
 //!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
 //!    instance comes back when a request for it waits.
-//! 5. *Spread models* ([`spread`]): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
+//! 6. *Spread models* ([`spread`]): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different ones of one node, or on none; where they have no memory, room is made on all of them.
-//! 6. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
+//! 7. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
 //!    starts again, with a growing pause.
 //!
 //! # Example
@@ -47,6 +50,7 @@
 
 mod gangs;
 mod late_last;
+mod minimum;
 mod placing;
 mod pool_config;
 mod queueing;
@@ -55,6 +59,7 @@ mod spread;
 
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
+use super::START_AGAIN;
 use super::host_cache::HostCache;
 use super::timers::Timers;
 use gangs::Gang;
@@ -63,7 +68,7 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
 use gshare_core::queue_order::QueueOrder;
 use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gshare_core::{
@@ -141,6 +146,8 @@ struct Function {
     activated: bool,
     removed: bool,
     gang: Option<Gang>,
+    /// Points at which its minimum has found no room since it was last looked at.
+    refused: Vec<Setting>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -164,6 +171,8 @@ enum Timer {
     Answer(InstanceId),
     /// It may be possible to make room.
     Room,
+    /// The host refused a start of the function a while ago: what it lacks of its minimum is started again.
+    Minimum(FunctionId),
     /// The training job is to be started again.
     Restart(FunctionId),
 }
@@ -192,6 +201,8 @@ pub struct FractionalPool {
     room_changed: bool,
     /// Training jobs that are to run and do not.
     idle_gangs: BTreeSet<FunctionId>,
+    /// Functions that lack some of their minimum, for want of room.
+    lacking: BTreeSet<FunctionId>,
 }
 
 gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances });
@@ -228,6 +239,7 @@ impl FractionalPool {
             to_serve: BTreeSet::new(),
             room_changed: false,
             idle_gangs: BTreeSet::new(),
+            lacking: BTreeSet::new(),
         })
     }
 
@@ -317,6 +329,7 @@ impl FractionalPool {
                 Timer::Request(request) => self.waited_too_long(request, actions),
                 Timer::Answer(instance) => self.stop(instance, StopCause::TimedOut, actions),
                 Timer::Room => self.room_changed = true,
+                Timer::Minimum(function) => self.keep_minimum(function, actions),
                 Timer::Restart(function) => self.start_gang(function, actions),
             }
         }
@@ -332,6 +345,9 @@ impl FractionalPool {
                 break;
             }
             self.give_room(actions);
+            for function in core::mem::take(&mut self.lacking) {
+                self.keep_minimum(function, actions);
+            }
             for function in self.idle_gangs.clone() {
                 self.start_gang(function, actions);
             }
@@ -360,8 +376,12 @@ impl FractionalPool {
         {
             self.cache.lose(node);
         }
+        let functions: BTreeSet<FunctionId> = lost.iter().map(|one| self.instances[one].function).collect();
         for instance in lost {
             self.gone(instance, actions);
+        }
+        for function in functions {
+            self.keep_minimum(function, actions);
         }
     }
 
@@ -381,6 +401,7 @@ impl FractionalPool {
             activated: false,
             removed: false,
             gang,
+            refused: Vec::new(),
         };
         self.functions.insert(function, of);
         if trains {
@@ -401,6 +422,8 @@ impl FractionalPool {
         }
         self.timers.clear(Timer::Report(function));
         self.timers.clear(Timer::Restart(function));
+        self.timers.clear(Timer::Minimum(function));
+        self.lacking.remove(&function);
         self.idle_gangs.remove(&function);
         if !trains {
             self.scale(HorizontalEvent::FunctionRemoved { function }, actions);
@@ -454,7 +477,7 @@ impl Engine for FractionalPool {
                 }
             }
             PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                let of = &self.functions[function];
+                let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
                 if of.gang.is_none() {
                     let activated = u32::from(of.activated);
                     let changed = HorizontalEvent::BoundsChanged {
@@ -466,6 +489,8 @@ impl Engine for FractionalPool {
                         .handle(now, changed, &mut scaled)
                         .map_err(|error| REGIME.unsuitable(*function, error))?;
                 }
+                // The scaler is told these again in what follows.
+                (of.spec.min_instances, of.spec.max_instances) = (*min_instances, *max_instances);
             }
             _ => {}
         }
@@ -480,14 +505,10 @@ impl Engine for FractionalPool {
         match event {
             PoolEvent::DeviceJoined { .. }
             | PoolEvent::DeviceLost { .. }
+            | PoolEvent::BoundsChanged { .. }
             | PoolEvent::TenantLimited { .. }
             | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
-            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                if let Some(of) = self.functions.get_mut(&function) {
-                    (of.spec.min_instances, of.spec.max_instances) = (min_instances, max_instances);
-                }
-            }
             PoolEvent::FunctionRemoved { function } => self.remove_function(function, actions),
             PoolEvent::Arrived { request, function, arrived, deadline } => {
                 self.arrived(request, function, arrived, deadline, actions);

@@ -2,8 +2,8 @@
 
 use super::{
     FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId, State,
-    StopCause, Timer,
+    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId,
+    START_AGAIN, State, StopCause, Timer,
 };
 use gshare_core::dag::ComponentSet;
 use gshare_core::pack::{Demand, PackError};
@@ -85,8 +85,8 @@ impl FractionalPool {
                 actions.push(PoolAction::Unmet { function });
             }
             Err(_) => {
-                actions.push(PoolAction::Unmet { function });
                 self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
+                self.no_room(function, point.setting(), actions);
             }
         }
     }
@@ -224,7 +224,13 @@ impl FractionalPool {
             }
             (InstanceReport::Completed, _) => self.completed(instance, actions),
             // One that was told to stop before it could start says that it did not.
-            (InstanceReport::Gone | InstanceReport::Refused, _) => self.gone(instance, actions),
+            (InstanceReport::Gone | InstanceReport::Refused, _) => {
+                self.gone(instance, actions);
+                // One that dies while it starts may do so again: the scaler's next report starts another.
+                if state != State::Starting {
+                    self.keep_minimum(function, actions);
+                }
+            }
             _ => {}
         }
     }
@@ -282,10 +288,11 @@ impl FractionalPool {
 
     fn refused(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.instances.get(&instance) else { return };
-        let scaled = of.scaled;
+        let (function, scaled) = (of.function, of.scaled);
         self.forget_scaled(instance);
         self.gone(instance, actions);
         if let Some(scaled) = scaled {
+            self.timers.set(Timer::Minimum(function), self.now.saturating_add(START_AGAIN));
             self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
         }
     }

@@ -63,8 +63,7 @@ impl FractionalPool {
             return;
         }
         of.activated = true;
-        let (min_instances, max_instances) = (of.spec.min_instances.max(1), of.spec.max_instances);
-        self.scale(HorizontalEvent::BoundsChanged { function, min_instances, max_instances }, actions);
+        self.tell_bounds(function, actions);
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
@@ -185,7 +184,6 @@ impl FractionalPool {
             rate = rate.saturating_add(waiting);
         }
         let waits = !of.queue.is_empty();
-        let (min_instances, max_instances) = (of.spec.min_instances, of.spec.max_instances);
         let rest = of.activated
             && !waits
             && now.saturating_since(of.used) >= self.config.keep_alive
@@ -195,7 +193,7 @@ impl FractionalPool {
         }
         self.timers.set(Timer::Report(function), now.saturating_add(tick));
         if rest {
-            self.scale(HorizontalEvent::BoundsChanged { function, min_instances, max_instances }, actions);
+            self.tell_bounds(function, actions);
         }
         self.scale(HorizontalEvent::LoadReported { function, rate }, actions);
         if waits {

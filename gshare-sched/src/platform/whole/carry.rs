@@ -52,8 +52,16 @@ impl WholePool {
                 };
                 one.life = Life::Stopped;
                 let function = one.function;
-                let removed = self.functions.get(&one.function).is_some_and(|of| of.removed);
-                let cause = if removed { StopCause::Removed } else { StopCause::Evicted };
+                let lives = |id: &&InstanceId| self.instances[*id].life != Life::Stopped;
+                let cause = match self.functions.get(&function) {
+                    Some(of) if of.removed => StopCause::Removed,
+                    Some(of)
+                        if of.instances.iter().filter(lives).count() >= of.spec.max_instances as usize =>
+                    {
+                        StopCause::Drained
+                    }
+                    _ => StopCause::Evicted,
+                };
                 actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
                 actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
                 self.look_at(function);
@@ -68,7 +76,7 @@ impl WholePool {
             }
             RequestAction::Reject { request: ticket, reason } => {
                 let Some(request) = self.tickets.holder(ticket) else {
-                    return self.not_warmed(ticket, reason);
+                    return self.not_warmed(ticket, reason, actions);
                 };
                 let held = self.tickets.remove(request);
                 let passed = held.as_ref().is_some_and(|held| held.deadline.is_some_and(|at| at <= self.now));
@@ -78,12 +86,8 @@ impl WholePool {
                     other => other,
                 };
                 actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-                if let Some(held) = held
-                    && reason == Rejection::NeverFits
-                    && let Some(of) = self.functions.get_mut(&held.function)
-                    && !std::mem::replace(&mut of.told_unmet, true)
-                {
-                    actions.push(PoolAction::Unmet { function: held.function });
+                if let Some(held) = held.filter(|_| reason == Rejection::NeverFits) {
+                    self.unmet(held.function, actions);
                 }
             }
         }
@@ -221,7 +225,7 @@ impl WholePool {
     }
 }
 
-const fn rejection(reason: RejectReason) -> Rejection {
+pub(super) const fn rejection(reason: RejectReason) -> Rejection {
     match reason {
         RejectReason::TenantQueueFull => Rejection::TenantQueueFull,
         RejectReason::QueueFull => Rejection::QueueFull,

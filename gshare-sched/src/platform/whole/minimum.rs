@@ -1,9 +1,11 @@
 //! The copy of a model that is kept: a request without a caller has it loaded, and it is pinned where that is.
 
 use super::super::START_AGAIN;
-use super::{Life, PoolAction, RequestEvent, WholePool};
+use super::carry::rejection;
+use super::{Device, Life, PoolAction, Rejection, RequestEvent, WholePool};
 use gshare_core::request::RejectReason;
 use gshare_core::{FunctionId, GpuId, RequestId};
+use std::collections::BTreeMap;
 
 /// Refuses a minimum that the pool cannot keep.
 pub(super) fn check(min_instances: u32) -> Result<(), String> {
@@ -23,8 +25,11 @@ impl WholePool {
         self.look = true;
     }
 
-    /// Pins and asks for what is to be kept, and says what cannot be now.
+    /// Pins and asks for what is to be kept, and says what no device can hold now.
     pub(super) fn keep_minimums(&mut self, actions: &mut Vec<PoolAction>) {
+        if !self.look {
+            return;
+        }
         // A load that is ordered for one is pinned then.
         while core::mem::take(&mut self.look) {
             for function in self.lacking.clone() {
@@ -34,12 +39,35 @@ impl WholePool {
                 self.run(actions);
             }
         }
-        for function in &self.lacking {
-            if let Some(of) = self.functions.get_mut(function)
-                && !core::mem::replace(&mut of.told_unmet, true)
-            {
-                actions.push(PoolAction::Unmet { function: *function });
+        for function in self.lacking.clone() {
+            if !self.fits_beside_pins(function) {
+                self.unmet(function, actions);
             }
+        }
+    }
+
+    /// Whether a device has memory for a copy beside those that are kept there. What else is there makes room when it is idle.
+    fn fits_beside_pins(&self, function: FunctionId) -> bool {
+        let mut pinned: BTreeMap<GpuId, u64> = BTreeMap::new();
+        for of in self.functions.values() {
+            if let Some(gpu) = of.pin {
+                *pinned.entry(gpu).or_default() += of.spec.memory.get();
+            }
+        }
+        let needs = self.functions.get(&function).map_or(0, |of| of.spec.memory.get());
+        let fits = |(gpu, device): (&GpuId, &Device)| {
+            let kept = pinned.get(gpu).copied().unwrap_or(0);
+            device.memory.get().saturating_sub(kept) >= needs
+        };
+        self.devices.iter().any(fits)
+    }
+
+    /// Tells once that no device has what a copy needs.
+    pub(super) fn unmet(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        if let Some(of) = self.functions.get_mut(&function)
+            && !core::mem::replace(&mut of.told_unmet, true)
+        {
+            actions.push(PoolAction::Unmet { function });
         }
     }
 
@@ -80,13 +108,24 @@ impl WholePool {
         false
     }
 
-    /// The request that was to have a copy loaded is rejected.
-    pub(super) fn not_warmed(&mut self, ticket: RequestId, reason: RejectReason) {
-        let function = self.warming.remove(&ticket);
-        if let Some(of) = function.and_then(|function| self.functions.get_mut(&function))
-            && reason == RejectReason::AttemptsExhausted
-        {
-            of.not_before = self.now.saturating_add(START_AGAIN);
+    /// The request that was to have a copy loaded is rejected: another one is made later, or once something changed where the
+    /// model can be nowhere.
+    pub(super) fn not_warmed(
+        &mut self,
+        ticket: RequestId,
+        reason: RejectReason,
+        actions: &mut Vec<PoolAction>,
+    ) {
+        let Some(function) = self.warming.remove(&ticket) else { return };
+        match rejection(reason) {
+            Rejection::NeverFits => self.unmet(function, actions),
+            Rejection::Cancelled => {}
+            _ => {
+                if let Some(of) = self.functions.get_mut(&function) {
+                    of.not_before = self.now.saturating_add(START_AGAIN);
+                }
+                self.look_at(function);
+            }
         }
     }
 }

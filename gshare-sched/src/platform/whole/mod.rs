@@ -17,17 +17,22 @@
 //! used again for another one with other memory.
 //!
 //! **A minimum** of 1: a request without a caller has the scheduler load the model where it suits best, the copy is pinned there, and
-//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds. While the
-//! request waits for a GPU, or is rejected, the host is told `Unmet`. More than one are refused: a second request would be
+//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds.
+//! `Unmet` is told when no device has room for it beside the copies that are kept there for others, or when its tenant may not
+//! have so much memory; not while it waits for a device that is busy. More than one are refused: a second request would be
 //! sent to the first copy, and the scheduler has no order that loads another.
+//!
+//! **A maximum** is the scheduler's to keep ([`RequestEvent::ModelLimited`]): it alone knows what else a request can do that may
+//! have no new copy. A load that the pool declined would be told as one that failed, which counts as an attempt of the request.
 //!
 //! ## Example
 //! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on
 //! `Gone A`: `Start B`; on `Ready B`: `Dispatch` to B.
 //!
 //! # Invariants
-//! Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that start or stop
-//! included, fits it; an instance that runs a request is ready.
+//! A function has no more instances that are not stopped than its `max_instances`, unless that was lowered while they ran
+//! requests. Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that
+//! start or stop included, fits it; an instance that runs a request is ready.
 //!
 //! # Cost
 //! That of the scheduler for an event, and O(log n) in instances and requests. O(instances of it) for an event while a function
@@ -39,7 +44,7 @@
 //!
 //! # What is not bounded
 //! - `min_instances` above 1 is refused. A scheduler that evicts models which are pinned keeps none;
-//! - `max_instances`: how many copies of a model there are is the policy's choice, and a scheduler has no bound for it;
+//! - under a scheduler that has no limit of copies functions are refused;
 //! - SLOs: the scheduler orders requests by arrival and locality;
 //! - a host that never answers an order keeps the GPU waiting: there is no time-out here.
 
@@ -255,11 +260,25 @@ impl WholePool {
                 let limited = RequestEvent::TenantLimited { tenant: *tenant, limits: *limits };
                 self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
             }
+            PoolEvent::BoundsChanged { function, max_instances, .. } => {
+                let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
+                let limited = RequestEvent::ModelLimited { model: of.model, copies: *max_instances };
+                let told = self.scheduler.orders(self.now, limited);
+                let orders = told.map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))?;
+                of.spec.max_instances = *max_instances;
+                for order in orders {
+                    self.obey(order, actions);
+                }
+                Ok(())
+            }
             PoolEvent::FunctionAdded { function, spec } => {
                 let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
                 let model = known.unwrap_or(ModelId::new(self.next_model));
                 let added = RequestEvent::ModelAdded { model, memory: spec.memory };
-                self.try_tell(added, |why| Self::REGIME.unsuitable(*function, why), actions)?;
+                let limited = RequestEvent::ModelLimited { model, copies: spec.max_instances };
+                for event in [added, limited] {
+                    self.try_tell(event, |why| Self::REGIME.unsuitable(*function, why), actions)?;
+                }
                 match known {
                     Some(_) => {
                         self.retired.get_mut(&spec.memory).and_then(Vec::pop);
@@ -347,6 +366,7 @@ impl WholePool {
         for of in self.functions.values_mut() {
             of.told_unmet = false;
         }
+        self.look = true;
         self.tasks.push_back(RequestEvent::GpuLost { gpu });
     }
 
@@ -423,6 +443,7 @@ impl Engine for WholePool {
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => self.joined(gpu, &spec),
             PoolEvent::DeviceLost { gpu } => self.lost(gpu),
+            PoolEvent::TenantLimited { .. } => self.look = true,
             PoolEvent::FunctionAdded { function, .. } => {
                 if let Some(of) = self.functions.get(&function) {
                     self.tasks.extend(self.kinds.iter().map(|kind| profiled(of, *kind)));

@@ -252,11 +252,6 @@ fn a_copy_that_is_kept_is_there_without_a_request_and_no_other_model_takes_its_p
 #[test]
 fn a_copy_that_cannot_be_loaded_is_unmet_once_and_tried_again_later() {
     let mut host = Host::new(0);
-    let unmet = |host: &mut Host, event| {
-        let mut actions = Vec::new();
-        host.pool.handle(Timestamp::from_millis(host.now), event, &mut actions).unwrap();
-        actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
-    };
     assert_eq!(unmet(&mut host, kept(1)), 1, "no device");
     assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0, "told once");
     assert_eq!(started(&host.join(0)), Some((0, 0, 0)));
@@ -272,6 +267,81 @@ fn a_copy_that_cannot_be_loaded_is_unmet_once_and_tried_again_later() {
     host.report(3, InstanceReport::Ready);
     host.report(3, InstanceReport::Gone);
     assert!(host.pool.functions.is_empty() && host.pool.warming.is_empty());
+}
+
+/// Unmet that an event is answered with.
+fn unmet(host: &mut Host, event: PoolEvent) -> usize {
+    let actions = host.try_tell(event).unwrap();
+    actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
+}
+
+#[test]
+fn a_copy_that_waits_for_a_busy_device_is_not_unmet() {
+    let mut host = Host::new(1);
+    host.add(1, 10);
+    assert_eq!(started(&host.request(0, 1)), Some((0, 1, 0)));
+    assert_eq!(unmet(&mut host, kept(1)), 0, "it starts");
+    host.report(0, InstanceReport::Ready);
+    assert_eq!(host.done(0), ended(0, StopCause::Evicted), "and makes room when it is idle");
+    assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
+    // Beside a copy that is kept there is no room for another.
+    let second = FunctionId::new(2);
+    let spec = Box::new(inference(9).with_instances(1, 1));
+    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function: second, spec }), 1);
+    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0, "told once");
+    assert_eq!(started(&host.join(1)), Some((2, 2, 1)));
+    assert_eq!(unmet(&mut host, PoolEvent::DeviceLost { gpu: GpuId::new(1) }), 1, "told again");
+}
+
+#[test]
+fn a_copy_that_no_device_holds_is_unmet() {
+    let mut host = Host::new(1);
+    let spec = Box::new(inference(17).with_instances(1, 1));
+    let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec };
+    assert_eq!(unmet(&mut host, event), 1);
+}
+
+fn bounded(max_instances: u32) -> PoolEvent {
+    PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
+}
+
+/// Load balancing loads a copy for each request that finds its device busy.
+#[test]
+fn no_more_copies_start_than_a_function_may_have() {
+    let config = SchedulerConfig::paper(crate::request::Policy::LoadBalance);
+    let mut host = Host { pool: WholePool::with_config(config).unwrap(), now: 0 };
+    (0..4).for_each(|gpu| {
+        host.join(gpu);
+    });
+    let spec = Box::new(inference(9).with_instances(0, 2));
+    host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(0), spec });
+    let starts = |actions: &[PlatformAction]| {
+        actions.iter().filter(|order| matches!(order, PlatformAction::Start { .. })).count()
+    };
+    let mut started = 0;
+    for request in 0..8 {
+        started += starts(&host.request(request, 0));
+    }
+    assert_eq!(started, 2);
+    assert_eq!(starts(&host.tell(bounded(3))), 0, "those that wait have a copy to wait for");
+    assert_eq!(starts(&host.request(8, 0)), 1);
+    let ready: Vec<PlatformAction> =
+        (0..3).flat_map(|instance| host.report(instance, InstanceReport::Ready)).collect();
+    assert_eq!(ready.len(), 3, "{ready:?}");
+    assert_eq!(host.tell(bounded(1)), [], "all three run requests");
+    // Two go as soon as they have answered.
+    let PlatformAction::Dispatch { request, instance } = ready[0] else { panic!("{ready:?}") };
+    assert_eq!(host.done(request.number()), ended(instance.number(), StopCause::Drained));
+    let PlatformAction::Dispatch { request, instance } = ready[2] else { panic!("{ready:?}") };
+    assert_eq!(host.done(request.number()), ended(instance.number(), StopCause::Drained));
+    let PlatformAction::Dispatch { request, instance } = ready[1] else { panic!("{ready:?}") };
+    let next = host.done(request.number());
+    assert!(
+        matches!(next[..], [PlatformAction::Dispatch { instance: on, .. }] if on == instance),
+        "{next:?}"
+    );
+    let none = host.try_tell(bounded(0)).unwrap_err();
+    assert!(none.ends_with("fn0: copies of model0 is 0: need more than 0"), "{none}");
 }
 
 #[test]

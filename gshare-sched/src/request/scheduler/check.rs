@@ -51,6 +51,10 @@ impl LocalityScheduler {
                 self.known_model(model)?;
                 self.live_gpu(gpu).map(|_| ())
             }
+            RequestEvent::ModelLimited { model, copies } => {
+                self.known_model(model)?;
+                if copies == 0 { Err(RequestError::NoCopies { model }) } else { Ok(()) }
+            }
             RequestEvent::TenantLimited { tenant, limits } => {
                 below("tenant", tenant.number(), self.config.max_tenants)?;
                 let zero = [("max_processes", limits.max_processes), ("weight", limits.weight)]

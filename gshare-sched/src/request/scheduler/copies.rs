@@ -1,7 +1,8 @@
 //! Where copies are: each is filed under its GPU's present state, so the best of a model is found without a search.
 
-use super::{CANDIDATES, LocalityScheduler, first_copy};
-use crate::request::cache::ModelCopy;
+use super::{CANDIDATES, LocalityScheduler, Phase, first_copy};
+use crate::request::cache::{CopyState, ModelCopy};
+use gshare_core::request::RequestAction;
 
 impl LocalityScheduler {
     /// The copy on an idle GPU that runs the model fastest.
@@ -74,9 +75,13 @@ impl LocalityScheduler {
     pub(super) fn lose_copy(&mut self, gpu: u32, model: u32) {
         let Some(copy) = self.g_mut(gpu).remove(model, false) else { return };
         self.unfile_copy(gpu, &copy);
-        let on = self.g_mut(gpu);
-        on.free += copy.bytes;
-        let local = core::mem::take(&mut on.local);
+        self.g_mut(gpu).free += copy.bytes;
+        self.requeue_local(gpu, model);
+    }
+
+    /// Those waiting for a model on this GPU are queued again.
+    fn requeue_local(&mut self, gpu: u32, model: u32) {
+        let local = core::mem::take(&mut self.g_mut(gpu).local);
         for slot in local {
             let request = *self.queue.get(slot);
             if request.model == model {
@@ -85,6 +90,45 @@ impl LocalityScheduler {
             } else {
                 self.g_mut(gpu).local.push_back(slot);
             }
+        }
+    }
+
+    /// Gives up copies beyond the model's limit that nothing runs on: first those that room is still being made for, then the
+    /// least recently used. The others go when what runs on them is done.
+    pub(super) fn trim(&mut self, model: u32, actions: &mut Vec<RequestAction>) {
+        let mut gpus: Vec<u32> = self.m(model).copies.iter().map(|&(_, _, _, gpu)| gpu).collect();
+        gpus.sort_unstable();
+        for &gpu in &gpus {
+            if self.m(model).is_over() && self.g(gpu).phase == (Phase::MakingRoom { model }) {
+                let running = core::mem::take(&mut self.g_mut(gpu).running);
+                // Its memory was not taken yet, and is given back all the same.
+                let bytes = self.m(model).bytes;
+                self.lose_copy(gpu, model);
+                self.g_mut(gpu).free -= bytes;
+                running.into_iter().for_each(|slot| self.requeue(slot));
+                self.go_on(gpu, actions);
+            }
+        }
+        let unused = |gpu: &u32| {
+            let copy = self.g(*gpu).cached(model)?;
+            let goes =
+                copy.state == CopyState::Resident && copy.users == 0 && !self.g(*gpu).pins.contains(&model);
+            goes.then_some((copy.used, *gpu))
+        };
+        let mut unused: Vec<(u64, u32)> = gpus.iter().filter_map(unused).collect();
+        unused.sort_unstable();
+        for (_, gpu) in unused {
+            if self.m(model).is_over() {
+                self.evict(gpu, model, actions);
+            }
+        }
+    }
+
+    /// What ran on a copy is done: the copy goes if its model has too many.
+    pub(super) fn trim_copy(&mut self, gpu: u32, model: u32, actions: &mut Vec<RequestAction>) {
+        if self.m(model).is_over() && !self.g(gpu).pins.contains(&model) {
+            self.requeue_local(gpu, model);
+            self.evict(gpu, model, actions);
         }
     }
 

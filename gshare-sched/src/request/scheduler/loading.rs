@@ -34,9 +34,12 @@ impl LocalityScheduler {
     }
 
     /// The models that have to go before the model of a request can be loaded on an idle GPU; `None` if that
-    /// does not suffice.
+    /// does not suffice, or it has as many copies as it may have.
     pub(in crate::request) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
         let request = self.queue.get(slot);
+        if self.m(request.model).is_full() {
+            return None;
+        }
         let on = self.g(gpu);
         let bytes = self.m(request.model).bytes;
         let missing = bytes.saturating_sub(on.free + on.evicting);
@@ -278,6 +281,12 @@ impl LocalityScheduler {
         if request.attempts >= self.config.max_attempts {
             self.lose_copy(gpu, model);
             self.reject(slot, RejectReason::AttemptsExhausted, actions);
+            self.go_on(gpu, actions);
+            return;
+        }
+        if self.m(model).is_over() {
+            self.lose_copy(gpu, model);
+            self.requeue(slot);
             self.go_on(gpu, actions);
             return;
         }

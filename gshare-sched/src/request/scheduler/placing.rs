@@ -150,7 +150,14 @@ impl LocalityScheduler {
         let order = match self.rule.place(&View { scheduler: self, gpu, slot }) {
             Decision::Run(copy) => Order::Run(copy.gpu),
             Decision::Queue(copy) => Order::Queue(copy.gpu),
-            Decision::Load(load) => load.room.map_or(Order::Wait, |room| Order::Load(load.gpu, room)),
+            Decision::Load(load) => match load.room {
+                Some(room) => Order::Load(load.gpu, room),
+                // A GPU that has a copy may never be idle: others fill its local queue.
+                None if self.m(model).is_full() => {
+                    self.busy_copy(model).map_or(Order::Wait, |(_, copy)| Order::Queue(copy))
+                }
+                None => Order::Wait,
+            },
             Decision::Wait => Order::Wait,
         };
         match order {

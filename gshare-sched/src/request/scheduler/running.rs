@@ -152,6 +152,7 @@ impl LocalityScheduler {
         self.stats.completed += 1;
         self.gone(slot, took.as_nanos() / batch);
         if done {
+            self.trim_copy(gpu, model, actions);
             self.go_on(gpu, actions);
         }
     }
