@@ -8,7 +8,8 @@ use gshare_core::platform::{
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, NodeId, Quota, SmShare, Timestamp,
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, NodeId, Quota, RequestId, SmShare,
+    Timestamp,
 };
 use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
 use gshare_sched::platform::{
@@ -286,6 +287,19 @@ fn a_start_of_a_minimum_that_the_host_refused_is_ordered_again_after_ten_seconds
     assert_eq!(host.count(0), 1);
     host.wait(Duration::from_millis(1));
     assert_eq!(host.count(0), 2);
+}
+
+/// Twice what its only instance can do, for ten seconds.
+#[test]
+fn load_beyond_the_most_instances_is_no_lack_of_devices() {
+    let mut host = Minimums::new(2, &[(9, 1)]);
+    host.settle();
+    for request in 0..1_000 {
+        let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
+        host.tell(PoolEvent::Arrived { request, function, arrived, deadline: None });
+        host.wait(Duration::from_millis(10));
+    }
+    assert_eq!((host.count(0), host.unmet), (1, 0));
 }
 
 #[derive(Debug, Clone)]

@@ -43,9 +43,17 @@ impl FractionalPool {
                     };
                     self.stop(instance, cause, actions);
                 }
+                // Load beyond the most instances that it may have is no lack of devices.
+                HorizontalAction::Unmet { function, .. } if self.is_full(function) => {}
                 HorizontalAction::Unmet { function, .. } => actions.push(PoolAction::Unmet { function }),
             }
         }
+    }
+
+    /// Whether a function has as many instances as it may have.
+    fn is_full(&self, function: FunctionId) -> bool {
+        let has = self.scaler.instances(function).map_or(0, |has| has.starting + has.ready);
+        self.functions.get(&function).is_some_and(|of| has >= of.spec.max_instances)
     }
 
     fn demand(&self, function: FunctionId, point: &ProfilePoint) -> Demand {
