@@ -45,6 +45,9 @@
 //! own bursts: there each window of it (`--trace-from`) takes the place of a seed.
 
 mod applications;
+mod compared_policies;
+mod load_shape;
+mod run_figures;
 mod static_split;
 
 use super::paired::{Compared, Run};
@@ -53,27 +56,20 @@ use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
+use compared_policies::{Keeping, Policy, Routing, policies};
 use gshare_core::mig::{GpuModel, MigProfile};
-use gshare_core::pipeline::routing::Router;
 use gshare_core::pipeline::{Goal, HandOff, RankMode};
 use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
-use gshare_core::{Bytes, Duration, GpuId, NodeId, Timestamp};
-use gshare_sched::pipeline::{
-    Choice, EvictionPolicy, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
-    Partitioner, RouterConfig, SlackRouter,
-};
-use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
-use gshare_sim::Make;
+use gshare_core::{Bytes, Duration, NodeId, Timestamp};
+use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
-use gshare_sim::scenario::{MakeKeeper, Own};
-use gshare_sim::world::{self, Ended, Function, Outcome, Plan, Record};
+use gshare_sim::scenario::Own;
+use gshare_sim::world::{self, Function, Plan};
+use load_shape::{Draw, Shape, draws};
+use run_figures::{Figures, Series, figures, measures, series};
 use serde_json::{Map, Value};
-use static_split::StaticSplit;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -158,299 +154,7 @@ fn devices(model: &GpuModel, cuts: &[Vec<&str>]) -> Result<Vec<DeviceSpec>> {
     (0..NODES).flat_map(|node| cuts.iter().map(move |names| (node, names))).map(device).collect()
 }
 
-/// Calls per second of each application over time: shares of a mean, bin by bin.
-struct Shape {
-    bin: Duration,
-    shares: Vec<Vec<f64>>,
-}
-
-impl Shape {
-    /// With a mean of 1.
-    fn new(bin: Duration, bins: Vec<Vec<f64>>) -> Self {
-        let scaled = |bins: Vec<f64>| {
-            let mean = bins.iter().sum::<f64>() / bins.len() as f64;
-            bins.into_iter().map(|bin| bin / mean.max(1e-9)).collect::<Vec<f64>>()
-        };
-        Self { bin, shares: bins.into_iter().map(scaled).collect() }
-    }
-
-    fn bins(args: &Args, bin: Duration) -> Result<usize> {
-        Ok(usize::try_from(args.length.as_nanos() / bin.as_nanos())?.max(1))
-    }
-
-    /// About the variability of the trace's aggregate (CV 0.4 by the minute), with bursts of three times the mean.
-    fn generated(args: &Args, rng: &mut Rng) -> Result<Self> {
-        let bin = Duration::from_secs(20);
-        let bins = Self::bins(args, bin)?;
-        let draw = |rng: &mut Rng| {
-            let level = 0.4 + rng.below(1_000) as f64 / 1_000.0;
-            if rng.percent(8) { level * 3.0 } else { level }
-        };
-        Ok(Self::new(bin, (0..APPLICATIONS.len()).map(|_| (0..bins).map(|_| draw(rng)).collect()).collect()))
-    }
-
-    /// Windows of the trace's busiest functions. A minute of it is six seconds here: ten minutes show a hundred.
-    fn windows(args: &Args, path: &Path) -> Result<Vec<Self>> {
-        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
-        let mut functions = read_azure_counts(std::io::BufReader::new(file))?;
-        functions.sort_by_key(|one| std::cmp::Reverse(one.counts.iter().map(|&n| u64::from(n)).sum::<u64>()));
-        functions.truncate(APPLICATIONS.len());
-        let minutes = functions.first().map_or(0, |one| one.counts.len());
-        let bin = Duration::from_secs(6);
-        let bins = Self::bins(args, bin)?;
-        if functions.len() < APPLICATIONS.len() || minutes < bins {
-            let (has, path) = (functions.len(), path.display());
-            bail!("{path}: has {has} functions of {minutes} minutes, need {} of {bins}", APPLICATIONS.len());
-        }
-        let every: Vec<usize> = (0..=minutes - bins).step_by(bins).collect();
-        let from = if args.trace_from.is_empty() { every } else { args.trace_from.clone() };
-        if let Some(late) = from.iter().find(|&&from| from > minutes - bins) {
-            bail!("--trace-from {late}: need at most {}, for {bins} of {minutes} minutes", minutes - bins);
-        }
-        let window = |from: usize| {
-            let of =
-                |one: &FunctionCounts| one.counts[from..from + bins].iter().map(|&n| f64::from(n)).collect();
-            Self::new(bin, functions.iter().map(of).collect())
-        };
-        Ok(from.into_iter().map(window).collect())
-    }
-}
-
-/// The source of one run: a seed, and on a trace a window of it.
-struct Draw {
-    seed: u64,
-    window: Option<Shape>,
-}
-
-fn draws(args: &Args) -> Result<Vec<Draw>> {
-    let mut draws = Vec::new();
-    for &seed in &args.seeds {
-        match &args.trace {
-            None => draws.push(Draw { seed, window: None }),
-            Some(path) => {
-                let windows = Shape::windows(args, path)?;
-                draws.extend(windows.into_iter().map(|window| Draw { seed, window: Some(window) }));
-            }
-        }
-    }
-    Ok(draws)
-}
-
-/// The policy that keeps instances.
-enum Keeping<'a> {
-    Keeper(KeeperConfig),
-    Own(&'a MakeKeeper),
-    Static,
-}
-
-/// The policy that orders requests.
-enum Routing<'a> {
-    Slack(RouterConfig),
-    Own(&'a Make<dyn Router>),
-}
-
-/// A policy of the table.
-struct Policy<'a> {
-    name: &'a str,
-    keeping: Keeping<'a>,
-    router: Routing<'a>,
-    rank: RankMode,
-    hand_off: HandOff,
-}
-
-fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>> {
-    let policy = |name, keeper, router, rank| Policy {
-        name,
-        keeping: Keeping::Keeper(keeper),
-        router: Routing::Slack(router),
-        rank,
-        hand_off: HandOff::default(),
-    };
-    let split = |name, router| Policy {
-        keeping: Keeping::Static,
-        ..policy(name, KeeperConfig::default(), router, RankMode::PaperCv)
-    };
-    let (cv, bottleneck) = (RankMode::PaperCv, RankMode::Bottleneck);
-    let (theirs, our_order) = (RouterConfig::paper, || our_order.clone());
-    // Section 7.3: 10 to 40 ms for a hand-off. Fresh shared memory and its page faults, for both sides: 2.5 GB/s.
-    let slow = HandOff { fixed: Duration::from_millis(3), bytes_per_second: 2_500_000_000 };
-    let mut all = vec![
-        policy("monolithic", KeeperConfig::monolithic(), theirs(), cv),
-        policy("monolithic on our order", KeeperConfig::monolithic(), our_order(), cv),
-        split("static split on paper's order", theirs()),
-        split("static split on our order", our_order()),
-        Policy { hand_off: slow, ..policy("paper with its hand-offs", KeeperConfig::paper(), theirs(), cv) },
-        policy("paper", KeeperConfig::paper(), theirs(), cv),
-        policy("paper on our order", KeeperConfig::paper(), our_order(), cv),
-        policy("ours on paper's order", KeeperConfig::default(), theirs(), bottleneck),
-        policy("ours", KeeperConfig::default(), our_order(), bottleneck),
-    ];
-    if ablate {
-        let ours = |name, change: &dyn Fn(&mut KeeperConfig)| {
-            let mut keeper = KeeperConfig::default();
-            change(&mut keeper);
-            policy(name, keeper, our_order(), bottleneck)
-        };
-        all.push(ours("ours - pipelines", &|c| c.pipelines = false));
-        all.push(ours("ours - time sharing", &|c| c.time_sharing = false));
-        all.push(ours("ours - migration", &|c| c.migration = false));
-        all.push(ours("ours - reclaim", &|c| (c.reclaim, c.demote_pipelines) = (false, false)));
-        all.push(ours("ours - start when short", &|c| c.hot_on_shortage = false));
-        all.push(ours("ours + per slice", &|c| c.choice = Choice::PerSlice));
-        all.push(ours("ours + even waits", &|c| c.even_out = true));
-        all.push(ours("ours - two thresholds", &|c| {
-            (c.hot_below, c.cool_windows) = (c.hot_above, 1);
-        }));
-        all.push(ours("ours - eviction by cost", &|c| c.eviction = EvictionPolicy::Lru));
-        all.push(ours("ours - adaptive keep-alive", &|c| c.keep_alive = KeepAlive::PAPER));
-        let base = |name, router, rank| policy(name, KeeperConfig::default(), router, rank);
-        all.push(base("ours - late last", our_order().with_late(Late::InOrder), bottleneck));
-        let mut patient = our_order();
-        patient.late_wait = None;
-        all.push(base("ours - overdue first", patient, bottleneck));
-        let mut eager = our_order();
-        eager.stay_loads = 0;
-        all.push(base("ours - loads that pay", eager, bottleneck));
-        all.push(base("ours + admission", our_order().with_late(Late::Reject), bottleneck));
-        all.push(base("ours - bottleneck rank", our_order(), cv));
-    }
-    all
-}
-
 const NODES: u32 = 2;
-
-/// The figures of one run.
-#[derive(Debug, Default, Clone, Copy)]
-struct Figures {
-    sent: f64,
-    in_time: f64,
-    served: f64,
-    seconds: f64,
-    served_while_sent: f64,
-    seconds_sent: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    max_ms: f64,
-    mean_ms: f64,
-    gpu_s: f64,
-    mig_s: f64,
-    held_s: f64,
-    starts: f64,
-    /// Sums over what was answered: waiting, loads, execution, transfer in ms, and how many ran on several slices.
-    spent_ms: [f64; 4],
-    pipelines: f64,
-    /// By application: counted, and in time.
-    by_application: [[f64; 2]; APPLICATIONS.len()],
-}
-
-/// The time that spans take together, up to `end`.
-fn covered<'a>(spans: impl Iterator<Item = &'a (Timestamp, Timestamp)>, end: Timestamp) -> Duration {
-    let mut spans: Vec<_> = spans.map(|&(from, to)| (from, to.min(end))).collect();
-    spans.sort_unstable();
-    let mut upto = Timestamp::ZERO;
-    let new = |(from, to): (Timestamp, Timestamp)| {
-        let time = to.saturating_since(from.max(upto));
-        upto = upto.max(to);
-        time
-    };
-    spans.into_iter().map(new).sum()
-}
-
-fn figures(outcome: &Outcome, model: &GpuModel, slos: &[Duration], from: Timestamp) -> Figures {
-    let empty = Record::default();
-    let record = outcome.record.as_ref().unwrap_or(&empty);
-    let (mut latencies, mut in_time, mut sent, mut while_sent) = (Vec::new(), 0u64, 0u64, 0u64);
-    let (mut spent_ms, mut pipelines, mut by_application) = ([0.0; 4], 0u64, [[0.0; 2]; APPLICATIONS.len()]);
-    let last = record.ends.iter().map(|end| end.arrived).max().unwrap_or(from);
-    let finished = record.finished();
-    for &Ended { function, arrived, at, spent, .. } in record.ends.iter().filter(|end| end.arrived >= from) {
-        sent += 1;
-        by_application[function.index()][0] += 1.0;
-        if let Some(spent) = spent {
-            let latency = at.saturating_since(arrived);
-            let hit = latency <= slos[function.index()];
-            in_time += u64::from(hit);
-            by_application[function.index()][1] += f64::from(u8::from(hit));
-            let parts = [spent.queue, spent.load, spent.execution, spent.transfer];
-            for (sum, part) in spent_ms.iter_mut().zip(parts) {
-                *sum += part.as_secs_f64() * 1e3;
-            }
-            pipelines += u64::from(spent.slices > 1);
-            while_sent += u64::from(at <= last);
-            latencies.push(latency);
-        }
-    }
-    let gpus: BTreeSet<GpuId> = record.worked.keys().map(|(gpu, _)| *gpu).collect();
-    let of =
-        |gpu: GpuId| record.worked.iter().filter(move |((of, _), _)| *of == gpu).flat_map(|(_, spans)| spans);
-    let gpu_time: Duration = gpus.into_iter().map(|gpu| covered(of(gpu), finished)).sum();
-    let worked = record.worked.values().flatten();
-    let slice_time: Duration = worked.map(|&(from, to)| to.saturating_since(from)).sum();
-    let held = record.held.iter().map(|((_, slice), spans)| {
-        let compute = slice.and_then(|slice| model.get(slice.profile)).map_or(0, |one| one.compute_slices);
-        covered(spans.iter(), finished).saturating_mul(compute.into())
-    });
-    latencies.sort_unstable();
-    let mean_ms =
-        latencies.iter().map(|one| one.as_secs_f64()).sum::<f64>() * 1e3 / latencies.len().max(1) as f64;
-    let percentile = |percent: usize| {
-        let at = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
-        latencies.get(at).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
-    };
-    Figures {
-        sent: sent as f64,
-        in_time: in_time as f64,
-        served: latencies.len() as f64,
-        seconds: finished.saturating_since(from).as_secs_f64(),
-        served_while_sent: while_sent as f64,
-        seconds_sent: last.saturating_since(from).as_secs_f64(),
-        p95_ms: percentile(95),
-        p99_ms: percentile(99),
-        max_ms: percentile(100),
-        mean_ms,
-        gpu_s: gpu_time.as_secs_f64(),
-        mig_s: slice_time.as_secs_f64(),
-        held_s: held.sum::<Duration>().as_secs_f64(),
-        starts: outcome.actions.get("start").map_or(0.0, |&n| n as f64),
-        spent_ms,
-        pipelines: pipelines as f64,
-        by_application,
-    }
-}
-
-/// Rows of seconds.
-type Series = Vec<Map<String, Value>>;
-
-/// GPUs and slices that are held and at work in each second.
-fn series(outcome: &Outcome, model: &GpuModel) -> Series {
-    let empty = Record::default();
-    let record = outcome.record.as_ref().unwrap_or(&empty);
-    let second = |at: Timestamp| usize::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(usize::MAX);
-    let seconds = second(record.finished()) + 1;
-    let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for (what, spans) in [("held", &record.held), ("active", &record.worked)] {
-        let mut gpus = BTreeSet::new();
-        for ((gpu, slice), spans) in spans {
-            let within = |&(from, to): &(Timestamp, Timestamp)| second(from)..=second(to).min(seconds - 1);
-            for at in spans.iter().flat_map(within).collect::<BTreeSet<_>>() {
-                let mut count =
-                    |name: String| counts.entry(name).or_insert_with(|| vec![0; seconds])[at] += 1;
-                count(format!("slices_{what}"));
-                if let (Some(profile), "active") = (slice.and_then(|slice| model.get(slice.profile)), what) {
-                    count(format!("active_{}", profile.name));
-                }
-                if gpus.insert((at, *gpu)) {
-                    count(format!("gpus_{what}"));
-                }
-            }
-        }
-    }
-    let row = |at: usize| {
-        let counts = counts.iter().map(|(name, counts)| (name.clone(), counts[at].into()));
-        counts.chain([("second".to_owned(), at.into())]).collect()
-    };
-    (0..seconds).map(row).collect()
-}
 
 /// Pairs of policies that are compared. The second and the third show what the order of the queue does.
 const PAIRS: [(&str, &str); 5] = [
@@ -513,45 +217,12 @@ impl Cell<'_> {
         over_time: bool,
     ) -> Result<(Figures, Series)> {
         let (plan, slos) = self.plan(args, policy, draw)?;
-        let make = || self.platform(policy, &plan).map_err(|error| error.to_string());
+        let platform = || policy.platform(&plan, self.model, self.variant);
+        let make = || platform().map_err(|error| error.to_string());
         let outcome =
             world::run(&plan, draw.seed, make).map_err(|failure| anyhow!("{}: {failure}", policy.name))?;
         let series = if over_time { series(&outcome, self.model) } else { Vec::new() };
         Ok((figures(&outcome, self.model, &slos, Timestamp::ZERO + args.warm_up), series))
-    }
-
-    /// A platform of sliced devices alone, with the router and the keepers of the policy.
-    fn platform(&self, policy: &Policy<'_>, plan: &Plan) -> Result<Platform> {
-        let keeper: gshare_sched::platform::MakeKeeper = match &policy.keeping {
-            Keeping::Keeper(config) => {
-                let partitioner = Partitioner::new(PartitionConfig::default().with_rank(policy.rank))?;
-                let config = config.clone();
-                Arc::new(move |node| {
-                    let partitioner = Box::new(partitioner.clone());
-                    Ok(Box::new(Keeper::new(
-                        config.clone(),
-                        node,
-                        partitioner,
-                        Box::new(LeastFragmentation),
-                    )?))
-                })
-            }
-            Keeping::Own(make) => {
-                let make = MakeKeeper::clone(make);
-                Arc::new(move |node| Ok(make(node)))
-            }
-            Keeping::Static => {
-                let split =
-                    StaticSplit::new(plan, self.model, self.variant, KeeperConfig::default().load.start)?;
-                Arc::new(move |node| Ok(Box::new(split.of(node))))
-            }
-        };
-        let router: Box<dyn Router> = match &policy.router {
-            Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
-            Routing::Own(make) => make(),
-        };
-        let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);
-        Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
     }
 
     /// The run of a seed and its deadlines: the same requests for every policy.
@@ -683,48 +354,13 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
     Ok(report)
 }
 
-/// The figures of several seeds together.
-fn measures(runs: &[Figures]) -> Map<String, Value> {
-    let sum = |of: fn(&Figures) -> f64| runs.iter().map(of).sum::<f64>();
-    let mean = |of| sum(of) / runs.len().max(1) as f64;
-    let (in_time, seconds) = (sum(|one| one.in_time), sum(|one| one.seconds));
-    let served = sum(|one| one.served).max(1.0);
-    let mut measures = row(&[
-        ("slo_hit_percent", (100.0 * in_time / sum(|one| one.sent).max(1.0)).into()),
-        ("throughput_per_s", (sum(|one| one.served) / seconds).into()),
-        ("while_sent_per_s", (sum(|one| one.served_while_sent) / sum(|one| one.seconds_sent)).into()),
-        ("in_time_per_s", (in_time / seconds).into()),
-        ("p95_ms", mean(|one| one.p95_ms).into()),
-        ("p99_ms", mean(|one| one.p99_ms).into()),
-        ("max_ms", mean(|one| one.max_ms).into()),
-        ("mean_ms", mean(|one| one.mean_ms).into()),
-        ("gpu_time_s", mean(|one| one.gpu_s).into()),
-        ("mig_time_s", mean(|one| one.mig_s).into()),
-        ("starts", mean(|one| one.starts).into()),
-        ("held_slice_s", mean(|one| one.held_s).into()),
-        ("gpu_ms_per_in_time", (1e3 * sum(|one| one.gpu_s) / in_time.max(1.0)).into()),
-        ("mig_ms_per_in_time", (1e3 * sum(|one| one.mig_s) / in_time.max(1.0)).into()),
-        ("pipelines_percent", (100.0 * sum(|one| one.pipelines) / served).into()),
-    ]);
-    for (number, name) in ["queue_ms", "load_ms", "execution_ms", "transfer_ms"].into_iter().enumerate() {
-        let sum = runs.iter().map(|one| one.spent_ms[number]).sum::<f64>();
-        measures.insert(name.to_owned(), (sum / served).into());
-    }
-    for number in 0..APPLICATIONS.len() {
-        let of = |what: usize| runs.iter().map(|one| one.by_application[number][what]).sum::<f64>();
-        if of(0) > 0.0 {
-            measures.insert(format!("hit_app{number}"), (100.0 * of(1) / of(0)).into());
-        }
-    }
-    measures
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
     use gshare_core::pipeline::Node;
     use gshare_core::pipeline::instances::InstanceKeeper;
+    use gshare_sched::pipeline::{Keeper, LeastFragmentation, PartitionConfig, Partitioner, SlackRouter};
 
     #[derive(Debug, clap::Parser)]
     struct Cli {
