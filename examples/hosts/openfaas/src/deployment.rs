@@ -13,6 +13,7 @@ use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, Sm
 use gshare_runner::confine::Limits;
 use gshare_runner::container::{ContainerError, Image};
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 /// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
@@ -350,18 +351,32 @@ fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
 
 /// A model's file, and the memory that a process with it takes: its bytes and a fifth, for activations, and a context.
 fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
-    let found = std::fs::canonicalize(path).and_then(|path| Ok((std::fs::metadata(&path)?.len(), path)));
-    let (bytes, path) = found.map_err(|error| bad("gshare/model", path, &error.to_string()))?;
+    let key = "gshare/model";
+    let path = std::fs::canonicalize(path).map_err(|error| bad(key, path, &error.to_string()))?;
+    let bytes = regular(key, &path)?;
     Ok((path, Bytes(bytes.saturating_add(bytes / 5)).saturating_add(Bytes::from_mib(512))))
 }
 
-/// A file that an annotation names, at most 16 MiB.
+/// The longest file that is read for an annotation.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The content of a file that an annotation names.
 fn file(key: &str, path: &str) -> Result<Vec<u8>, ApiError> {
-    let length = std::fs::metadata(path).map_err(|error| bad(key, path, &error.to_string()))?.len();
-    if length > 16 << 20 {
-        return Err(bad(key, path, &format!("has {length} bytes: need at most 16 MiB")));
+    let failed = |error: std::io::Error| bad(key, path, &error.to_string());
+    regular(key, Path::new(path))?;
+    let (mut bytes, file) = (Vec::new(), std::fs::File::open(path).map_err(failed)?);
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(bad(key, path, "has more bytes than it may have: need at most 16 MiB"));
     }
-    std::fs::read(path).map_err(|error| bad(key, path, &error.to_string()))
+    Ok(bytes)
+}
+
+/// The length of a regular file. Another one may never end, or have nothing to read for ever.
+fn regular(key: &str, path: &Path) -> Result<u64, ApiError> {
+    let name = path.to_string_lossy();
+    let about = std::fs::metadata(path).map_err(|error| bad(key, &name, &error.to_string()))?;
+    if about.is_file() { Ok(about.len()) } else { Err(bad(key, &name, "need a regular file")) }
 }
 
 struct Annotations<'a>(BTreeMap<&'a String, &'a String>);

@@ -119,6 +119,9 @@ impl Default for Metrics {
 impl Metrics {
     /// A request was answered; `path` is the route.
     pub fn served(&self, method: &str, path: &'static str, code: u16, took: Duration) {
+        // A client may name any method, and each would be kept.
+        let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
+        let method = if known.contains(&method) { method } else { "other" };
         let labels = Http { code, method: method.to_owned(), path };
         self.requests.get_or_create(&labels).inc();
         self.durations.get_or_create(&labels).observe(took.as_secs_f64());

@@ -132,9 +132,11 @@ async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
         Ok(answer) => {
             let status = answer.status();
             // To its end, since that is when the replica is free again.
-            match axum::body::to_bytes(answer.into_body(), super::routes::MAX_BODY).await {
-                Ok(body) => (status, body),
-                Err(error) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
+            let body = axum::body::to_bytes(answer.into_body(), super::routes::MAX_BODY);
+            match tokio::time::timeout(patience, body).await {
+                Ok(Ok(body)) => (status, body),
+                Ok(Err(error)) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
+                Err(_) => (StatusCode::GATEWAY_TIMEOUT, Bytes::from("no whole answer in time")),
             }
         }
         Err(error) => (error.status, Bytes::from(error.message)),

@@ -421,6 +421,7 @@ fn restore(app: &App) -> anyhow::Result<usize> {
             app.recall(&mut plan, &record.deployment);
             plan.model.as_deref().map_or(Ok(()), |model| app.node.runner.models.put(model))?;
             let version = Version { deployment: record.deployment, plan };
+            app.node.logs.open(&name);
             app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)
         });
         if let Err(error) = deployed {

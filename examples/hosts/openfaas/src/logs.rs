@@ -28,14 +28,19 @@ struct Tail {
 pub struct Logs(Mutex<BTreeMap<String, Tail>>);
 
 impl Logs {
-    /// Adds a line.
+    /// Keeps the lines of a function from now on.
+    pub fn open(&self, name: &str) {
+        self.0.lock().entry(name.to_owned()).or_insert_with(Tail::new);
+    }
+
+    /// Adds a line, unless the function was forgotten: its last processes end after that.
     pub fn add(&self, name: &str, instance: &str, text: String) {
         let now = SystemTime::now();
         let (name, instance) = (name.to_owned(), instance.to_owned());
         let line =
             LogLine { name: name.clone(), namespace: NAMESPACE, instance, timestamp: rfc3339(now), text };
         let mut all = self.0.lock();
-        let tail = all.entry(name).or_insert_with(Tail::new);
+        let Some(tail) = all.get_mut(&name) else { return };
         tail.lines.push_back((now, line.clone()));
         if tail.lines.len() > KEPT {
             tail.lines.pop_front();

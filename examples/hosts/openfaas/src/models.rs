@@ -8,20 +8,29 @@ use super::api::ApiError;
 use super::host::Version;
 use gshare_core::Bytes;
 use gshare_core::store::{Access, MemoryTier};
-use gshare_modelstore::client::{Client, GetOptions};
+use gshare_modelstore::client::{Client, ClientError, GetOptions};
+use gshare_modelstore::frame::Code;
 use gshare_modelstore::server::{Running, Server, ServerConfig};
 use gshare_modelstore::status::Status;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
+use std::time::SystemTime;
 
 /// The store of this node: of this host, or one that runs already.
 #[derive(Debug)]
 pub struct Models {
     /// Where clients connect.
     pub socket: PathBuf,
+    /// Length and time of change of each file when the store took it.
+    taken: Mutex<BTreeMap<PathBuf, Stamp>>,
     errands: Sender<Errand>,
     running: Option<Running>,
 }
+
+/// Length of a file and when it was changed.
+type Stamp = (u64, Option<SystemTime>);
 
 /// An order of the platform about a model.
 #[derive(Debug, Clone)]
@@ -66,22 +75,42 @@ impl Models {
                 }
             }
         })?;
-        Ok(Self { socket, errands, running: None })
+        Ok(Self { socket, taken: Mutex::default(), errands, running: None })
     }
 
-    /// Has the store take a file as a model.
+    /// Has the store take a file as a model. One that it has, for another function or another version, is taken anew only if the file
+    /// has changed.
     ///
     /// # Errors
-    /// 400 that names the file and what is wrong with it, or the bound that it would pass.
+    /// 400 that names the file and what is wrong with it, the bound that it would pass, or that it has changed while instances use it.
     pub fn put(&self, path: &Path) -> Result<(), ApiError> {
         let refused =
             |why: String| ApiError::bad(format!("annotations: gshare/model: `{}`: {why}", path.display()));
         let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
         let client =
             Client::connect(&self.socket).map_err(|error| ApiError::internal("the model store", error))?;
+        let about = file.metadata().map_err(|error| refused(error.to_string()))?;
+        let (name, stamp) = (name(path)?, (about.len(), about.modified().ok()));
         // Functions run as this host's user, who owns the name.
-        let put = client.put_file(name(path)?, Access::Private, MemoryTier::Host, &file, |_, _| {});
-        put.map(drop).map_err(|error| refused(error.to_string()))
+        let put = || client.put_file(name, Access::Private, MemoryTier::Host, &file, |_, _| {}).map(drop);
+        let mut taken = self.taken.lock();
+        let known = taken.get(path).copied();
+        let put = match put() {
+            Err(ClientError::Refused { code: Code::NameTaken, .. }) if known == Some(stamp) => Ok(()),
+            Err(ClientError::Refused { code: Code::NameTaken, .. }) => match client.evict(name, true) {
+                Ok(()) => put(),
+                // A store that has outlived its host: whether the file is the one that it has taken is not known.
+                Err(ClientError::Refused { code: Code::InUse, .. }) if known.is_none() => Ok(()),
+                Err(ClientError::Refused { code: Code::InUse, .. }) => {
+                    return Err(refused("the file has changed, and instances use it as it was".into()));
+                }
+                Err(error) => Err(error),
+            },
+            put => put,
+        };
+        put.map_err(|error| refused(error.to_string()))?;
+        taken.insert(path.to_owned(), stamp);
+        Ok(())
     }
 
     /// Has the thread for errands do one. One that fails is told in the host's log: a load does what it would have done.

@@ -99,7 +99,14 @@ pub async fn forward(
                 Body::new(Served { body, ticket, stage, sender, over })
             }));
         };
-        request = hand_on(&mut ticket, name, method, uri, answer).await?;
+        request = tokio::select! {
+            biased;
+            why = losses.next() => {
+                ticket.broken();
+                return Err(ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: {why}")));
+            }
+            request = hand_on(&mut ticket, name, (method, uri), answer, patience) => request?,
+        };
         if let Some(place) = place {
             // A stage that says its own place is the parent of the next one.
             request.headers_mut().entry(TRACEPARENT).or_insert(place);
@@ -113,12 +120,18 @@ pub async fn forward(
 async fn hand_on(
     ticket: &mut Ticket,
     name: &str,
-    method: Method,
-    uri: Uri,
+    (method, uri): (Method, Uri),
     answer: hyper::Response<hyper::body::Incoming>,
+    patience: std::time::Duration,
 ) -> Result<Request, ApiError> {
     let (head, body) = answer.into_parts();
-    let body = axum::body::to_bytes(Body::new(body), MAX_BETWEEN).await.map_err(|error| {
+    let body = tokio::time::timeout(patience, axum::body::to_bytes(Body::new(body), MAX_BETWEEN)).await;
+    let body = body.map_err(|_| {
+        ticket.broken();
+        let why = format!("{name}: between two stages: no whole answer within {} s", patience.as_secs());
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, why)
+    })?;
+    let body = body.map_err(|error| {
         ticket.broken();
         ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {error}"))
     })?;
@@ -215,6 +228,11 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
     if !upgrade {
         for name in HOP {
             headers.remove(name);
+        }
+        // Without a length and without this a GET would go without its body.
+        let unknown = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
+        if unknown {
+            request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
     }
     Ok(())

@@ -78,6 +78,12 @@ impl App {
     /// # Errors
     /// 400 that names the field.
     pub fn plan(&self, deployment: &FunctionDeployment) -> Result<Plan, ApiError> {
+        let probe = deployment.annotations.as_ref().and_then(|all| all.get("gshare/probe_body"));
+        if let (Some(user), Some(path)) = (&self.node.runner.user, probe) {
+            // The host reads it, and a program of that user is sent it.
+            user.can_read(std::path::Path::new(path))
+                .map_err(|error| ApiError::bad(format!("annotations: gshare/probe_body: {error}")))?;
+        }
         let plan = Plan::of(deployment, &self.tenants)?;
         match &plan.image {
             Some(image) if self.node.runner.podman.is_none() => {
@@ -143,15 +149,26 @@ async fn authorise(State(app): Shared, request: Request, next: Next) -> Response
         Some(credentials) if !credentials.allow(request.headers()) => {
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid credentials").into_response()
         }
-        // The body is read before the answer begins: a client that sends none is not waited for.
-        _ => match tokio::time::timeout(BODY, next.run(request)).await {
-            Ok(response) => response,
-            Err(_) => {
-                let why = format!("no whole body within {} s", BODY.as_secs());
-                ApiError::new(StatusCode::REQUEST_TIMEOUT, why).into_response()
+        _ => {
+            let (parts, body) = request.into_parts();
+            match whole(body).await {
+                Ok(body) => next.run(Request::from_parts(parts, Body::from(body))).await,
+                Err(error) => error.into_response(),
             }
-        },
+        }
     }
+}
+
+/// The whole of a body: a client that sends none of it, or too much, is not waited for.
+async fn whole(body: Body) -> Result<Bytes, ApiError> {
+    let body = tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_BODY)).await;
+    let body = body.map_err(|_| {
+        let why = format!("body: did not come within {} s", BODY.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, why)
+    })?;
+    body.map_err(|error| {
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: {error}: need at most {MAX_BODY} bytes"))
+    })
 }
 
 async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
@@ -281,11 +298,15 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     keep.map_err(|error| ApiError::internal("keeping the function", error))?;
     app.recall(&mut plan, &deployment);
     let version = Version { deployment: deployment.clone(), plan };
+    app.node.logs.open(name);
     let deployed = app.node.host().deploy(app.node.now(), version, created_ms, None);
     if let Err(error) = deployed {
         let undone = match kept {
             Some(record) => app.node.store.put_function(&record),
-            None => app.node.store.remove_function(name),
+            None => {
+                app.node.logs.forget(name);
+                app.node.store.remove_function(name)
+            }
         };
         undone.map_err(|error| ApiError::internal("keeping the function that was there", error))?;
         return Err(error);
@@ -513,10 +534,10 @@ async fn metrics(State(app): Shared) -> Response {
     ([(header::CONTENT_TYPE, kind)], app.metrics.encode(&app.node)).into_response()
 }
 
-async fn call(State(app): Shared, Path(path): Path<String>, request: Request) -> Response {
+async fn call(State(app): Shared, request: Request) -> Response {
     let begun = Instant::now();
     // As it was sent, and not decoded: it is passed on.
-    let raw = request.uri().path().strip_prefix("/function/").unwrap_or(&path).to_owned();
+    let raw = request.uri().path().strip_prefix("/function/").unwrap_or_default().to_owned();
     let (name, answer) = match proxy::target(&raw) {
         Ok((name, rest)) => {
             let answer = proxy::forward(&app.node, name, rest, request, app.patience).await;
@@ -549,11 +570,7 @@ async fn call_later(State(app): Shared, request: Request) -> Result<Response, Ap
     let length =
         parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let room = app.later.room(length.unwrap_or(MAX_BODY))?;
-    let body = tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_BODY)).await;
-    let body = body.map_err(|_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "body: did not come in time"))?;
-    let body = body.map_err(|error| {
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: {error}: need at most {MAX_BODY} bytes"))
-    })?;
+    let body = whole(body).await?;
     let id = app.later.name(&mut parts.headers);
     let (name, path) = (name.to_owned(), rest.to_owned());
     let request = Request::from_parts(parts, Body::from(body));
