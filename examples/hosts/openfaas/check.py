@@ -79,6 +79,7 @@ step("bad JSON", 400, "POST", F, b'{"service": "x"', has="body")
 step("wrong type", 400, "POST", F, {"service": 5}, has="service")
 step("name that is not DNS", 400, "POST", F, {**DEPLOYMENT, "service": "Res_Net"}, has="service")
 step("other namespace", 400, "POST", F, {**DEPLOYMENT, "namespace": "other"}, has="namespace")
+step("a file without an end", 400, "POST", F, {**DEPLOYMENT, "annotations": {"gshare/profile": "/dev/zero"}}, has="regular file")
 step("bad share", 400, "POST", F, {**DEPLOYMENT, "annotations": {"fastgshare/gpu_quota_request": "2"}}, has="quota_request")
 step("unknown secret", 400, "POST", F, {**DEPLOYMENT, "secrets": ["nokey"]}, has="nokey")
 step("update of unknown function", 404, "PUT", F, DEPLOYMENT, has="resnet")
@@ -110,6 +111,8 @@ seen = json.loads(step("headers", 200, "GET", "/function/resnet/headers", header
 assert seen["x-mine"] == "1" and seen["x-forwarded-host"] == ADDRESS and seen["x-forwarded-for"] == "127.0.0.1", seen
 assert step("its secret", 200, "GET", "/function/resnet/secret/key")[0] == b"\x00\xff"
 step("status of the function", 404, "GET", "/function/resnet/nothing")
+body, headers = step("a path that is no UTF-8", 404, "GET", "/function/resnet/caf%E9")
+assert "X-OpenFaaS-Internal" not in headers, "the function answers"
 big = bytes(range(256)) * 40960
 assert step("10 MB there and back", 200, "POST", "/function/resnet/echo", big)[0] == big
 connection = http.client.HTTPConnection(ADDRESS, timeout=60)
@@ -144,6 +147,11 @@ for part in parts():
     back.set()
 raw.close()
 print("200  POST   /function/resnet/echo              streamed both ways at once")
+connection = http.client.HTTPConnection(ADDRESS, timeout=60)
+connection.request("GET", "/function/resnet/echo", iter([b"of no ", b"length"]), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+assert connection.getresponse().read() == b"of no length"
+connection.close()
+print("200  GET    /function/resnet/echo              a body of no length")
 
 called = []
 
@@ -199,7 +207,9 @@ connection.request("GET", "/system/logs?name=resnet&follow=1", headers={"Authori
 following = connection.getresponse()
 assert following.headers["Content-Type"] == "application/x-ndjson" and json.loads(following.readline())
 
+call("INVENTED", "/healthz", auth=None)
 metrics = step("metrics", 200, "GET", "/metrics", auth=None)[0].decode()
+assert "INVENTED" not in metrics and 'method="other",path="/healthz"' in metrics, metrics
 for name in ['provider_http_requests_total{code="202",method="POST",path="/system/functions"}',
              'gateway_function_invocation_total{function_name="resnet",code="200"}', "provider_http_request_duration_seconds_bucket",
              'gateway_service_count{function_name="resnet"} 1']:

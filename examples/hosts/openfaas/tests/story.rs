@@ -335,8 +335,8 @@ fn safetensors(path: &std::path::Path, bytes: usize, claimed: usize) {
 fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
     const BYTES: usize = 24 << 20;
     let story = Story::start(tempfile::tempdir().unwrap());
-    let (model, liar) = (story.dir.path().join("m.safetensors"), story.dir.path().join("liar.safetensors"));
-    safetensors(&model, BYTES, BYTES);
+    let (file, liar) = (story.dir.path().join("m.safetensors"), story.dir.path().join("liar.safetensors"));
+    safetensors(&file, BYTES, BYTES);
     safetensors(&liar, 16, 1 << 20);
     let wishes = |path: &std::path::Path| {
         json!({"gshare/model": path, "fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25",
@@ -347,7 +347,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
         status == 400 && why.contains("gshare/model") && why.contains("liar.safetensors"),
         "{status} {why}"
     );
-    story.deploy("seven", &wishes(&model), &json!({"labels": {"com.openfaas.scale.min": "7"}}));
+    story.deploy("seven", &wishes(&file), &json!({"labels": {"com.openfaas.scale.min": "7"}}));
     story.provider.replicas("seven", 7);
 
     let state = || serde_json::from_str::<Value>(&story.provider.call("GET", "/system/state", "").1).unwrap();
@@ -370,4 +370,22 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
         "{booked}"
     );
     assert!(used[0] <= 128 << 20, "{used:?}");
+    // Another function and another version have the same copy, and a function that was removed can come back.
+    let none = json!({"labels": {"com.openfaas.scale.min": "0"}, "envVars": {"VERSION": "2"}});
+    story.deploy("eighth", &wishes(&file), &none);
+    story.deploy("eighth", &wishes(&file), &none);
+    let models = |story: &Story| {
+        let state: Value = serde_json::from_str(&story.provider.call("GET", "/system/state", "").1).unwrap();
+        state["models"]["models"].as_array().unwrap().len()
+    };
+    assert_eq!(models(&story), 1);
+    // A file that has changed is not taken for the one that instances use.
+    safetensors(&file, BYTES / 2, BYTES / 2);
+    let (status, why) = story.try_deploy("ninth", &wishes(&file), &none);
+    assert!(status == 400 && why.contains("has changed"), "{status} {why}");
+    for name in ["seven", "eighth"] {
+        story.provider.call("DELETE", "/system/functions", &json!({"functionName": name}).to_string());
+    }
+    within(|| story.try_deploy("ninth", &wishes(&file), &none).0 == 202);
+    assert_eq!(models(&story), 1);
 }
