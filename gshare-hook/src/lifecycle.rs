@@ -164,7 +164,7 @@ impl Runtime {
 
     /// A device by ordinal, attached if need be.
     pub(crate) fn device(&'static self, ordinal: CUdevice) -> Option<&'static Device> {
-        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        let slot = self.devices.get(slot_of(ordinal)?)?;
         // SAFETY: null or a leaked device.
         if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
             return Some(device);
@@ -201,7 +201,7 @@ impl Runtime {
 
     /// A device by ordinal, if it was attached.
     pub(crate) fn known_device(&self, ordinal: i32) -> Option<&'static Device> {
-        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        let slot = self.devices.get(slot_of(ordinal)?)?;
         // SAFETY: null or a leaked device.
         unsafe { slot.load(Ordering::Acquire).as_ref() }
     }
@@ -386,6 +386,11 @@ pub(crate) fn current_ordinal() -> Option<CUdevice> {
     result.is_ok().then_some(ordinal)
 }
 
+/// The place of a device among those that can be attached.
+fn slot_of(ordinal: CUdevice) -> Option<usize> {
+    usize::try_from(ordinal).ok().filter(|&slot| slot < DEVICES)
+}
+
 /// UUID (of the MIG instance, where there is one) and memory of a device.
 fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     type GetUuid = unsafe extern "C" fn(*mut sys::CUuuid, CUdevice) -> CUresult;
@@ -452,7 +457,9 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     if config.disabled {
         return Some(State::Off);
     }
-    let ordinal = current_ordinal().or(device)?;
+    // Looked at before anything is made: a runtime is there for good, with a thread and a session that has the process' name.
+    let ordinal = current_ordinal().or(device).filter(|&ordinal| slot_of(ordinal).is_some())?;
+    identity(ordinal)?;
     for complaint in &config.complaints {
         tell(&format!("{complaint} (left out)"));
     }

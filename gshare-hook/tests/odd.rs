@@ -154,3 +154,12 @@ fn physical_memory_counts_before_there_is_a_context() {
     let expected = "4 of 64 MiB\nfree 0 of 256 MiB\nfree 256 of 256 MiB\n";
     assert_eq!((done.stdout.as_str(), done.code), (expected, Some(0)), "{}", done.stderr);
 }
+
+/// A session was left that had the name of the process, and a thread.
+#[test]
+fn a_device_that_there_is_not_takes_no_session() {
+    let (told, truth) = served(&["no_such_device"]);
+    assert_eq!((told.names.len(), told.attached.len()), (1, 1), "{told:?}");
+    let used = told.used_ns() * 100 / truth;
+    assert!((90..=110).contains(&used), "{used} %");
+}

@@ -337,6 +337,19 @@ static void physical_first(void) {
     printf("free %zu of %zu MiB\n", free_bytes >> 20, total >> 20);
 }
 
+/* A question about a device that there is not, before there is a context. */
+static void no_such_device(void) {
+    MemoryProps props = {1, 0, {1, 7}, 0, {0}};
+    unsigned long long handle;
+    MUST(cuInit(0));
+    for (int i = 0; i < 2; i++) SHOW(cuMemCreate(&handle, 2 << 20, &props, 0) != 0);
+    context_of_device_0();
+    Handle f = kernel("spin_1ms");
+    for (int i = 0; i < 50; i++) MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "waits_for_word")) work_waits_for_work(0);
@@ -354,6 +367,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "legacy")) legacy();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "physical_first")) physical_first();
+    else if (!strcmp(kind, "no_such_device")) no_such_device();
     else return 2;
     return 0;
 }
