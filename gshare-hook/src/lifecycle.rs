@@ -443,12 +443,14 @@ pub(crate) fn arm_on(device: Option<CUdevice>) -> bool {
         }
         return CONTROL.state() == State::Active as u32;
     }
-    let decided = std::panic::catch_unwind(|| decide(device)).unwrap_or(Some(State::Off));
-    if let Some(state) = decided {
+    // Another thread may have ended it since the caller looked at the state.
+    if CONTROL.state() == State::Armed as u32
+        && let Some(state) = std::panic::catch_unwind(|| decide(device)).unwrap_or(Some(State::Off))
+    {
         CONTROL.set_state(state);
     }
     CONTROL.end_arming();
-    decided == Some(State::Active)
+    CONTROL.state() == State::Active as u32
 }
 
 /// `None`: too early to say.
