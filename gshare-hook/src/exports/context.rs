@@ -78,13 +78,18 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if left > 0 { call() } else { let_go(device, call) }
 }
 
+/// A context that is no primary one was made, green ones included.
+fn made_on(device: CUdevice) {
+    CONTROL.context_made(device);
+    if let Some(runtime) = CONTROL.runtime() {
+        runtime.context_on(device);
+    }
+}
+
 fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if result.is_ok() {
-        CONTROL.context_made(device);
-        if let Some(runtime) = CONTROL.runtime() {
-            runtime.context_on(device);
-        }
+        made_on(device);
         // A new context is current at once.
         segments::switching(event_pool::current_handle().unwrap_or(0));
     }
@@ -296,8 +301,11 @@ wrappers! { CONTEXTS:
         flags: c_uint) |real| {
         // SAFETY: as above.
         let result = unsafe { real(out, description, device, flags) };
-        if result.is_ok() && let Some(host) = primary(device) {
-            event_pool::note_green(written(out), host);
+        if result.is_ok() {
+            made_on(device);
+            if let Some(host) = primary(device) {
+                event_pool::note_green(written(out), host);
+            }
         }
         result
     }
