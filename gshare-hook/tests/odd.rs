@@ -163,3 +163,18 @@ fn a_device_that_there_is_not_takes_no_session() {
     let used = told.used_ns() * 100 / truth;
     assert!((90..=110).contains(&used), "{used} %");
 }
+
+/// The capture was taken for ended, and a look at its first stream spoiled it.
+#[test]
+fn a_capture_goes_on_when_a_stream_that_joined_it_is_destroyed() {
+    served(&["joined_stream_goes"]);
+}
+
+/// The capture was taken to go on for ever, and nothing was measured from then on.
+#[test]
+fn what_follows_a_context_that_ended_while_capturing_is_measured() {
+    for how in ["destroy", "reset"] {
+        let used = charged(&["capturing_context_goes", how]);
+        assert!((90..=110).contains(&used), "{how}: {used} %");
+    }
+}
