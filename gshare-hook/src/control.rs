@@ -38,7 +38,7 @@ pub(crate) const ALL_STREAMS: usize = usize::MAX;
 #[repr(C, align(4096))]
 pub(crate) struct Control {
     state: AtomicU32,
-    /// Streams being captured, as far as the wrappers saw.
+    /// Captures under way, as far as the wrappers saw.
     captures: AtomicU32,
     /// The runtime, set before `state` becomes `Active`; never freed, so that a late reader is safe.
     runtime: AtomicPtr<Runtime>,

@@ -91,10 +91,14 @@ impl Context {
         current_handle() == Some(self.handle)
     }
 
+    /// True once it is destroyed: another one may have its handle by then.
+    pub(crate) fn is_dead(&self) -> bool {
+        locked(&self.timeline).dead
+    }
+
     /// Makes it current in the calling thread while the result lives; `None` where it is destroyed.
     pub(crate) fn made_current(&self) -> Option<Pushed> {
-        let dead = locked(&self.timeline).dead;
-        if dead { None } else { Pushed::new(self.handle) }
+        if self.is_dead() { None } else { Pushed::new(self.handle) }
     }
 
     /// An event, recorded on a stream of this context, which must be current.

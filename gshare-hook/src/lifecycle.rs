@@ -164,7 +164,7 @@ impl Runtime {
 
     /// A device by ordinal, attached if need be.
     pub(crate) fn device(&'static self, ordinal: CUdevice) -> Option<&'static Device> {
-        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        let slot = self.devices.get(slot_of(ordinal)?)?;
         // SAFETY: null or a leaked device.
         if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
             return Some(device);
@@ -201,7 +201,7 @@ impl Runtime {
 
     /// A device by ordinal, if it was attached.
     pub(crate) fn known_device(&self, ordinal: i32) -> Option<&'static Device> {
-        let slot = self.devices.get(usize::try_from(ordinal).ok()?)?;
+        let slot = self.devices.get(slot_of(ordinal)?)?;
         // SAFETY: null or a leaked device.
         unsafe { slot.load(Ordering::Acquire).as_ref() }
     }
@@ -386,6 +386,11 @@ pub(crate) fn current_ordinal() -> Option<CUdevice> {
     result.is_ok().then_some(ordinal)
 }
 
+/// The place of a device among those that can be attached.
+fn slot_of(ordinal: CUdevice) -> Option<usize> {
+    usize::try_from(ordinal).ok().filter(|&slot| slot < DEVICES)
+}
+
 /// UUID (of the MIG instance, where there is one) and memory of a device.
 fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     type GetUuid = unsafe extern "C" fn(*mut sys::CUuuid, CUdevice) -> CUresult;
@@ -438,12 +443,14 @@ pub(crate) fn arm_on(device: Option<CUdevice>) -> bool {
         }
         return CONTROL.state() == State::Active as u32;
     }
-    let decided = std::panic::catch_unwind(|| decide(device)).unwrap_or(Some(State::Off));
-    if let Some(state) = decided {
+    // Another thread may have ended it since the caller looked at the state.
+    if CONTROL.state() == State::Armed as u32
+        && let Some(state) = std::panic::catch_unwind(|| decide(device)).unwrap_or(Some(State::Off))
+    {
         CONTROL.set_state(state);
     }
     CONTROL.end_arming();
-    decided == Some(State::Active)
+    CONTROL.state() == State::Active as u32
 }
 
 /// `None`: too early to say.
@@ -452,7 +459,9 @@ fn decide(device: Option<CUdevice>) -> Option<State> {
     if config.disabled {
         return Some(State::Off);
     }
-    let ordinal = current_ordinal().or(device)?;
+    // Looked at before anything is made: a runtime is there for good, with a thread and a session that has the process' name.
+    let ordinal = current_ordinal().or(device).filter(|&ordinal| slot_of(ordinal).is_some())?;
+    identity(ordinal)?;
     for complaint in &config.complaints {
         tell(&format!("{complaint} (left out)"));
     }

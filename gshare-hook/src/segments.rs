@@ -156,7 +156,8 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     // Programs that synchronise after a few short launches are measured now and then only.
     let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS && !measures_all;
     let skip = if short { (run.unmeasured, true) } else { (0, false) };
-    let gone = run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
+    let gone = context.is_dead()
+        || run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
     // Later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with it: there
     // launches are measured alone.
     let barrier = why != Ending::Full && run.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();

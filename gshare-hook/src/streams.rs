@@ -29,6 +29,20 @@ pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
 
 /// The context of a stream, unless it is the current one. Of a green context's stream: the primary one, where the driver tells.
 pub(crate) fn foreign_context(stream: usize) -> Option<usize> {
+    let (handle, _) = contexts_of(stream)?;
+    (event_pool::current_handle() != Some(handle)).then_some(handle)
+}
+
+/// The context that a stream ends with: its green one, if it has one; 0 where the driver does not tell.
+pub(crate) fn context_of(stream: usize) -> usize {
+    if stream <= PER_THREAD_STREAM {
+        return event_pool::current_handle().unwrap_or(0);
+    }
+    contexts_of(stream).map_or(0, |(context, green)| if green == 0 { context } else { green })
+}
+
+/// The context of a stream, and its green context or 0.
+fn contexts_of(stream: usize) -> Option<(usize, usize)> {
     let stream = core::ptr::with_exposed_provenance_mut(stream);
     let (mut context, mut green) = (core::ptr::null_mut(), core::ptr::null_mut());
     let found = match real!(cuStreamGetCtx_v2) {
@@ -37,9 +51,7 @@ pub(crate) fn foreign_context(stream: usize) -> Option<usize> {
         // SAFETY: as above.
         None => unsafe { real!(cuStreamGetCtx)?(stream, &raw mut context) },
     };
-    let known = found.is_ok() && !context.is_null();
-    let handle = context.expose_provenance();
-    (known && event_pool::current_handle() != Some(handle)).then_some(handle)
+    (found.is_ok() && !context.is_null()).then(|| (context.expose_provenance(), green.addr()))
 }
 
 /// Whether a launch on this stream becomes part of a graph.

@@ -12,7 +12,7 @@ fn limited_to(bytes: Bytes) -> ResourceSpec {
 #[test]
 fn each_device_has_its_own_account_whichever_is_current() {
     let program = program("devices", &[]);
-    for kind in ["two", "green"] {
+    for kind in ["two", "green", "green_second"] {
         let bare = Run::bare(&program, &[kind]).env("GSHARE_SIM_PROFILE", "tiny").finish();
         assert_eq!(bare.code, Some(0), "{kind}: {}", bare.stdout);
         let hooked = Run::hooked(&program, &[kind])
@@ -30,7 +30,7 @@ fn each_device_has_its_own_account_whichever_is_current() {
             .finish();
         assert_same(kind, &bare, &served);
         // One attachment per device that is used, and the work of both is told.
-        let (told, devices) = (daemon.told(), if kind == "two" { 2 } else { 1 });
+        let (told, devices) = (daemon.told(), if kind == "green" { 1 } else { 2 });
         assert_eq!(told.attached.len(), devices, "{told:?}");
     }
 }

@@ -154,3 +154,27 @@ fn physical_memory_counts_before_there_is_a_context() {
     let expected = "4 of 64 MiB\nfree 0 of 256 MiB\nfree 256 of 256 MiB\n";
     assert_eq!((done.stdout.as_str(), done.code), (expected, Some(0)), "{}", done.stderr);
 }
+
+/// A session was left that had the name of the process, and a thread.
+#[test]
+fn a_device_that_there_is_not_takes_no_session() {
+    let (told, truth) = served(&["no_such_device"]);
+    assert_eq!((told.names.len(), told.attached.len()), (1, 1), "{told:?}");
+    let used = told.used_ns() * 100 / truth;
+    assert!((90..=110).contains(&used), "{used} %");
+}
+
+/// The capture was taken for ended, and a look at its first stream spoiled it.
+#[test]
+fn a_capture_goes_on_when_a_stream_that_joined_it_is_destroyed() {
+    served(&["joined_stream_goes"]);
+}
+
+/// The capture was taken to go on for ever, and nothing was measured from then on.
+#[test]
+fn what_follows_a_context_that_ended_while_capturing_is_measured() {
+    for how in ["destroy", "reset"] {
+        let used = charged(&["capturing_context_goes", how]);
+        assert!((90..=110).contains(&used), "{how}: {used} %");
+    }
+}

@@ -12,7 +12,7 @@ use crate::control::{ALL_STREAMS, CONTROL};
 use crate::driver::real;
 use crate::event_pool;
 use crate::segments::{self, synchronise};
-use crate::streams::{self, stream_of};
+use crate::streams::{self, PER_THREAD_STREAM, stream_of};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
@@ -26,8 +26,47 @@ fn destroying(context: usize) {
     }
 }
 
+/// A stream whose capture has begun, and its context (the green one, if it has one). Streams that join a capture have none of
+/// their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Capture {
+    origin: usize,
+    context: usize,
+}
+
+/// Captures that have begun and not ended. One number may be there more than once: each thread has a default stream of its own.
+fn captures() -> MutexGuard<'static, Vec<Capture>> {
+    static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
+    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The capture of this stream has ended, if it had one of its own.
+fn capture_ended(stream: usize) {
+    let context = (stream <= PER_THREAD_STREAM).then(|| streams::context_of(stream));
+    let own = |capture: &Capture| {
+        capture.origin == stream && context.is_none_or(|context| context == capture.context)
+    };
+    let mut captures = captures();
+    if let Some(at) = captures.iter().position(own) {
+        captures.swap_remove(at);
+        CONTROL.capture_ended();
+    }
+}
+
+/// A context is gone, and with it the captures of its streams.
+fn captures_gone(context: usize) {
+    captures().retain(|capture| {
+        let goes_on = capture.context != context;
+        if !goes_on {
+            CONTROL.capture_ended();
+        }
+        goes_on
+    });
+}
+
 /// A context is gone, with all it held.
 fn destroyed(context: usize) {
+    captures_gone(context);
     let Some(runtime) = CONTROL.runtime() else { return };
     for (_, record) in runtime.book.drain(|_, record| record.context == context) {
         runtime.release(record.device, record.bytes);
@@ -78,13 +117,18 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if left > 0 { call() } else { let_go(device, call) }
 }
 
+/// A context that is no primary one was made, green ones included.
+fn made_on(device: CUdevice) {
+    CONTROL.context_made(device);
+    if let Some(runtime) = CONTROL.runtime() {
+        runtime.context_on(device);
+    }
+}
+
 fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if result.is_ok() {
-        CONTROL.context_made(device);
-        if let Some(runtime) = CONTROL.runtime() {
-            runtime.context_on(device);
-        }
+        made_on(device);
         // A new context is current at once.
         segments::switching(event_pool::current_handle().unwrap_or(0));
     }
@@ -127,7 +171,8 @@ fn primary(device: CUdevice) -> Option<usize> {
 
 /// A primary context may be destroyed by this call.
 fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let context = CONTROL.runtime().and_then(|_| primary(device));
+    let matters = CONTROL.runtime().is_some() || CONTROL.capturing();
+    let context = if matters { primary(device) } else { None };
     if let Some(context) = context {
         destroying(context);
     }
@@ -158,20 +203,21 @@ fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     CONTROL.handle_destroyed(stream.addr());
-    let captured = CONTROL.capturing() && streams::is_captured(stream.addr());
     let result = call();
-    if captured && result.is_ok() {
-        CONTROL.capture_ended();
+    if result.is_ok() {
+        capture_ended(stream.addr());
     }
     result
 }
 
 /// From before the call on, no event is recorded; afterwards only if the capture did begin.
-fn begin_capture(call: impl FnOnce() -> CUresult) -> CUresult {
+fn begin_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     CONTROL.capture_began();
     let result = call();
-    if !result.is_ok() {
+    if result.is_ok() {
+        captures().push(Capture { origin: stream, context: streams::context_of(stream) });
+    } else {
         CONTROL.capture_ended();
     }
     result
@@ -182,7 +228,7 @@ fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     let before = CONTROL.capturing() && streams::is_captured(stream);
     let result = call();
     if before && !streams::is_captured(stream) {
-        CONTROL.capture_ended();
+        capture_ended(stream);
     }
     result
 }
@@ -277,11 +323,16 @@ wrappers! { CONTEXTS:
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
             CONTROL.handle_destroyed(ALL_STREAMS);
-            if let Some(handle) = event_pool::forget_green(context.addr()) && let Some(runtime) = CONTROL.runtime() {
+            let handle = event_pool::forget_green(context.addr());
+            if let Some(handle) = handle && let Some(runtime) = CONTROL.runtime() {
                 runtime.contexts.destroying(handle);
             }
             // SAFETY: as above.
-            unsafe { real(context) }
+            let result = unsafe { real(context) };
+            if result.is_ok() {
+                [Some(context.addr()), handle].into_iter().flatten().for_each(captures_gone);
+            }
+            result
         })
     }
     cuCtxFromGreenCtx(out: *mut sys::CUcontext, context: sys::CUgreenCtx) |real| {
@@ -296,8 +347,11 @@ wrappers! { CONTEXTS:
         flags: c_uint) |real| {
         // SAFETY: as above.
         let result = unsafe { real(out, description, device, flags) };
-        if result.is_ok() && let Some(host) = primary(device) {
-            event_pool::note_green(written(out), host);
+        if result.is_ok() {
+            made_on(device);
+            if let Some(host) = primary(device) {
+                event_pool::note_green(written(out), host);
+            }
         }
         result
     }
@@ -319,47 +373,47 @@ wrappers! { CONTEXTS:
     }
     cuStreamBeginCapture(stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream) })
+        begin_capture(stream_of(stream, false), || unsafe { real(stream) })
     }
     cuStreamBeginCapture_ptsz(stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream) })
+        begin_capture(stream_of(stream, true), || unsafe { real(stream) })
     }
     cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, mode) })
+        begin_capture(stream_of(stream, false), || unsafe { real(stream, mode) })
     }
     cuStreamBeginCapture_v2_ptsz(stream: sys::CUstream, mode: c_uint) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, mode) })
+        begin_capture(stream_of(stream, true), || unsafe { real(stream, mode) })
     }
     cuStreamBeginCaptureToGraph(stream: sys::CUstream, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
         data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, graph, dependencies, data, count, mode) })
+        begin_capture(stream_of(stream, false), || unsafe { real(stream, graph, dependencies, data, count, mode) })
     }
     cuStreamBeginCaptureToGraph_ptsz(stream: sys::CUstream, graph: sys::CUgraph,
         dependencies: *const sys::CUgraphNode, data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, graph, dependencies, data, count, mode) })
+        begin_capture(stream_of(stream, true), || unsafe { real(stream, graph, dependencies, data, count, mode) })
     }
     cuStreamBeginRecaptureToGraph(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
         callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, mode, graph, callback, data) })
+        begin_capture(stream_of(stream, false), || unsafe { real(stream, mode, graph, callback, data) })
     }
     cuStreamBeginRecaptureToGraph_ptsz(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
         callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, mode, graph, callback, data) })
+        begin_capture(stream_of(stream, true), || unsafe { real(stream, mode, graph, callback, data) })
     }
     cuStreamBeginCaptureToCig(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, params) })
+        begin_capture(stream_of(stream, false), || unsafe { real(stream, params) })
     }
     cuStreamBeginCaptureToCig_ptsz(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
         // SAFETY: as above.
-        begin_capture(|| unsafe { real(stream, params) })
+        begin_capture(stream_of(stream, true), || unsafe { real(stream, params) })
     }
     cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) |real| {
         // SAFETY: as above.

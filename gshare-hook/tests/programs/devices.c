@@ -166,6 +166,34 @@ static void green_current(void) {
     usleep(60000);
 }
 
+/* A green context is all that there is on the second device; work and memory there are not the first one's. */
+static void green_second(void) {
+    Resource all;
+    Handle description, green, second, primary = context_of_device_0();
+    Pointer p;
+    Handle f = kernel("spin_1ms");
+    MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+    MUST(cuCtxSynchronize());
+    memset(&all, 0, sizeof all);
+    if (cuDeviceGetDevResource(1, &all, 1)) { printf("no green contexts\n"); return; }
+    MUST(cuDevResourceGenerateDesc(&description, &all, 1));
+    MUST(cuGreenCtxCreate(&green, description, 1, 1));
+    MUST(cuCtxFromGreenCtx(&second, green));
+    long long before = free_now();
+    MUST(cuCtxSetCurrent(second));
+    f = kernel("spin_1ms");
+    MUST(cuMemAllocAsync(&p, 64 * MIB, 0));
+    for (int n = 0; n < 30; n++) MUST(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+    MUST(cuCtxSetCurrent(primary));
+    printf("taken of the first: %lld MiB\n", (before - free_now()) / (long long)MIB);
+    MUST(cuCtxSetCurrent(second));
+    MUST(cuMemFreeAsync(p, 0));
+    SHOW(cuCtxSynchronize());
+    MUST(cuCtxSetCurrent(primary));
+    SHOW(cuGreenCtxDestroy(green));
+}
+
 /* All views of one limit: the driver's, NVML's, and NVML's list of processes. */
 static void views(void) {
     Pointer p;
@@ -325,6 +353,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "ipc")) ipc();
     else if (!strcmp(kind, "green")) green();
     else if (!strcmp(kind, "green_current")) green_current();
+    else if (!strcmp(kind, "green_second")) green_second();
     else if (!strcmp(kind, "views")) views();
     else if (!strcmp(kind, "utilisation")) utilisation();
     else if (!strcmp(kind, "mig")) mig();

@@ -11,6 +11,7 @@ Result cuLibraryLoadData(Handle *, const void *, void *, void *, unsigned, void 
 Result cuLibraryGetKernel(Handle *, Handle, const char *);
 Result cuCtxPushCurrent_v2(Handle);
 Result cuCtxPopCurrent_v2(Handle *);
+Result cuStreamWaitEvent(Handle, Handle, unsigned);
 
 static volatile int go;
 
@@ -337,6 +338,72 @@ static void physical_first(void) {
     printf("free %zu of %zu MiB\n", free_bytes >> 20, total >> 20);
 }
 
+/* A question about a device that there is not, before there is a context. */
+static void no_such_device(void) {
+    MemoryProps props = {1, 0, {1, 7}, 0, {0}};
+    unsigned long long handle;
+    MUST(cuInit(0));
+    for (int i = 0; i < 2; i++) SHOW(cuMemCreate(&handle, 2 << 20, &props, 0) != 0);
+    context_of_device_0();
+    Handle f = kernel("spin_1ms");
+    for (int i = 0; i < 50; i++) MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
+/* A stream takes part in the capture of another one, and is gone before that ends. */
+static void joined_stream_goes(void) {
+    Handle origin, joined, there, back, graph = 0;
+    context_of_device_0();
+    Handle f = kernel("spin_1ms");
+    MUST(cuStreamCreate(&origin, 1));
+    MUST(cuStreamCreate(&joined, 1));
+    MUST(cuEventCreate(&there, 2));
+    MUST(cuEventCreate(&back, 2));
+    for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, origin, 0, 0));
+    MUST(cuCtxSynchronize());
+    MUST(cuStreamBeginCapture_v2(origin, 2));
+    MUST(cuEventRecord(there, origin));
+    MUST(cuStreamWaitEvent(joined, there, 0));
+    MUST(cuLaunchKernel(f, ONE, joined, 0, 0));
+    MUST(cuEventRecord(back, joined));
+    MUST(cuStreamWaitEvent(origin, back, 0));
+    SHOW(cuStreamDestroy_v2(joined));
+    for (int i = 0; i < 20; i++) SHOW(cuLaunchKernel(f, ONE, origin, 0, 0));
+    SHOW(cuStreamEndCapture(origin, &graph));
+    printf("a graph: %d\n", graph != 0);
+    for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, origin, 0, 0));
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
+/* A context is gone while one of its streams captures; in the next one kernels become longer. */
+static void capturing_context_goes(const char *how) {
+    Handle context, stream;
+    int primary = !strcmp(how, "reset");
+    MUST(cuInit(0));
+    if (primary) context = context_of_device_0();
+    else MUST(cuCtxCreate_v2(&context, 0, 0));
+    Handle f = kernel("spin_1ms");
+    for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+    MUST(cuCtxSynchronize());
+    MUST(cuStreamCreate(&stream, 1));
+    MUST(cuStreamBeginCapture_v2(stream, 2));
+    MUST(cuLaunchKernel(f, ONE, stream, 0, 0));
+    if (primary) {
+        SHOW(cuDevicePrimaryCtxReset_v2(0));
+        context_of_device_0();
+    } else {
+        SHOW(cuCtxDestroy_v2(context));
+        MUST(cuCtxCreate_v2(&context, 0, 0));
+    }
+    f = kernel("spin_ns");
+    MUST(cuStreamCreate(&stream, 1));
+    for (int i = 0; i < 300; i++) spin_on(f, stream, i < 50 ? 100000 : 4000000);
+    SHOW(cuCtxSynchronize());
+    usleep(60000);
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "waits_for_word")) work_waits_for_work(0);
@@ -354,6 +421,9 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "legacy")) legacy();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "physical_first")) physical_first();
+    else if (!strcmp(kind, "no_such_device")) no_such_device();
+    else if (!strcmp(kind, "joined_stream_goes")) joined_stream_goes();
+    else if (!strcmp(kind, "capturing_context_goes")) capturing_context_goes(argv[2]);
     else return 2;
     return 0;
 }
