@@ -571,6 +571,21 @@ pub enum PlatformAction {
     },
 }
 
+impl PlatformAction {
+    /// The instance that the order is for; none for an order about a request or a function alone.
+    pub const fn instance(&self) -> Option<InstanceId> {
+        match *self {
+            Self::Start { instance, .. }
+            | Self::Park { instance }
+            | Self::Unpark { instance, .. }
+            | Self::Drain { instance }
+            | Self::Stop { instance, .. }
+            | Self::Dispatch { instance, .. } => Some(instance),
+            Self::Profile { .. } | Self::Reject { .. } | Self::Fetch { .. } | Self::Forget { .. } => None,
+        }
+    }
+}
+
 /// Why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]

@@ -118,6 +118,7 @@ impl FirstCome {
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
         })?;
+        ConfigError::unless(!config.short_every.is_zero(), "short_every", 0, "need more than 0")?;
         Ok(Self { config, ..Self::default() })
     }
 

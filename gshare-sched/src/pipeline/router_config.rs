@@ -63,6 +63,7 @@ impl RouterConfig {
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
         })?;
+        ConfigError::unless(!self.short_every.is_zero(), "short_every", 0, "need more than 0")?;
         let within = self.fair_quantum != Some(Duration::ZERO);
         ConfigError::unless(within, "fair_quantum", 0, "need more than 0, or none")
     }

@@ -335,10 +335,17 @@ impl Platform {
     fn lose_device(&mut self, gpu: GpuId, actions: &mut Vec<PlatformAction>) {
         let Some(device) = self.devices.remove(&gpu) else { return };
         self.memory -= u128::from(device.memory.get());
+        let from = actions.len();
         self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
+        let mut gone = BTreeSet::new();
         for (instance, of) in self.instances.lose(gpu) {
             self.forget_instance(instance, &of);
+            gone.insert(instance);
         }
+        // A pool whose deadline had come may have begun something there before it heard of the loss.
+        let orders = actions.split_off(from);
+        let there = |order: &PlatformAction| order.instance().is_none_or(|one| !gone.contains(&one));
+        actions.extend(orders.into_iter().filter(there));
     }
 
     /// Memory of all devices.

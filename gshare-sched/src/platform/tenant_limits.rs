@@ -17,7 +17,7 @@ struct Tenant {
     at_work: u32,
     /// Requests that were not dispatched yet, those in the line included.
     waiting: u32,
-    /// GPU time used in this window, and when the window ends.
+    /// GPU time used in this window, with what is carried into it, and when the window ends.
     used: Duration,
     window_ends: Timestamp,
     /// Memory of the instances of its functions.
@@ -62,14 +62,17 @@ impl Tenants {
         if of.line.is_empty() || of.at_work >= of.limits.max_processes {
             return None;
         }
+        let share = u128::from(of.limits.gpu_time.get());
+        let may = Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
         if now >= of.window_ends {
-            of.used = Duration::ZERO;
+            // A request counts when it has ended: what went beyond the share is carried.
+            let over = now.saturating_since(of.window_ends).as_nanos() / window.as_nanos().max(1);
+            of.used = of.used.saturating_sub(may.saturating_mul(over.saturating_add(1)));
             of.window_ends = now.saturating_add(window);
         }
-        let all = u128::from(window.as_nanos()) * u128::from(devices);
-        let may = all * u128::from(of.limits.gpu_time.get()) / 10_000;
-        // Without devices nothing is used, and nothing is let in that would only fill another queue.
-        if of.limits.gpu_time.get() < 10_000 && u128::from(of.used.as_nanos()) >= may.max(1) {
+        // Before there are devices a request waits for them in its pool, unless the tenant may have nothing of any.
+        let least = Duration::from_nanos(u64::from(share > 0));
+        if share < 10_000 && of.used >= may.max(least) {
             self.throttled.insert((of.window_ends, tenant));
             return None;
         }

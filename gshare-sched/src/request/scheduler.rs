@@ -257,6 +257,8 @@ pub struct LocalityScheduler {
     tenants: Tenants,
     /// Tenants whose gate may have opened.
     stirred: Vec<u32>,
+    /// Models that may have more copies than their limit.
+    over: BTreeSet<u32>,
     /// When it is too late for which request.
     drops: BTreeSet<(Timestamp, u32)>,
     /// A GPU that became idle and is not filed as such yet: it is probably given work in the same event.
@@ -295,6 +297,7 @@ impl LocalityScheduler {
             hosts: BTreeMap::new(),
             tenants,
             stirred: Vec::new(),
+            over: BTreeSet::new(),
             drops: BTreeSet::new(),
             unfiled: None,
             uses: 0,
@@ -392,7 +395,7 @@ impl LocalityScheduler {
             }
             RequestEvent::ModelLimited { model, copies } => {
                 self.models[model.index()].most = Some(copies);
-                self.trim(model.number(), actions);
+                self.over.insert(model.number());
             }
             RequestEvent::TenantLimited { tenant, limits } => {
                 self.tenants.get(tenant.number()).limits = limits;
@@ -520,6 +523,7 @@ impl Engine for LocalityScheduler {
         self.check(now, &event)?;
         self.catch_up(now, actions);
         self.account(event, actions);
+        self.trim_over(actions);
         self.settle_down(actions);
         #[cfg(debug_assertions)]
         self.invariants();

@@ -104,6 +104,8 @@ impl Tenants {
             let key = (t.served, tenant);
             t.active = false;
             self.active.remove(&key);
+            // What it asked for is no longer what it is filed under once it comes back.
+            self.refile(tenant, None);
         }
         if let Some(&(least, _)) = self.active.first() {
             self.virtual_now = self.virtual_now.max(least);

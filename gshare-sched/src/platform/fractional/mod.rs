@@ -499,6 +499,8 @@ impl Engine for FractionalPool {
         match &event {
             PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
             PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),
+            // A deadline may undo what follows from the bounds.
+            PoolEvent::BoundsChanged { .. } => self.scaled(core::mem::take(&mut scaled), actions),
             _ => {}
         }
         self.catch_up(actions);

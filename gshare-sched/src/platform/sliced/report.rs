@@ -63,7 +63,6 @@ impl SlicedPool {
                 self.unpark(node, &slices, actions);
             }
             InstanceReport::Unparked if one.memory == Memory::Unparking => self.unparked(id, actions),
-            InstanceReport::Refused if one.up => {}
             InstanceReport::Refused | InstanceReport::Gone | InstanceReport::Completed => {
                 if one.life == Life::Starting
                     && let Some(of) = self.functions.get_mut(&one.function)

@@ -169,8 +169,7 @@ impl WholePool {
                 let took = self.now.saturating_since(one.since);
                 self.tasks.push_back(RequestEvent::Loaded { gpu, model, took });
             }
-            (InstanceReport::Refused, Life::Starting)
-            | (InstanceReport::Gone | InstanceReport::Completed, _) => {
+            (InstanceReport::Refused | InstanceReport::Gone | InstanceReport::Completed, _) => {
                 let first = one.requests.first().copied();
                 let ticket = first.and_then(|request| Some(self.tickets.get(request)?.ticket));
                 self.forget(id);

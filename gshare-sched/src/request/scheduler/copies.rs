@@ -93,9 +93,19 @@ impl LocalityScheduler {
         }
     }
 
+    /// Gives up what can be given up of the models that have too many copies.
+    pub(super) fn trim_over(&mut self, actions: &mut Vec<RequestAction>) {
+        for model in core::mem::take(&mut self.over) {
+            self.trim(model, actions);
+            if self.m(model).is_over() {
+                self.over.insert(model);
+            }
+        }
+    }
+
     /// Gives up copies beyond the model's limit that nothing runs on: first those that room is still being made for, then the
     /// least recently used. The others go when what runs on them is done.
-    pub(super) fn trim(&mut self, model: u32, actions: &mut Vec<RequestAction>) {
+    fn trim(&mut self, model: u32, actions: &mut Vec<RequestAction>) {
         let mut gpus: Vec<u32> = self.m(model).copies.iter().map(|&(_, _, _, gpu)| gpu).collect();
         gpus.sort_unstable();
         for &gpu in &gpus {

@@ -153,9 +153,11 @@ impl LocalityScheduler {
             Decision::Load(load) => match load.room {
                 Some(room) => Order::Load(load.gpu, room),
                 // A GPU that has a copy may never be idle: others fill its local queue.
-                None if self.m(model).is_full() => {
-                    self.busy_copy(model).map_or(Order::Wait, |(_, copy)| Order::Queue(copy))
-                }
+                None if self.m(model).is_full() => match (self.idle_copy(model), self.busy_copy(model)) {
+                    (Some(copy), _) => Order::Run(copy),
+                    (None, Some((_, copy))) => Order::Queue(copy),
+                    (None, None) => Order::Wait,
+                },
                 None => Order::Wait,
             },
             Decision::Wait => Order::Wait,
