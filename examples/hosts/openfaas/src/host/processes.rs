@@ -293,35 +293,35 @@ mod tests {
         }
     }
 
+    /// Starts the second worker of a job after the first one has failed in this way.
+    fn starts_late(way: &str, fails: impl Fn(&mut Host, InstanceId)) {
+        let (mut host, [first, second], _orders) = training();
+        let id = first.instance;
+        fails(&mut host, id);
+        let mut late = process("sleep 10; echo has lived");
+        let mut output = late.take_output().0.unwrap();
+        host.started(NOW, id, second.index, late, 2);
+        assert_eq!(host.instances[&id].doing, Doing::Starting, "{way}: half of a job is not ready");
+        let mut said = String::new();
+        output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "", "{way}");
+        wait(&mut host, id, second.index);
+        assert!(!host.instances.contains_key(&id), "{way}: its share is free again");
+        host.invariants();
+    }
+
     #[test]
     fn a_worker_that_is_started_after_another_one_has_failed_ends_too() {
-        let dies = |host: &mut Host, id| {
+        starts_late("dies", |host, id| {
             host.started(NOW, id, 0, process("exit 1"), 1);
             wait(host, id, 0);
-        };
-        let cannot_start = |host: &mut Host, id| host.failed(NOW, id, 0, "no such file".to_owned());
-        let is_broken_off = |host: &mut Host, id| {
+        });
+        starts_late("cannot start", |host, id| host.failed(NOW, id, 0, "no such file".to_owned()));
+        starts_late("is broken off", |host, id| {
             host.started(NOW, id, 0, process("sleep 1000"), 1);
             host.unreachable(id);
             wait(host, id, 0);
-        };
-        let ways: [(&str, &dyn Fn(&mut Host, InstanceId)); 3] =
-            [("dies", &dies), ("cannot start", &cannot_start), ("is broken off", &is_broken_off)];
-        for (way, fails) in ways {
-            let (mut host, [first, second], _orders) = training();
-            let id = first.instance;
-            fails(&mut host, id);
-            let mut late = process("sleep 10; echo has lived");
-            let mut output = late.take_output().0.unwrap();
-            host.started(NOW, id, second.index, late, 2);
-            assert_eq!(host.instances[&id].doing, Doing::Starting, "{way}: half of a job is not ready");
-            let mut said = String::new();
-            output.read_to_string(&mut said).unwrap();
-            assert_eq!(said, "", "{way}");
-            wait(&mut host, id, second.index);
-            assert!(!host.instances.contains_key(&id), "{way}: its share is free again");
-            host.invariants();
-        }
+        });
     }
 
     #[test]
