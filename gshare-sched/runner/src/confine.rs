@@ -235,13 +235,15 @@ pub(crate) fn enter(mut entrance: &File) -> io::Result<()> {
     entrance.write_all(b"0")
 }
 
-/// User and cgroup of a process that is started; neither by default.
+/// User, cgroup and folder of a process that is started; none by default.
 #[derive(Debug, Default)]
 pub struct Confined {
     /// The user that the process becomes.
     pub user: Option<User>,
     /// The cgroup that the process enters.
     pub cgroup: Option<Cgroup>,
+    /// A folder with files for this process alone, removed when it has ended.
+    pub folder: Option<tempfile::TempDir>,
 }
 
 #[cfg(test)]

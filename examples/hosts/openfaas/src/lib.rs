@@ -363,6 +363,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         // A host that was killed could not remove its own.
         gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
     }
+    if let Err(error) = store.sweep() {
+        eprintln!("openfaas: secrets of an earlier host's processes: {error}");
+    }
     let podman = Podman::find(state.join("containers"));
     if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
         eprintln!("openfaas: containers of an earlier host: {error}");

@@ -20,6 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -33,7 +34,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// How often a process that starts is asked whether it listens.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
-/// How often the daemon is asked what processes use.
+/// How often the daemon is asked what processes use, and a process that cannot be watched whether it has ended.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Surroundings of the functions' processes: hook, daemon, devices and directories.
@@ -236,8 +237,8 @@ impl Node {
         let mut command = Command::new(words.next().map_or("", String::as_str));
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let secrets = self.store.mount(&launch.version.deployment, self.runner.user)?;
-        self.environment(&mut command, launch, parts, port, &secrets)?;
-        let confined = self.confined(launch, name, run)?;
+        self.environment(&mut command, launch, parts, port, secrets.path())?;
+        let confined = Confined { folder: Some(secrets), ..self.confined(launch, name, run)? };
         HookedProcess::start_confined(command, name, run, self.hook(launch), confined)
     }
 
@@ -325,7 +326,7 @@ impl Node {
             Cgroup::make(below, &name, limits)
         };
         let cgroup = self.runner.cgroups.as_ref().map(make).transpose()?;
-        Ok(Confined { user: self.runner.user, cgroup })
+        Ok(Confined { user: self.runner.user, cgroup, folder: None })
     }
 
     /// The hook of a process, unless its function uses no GPU.
@@ -499,7 +500,12 @@ fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
     let _inside = runtime.enter();
     match spawn(node, launch, &instance) {
         Ok((process, port)) => {
-            tokio::spawn(attend(Arc::clone(node), launch.clone(), name, instance, process, port));
+            #[expect(
+                deprecated,
+                reason = "its replacement is unsafe; the descriptor is owned, and stays open as long as this"
+            )]
+            let end = process.pidfd().try_clone_to_owned().and_then(AsyncFd::new);
+            tokio::spawn(attend(Arc::clone(node), launch.clone(), name, instance, process, port, end));
         }
         Err(error) => {
             let why = format!("does not start: {}: {error}", launch.version.plan.program());
@@ -547,7 +553,7 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
     }
 }
 
-/// Looks after a process until it is gone.
+/// Looks after a process until it is gone; `end` is readable then, or is missing for want of descriptors.
 async fn attend(
     node: Arc<Node>,
     launch: Launch,
@@ -555,24 +561,28 @@ async fn attend(
     instance: String,
     mut process: HookedProcess,
     port: u16,
+    end: io::Result<AsyncFd<OwnedFd>>,
 ) {
     let (id, index) = (launch.instance, launch.index);
     let (stdout, stderr) = process.take_output();
-    let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
+    let pipes = [stdout.map(OwnedFd::from), stderr.map(OwnedFd::from)];
     let mut readers = Vec::new();
     for pipe in pipes.into_iter().flatten().filter_map(|fd| pipe::Receiver::from_owned_fd(fd).ok()) {
         let (node, name, instance) = (Arc::clone(&node), name.clone(), instance.clone());
         readers.push(tokio::spawn(async move { node.logs.follow(&name, &instance, pipe).await }));
     }
-    #[expect(
-        deprecated,
-        reason = "its replacement is unsafe; the descriptor is owned, and stays open as long as this"
-    )]
-    let ended = process.pidfd().try_clone_to_owned().and_then(AsyncFd::new);
     node.host().started(node.now(), id, index, process, port);
-    let Ok(ended) = ended else {
-        // Out of descriptors: its end would not be noticed.
-        return node.host().unreachable(id);
+    let end = match end {
+        Ok(end) => end,
+        Err(error) => {
+            // Out of descriptors: nothing would tell of its end, so it is killed now and asked.
+            node.host().explain(id, format!("cannot be watched: {error}"));
+            node.host().unreachable(id);
+            while !exited(&node, &launch, &name, &instance, true, &mut readers).await {
+                tokio::time::sleep(LOOK).await;
+            }
+            return;
+        }
     };
     let mut listening = false;
     let listens = async {
@@ -585,7 +595,7 @@ async fn attend(
     loop {
         tokio::select! {
             () = &mut listens, if !listening => listening = true,
-            readable = ended.readable() => {
+            readable = end.readable() => {
                 let readable = readable.map(|mut guard| guard.clear_ready());
                 if readable.is_err() || exited(&node, &launch, &name, &instance, listening, &mut readers).await {
                     return;
@@ -620,9 +630,78 @@ async fn exited(
     let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
     if ended {
         node.idle.lock().remove(&(launch.instance, launch.index));
-    }
-    if ended {
         node.logs.add(name, instance, "ended".into());
     }
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tests::training;
+
+    /// A node of which no thread carries out the orders, and the orders for two workers of its training job.
+    fn node(dir: &Path) -> (Arc<Node>, [Launch; 2]) {
+        let (host, workers, _) = training();
+        let runner = Runner {
+            hook: None,
+            devices: Devices::none(),
+            partitioned: false,
+            daemon: None,
+            models: Models::at(dir.join("store.sock")).unwrap(),
+            traces: None,
+            user: None,
+            cgroups: None,
+            podman: None,
+            mps: None,
+        };
+        let node = Node {
+            host: Mutex::new(host),
+            began: Instant::now(),
+            runner,
+            logs: Logs::default(),
+            store: Store::open(dir).unwrap(),
+            changes: tokio::sync::Mutex::new(()),
+            deadline: Notify::new(),
+            idle: Mutex::default(),
+        };
+        node.store.put_secret("key", b"value").unwrap();
+        (Arc::new(node), workers)
+    }
+
+    #[tokio::test]
+    async fn a_process_that_cannot_be_watched_is_asked_until_it_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [first, second]) = node(dir.path());
+        let id = first.instance;
+        // The third time its instance is gone: the process is one that leaves.
+        for launch in [&first, &second, &second] {
+            let process = node.process(launch, launch.own_parts(), 1, "f").unwrap();
+            let entry = Path::new("/proc").join(process.pid().to_string());
+            let end = Err(rustix::io::Errno::MFILE.into());
+            let (name, instance) = ("f".to_owned(), client("f", id, launch.index, 2));
+            attend(Arc::clone(&node), launch.clone(), name, instance, process, 1, end).await;
+            assert!(!entry.exists(), "worker {} is still there, or nobody asked how it ended", launch.index);
+        }
+        let view = node.view("f").unwrap();
+        assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);
+        assert!(view.problem.unwrap().contains("cannot be watched"));
+    }
+
+    #[test]
+    fn a_process_keeps_its_secrets_until_it_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [first, second]) = node(dir.path());
+        let start = |launch: &Launch| node.process(launch, launch.own_parts(), 1, "f").unwrap();
+        let mounts = || {
+            let mounts = std::fs::read_dir(dir.path().join("mounts")).unwrap();
+            mounts.filter(|mount| mount.as_ref().unwrap().path().join("key").exists()).count()
+        };
+        let (first, second) = (start(&first), start(&second));
+        assert_eq!(mounts(), 2);
+        drop(first);
+        assert_eq!(mounts(), 1);
+        drop(second);
+        assert_eq!(std::fs::read_dir(dir.path().join("mounts")).unwrap().count(), 0);
+    }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// A function as it is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -80,7 +81,7 @@ impl Store {
         let place = |name: &str| {
             let path = dir.join(name);
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-            Ok::<_, io::Error>(path)
+            path.canonicalize()
         };
         Ok(Self {
             functions: place("functions")?,
@@ -144,7 +145,6 @@ impl Store {
     /// When it cannot be removed.
     pub fn remove_function(&self, name: &str) -> io::Result<()> {
         std::fs::remove_file(self.functions.join(format!("{name}.json")))?;
-        let _ = std::fs::remove_dir_all(self.mounts.join(name));
         sync(&self.functions)
     }
 
@@ -198,29 +198,38 @@ impl Store {
         sync(&self.secrets)
     }
 
-    /// A directory in which a function finds its secrets, and only those, by their names.
+    /// A directory in which one process of a function finds its function's secrets, and only those, by their names. Dropping it removes
+    /// it; what another process has is not touched.
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn mount(&self, deployment: &FunctionDeployment, user: Option<User>) -> io::Result<PathBuf> {
-        let dir = self.mounts.join(&deployment.service);
-        match std::fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => std::fs::create_dir_all(&dir)?,
-        }
-        let Some(user) = user else {
-            let secrets = std::fs::canonicalize(&self.secrets)?;
-            for name in deployment.secrets.iter().flatten() {
-                std::os::unix::fs::symlink(secrets.join(name), dir.join(name))?;
+    pub fn mount(&self, deployment: &FunctionDeployment, user: Option<User>) -> io::Result<TempDir> {
+        let dir = tempfile::Builder::new()
+            .prefix(&format!("{}.", deployment.service))
+            .permissions(std::fs::Permissions::from_mode(0o700))
+            .tempdir_in(&self.mounts)?;
+        match user {
+            // The folder of all secrets is closed to another user: this one gets its own, to read only.
+            Some(user) => self.copy_secrets(deployment, dir.path(), user)?,
+            None => {
+                for name in deployment.secrets.iter().flatten() {
+                    std::os::unix::fs::symlink(self.secrets.join(name), dir.path().join(name))?;
+                }
             }
-            return dir.canonicalize();
-        };
-        // The folder of all secrets is closed to another user: this one gets its own, to read only.
-        self.copy_secrets(deployment, &dir, user)?;
-        dir.canonicalize()
+        }
+        Ok(dir)
     }
 
-    /// Copies a function's secrets into a folder that is there, and makes it and them a user's, to read only.
+    /// Removes the directories of processes that ended with an earlier host.
+    ///
+    /// # Errors
+    /// When one cannot be removed.
+    pub fn sweep(&self) -> io::Result<()> {
+        std::fs::read_dir(&self.mounts)?.try_for_each(|entry| std::fs::remove_dir_all(entry?.path()))
+    }
+
+    /// Copies a function's secrets into a folder that is there, and makes it and them a user's, to read only. A folder of the host's own
+    /// user can still be written, since the host could not remove it otherwise.
     ///
     /// # Errors
     /// When one cannot be copied, or is not ours to give.
@@ -230,7 +239,8 @@ impl Store {
             std::fs::copy(self.secrets.join(name), &place)?;
             give(&place, user, 0o400)?;
         }
-        give(dir, user, 0o500)
+        let own = rustix::process::geteuid().as_raw() == user.uid;
+        give(dir, user, if own { 0o700 } else { 0o500 })
     }
 }
 
@@ -303,10 +313,44 @@ mod tests {
         let deployment = FunctionDeployment { service: "f".into(), secrets, ..Default::default() };
         let mount = store.mount(&deployment, None).unwrap();
         assert_eq!(
-            (names(&mount).unwrap(), std::fs::read(mount.join("mine")).unwrap()),
+            (names(mount.path()).unwrap(), std::fs::read(mount.path().join("mine")).unwrap()),
             (vec!["mine".into()], b"1".into())
         );
         let mode = dir.path().join("secrets/mine").metadata().unwrap().permissions().mode();
         assert_eq!((mode & 0o777, store.secrets().unwrap()), (0o600, vec!["mine".into(), "other".into()]));
+    }
+
+    #[test]
+    fn each_process_has_secrets_of_its_own_until_it_has_ended() {
+        use rustix::process::{getegid, geteuid};
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let deployment = |secret: &str| {
+            store.put_secret(secret, secret.as_bytes()).unwrap();
+            let secrets = Some(vec![secret.to_owned()]);
+            FunctionDeployment { service: "f".into(), secrets, ..Default::default() }
+        };
+        let (old, new) = (deployment("old"), deployment("new"));
+        store.put_function(&Record { deployment: new.clone(), created_ms: 7, replicas: None }).unwrap();
+        let own = User { uid: geteuid().as_raw(), gid: getegid().as_raw() };
+        for user in [None, Some(own)] {
+            let reads = |mount: &TempDir, secret| std::fs::read_to_string(mount.path().join(secret));
+            let first = store.mount(&old, user).unwrap();
+            let second = store.mount(&new, user).unwrap();
+            assert_eq!(reads(&first, "old").unwrap(), "old", "an older version beside a new one");
+            assert!(reads(&second, "old").is_err() && reads(&second, "new").unwrap() == "new");
+            let mode = second.path().metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "else its owner could not remove it");
+            drop(second);
+            assert_eq!(reads(&first, "old").unwrap(), "old", "after the end of another process");
+            let _ = store.remove_function("f");
+            assert_eq!(reads(&first, "old").unwrap(), "old", "while it finishes what it has");
+            drop(first);
+            assert_eq!(names(&store.mounts).unwrap(), [""; 0]);
+        }
+        // A host that is killed removes nothing.
+        std::mem::forget(store.mount(&new, Some(own)).unwrap());
+        store.sweep().unwrap();
+        assert_eq!(names(&store.mounts).unwrap(), [""; 0]);
     }
 }

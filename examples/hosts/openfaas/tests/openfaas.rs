@@ -159,6 +159,8 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     first.deploy("plain", &format!(r#"{PLAIN},"secrets":["key"]"#));
     assert_eq!(first.call("POST", "/system/scale-function/resnet", r#"{"replicas":2}"#).0, 202);
     first.replicas("resnet", 2);
+    // Between its trial and its first instance `plain` has no process.
+    first.replicas("plain", 1);
     let replica = pid(first.address, "/function/resnet");
     let plain = child_of(first.child.id(), "KERNELS=0");
     let address = first.address;

@@ -195,7 +195,7 @@ struct Instance {
     parts: Vec<Part>,
     processes: Vec<Process>,
     requests: BTreeSet<RequestId>,
-    /// Whether a process of it takes no connections any more, and will end.
+    /// Whether a process of it takes no connections any more or has failed: all of them are to end.
     ends: bool,
     /// Set to end the trials that it runs.
     stop: Option<Arc<AtomicBool>>,
@@ -387,4 +387,37 @@ pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> S
 /// A tenant's number, by its place in the list of tenants; the first is 1, since 0 is who names none.
 pub fn tenant(place: usize) -> TenantId {
     TenantId::new(u32::try_from(place + 1).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use gshare_core::NodeId;
+    use gshare_core::platform::DeviceSpec;
+    use gshare_sched::platform::PlatformSettings;
+    use std::sync::mpsc::{Receiver, channel};
+
+    /// A host of two devices with a training job `f`, and the orders for its two workers. More orders come over the channel.
+    pub(crate) fn training() -> (Host, [Launch; 2], Receiver<Order>) {
+        let (sender, orders) = channel();
+        let platform = PlatformSettings::default().build().unwrap();
+        let mut host = Host::new(platform, Bytes::from_mib(64), sender);
+        for gpu in 0..2 {
+            let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+            let found = PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec };
+            host.tell(Timestamp::ZERO, found).map_err(|error| error.message).unwrap();
+        }
+        let text = r#"{"service":"f","image":"/bin/sleep 1000","secrets":["key"],
+            "annotations":{"gshare/workload":"training","gshare/workers":"2"}}"#;
+        let deployment: FunctionDeployment = serde_json::from_str(text).unwrap();
+        let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
+        let version = Version { deployment, plan };
+        host.deploy(Timestamp::ZERO, version, 0, None).map_err(|error| error.message).unwrap();
+        let launch = || match orders.try_recv() {
+            Ok(Order::Run(launch)) => launch,
+            other => panic!("{other:?}"),
+        };
+        let workers = [launch(), launch()];
+        (host, workers, orders)
+    }
 }

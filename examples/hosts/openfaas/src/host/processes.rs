@@ -33,7 +33,8 @@ impl Host {
             self.leaving.insert((instance, index), process);
             return;
         };
-        let unwanted = matches!(known.doing, Doing::Stopping | Doing::Parking);
+        // Another process of it may have failed before this one was started.
+        let unwanted = known.ends || matches!(known.doing, Doing::Stopping | Doing::Parking);
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
         let Some(place) = known.processes.get_mut(index) else { return };
         if unwanted {
@@ -49,7 +50,7 @@ impl Host {
     /// A process of an instance takes connections.
     pub fn listens(&mut self, now: Timestamp, instance: InstanceId, index: usize) {
         self.last = self.last.max(now);
-        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(known) = self.instances.get_mut(&instance).filter(|known| !known.ends) else { return };
         if let Some(process) = known.processes.get_mut(index) {
             process.listens = true;
         }
@@ -118,7 +119,8 @@ impl Host {
         let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
         let completes = trains && known.processes.get(index).is_some_and(done);
         if !completes {
-            // Stages and workers are of no use without each other.
+            // Stages and workers are of no use without each other, those that are yet to be started included.
+            known.ends = true;
             self.kill(instance);
         }
         self.if_all_ended(instance);
@@ -266,5 +268,72 @@ impl Host {
         if let Some(known) = self.instances.get_mut(&InstanceId::new(number)) {
             known.gpu_ns.insert(client.to_owned(), ns);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::training;
+    use super::*;
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
+    const NOW: Timestamp = Timestamp::ZERO;
+
+    fn process(script: &str) -> HookedProcess {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap()
+    }
+
+    /// Waits for the end of a process that ends.
+    fn wait(host: &mut Host, instance: InstanceId, index: usize) {
+        while !host.has_ended(NOW, instance, index) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Starts the second worker of a job after the first one has failed in this way.
+    fn starts_late(way: &str, fails: impl Fn(&mut Host, InstanceId)) {
+        let (mut host, [first, second], _orders) = training();
+        let id = first.instance;
+        fails(&mut host, id);
+        let mut late = process("sleep 10; echo has lived");
+        let mut output = late.take_output().0.unwrap();
+        host.started(NOW, id, second.index, late, 2);
+        assert_eq!(host.instances[&id].doing, Doing::Starting, "{way}: half of a job is not ready");
+        let mut said = String::new();
+        output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "", "{way}");
+        wait(&mut host, id, second.index);
+        assert!(!host.instances.contains_key(&id), "{way}: its share is free again");
+        host.invariants();
+    }
+
+    #[test]
+    fn a_worker_that_is_started_after_another_one_has_failed_ends_too() {
+        starts_late("dies", |host, id| {
+            host.started(NOW, id, 0, process("exit 1"), 1);
+            wait(host, id, 0);
+        });
+        starts_late("cannot start", |host, id| host.failed(NOW, id, 0, "no such file".to_owned()));
+        starts_late("is broken off", |host, id| {
+            host.started(NOW, id, 0, process("sleep 1000"), 1);
+            host.unreachable(id);
+            wait(host, id, 0);
+        });
+    }
+
+    #[test]
+    fn a_worker_that_is_started_after_another_one_is_done_completes_the_job() {
+        let (mut host, [first, second], _orders) = training();
+        let id = first.instance;
+        host.started(NOW, id, first.index, process("exit 0"), 1);
+        wait(&mut host, id, first.index);
+        host.started(NOW, id, second.index, process("exit 0"), 2);
+        assert_eq!(host.instances[&id].doing, Doing::Ready);
+        wait(&mut host, id, second.index);
+        assert!(host.view("f").unwrap().completed);
+        host.invariants();
     }
 }
