@@ -127,6 +127,8 @@ pub struct Config {
     /// The devices of the node. Empty: every device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ClientConfig>,
+    /// Whether the file sets the admin socket.
+    own_admin_socket: bool,
 }
 
 /// The policy that decides about tokens.
@@ -273,6 +275,7 @@ impl Default for Config {
             idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
+            own_admin_socket: false,
         }
     }
 }
@@ -303,6 +306,14 @@ impl Config {
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         let socket = socket.into();
         Self { admin_socket: admin_socket_of(&socket), socket, ..Self::default() }
+    }
+
+    /// Uses another socket for hooks; the admin socket is beside it, unless the file sets one.
+    pub(crate) fn move_socket(&mut self, socket: &Path) {
+        socket.clone_into(&mut self.socket);
+        if !self.own_admin_socket {
+            self.admin_socket = admin_socket_of(socket);
+        }
     }
 
     /// Reads a file.
@@ -544,6 +555,7 @@ impl RawConfig {
         let source = Source(text);
         let default = Config::default();
         let socket = self.socket.unwrap_or(default.socket);
+        let own_admin_socket = self.admin_socket.is_some();
         let devices =
             self.device.iter().map(|device| device.check(&source)).collect::<Result<Vec<_>, _>>()?;
         for (n, device) in self.device.iter().enumerate() {
@@ -633,6 +645,7 @@ impl RawConfig {
             idle_exit: None,
             devices,
             clients,
+            own_admin_socket,
         })
     }
 }
