@@ -24,7 +24,7 @@
 
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
-use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, printable};
+use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, max_gpus, printable};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -183,6 +183,7 @@ impl TokenConfig {
         engine.slack = engine.slack.min(self.window);
         engine.grace = self.grace;
         engine.max_clients = max_clients;
+        engine.max_gpus = max_gpus(max_clients);
         engine
     }
 }
@@ -873,6 +874,13 @@ mod tests {
         );
         let twice = device(1, "16GiB") + &device(1, "16GiB");
         assert!(error(&twice).contains("is listed twice"));
+    }
+
+    #[test]
+    fn the_scheduler_has_a_number_for_each_device_that_clients_may_bring() {
+        let most = |max_clients| TokenConfig::default().engine(max_clients).max_gpus;
+        assert_eq!([most(1), most(1024), most(65_536)], [64, 1024, 4096]);
+        assert!(TokenPolicy::default().build(TokenConfig::default().engine(65_536)).is_ok());
     }
 
     #[test]
