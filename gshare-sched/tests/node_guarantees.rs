@@ -374,3 +374,40 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
         bench.pass(ms(1_000));
     }
 }
+
+/// A process that attached 64 UUIDs of its own invention locked every other device out.
+#[test]
+fn invented_devices_of_one_user_leave_room_for_devices_of_others() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let invented = |number: u16| {
+        let mut uuid = [1; 16];
+        uuid[..2].copy_from_slice(&number.to_be_bytes());
+        uuid
+    };
+    let greedy = bench.hello(0, "greedy", spec("0:1", 100));
+    for number in 0..767 {
+        bench.attach_to(greedy, invented(number)).unwrap();
+    }
+    // Devices of others count against the free ones, and a user who has brought none gets the last.
+    let (conn, run) = (ConnId::new(1, 0), RunId::new(9));
+    let (name, program, on_loss) = ("other".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
+    let hello = ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };
+    for frame in [hello, attach_frame()] {
+        bench.tell(NodeEvent::Received { conn, peer: Peer { pid: 7, uid: 1001 }, frame });
+    }
+    let attached =
+        |(to, frame): &(ConnId, ToClient)| *to == conn && matches!(frame, ToClient::Attached { .. });
+    assert!(bench.sent.iter().any(attached), "{:?}", bench.sent.last());
+    // One that is there already, or that the driver knows, is not brought.
+    let second = bench.hello(2, "second", spec("0:1", 100));
+    bench.attach(second).unwrap();
+    bench.tell(NodeEvent::DeviceFound { uuid: DeviceUuid::gpu([3; 16]), memory: Bytes::from_gib(16) });
+    bench.attach_to(second, [3; 16]).unwrap();
+    assert_eq!(
+        bench.attach_to(greedy, invented(767)).unwrap_err(),
+        "user 1000 has brought 768 devices, and 769 of 1024 are in use: the rest is for others ([[device]])"
+    );
+    // The refused process is gone with its devices.
+    assert_eq!(bench.node.devices().count(), 2);
+    bench.attach_to(second, invented(0)).unwrap();
+}

@@ -1,5 +1,6 @@
 //! `gshare profile`: on a GPU that a table describes, and on a program under the hook.
 
+use crate::common::Local;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -122,4 +123,16 @@ fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
         assert!(one["memory_bytes"].as_u64().unwrap() >= 64 << 20, "{one}");
     }
     assert!(std::fs::read_to_string(folder.path().join("report.html")).unwrap().contains("SMs %"));
+}
+
+#[test]
+fn a_daemon_that_refuses_a_trial_is_named_with_its_reason() {
+    let daemon = Local::with(|config| config.allow_unlisted = false);
+    let socket = daemon.socket();
+    let folder = daemon.dir.path();
+    let args = ["--strategy", "line", "--batch", "1,4", "--sim", "--socket", socket.to_str().unwrap()];
+    let output = gshare(folder, &[&args[..], &["--", "sh", "-c", "echo ready; cat"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{error}");
+    assert!(error.contains("refuses the program") && error.contains("allow_unlisted"), "{error}");
 }

@@ -24,7 +24,7 @@
 
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
-use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, printable};
+use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, max_gpus, printable};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -127,6 +127,8 @@ pub struct Config {
     /// The devices of the node. Empty: every device that a client attaches to is learned.
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ClientConfig>,
+    /// Whether the file sets the admin socket.
+    own_admin_socket: bool,
 }
 
 /// The policy that decides about tokens.
@@ -181,6 +183,7 @@ impl TokenConfig {
         engine.slack = engine.slack.min(self.window);
         engine.grace = self.grace;
         engine.max_clients = max_clients;
+        engine.max_gpus = max_gpus(max_clients);
         engine
     }
 }
@@ -273,6 +276,7 @@ impl Default for Config {
             idle_exit: None,
             devices: Vec::new(),
             clients: BTreeMap::new(),
+            own_admin_socket: false,
         }
     }
 }
@@ -303,6 +307,14 @@ impl Config {
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         let socket = socket.into();
         Self { admin_socket: admin_socket_of(&socket), socket, ..Self::default() }
+    }
+
+    /// Uses another socket for hooks; the admin socket is beside it, unless the file sets one.
+    pub(crate) fn move_socket(&mut self, socket: &Path) {
+        socket.clone_into(&mut self.socket);
+        if !self.own_admin_socket {
+            self.admin_socket = admin_socket_of(socket);
+        }
     }
 
     /// Reads a file.
@@ -544,6 +556,7 @@ impl RawConfig {
         let source = Source(text);
         let default = Config::default();
         let socket = self.socket.unwrap_or(default.socket);
+        let own_admin_socket = self.admin_socket.is_some();
         let devices =
             self.device.iter().map(|device| device.check(&source)).collect::<Result<Vec<_>, _>>()?;
         for (n, device) in self.device.iter().enumerate() {
@@ -633,6 +646,7 @@ impl RawConfig {
             idle_exit: None,
             devices,
             clients,
+            own_admin_socket,
         })
     }
 }
@@ -860,6 +874,13 @@ mod tests {
         );
         let twice = device(1, "16GiB") + &device(1, "16GiB");
         assert!(error(&twice).contains("is listed twice"));
+    }
+
+    #[test]
+    fn the_scheduler_has_a_number_for_each_device_that_clients_may_bring() {
+        let most = |max_clients| TokenConfig::default().engine(max_clients).max_gpus;
+        assert_eq!([most(1), most(1024), most(65_536)], [64, 1024, 4096]);
+        assert!(TokenPolicy::default().build(TokenConfig::default().engine(65_536)).is_ok());
     }
 
     #[test]

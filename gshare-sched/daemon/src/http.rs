@@ -9,6 +9,7 @@
 use crate::config::MetricsAddress;
 use crate::handle::Handle;
 use crate::page;
+use crate::server::{DaemonError, clear_the_way};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
@@ -20,7 +21,6 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
-use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -48,18 +48,18 @@ impl Listener {
     ///
     /// # Errors
     /// The address is in use, or this process may not use it.
-    pub(crate) fn bind(address: &MetricsAddress) -> io::Result<Self> {
+    pub(crate) fn bind(address: &MetricsAddress) -> Result<Self, DaemonError> {
+        let setup = |cause| DaemonError::Setup { what: format!("metrics = {address}"), cause };
         match address {
             MetricsAddress::Tcp(address) => {
                 if !address.ip().is_loopback() {
                     tracing::warn!(%address, "metrics and the page name tenants, and other hosts can read them");
                 }
-                TcpListener::bind(address).map(Self::Tcp)
+                TcpListener::bind(address).map(Self::Tcp).map_err(setup)
             }
             MetricsAddress::Unix(path) => {
-                // Left behind by a daemon that was killed.
-                let _ = std::fs::remove_file(path);
-                Ok(Self::Unix(UnixListener::bind(path)?, path.clone()))
+                clear_the_way(path)?;
+                Ok(Self::Unix(UnixListener::bind(path).map_err(setup)?, path.clone()))
             }
         }
     }

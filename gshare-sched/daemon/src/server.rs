@@ -35,7 +35,7 @@ use rustix::time::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +54,12 @@ pub enum DaemonError {
     #[error("{path}: a daemon listens there already")]
     InUse {
         /// The socket.
+        path: PathBuf,
+    },
+    /// A file that is not a socket is where a socket should be.
+    #[error("{path}: the file there is not a socket: need a path that is free")]
+    NotASocket {
+        /// The path.
         path: PathBuf,
     },
     /// A path, socket or address cannot be used.
@@ -180,7 +186,7 @@ impl DaemonBuilder {
         let predecessor = config.socket.exists() || left.exists();
         let _ = std::fs::remove_file(left);
         let listener = bind_frames(&config.socket)?;
-        let admin = bind_admin(&config.admin_socket).map_err(setup(&config.admin_socket))?;
+        let admin = bind_admin(&config.admin_socket)?;
         let mut node_config = config.node();
         node_config.predecessor = predecessor;
         let journal = match &config.journal {
@@ -196,11 +202,7 @@ impl DaemonBuilder {
         let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
         let metrics = Arc::new(Metrics::default());
         let (handle, inbox) = line(Arc::clone(&metrics))?;
-        let bind = |address| {
-            http::Listener::bind(address)
-                .map_err(|cause| DaemonError::Setup { what: format!("metrics = {address}"), cause })
-        };
-        let endpoint = config.metrics.as_ref().map(bind).transpose()?;
+        let endpoint = config.metrics.as_ref().map(http::Listener::bind).transpose()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = |tag: u64| epoll::EventData::new_u64(tag << 56);
         epoll::add(&epoll, &listener, data(LISTENER), epoll::EventFlags::IN)?;
@@ -830,15 +832,29 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
     }
 }
 
-/// Takes away a socket that nobody listens at.
-fn clear_the_way(path: &Path, in_use: impl Fn() -> bool) -> Result<(), DaemonError> {
+/// Makes the path of a socket free: takes away a socket that nobody listens at, and nothing else.
+///
+/// # Errors
+/// [`DaemonError::NotASocket`] for another file, also for a link; [`DaemonError::InUse`] for a socket that a process has.
+pub(crate) fn clear_the_way(path: &Path) -> Result<(), DaemonError> {
     let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
-    if in_use() {
-        return Err(DaemonError::InUse { path: path.to_owned() });
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(setup(error)),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(DaemonError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(setup(error)),
-        _ => Ok(()),
+    let address = SocketAddrUnix::new(path).map_err(|cause| setup(cause.into()))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(setup),
+        // A socket of another type is told apart only while a process has it.
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(DaemonError::InUse { path: path.to_owned() }),
+        Err(cause) => Err(setup(cause.into())),
     }
 }
 
@@ -847,24 +863,21 @@ fn bind_frames(path: &Path) -> Result<OwnedFd, DaemonError> {
         what: format!("socket = {}", path.display()),
         cause: cause.into(),
     };
+    clear_the_way(path)?;
     let address = SocketAddrUnix::new(path).map_err(setup)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let new = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    clear_the_way(path, || {
-        new().is_ok_and(|probe| matches!(rustix::net::connect(&probe, &address), Ok(()) | Err(Errno::AGAIN)))
-    })?;
-    let socket = new().map_err(setup)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(setup)?;
     bind(&socket, &address).map_err(setup)?;
     open_to_all(path)?;
     listen(socket.as_fd(), 1024).map_err(setup)?;
     Ok(socket)
 }
 
-fn bind_admin(path: &Path) -> io::Result<UnixListener> {
-    // The other socket is ours by now, so whoever left this one is gone.
-    let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path)?;
-    open_to_all(path)?;
+fn bind_admin(path: &Path) -> Result<UnixListener, DaemonError> {
+    let setup = |cause| DaemonError::Setup { what: format!("admin_socket = {}", path.display()), cause };
+    clear_the_way(path)?;
+    let listener = UnixListener::bind(path).map_err(setup)?;
+    open_to_all(path).map_err(setup)?;
     Ok(listener)
 }
 
@@ -876,6 +889,37 @@ fn open_to_all(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_at_is_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gshare.sock");
+        clear_the_way(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        let error = clear_the_way(&path).unwrap_err();
+        assert!(matches!(&error, DaemonError::NotASocket { path: at } if *at == path), "{error}");
+        assert!(error.to_string().contains("gshare.sock"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+
+        let in_use = || matches!(clear_the_way(&path), Err(DaemonError::InUse { .. }));
+        let admin = bind_admin(&path).unwrap();
+        assert!(in_use() && bind_admin(&path).is_err() && bind_frames(&path).is_err());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(matches!(clear_the_way(&link), Err(DaemonError::NotASocket { .. })));
+        drop(admin);
+        // Of both types: the next daemon need not have the same keys.
+        let frames = bind_frames(&path).unwrap();
+        assert!(in_use() && bind_admin(&path).is_err());
+        drop(frames);
+        let metrics = crate::config::MetricsAddress::Unix(path.clone());
+        let endpoint = http::Listener::bind(&metrics).unwrap();
+        assert!(in_use() && http::Listener::bind(&metrics).is_err());
+        drop(endpoint);
+        clear_the_way(&path).unwrap();
+        assert!(!path.exists());
+    }
 
     /// The generation of a slot has more bits than an event has room for.
     #[test]

@@ -54,6 +54,7 @@ struct Entry {
 pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, ConfigError> {
     let mut config = DiluVerticalConfig::default();
     (config.learn, config.max_clients) = (true, max_clients);
+    config.max_gpus = super::max_gpus(max_clients);
     Ok(Box::new(DiluVertical::new(config)?))
 }
 

@@ -39,6 +39,16 @@ gshare_core::config! {
     }
 }
 
+/// Number of devices for which a node of `max_clients` clients needs schedulers: a client may bring one of its own. 64 at least,
+/// and at most the 4,096 that schedulers take.
+pub const fn max_gpus(max_clients: u32) -> u32 {
+    match max_clients {
+        ..64 => 64,
+        4096.. => 4096,
+        clients => clients,
+    }
+}
+
 /// A device of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

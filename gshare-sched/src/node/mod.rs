@@ -41,7 +41,8 @@
 //!    within 100 s (`debts.rs`).
 //! 7. **Devices.** A device's memory is what the configuration says, else what the driver says ([`NodeEvent::DeviceFound`]). Where
 //!    both are silent it is what the first client says, and [`DeviceView::source`] shows that. No process is believed that it
-//!    holds more than there is.
+//!    holds more than there is. A user may have brought three devices of which only clients tell for each that is still
+//!    free of [`max_gpus`], so that UUIDs that do not exist keep no other user from a device.
 //! 8. **Memory** is reserved before it is allocated (`memory_account.rs`). A reservation that does not fit is tried once
 //!    more after a recall: of the instance's other processes if its limit is in the way, of all clients of the device if
 //!    that is full. A reservation, the view of an instance's memory and the operator's question wait for the answers of
@@ -124,7 +125,7 @@ mod turns;
 mod views;
 
 pub use co_scaling::vertical_scaler;
-pub use config::{ClientConfig, DeviceConfig, NodeConfig};
+pub use config::{ClientConfig, DeviceConfig, NodeConfig, max_gpus};
 pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;

@@ -89,6 +89,20 @@ pub enum Refusal {
         /// The bound.
         limit: u32,
     },
+    /// A device that only the client names, from a user who has brought many.
+    #[error(
+        "user {uid} has brought {own} devices, and {taken} of {most} are in use: the rest is for others ([[device]])"
+    )]
+    TooManyDevices {
+        /// The user.
+        uid: u32,
+        /// Devices of the user's processes that neither the configuration nor the driver knows.
+        own: usize,
+        /// Devices in use, of all users.
+        taken: usize,
+        /// The bound, which follows from `max_clients`.
+        most: u32,
+    },
     /// The token scheduler refuses the client.
     #[error("the token engine takes no more clients or devices")]
     Scheduler,
@@ -107,7 +121,7 @@ impl Refusal {
             | Self::MoreThanTheDevice { .. }
             | Self::TooManyProcesses { .. }
             | Self::Overcommitted { .. } => RefusalCode::BadSpec,
-            Self::Full { .. } | Self::Scheduler => RefusalCode::Full,
+            Self::Full { .. } | Self::TooManyDevices { .. } | Self::Scheduler => RefusalCode::Full,
         }
     }
 
@@ -120,7 +134,7 @@ impl Refusal {
             }
             Self::TooManyProcesses { .. } => "until fewer processes of the instance are there",
             Self::Overcommitted { .. } => "until requests of others leave, or the request is smaller",
-            Self::Full { .. } | Self::Scheduler => "until a client leaves",
+            Self::Full { .. } | Self::TooManyDevices { .. } | Self::Scheduler => "until a client leaves",
             _ => "for good: the process has to ask for something else",
         }
     }

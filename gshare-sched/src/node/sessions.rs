@@ -5,14 +5,18 @@ use super::shares::part;
 use super::time_admission;
 use super::{
     Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
-    Session, Tenant, TenantId, Turns, note,
+    Session, Tenant, TenantId, Turns, max_gpus, note,
 };
 use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, RunId, Share, Timestamp, TokenEvent,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Devices that a user may have brought for each one that is still free: of 1,024 the first user gets at most 768, the
+/// second 192 of the rest (dynamic thresholds, Choudhury and Hahne 1998).
+const PER_FREE: usize = 3;
 
 /// An attach that can be carried out.
 struct Attachment {
@@ -201,7 +205,27 @@ impl Node {
         if tenant.is_none() && self.tenants.next(limit).is_none() {
             return Err(Refusal::Full { what: "instances", limit });
         }
+        if self.device(gpu).is_none() && !self.facts.contains_key(&uuid) {
+            self.check_brought(instance.uid)?;
+        }
         Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
+    }
+
+    /// Whether a user may bring another device of which only clients tell: [`PER_FREE`] for each that is still free, so
+    /// that nobody fills the table with UUIDs that do not exist.
+    fn check_brought(&self, uid: u32) -> Result<(), Refusal> {
+        let most = max_gpus(self.config.max_clients);
+        let taken = self.devices.iter().flatten().count();
+        let brought =
+            |gpu: &GpuId| self.device(*gpu).is_some_and(|device| device.source == FactSource::Client);
+        let instances = self.instances.values().filter(|instance| instance.uid == uid);
+        let own: BTreeSet<GpuId> =
+            instances.flat_map(|instance| instance.tenants.keys().copied()).filter(brought).collect();
+        let own = own.len();
+        if own < PER_FREE * (most as usize).saturating_sub(taken) {
+            return Ok(());
+        }
+        Err(Refusal::TooManyDevices { uid, own, taken, most })
     }
 
     /// Whether the request of an instance can be met on a device beside those that were admitted before or are reserved.
@@ -403,7 +427,7 @@ impl Node {
             && device.clients == 0
             && !device.listed
         {
-            // Learned from a client, so forgotten with the last: invented UUIDs cannot fill the table.
+            // Learned from a client, so forgotten with the last.
             self.devices[gpu.index()] = None;
         }
     }

@@ -5,13 +5,14 @@ use gshare_core::{
     Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, SmShare,
     Timestamp,
 };
-use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, vertical_scaler};
+use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, max_gpus, vertical_scaler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
 /// A node with the multi-token scheduler.
 pub(crate) fn node(config: NodeConfig) -> Node {
     let mut tokens = MultiTokenConfig::default();
     (tokens.grace, tokens.max_clients) = (Duration::from_millis(50), config.max_clients);
+    tokens.max_gpus = max_gpus(config.max_clients);
     let scaler = vertical_scaler(config.max_clients).unwrap();
     Node::new(config, 1, Box::new(MultiToken::new(tokens).unwrap()), scaler).unwrap()
 }

@@ -369,17 +369,8 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     }
     let hook = HOOK.find()?;
     let simulated = options.simulate.announce("profile")?.is_simulated();
-    let (socket, held) = match options.place.named() {
-        Some(socket) => {
-            let held = private::named(&socket)?;
-            (socket, held)
-        }
-        None => {
-            let socket = private::socket(simulated);
-            let held = private::ensure(&socket)?;
-            (socket, held)
-        }
-    };
+    // The node's daemon where there is one: a private one beside it would hand out the same GPU a second time.
+    let (socket, held) = under_hook::socket(&options.place, simulated)?;
     // A partition that nobody enforces would be measured as if it were the whole.
     let partitioned = simulated || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
     let (simulate, command, place) =
@@ -410,7 +401,13 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             command: command.clone(),
         };
         let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
-        let Prepared { command, simulator, .. } = prepared;
+        let Prepared { command, simulator, hello } = prepared;
+        // A program that is refused, or runs without the share of this trial, has nothing to measure.
+        match private::ask(&socket, &hello) {
+            Ok(None) => {}
+            Ok(Some(notice)) => return Err(notice),
+            Err(error) => return Err(format!("{error:#}")),
+        }
         drop(core::mem::replace(&mut kept, simulator));
         Ok(command)
     };

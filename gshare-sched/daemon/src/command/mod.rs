@@ -24,7 +24,7 @@ pub struct Options {
     /// End when no process has been connected for so long.
     #[arg(long, value_name = "TIME")]
     idle_exit: Option<gshare_core::Duration>,
-    /// Socket for hooked processes, instead of the configuration's.
+    /// Socket for hooked processes, instead of the configuration's. The admin socket is beside it, unless the configuration sets one.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Directory of the journal, instead of the configuration's.
@@ -51,15 +51,15 @@ impl Options {
             None => Config::default(),
         };
         if let Some(socket) = &self.socket {
-            config.admin_socket = crate::config::admin_socket_of(socket);
-            config.socket.clone_from(socket);
+            config.move_socket(socket);
         }
         config.idle_exit = self.idle_exit;
         if self.metrics.is_some() {
             config.metrics.clone_from(&self.metrics);
         }
         if let Some(dir) = &self.journal {
-            config.journal = Some(JournalConfig::new(dir));
+            // Sizes and the rest of the file stay: defaults could delete files that it keeps.
+            config.journal.get_or_insert_with(|| JournalConfig::new(dir)).dir.clone_from(dir);
         }
         Ok(config)
     }
@@ -128,5 +128,42 @@ fn start_mps(mode: MpsMode) -> anyhow::Result<Option<Mps>> {
             Ok(None)
         }
         (_, Ok(mps)) => Ok(mps),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loaded(text: &str, args: &[&str]) -> Config {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            options: Options,
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("gshared.toml");
+        std::fs::write(&file, text).unwrap();
+        let args = ["gshared", "--config", file.to_str().unwrap()].into_iter().chain(args.iter().copied());
+        <Command as clap::Parser>::parse_from(args).options.load().unwrap()
+    }
+
+    #[test]
+    fn another_directory_of_the_journal_changes_nothing_else_of_it() {
+        let file = "[journal]\ndir = '/var/a'\nmax_file = '2MiB'\nkeep_files = 100\nactions = true";
+        let mut wanted = loaded(file, &[]).journal.unwrap();
+        wanted.dir = "/var/b".into();
+        assert_eq!(loaded(file, &["--journal", "/var/b"]).journal.unwrap(), wanted);
+        assert_eq!(loaded("", &["--journal", "/var/b"]).journal, Some(JournalConfig::new("/var/b")));
+    }
+
+    #[test]
+    fn another_socket_leaves_an_admin_socket_that_the_file_sets() {
+        let admin = |file: &str| loaded(file, &["--socket", "/run/b.sock"]).admin_socket;
+        assert_eq!(admin("admin_socket = '/run/own.sock'"), Path::new("/run/own.sock"));
+        assert_eq!(admin("socket = '/run/a.sock'"), Path::new("/run/b-admin.sock"));
+        // Also one that is where it would have been by itself.
+        let beside = "socket = '/run/a.sock'\nadmin_socket = '/run/a-admin.sock'";
+        assert_eq!(admin(beside), Path::new("/run/a-admin.sock"));
     }
 }

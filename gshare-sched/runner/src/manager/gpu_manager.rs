@@ -49,6 +49,8 @@ struct Copy {
     gpu: GpuId,
     model: ModelId,
     stage: Stage,
+    /// Whether its process was killed for taking too long. Its end, which may be long in coming, is the next that is heard.
+    killed: bool,
     /// Serial number of its last use.
     used: u64,
     /// Frames that the kernel had no room for.
@@ -228,17 +230,21 @@ impl GpuManager {
         if !self.reports.is_empty() {
             return Some(Timestamp::ZERO);
         }
-        self.gpus.values().filter_map(|gpu| self.due(gpu)).min()
+        self.gpus.values().filter_map(|gpu| self.due(gpu)).map(|(due, _)| due).min()
     }
 
-    fn due(&self, gpu: &Gpu) -> Option<Timestamp> {
-        match &gpu.doing {
-            Doing::Nothing => None,
-            Doing::Loading { since, .. } => Some(since.saturating_add(self.config.load_patience)),
-            Doing::Running { since, count, .. } => {
-                Some(since.saturating_add(self.config.run_patience.saturating_mul(*count)))
+    /// The copy that a GPU is using, and when that takes too long. None once its process was killed for it.
+    fn due(&self, gpu: &Gpu) -> Option<(Timestamp, u64)> {
+        let (model, since, patience) = match &gpu.doing {
+            Doing::Nothing => return None,
+            Doing::Loading { model, since, .. } => (model, since, self.config.load_patience),
+            Doing::Running { model, since, count, .. } => {
+                (model, since, self.config.run_patience.saturating_mul(*count))
             }
-        }
+        };
+        let serial = *gpu.copies.get(model)?;
+        let waits = self.copies.get(&serial).is_some_and(|copy| !copy.killed);
+        waits.then_some((since.saturating_add(patience), serial))
     }
 
     /// Carries out an order of the scheduler; what comes of it is reported.
@@ -329,7 +335,8 @@ impl GpuManager {
             Ok(process) => {
                 tracing::debug!(%gpu, %model, pid = process.pid(), "loading");
                 let (stage, waiting) = (Stage::Loading, VecDeque::new());
-                self.copies.insert(serial, Copy { process, gpu, model, stage, used, waiting });
+                let copy = Copy { process, gpu, model, stage, killed: false, used, waiting };
+                self.copies.insert(serial, copy);
                 let on = self.gpu_mut(gpu)?;
                 on.copies.insert(model, serial);
                 on.doing = Doing::Loading { model, from, since: now };
@@ -442,18 +449,13 @@ impl GpuManager {
                 }
             }
         }
-        for gpu in self.gpus.values() {
-            let (Some(due), Doing::Loading { model, .. } | Doing::Running { model, .. }) =
-                (self.due(gpu), &gpu.doing)
-            else {
-                continue;
-            };
-            if let Some(copy) = gpu.copies.get(model).and_then(|serial| self.copies.get(serial))
-                && due <= now
-            {
-                tracing::warn!(gpu = %copy.gpu, %model, pid = copy.process.pid(), "takes too long: killed");
-                copy.process.kill();
-            }
+        let late = self.gpus.values().filter_map(|gpu| self.due(gpu)).filter(|(due, _)| *due <= now);
+        for serial in late.map(|(_, serial)| serial).collect::<Vec<_>>() {
+            let Some(copy) = self.copies.get_mut(&serial) else { continue };
+            let (gpu, model) = (copy.gpu, copy.model);
+            tracing::warn!(%gpu, %model, pid = copy.process.pid(), "takes too long: killed");
+            copy.process.kill();
+            copy.killed = true;
         }
         out.append(&mut self.reports);
         Ok(())
@@ -627,5 +629,38 @@ impl GpuManager {
             }
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::Bytes;
+
+    /// The deadline stayed in the past until the process was reaped: its loop did not sleep, and killed it again and again.
+    #[test]
+    fn a_process_that_was_killed_for_taking_too_long_has_no_deadline() {
+        let mut manager = GpuManager::new(ManagerConfig::default()).unwrap();
+        let (gpu, model, memory) = (GpuId::new(0), ModelId::new(0), Bytes::from_mib(1));
+        manager.add_gpu(gpu, GpuSpec::new("0", memory)).unwrap();
+        let time = Duration::from_millis(1);
+        let profile = ModelProfile { load_disk: time, load_host: time, infer: time };
+        let mut program = Program::new("sleep", memory, profile);
+        program.arguments = vec!["1000".into()];
+        manager.add_model(model, program).unwrap();
+        manager.take_events();
+
+        let load = RequestAction::Load { gpu, model, from: Tier::Disk, keep_on_host: false };
+        manager.order(Timestamp::ZERO, load).unwrap();
+        let due = manager.next_deadline().unwrap();
+        assert_eq!(due, Timestamp::ZERO.saturating_add(manager.config.load_patience));
+        let mut reports = Vec::new();
+        manager.handle(due, &mut reports).unwrap();
+        assert_eq!((manager.next_deadline(), reports.as_slice()), (None, &[][..]));
+        while reports.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            manager.handle(due, &mut reports).unwrap();
+        }
+        assert_eq!(reports, [Report::Event(RequestEvent::LoadFailed { gpu, model })]);
     }
 }

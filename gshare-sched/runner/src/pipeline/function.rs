@@ -341,6 +341,7 @@ impl Supervisor {
             return;
         }
         match self.blame(stage) {
+            // The bound of the request's attempts ends that.
             Ok(true) => self.young[stage] = 0,
             Ok(false) if process.begun.elapsed() >= YOUNG => self.young[stage] = 0,
             // One that has done something does run, however often it is killed.
@@ -360,7 +361,7 @@ impl Supervisor {
     }
 
     /// Counts the death against the request that is first in the stage's input; fails that when it was one too many.
-    /// Says whether there was one that had not been blamed before.
+    /// Says whether there was one.
     fn blame(&mut self, stage: usize) -> Result<bool, FfsError> {
         let options = ChannelOptions::default();
         let mut input = reopen(&self.links[stage])?.into_receiver(options);
@@ -371,11 +372,10 @@ impl Supervisor {
         };
         let tag = message.tag() & !FAILED;
         let (before, deaths) = &mut self.blamed[stage];
-        let new = *before != tag;
-        (*before, *deaths) = (tag, if new { 1 } else { *deaths + 1 });
+        (*before, *deaths) = (tag, if *before == tag { *deaths + 1 } else { 1 });
         if *deaths < self.assignment.max_attempts {
             message.keep();
-            return Ok(new);
+            return Ok(true);
         }
         let mut output = reopen(&self.links[stage + 1])?.into_sender(options);
         if output.last_tag().is_none_or(|last| last & !FAILED < tag) {
@@ -386,7 +386,7 @@ impl Supervisor {
                 // No room behind it now: the stage may try again, and is blamed again if it dies of it.
                 Err(ChannelError::TimedOut) => {
                     message.keep();
-                    return Ok(new);
+                    return Ok(true);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -416,4 +416,33 @@ impl Supervisor {
 
 fn number(stage: usize) -> u32 {
     u32::try_from(stage).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::StageSpec;
+
+    /// More attempts than deaths for which a stage is given up: the request fails, not the function.
+    #[test]
+    fn deaths_over_one_request_do_not_end_the_function() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("assignment.json");
+        let attempts = MAX_YOUNG_DEATHS + 4;
+        // Before the request is there, and after it, nothing would be to blame.
+        let script = format!(
+            "cd {}; until [ -e go ]; do sleep 0.01; done; echo >> deaths; \
+             [ $(wc -l < deaths) -gt {attempts} ] && exec sleep 1000; exit 1",
+            dir.path().display()
+        );
+        let command = ["sh", "-c", &script].map(str::to_owned).to_vec();
+        let stage = StageSpec { components: vec![], slice: "0".to_owned(), command };
+        let mut assignment = Assignment::new("test", vec![stage], 256);
+        assignment.max_attempts = attempts;
+        std::fs::write(&path, serde_json::to_vec(&assignment).unwrap()).unwrap();
+        let function = FfsFunction::start(&path).unwrap();
+        let ticket = function.submit(b"x", None).unwrap();
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        assert_eq!(ticket.wait(), Err(FfsError::StageDied { stage: 0, attempts }));
+    }
 }
