@@ -217,4 +217,7 @@ fn bad_events_are_refused_and_change_nothing() {
 fn a_bound_of_zero_is_refused_by_name() {
     let refused = FirstCome::new(FirstComeConfig::default().with_max_waiting(0)).unwrap_err();
     assert_eq!(refused.to_string(), "max_waiting is 0: need more than 0");
+    let config = FirstComeConfig::default().with_short_every(Duration::ZERO);
+    let refused = FirstCome::new(config).unwrap_err();
+    assert_eq!(refused.to_string(), "short_every is 0: need more than 0");
 }

@@ -849,6 +849,8 @@ fn what_is_refused_changes_nothing() {
     let mut config = RouterConfig::default();
     config.max_attempts = 0;
     assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "max_attempts is 0: need more than 0");
+    let config = RouterConfig::default().with_short_every(Duration::ZERO);
+    assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "short_every is 0: need more than 0");
 }
 
 #[test]

@@ -63,7 +63,8 @@ impl Tenants {
             return None;
         }
         let share = u128::from(of.limits.gpu_time.get());
-        let may = Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
+        let may =
+            Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
         if now >= of.window_ends {
             // A request counts when it has ended: what went beyond the share is carried.
             let over = now.saturating_since(of.window_ends).as_nanos() / window.as_nanos().max(1);
@@ -136,5 +137,40 @@ impl Tenants {
         if let Some(of) = self.tenants.get_mut(&tenant) {
             of.memory = of.memory.saturating_sub(memory);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::BasisPoints;
+
+    /// A tenth of one device, in windows of a minute.
+    fn tenants(share: u16) -> Tenants {
+        let mut tenants = Tenants::new(Duration::from_secs(60));
+        let mut limits = TenantLimits::default();
+        limits.gpu_time = BasisPoints::new(share).unwrap();
+        tenants.limit(TenantId::new(1), limits);
+        for request in 0..3 {
+            tenants.arrived(TenantId::new(1), Timestamp::ZERO, RequestId::new(request));
+        }
+        tenants
+    }
+
+    #[test]
+    fn time_beyond_the_share_is_carried_into_the_next_windows() {
+        let (tenant, at) = (TenantId::new(1), |seconds: u64| Timestamp::from_millis(1_000 * seconds));
+        let mut tenants = tenants(1_000);
+        assert!(tenants.admit(at(0), tenant, 1).is_some());
+        tenants.ended(tenant, Duration::from_secs(60), true);
+        assert_eq!(tenants.admit(at(60), tenant, 1), None, "54 s of a share of 6 s");
+        assert_eq!(tenants.admit(at(120), tenant, 1), None);
+        // Ten windows after the request there is none of it left.
+        assert!(tenants.admit(at(600), tenant, 1).is_some());
+    }
+
+    #[test]
+    fn a_tenant_that_may_have_no_time_has_none() {
+        assert_eq!(tenants(0).admit(Timestamp::ZERO, TenantId::new(1), 4), None);
     }
 }

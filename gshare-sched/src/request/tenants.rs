@@ -211,3 +211,31 @@ impl Tenants {
         t.charged = t.charged.saturating_add(took).saturating_sub(charged);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While it had no work the others were served far beyond what it had asked for.
+    #[test]
+    fn a_tenant_that_comes_back_is_not_ahead_by_what_it_asked_for_before() {
+        let (second, now) = (Duration::from_secs(1), Timestamp::ZERO);
+        let mut tenants = Tenants::new(second, Some(second));
+        let asks = |tenants: &mut Tenants, tenant: u32, slot| {
+            tenants.get(tenant).held.push_back(slot);
+            tenants.stir(tenant);
+            tenants.admit(tenant, now, 1, |_| 10 * second.as_nanos(), false)
+        };
+        assert!(asks(&mut tenants, 1, 7).is_some());
+        assert!(asks(&mut tenants, 1, 8).is_none(), "10 s ahead of a horizon of 1 s");
+        assert_eq!(tenants.next_ahead(true), Some(1));
+        tenants.get(1).held.clear();
+        tenants.get(1).inside = 0;
+        tenants.stir(1);
+        assert!(asks(&mut tenants, 2, 9).is_some());
+        tenants.serve(2, 50 * second.as_nanos());
+        tenants.stir(2);
+        assert!(asks(&mut tenants, 1, 10).is_some());
+        assert_eq!(tenants.next_ahead(true), None, "nothing of it is held");
+    }
+}
