@@ -5,14 +5,15 @@ mod platform_pools;
 #[path = "support/platform.rs"]
 mod support;
 
+use gshare_core::dag::ComponentSet;
 use gshare_core::mig::GpuModel;
 use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, MigLayout, Part, PlatformAction, PlatformEvent, Regime,
-    Rejection, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, MigLayout, Part, PlatformAction,
+    PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use gshare_core::request::TenantLimits;
+use gshare_core::request::{TenantLimits, Tier};
 use gshare_core::{
-    BasisPoints, Bytes, Duration, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
+    BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
     RequestId, SmShare, TenantId, Timestamp,
 };
 use gshare_sched::platform::{
@@ -333,4 +334,65 @@ proptest! {
     fn requests_end_once_and_devices_are_never_oversold(bytes in prop::collection::vec(any::<u8>(), 3..240)) {
         support::run_bytes(&bytes);
     }
+}
+
+/// A pool that begins something on a device before it hears that it is lost, as one does whose deadline has come.
+struct Late;
+
+impl Engine for Late {
+    type Event = PoolEvent;
+    type Action = PoolAction;
+    type Error = PoolError;
+
+    fn handle(
+        &mut self,
+        _: Timestamp,
+        event: PoolEvent,
+        actions: &mut Vec<PoolAction>,
+    ) -> Result<(), PoolError> {
+        if let PoolEvent::DeviceLost { gpu } = event {
+            let (share, components) = (GpuShare::WHOLE, ComponentSet::EMPTY);
+            let start = PlatformAction::Start {
+                instance: InstanceId::new(0),
+                function: FunctionId::new(0),
+                parts: vec![Part { gpu, share, slice: None, stage: 0, components }],
+                from: Tier::Disk,
+                takes: Duration::ZERO,
+                parked: false,
+            };
+            actions.push(PoolAction::Order(start));
+        }
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        None
+    }
+}
+
+impl Pool for Late {
+    fn regime(&self) -> Regime {
+        Regime::Whole
+    }
+    fn instances(&self, _: &mut dyn FnMut(&InstanceView)) {}
+    fn waiting(&self, _: FunctionId) -> usize {
+        0
+    }
+    fn invariants(&self) {}
+}
+
+#[test]
+fn a_host_gets_no_order_for_an_instance_of_a_device_that_it_has_just_lost() {
+    let mut platform = Platform::new(PlatformConfig::default(), vec![Box::new(Late)]).unwrap();
+    let gpu = GpuId::new(0);
+    let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
+    let function = inference(1).with_regime(Regime::Whole);
+    for event in [
+        PlatformEvent::DeviceFound { gpu, spec },
+        PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(function) },
+        PlatformEvent::DeviceLost { gpu },
+    ] {
+        assert_eq!(platform.orders(Timestamp::ZERO, event).unwrap(), []);
+    }
+    platform.invariants();
 }
