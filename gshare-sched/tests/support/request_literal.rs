@@ -127,7 +127,6 @@ impl Literal {
             RequestEvent::ModelLimited { model, copies } => {
                 let model = model.number();
                 self.models.get_mut(&model).unwrap().most = Some(copies as usize);
-                self.trim(model, out);
             }
             RequestEvent::ModelPinned { model, gpu, pinned } => {
                 let pins = &mut self.gpus.get_mut(&gpu.number()).unwrap().pins;
@@ -223,6 +222,10 @@ impl Literal {
             }
             _ => {}
         }
+        let over: Vec<u32> = self.models.keys().copied().filter(|model| self.beyond(*model) > 0).collect();
+        for model in over {
+            self.trim(model, out);
+        }
         self.schedule(out);
     }
 
@@ -279,6 +282,12 @@ impl Literal {
 
     fn holders(&self, model: u32) -> Vec<u32> {
         self.gpus.keys().copied().filter(|gpu| self.cached(*gpu, model)).collect()
+    }
+
+    /// The idle GPU with a copy that runs the model fastest.
+    fn idle_holder(&self, model: u32) -> Option<u32> {
+        let idle = self.holders(model).into_iter().filter(|j| self.idle(*j));
+        idle.min_by_key(|j| (self.costs(model, *j).1, self.gpus[j].dispatches, *j))
     }
 
     fn full(&self, model: u32) -> bool {
@@ -527,8 +536,7 @@ impl Literal {
         };
         let best = holders.iter().filter(|j| !self.idle(**j)).map(|j| finish(*j)).min();
         if self.limit.is_some() {
-            let idle = holders.iter().copied().filter(|j| self.idle(*j));
-            if let Some(j) = idle.min_by_key(|j| (self.costs(model, *j).1, self.gpus[j].dispatches, *j)) {
+            if let Some(j) = self.idle_holder(model) {
                 self.hit(j, at, out);
                 return Outcome::Elsewhere;
             }
@@ -540,6 +548,11 @@ impl Literal {
             }
         }
         match self.victims(gpu, model).filter(|_| !self.full(model)) {
+            None if self.full(model) && self.idle_holder(model).is_some() => {
+                let j = self.idle_holder(model).unwrap();
+                self.hit(j, at, out);
+                Outcome::Elsewhere
+            }
             None if self.full(model) && best.is_some() => {
                 let request = self.leave(at);
                 let (.., j) = best.unwrap();
