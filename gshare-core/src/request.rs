@@ -131,7 +131,7 @@ pub enum RequestEvent {
     /// The most copies of a model from now on, on all GPUs; a model that was never named has no limit. Copies beyond it are
     /// evicted: unused ones at once, others as soon as what runs on them is done. A copy that is being evicted does not count.
     ModelLimited {
-        /// Which model.
+        /// The model that is limited.
         model: ModelId,
         /// The most copies; more than 0.
         copies: u32,

@@ -832,7 +832,7 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
     }
 }
 
-/// Makes the path of a socket free: takes away a socket that nobody listens at, and nothing else.
+/// Makes the path of a socket free: takes away a socket at which no process listens, and nothing else.
 ///
 /// # Errors
 /// [`DaemonError::NotASocket`] for another file, also for a link; [`DaemonError::InUse`] for a socket that a process has.
@@ -909,7 +909,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(matches!(clear_the_way(&link), Err(DaemonError::NotASocket { .. })));
         drop(admin);
-        // Of both types: the next daemon need not have the same keys.
+        // Sockets of both types are told apart: the next daemon need not have the same keys.
         let frames = bind_frames(&path).unwrap();
         assert!(in_use() && bind_admin(&path).is_err());
         drop(frames);

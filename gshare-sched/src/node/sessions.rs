@@ -212,7 +212,7 @@ impl Node {
     }
 
     /// Whether a user may bring another device of which only clients tell: [`PER_FREE`] for each that is still free, so
-    /// that nobody fills the table with UUIDs that do not exist.
+    /// that no user fills the table with UUIDs that do not exist.
     fn check_brought(&self, uid: u32) -> Result<(), Refusal> {
         let most = max_gpus(self.config.max_clients);
         let taken = self.devices.iter().flatten().count();

@@ -16,7 +16,7 @@
 //! - instances of a function that start, are ready or parked are never more than its maximum when one is started;
 //! - the pool's instances are those of the book, and so is the number of requests that wait;
 //! - a live function has its minimum of instances, those that start included, within a minute, unless `Unmet` was told since it had;
-//!   whatever was told, within ten seconds in which it surely fits a device and no start of it fails. No order drains one of
+//!   also after an `Unmet`, within ten seconds in which it surely fits a device and no start of it fails. No order drains one of
 //!   them; and once nothing goes wrong any more each has its minimum, within a bound;
 //! - an event that makes no sense is refused, and nothing is ordered then;
 //! - once nothing goes wrong any more each request ends, within a bound.

@@ -142,7 +142,7 @@ pub(super) struct Floor<'a> {
     pub(super) ends: Vec<End>,
     /// The nodes, where kernels are simulated.
     nodes: Option<Running<'a>>,
-    /// What is recorded of requests and slices.
+    /// The record of requests and slices, if the plan asks for one.
     pub(super) record: Option<Record>,
 }
 

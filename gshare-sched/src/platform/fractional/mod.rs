@@ -10,8 +10,8 @@
 //! 1. *Load*: requests of each function are counted and reported once a tick. The scaler's `Start` is placed by the packer and
 //!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance. A refused point is
 //!    not tried again for a while.
-//! 2. *Minimum* ([`minimum`]): what a function lacks of it is started at once where there is room at any of its points, whatever
-//!    the scaler waits for; after a start that the host refused in ten seconds.
+//! 2. *Minimum* ([`least_instances`]): the instances that a function lacks are started at once where there is room at any of its points,
+//!    also while the scaler waits; after a start that the host refused in ten seconds.
 //! 3. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
 //!    for [`keep_alive`](FractionalConfig::keep_alive).
 //! 4. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
@@ -50,7 +50,7 @@
 
 mod gangs;
 mod late_last;
-mod minimum;
+mod least_instances;
 mod placing;
 mod pool_config;
 mod queueing;

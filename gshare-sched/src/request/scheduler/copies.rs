@@ -79,7 +79,7 @@ impl LocalityScheduler {
         self.requeue_local(gpu, model);
     }
 
-    /// Those waiting for a model on this GPU are queued again.
+    /// Requests that wait for a model on this GPU are queued again.
     fn requeue_local(&mut self, gpu: u32, model: u32) {
         let local = core::mem::take(&mut self.g_mut(gpu).local);
         for slot in local {

@@ -3,7 +3,7 @@
 use super::{FractionalPool, Function, FunctionId, HorizontalEvent, PoolAction, Setting, Timer};
 
 impl Function {
-    /// Instances that it is to have whatever its load: its minimum, and one while it is called.
+    /// The instances that a function has under any load: its minimum, and one while it is called.
     fn least(&self) -> u32 {
         self.spec.min_instances.max(self.activated.into())
     }

@@ -43,7 +43,7 @@ pub fn router_and_keeper(
                 let pool: Box<dyn Pool> = Box::new(pool.with_router(router).with_keepers(Arc::new(watched)));
                 Platform::new(PlatformConfig::default(), vec![pool]).map_err(text)
             };
-            // What pool, router and keeper believe of each other is checked by panics of the pool.
+            // The pool panics where it, the router and the keeper disagree about an instance.
             let ran = catch_unwind(AssertUnwindSafe(|| {
                 let plan = plan(seed).map_err(text)?;
                 world::run(&plan, seed, platform).map_err(|failure| failure.claim)
