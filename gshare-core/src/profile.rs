@@ -33,7 +33,7 @@
 use crate::units::{Duration, Quota, SmShare, quantity};
 use core::cmp::Ordering;
 use core::fmt;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 quantity! {
     /// Requests per second, kept in thousandths so that decisions rest on integers.
@@ -277,6 +277,16 @@ impl ProfileTable {
             Some(pair) => Err(ProfileError::Duplicate { setting: pair[0].setting() }),
             None => Ok(Self { points }),
         }
+    }
+
+    /// The points as they hold where no process can be confined to a part of the SMs: of those with one batch and quota the point with
+    /// the most SMs, as a point at all of them. More SMs serve no fewer requests.
+    #[must_use]
+    pub fn on_all_sms(&self) -> Self {
+        // Points come with the fewest SMs first: a later one takes the place of an earlier one.
+        let widened = self.points.iter().map(|point| ((point.batch, point.quota), *point));
+        let most: BTreeMap<_, ProfilePoint> = widened.collect();
+        Self { points: most.into_values().map(|point| ProfilePoint { sm: SmShare::WHOLE, ..point }).collect() }
     }
 
     /// The points in the order of their setting; at least one.

@@ -42,6 +42,12 @@ impl GpuShare {
     pub const WHOLE: Self =
         Self { time: QuotaRange::WHOLE, sm: SmShare::WHOLE, sm_limit: SmShare::WHOLE, memory: None };
 
+    /// The same time and memory with every SM: the share where no process can be confined to a part of the SMs.
+    #[must_use]
+    pub const fn on_all_sms(self) -> Self {
+        Self { sm: SmShare::WHOLE, sm_limit: SmShare::WHOLE, ..self }
+    }
+
     /// A checked share. A `memory` of `None` has no limit but the device's.
     ///
     /// # Errors

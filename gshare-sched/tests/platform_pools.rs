@@ -8,8 +8,8 @@ use gshare_core::platform::{
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, NodeId, Quota, RequestId, SmShare,
-    Timestamp,
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
+    RequestId, SmShare, Timestamp,
 };
 use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
 use gshare_sched::platform::{
@@ -300,6 +300,39 @@ fn load_beyond_the_most_instances_is_no_lack_of_devices() {
         host.wait(Duration::from_millis(10));
     }
     assert_eq!((host.count(0), host.unmet), (1, 0));
+}
+
+/// Shares of what a pool with one device starts of a function at once.
+fn shares(sm_partitions: bool, spec: FunctionSpec) -> Vec<GpuShare> {
+    let config = FractionalConfig::default().with_sm_partitions(sm_partitions);
+    let mut pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+    let device = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+    let joined = PoolEvent::DeviceJoined { gpu: GpuId::new(0), spec: device };
+    pool.orders(Timestamp::ZERO, joined).unwrap();
+    let added = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
+    let orders = pool.orders(Timestamp::ZERO, added).unwrap();
+    let started = orders.into_iter().filter_map(|order| match order {
+        PoolAction::Order(PlatformAction::Start { parts, .. }) => Some(parts[0].share),
+        _ => None,
+    });
+    started.collect()
+}
+
+#[test]
+fn without_sm_partitions_a_device_is_shared_by_time_alone() {
+    let (sm, quota) = (SmShare::from_percent(25).unwrap(), Quota::from_percent(60).unwrap());
+    let time = Duration::from_millis(20);
+    let point = ProfilePoint::measured(sm, quota, 1, 50.0, time, time).unwrap();
+    let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
+    let serves = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(1)).with_instances(4, 4);
+    let share = GpuShare::new(QuotaRange::new(quota, quota).unwrap(), sm, sm, None).unwrap();
+    let trains = FunctionSpec::new(Work::Training { workers: 1, share }, Bytes::from_gib(1));
+    let sms = |partitions, spec: &FunctionSpec| -> Vec<SmShare> {
+        shares(partitions, spec.clone()).iter().map(GpuShare::sm).collect()
+    };
+    // Four quarters of the SMs fit side by side; 60 % of the time fits once.
+    assert_eq!((sms(true, &serves), sms(false, &serves)), (vec![sm; 4], vec![SmShare::WHOLE]));
+    assert_eq!((sms(true, &trains), sms(false, &trains)), (vec![sm], vec![SmShare::WHOLE]));
 }
 
 #[derive(Debug, Clone)]

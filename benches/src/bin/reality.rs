@@ -6,6 +6,9 @@
 //! and the daemon are real on one side, and on the other nothing is. One run differs from the next, since a decision that falls the
 //! other way changes all that follow: with `--seeds` the difference is the mean over the seeds, with its standard error.
 //!
+//! With `--gpu` the processes run on the first GPU of this machine, and `World` has one device as well; scenarios on MIG slices are
+//! left out. The program's kernels take the same time on any GPU, as they look at its clock.
+//!
 //! The last scenario is partition P1 of FluidFaaS (Table 7) on two GPUs: pipelines of three components under bursts. Their
 //! times on slices are given, not measured: a kernel of the program takes the less the more SMs its slice has.
 
@@ -39,6 +42,9 @@ struct Options {
     /// How many seeds each scenario is run with.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
+    /// Run the processes on the first GPU of this machine, and `World` with one device; leaves out scenarios on MIG slices.
+    #[arg(long)]
+    gpu: bool,
     /// Only the scenarios in whose name this is.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -171,20 +177,23 @@ impl Drop for Host {
 }
 
 impl Host {
-    fn start(programs: &Path, scenario: &Scenario, state: &Path, start: Duration) -> Result<Self> {
-        let program = programs.join("gshare-openfaas");
+    fn start(options: &Options, scenario: &Scenario, state: &Path, start: Duration) -> Result<Self> {
+        let program = options.programs.canonicalize()?.join("gshare-openfaas");
         let sim = match scenario.slices {
-            [] => format!("--sim=v100,devices={}", scenario.gpus),
-            slices => format!("--sim=a100,devices={},mig={}", scenario.gpus, slices.join("+")),
+            _ if options.gpu => None,
+            [] => Some(format!("--sim=v100,devices={}", scenario.gpus)),
+            slices => Some(format!("--sim=a100,devices={},mig={}", scenario.gpus, slices.join("+"))),
         };
         let file = state.join("settings.json");
         std::fs::write(&file, serde_json::to_string(&settings(start))?)?;
         let mut child = Command::new(&program)
-            .args(["--listen", "127.0.0.1:0", &sim, "--settings"])
+            .args(["--listen", "127.0.0.1:0", "--settings"])
             .arg(file)
+            .args(sim)
             .arg("--state")
             .arg(state)
             .stdout(Stdio::piped())
+            .envs(options.gpu.then_some(("CUDA_VISIBLE_DEVICES", "0")))
             .spawn()
             .with_context(|| program.display().to_string())?;
         let mut line = String::new();
@@ -306,7 +315,7 @@ fn start(options: &Options) -> Result<Duration> {
     const STARTS: usize = 5;
     let (dir, scenario) = (tempfile::tempdir()?, &SCENARIOS[0]);
     let programs = options.programs.canonicalize()?;
-    let host = Host::start(&programs, scenario, dir.path(), Duration::from_millis(400))?;
+    let host = Host::start(options, scenario, dir.path(), Duration::from_millis(400))?;
     let share = json!({"fastgshare/gpu_mem": "1GiB", "fastgshare/gpu_quota_request": "0.5", "fastgshare/gpu_sm_partition": "50"});
     host.deploy(&programs, "cold", &share, &json!({}))?;
     let address = format!("{}/function/cold", host.url);
@@ -340,7 +349,7 @@ struct Real {
 fn real(options: &Options, scenario: &Scenario, start: Duration, seed: u64) -> Result<Real> {
     let dir = tempfile::tempdir()?;
     let programs = options.programs.canonicalize()?;
-    let host = Host::start(&programs, scenario, dir.path(), start)?;
+    let host = Host::start(options, scenario, dir.path(), start)?;
     for served in scenario.functions {
         let load = format!("{}us", start.as_nanos() / 1_000);
         let mut annotations = json!({"gshare/slo": format!("{}ms", served.slo_ms), "gshare/load": load});
@@ -439,7 +448,7 @@ fn simulated(
             DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)
         }
     };
-    let devices = vec![device; scenario.gpus];
+    let devices = vec![device; if options.gpu { 1 } else { scenario.gpus }];
     let mut functions = Vec::new();
     let mut parts = Vec::new();
     for (served, (_, state)) in scenario.functions.iter().zip(&real.functions) {
@@ -482,7 +491,8 @@ fn main() -> Result<()> {
     let start = start(&options)?;
     if !options.json {
         println!(
-            "simulated driver; {} s a scenario; a program starts in {start}; latencies from the time that a request is due",
+            "{}; {} s a scenario; a program starts in {start}; latencies from the time that a request is due",
+            if options.gpu { "a GPU" } else { "simulated driver" },
             options.seconds
         );
         println!(
@@ -498,8 +508,10 @@ fn main() -> Result<()> {
             "migrated"
         );
     }
-    let wanted =
-        |scenario: &&Scenario| options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
+    let wanted = |scenario: &&Scenario| {
+        let named = options.only.as_deref().is_none_or(|only| scenario.name.contains(only));
+        named && (!options.gpu || scenario.slices.is_empty())
+    };
     for scenario in SCENARIOS.iter().filter(wanted) {
         // Kernels are simulated on shares of a device alone.
         let depths: &[_] = match scenario.slices {

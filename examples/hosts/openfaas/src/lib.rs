@@ -303,7 +303,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         options.listen
     );
     let tenants = tenants(options.tenants.as_deref())?;
-    let platform = settings(options)?.build().context("--settings")?;
+    let mut settings = settings(options)?;
     let store = records::Store::open(&options.state).with_context(|| options.state.display().to_string())?;
     let state = options.state.canonicalize()?;
     let listener = tokio::net::TcpListener::bind(options.listen).await;
@@ -333,7 +333,13 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     }
     let mps = || gshared::mps::Mps::find().filter(|mps| mps.is_running());
     let mps = if devices.simulated { None } else { mps().map(|mps| mps.pipe_dir().to_owned()) };
-    let partitioned = devices.simulated || mps.is_some();
+    let partitions = &mut settings.fractional.pool.sm_partitions;
+    *partitions &= devices.simulated || options.no_gpu || mps.is_some();
+    let partitioned = *partitions;
+    if !partitioned {
+        eprintln!("openfaas: SM partitions are not kept without MPS, so functions share a GPU by time alone");
+    }
+    let platform = settings.build().context("--settings")?;
     let said = match (options.no_gpu, devices.simulated) {
         (true, _) => "no GPU".to_owned(),
         (false, simulated) => {

@@ -44,7 +44,7 @@ pub struct Runner {
     pub hook: Option<Hook>,
     /// The node's devices.
     pub devices: Devices,
-    /// Whether the driver keeps to SM partitions: MPS, or a simulated device.
+    /// Whether the driver keeps to SM partitions (MPS, or a simulated device), and the platform gives any.
     pub partitioned: bool,
     /// Socket at which the node's daemon tells what it knows.
     pub daemon: Option<std::path::PathBuf>,

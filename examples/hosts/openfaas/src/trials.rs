@@ -6,7 +6,8 @@
 //! 2. It is measured, its throughput in a closed loop with as many requests at once as it takes, its latency in an open loop at
 //!    two thirds of that: at the whole share, at a half and a quarter of
 //!    its SMs, and at half of its time with the SMs that served the most requests for their area (FaST-GShare, section 3.2,
-//!    measures a grid of these two).
+//!    measures a grid of these two). Where processes cannot be confined to a part of the SMs, at the whole share, at a half and a
+//!    quarter of its time.
 //! 3. Points whose 95th percentile misses half of the SLO stay in the table: the scaler does not take them.
 
 use super::deployment::Wants;
@@ -101,13 +102,14 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         tell("uses no GPU".to_owned());
         return Ok(Measured { table: point, memory: Bytes(1) });
     };
-    let part_of = |sm: SmShare, parts: u16| SmShare::new(sm.get() / parts).filter(|sm| sm.get() >= 100);
+    let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
+    let part = |parts: u16| {
+        let (sm, quota) = if partitioned { (all.get() / parts, time.get()) } else { (all.get(), time.get() / parts) };
+        let sm = SmShare::new(sm).filter(|sm| sm.get() >= 100)?;
+        Some(setting(sm, Quota::new(quota).filter(|quota| !quota.is_zero())?))
+    };
     let mut points: Vec<ProfilePoint> = Vec::new();
-    let mut settings: Vec<Setting> = [Some(all), part_of(all, 2), part_of(all, 4)]
-        .into_iter()
-        .flatten()
-        .map(|sm| setting(sm, time))
-        .collect();
+    let mut settings: Vec<Setting> = [1, 2, 4].into_iter().filter_map(part).collect();
     let mut last = None;
     while let Some(next) = (!settings.is_empty()).then(|| settings.remove(0)) {
         if stop.load(Ordering::Acquire) {

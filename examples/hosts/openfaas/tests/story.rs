@@ -150,6 +150,29 @@ fn a_function_with_an_slo_is_measured_placed_scaled_and_served_and_comes_back() 
     assert!(!logs.contains("is measured"), "{logs}");
 }
 
+/// As on a GPU without MPS: the function is measured at parts of the time, and its instances have all SMs.
+#[test]
+fn without_sm_partitions_a_function_is_measured_and_served_by_time_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("settings.json");
+    std::fs::write(&file, json!({"fractional": {"pool": {"sm_partitions": false}}}).to_string()).unwrap();
+    let story = Story::on(&["--sim=v100", "--settings", file.to_str().unwrap()], dir);
+    story.deploy("resnet", &json!({"gshare/slo": "2s"}), &json!({"envVars": {"KERNELS": "2"}}));
+    story.ask("resnet");
+    let status = story.status("resnet");
+    let points = status["profile"]["points"].as_array().unwrap();
+    let of = |point: &Value, key: &str| point[key].as_u64().unwrap();
+    assert!(points.iter().all(|point| of(point, "sm_basis_points") == 10_000), "{status}");
+    let quotas: BTreeSet<u64> = points.iter().map(|point| of(point, "quota_basis_points")).collect();
+    assert_eq!(quotas, BTreeSet::from([1_000, 2_000, 4_000]));
+    assert_eq!(status["instances"][0]["parts"][0]["share"]["sm_bp"], 10_000, "{status}");
+    // A quarter of the SMs for 60 % of the time, which would find room beside it.
+    let share = json!({"fastgshare/gpu_quota_request": "0.6", "fastgshare/gpu_sm_partition": "25", "fastgshare/gpu_mem": "1GiB"});
+    story.deploy("given", &share, &json!({}));
+    story.ask("given");
+    assert_eq!(story.status("given")["instances"][0]["parts"][0]["share"]["sm_bp"], 10_000);
+}
+
 /// One process that sees both devices, with its share on each, also while it is measured.
 #[test]
 fn a_large_model_is_spread_over_two_devices() {

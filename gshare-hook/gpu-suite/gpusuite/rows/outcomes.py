@@ -10,7 +10,7 @@ import dataclasses
 
 from ..context import Context, Row
 from ..errors import Failed, OutOfTime
-from .packages import CUDA12, CUPY, JAX, NCCL, NUMBA, NVRTC, TORCH, TRITON, VLLM
+from .packages import CUDA12, CUPY, JAX, NCCL, NUMBA, NVRTC, TORCH, TRANSFORMERS, TRITON, VLLM
 
 # Metered and counted, though alone: a client of the whole device without a limit would be let go after one look.
 METERED = ["--quota", "0.5:1", "--mem", "16GiB"]
@@ -171,6 +171,9 @@ ROWS = [
     }),
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 1": "nccl_1"}),
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 2": "nccl_2"}, gpus=2),
+    *_rows("transformers", TRANSFORMERS, "cases_transformers", {
+        "transformers generate": "generated", "transformers static cache": "static_cache", "transformers training": "trained",
+    }),
     *_rows("jax", JAX, "cases_jax", {"jax jit": "jit", "jax conv": "conv"}),
     *_rows("vllm", VLLM, "cases_vllm", {"vLLM eager": "eager"}, counted=False),
     *_rows("vllm", VLLM, "cases_vllm", {"vLLM compile + graphs": "compiled"}, counted=False),

@@ -2,6 +2,7 @@
 
 TORCH = {"torch": "", "numpy": ""}
 TRITON = {**TORCH, "triton": ""}
+TRANSFORMERS = {**TORCH, "transformers": ""}
 NCCL = {**TORCH, "nvidia-nccl-cu13": ""}
 NVRTC = {"nvidia-cuda-nvrtc": "", "numpy": ""}
 CUDA12 = {"nvidia-cuda-runtime-cu12": "", "nvidia-cuda-nvrtc-cu12": ""}

@@ -446,6 +446,18 @@ impl FractionalPool {
     }
 }
 
+/// A function that is added, with all SMs wherever its points or its share name a part of them.
+fn on_all_sms(mut event: PoolEvent) -> PoolEvent {
+    if let PoolEvent::FunctionAdded { spec, .. } = &mut event {
+        match &mut spec.work {
+            Work::Inference { profile: Some(profile) } => *profile = profile.on_all_sms(),
+            Work::Training { share, .. } => *share = share.on_all_sms(),
+            _ => {}
+        }
+    }
+    event
+}
+
 impl Engine for FractionalPool {
     type Event = PoolEvent;
     type Action = PoolAction;
@@ -458,6 +470,7 @@ impl Engine for FractionalPool {
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
         self.check(&event)?;
+        let event = if self.config.sm_partitions { event } else { on_all_sms(event) };
         // Two events may still be refused, by the engine that they are for: that one is asked before anything is done.
         let mut scaled = Vec::new();
         match &event {

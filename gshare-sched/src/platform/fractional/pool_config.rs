@@ -45,6 +45,11 @@ crate::settings_table::settings! {
         /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
         /// (section 3.2).
         pub sm_limit_factor: u16 = 1, with_sm_limit_factor;
+        /// Whether processes are confined to their part of the SMs, as they are under MPS. Where they are not, the driver gives them
+        /// time slices: an instance books all SMs while it runs, for the quota of its point
+        /// ([`ProfileTable::on_all_sms`](gshare_core::profile::ProfileTable::on_all_sms)), since instances side by side would take
+        /// each other's time.
+        pub sm_partitions: bool = true, with_sm_partitions;
         /// The time after which a training job that ended by itself is started again; doubled each time, up to 5 min. 1 s.
         #[cfg_attr(feature = "serde", serde(rename = "restart_after_ns"))]
         pub restart_after: Duration = Duration::from_secs(1), with_restart_after;
