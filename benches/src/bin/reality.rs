@@ -45,6 +45,12 @@ struct Options {
     /// Run the processes on the first GPU of this machine, and `World` with one device; leaves out scenarios on MIG slices.
     #[arg(long)]
     gpu: bool,
+    /// GPUs of each scenario, in place of its own number.
+    #[arg(long, value_name = "N", conflicts_with = "gpu", value_parser = clap::value_parser!(u8).range(1..=16))]
+    gpus: Option<u8>,
+    /// Share GPUs by time alone, as it is done on a GPU without MPS.
+    #[arg(long)]
+    by_time: bool,
     /// Only the scenarios in whose name this is.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -52,6 +58,12 @@ struct Options {
     /// (`[mean, standard error]`).
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    fn gpus(&self, scenario: &Scenario) -> usize {
+        if self.gpu { 1 } else { self.gpus.map_or(scenario.gpus, usize::from) }
+    }
 }
 
 /// A function: kernels of 2 ms in a request (of each component, in a pipeline), requests per second in one step after the other,
@@ -150,8 +162,9 @@ fn dag(served: &Served) -> Value {
 
 /// Both sides know how long the program takes to start: it is started anew when it comes back to a slice, and has next to no weights.
 /// Use is measured in windows of a second instead of ten, so that the load of two minutes has as many as twenty minutes would.
-fn settings(start: Duration) -> PlatformSettings {
+fn settings(options: &Options, start: Duration) -> PlatformSettings {
     let mut settings = PlatformSettings::default();
+    settings.fractional.pool.sm_partitions = !options.by_time;
     settings.sliced.keeper.window = Duration::from_secs(1);
     let load = &mut settings.sliced.keeper.load;
     load.start = Duration::ZERO;
@@ -181,11 +194,11 @@ impl Host {
         let program = options.programs.canonicalize()?.join("gshare-openfaas");
         let sim = match scenario.slices {
             _ if options.gpu => None,
-            [] => Some(format!("--sim=v100,devices={}", scenario.gpus)),
-            slices => Some(format!("--sim=a100,devices={},mig={}", scenario.gpus, slices.join("+"))),
+            [] => Some(format!("--sim=v100,devices={}", options.gpus(scenario))),
+            slices => Some(format!("--sim=a100,devices={},mig={}", options.gpus(scenario), slices.join("+"))),
         };
         let file = state.join("settings.json");
-        std::fs::write(&file, serde_json::to_string(&settings(start))?)?;
+        std::fs::write(&file, serde_json::to_string(&settings(options, start))?)?;
         let mut child = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", "--settings"])
             .arg(file)
@@ -448,7 +461,7 @@ fn simulated(
             DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)
         }
     };
-    let devices = vec![device; if options.gpu { 1 } else { scenario.gpus }];
+    let devices = vec![device; options.gpus(scenario)];
     let mut functions = Vec::new();
     let mut parts = Vec::new();
     for (served, (_, state)) in scenario.functions.iter().zip(&real.functions) {
@@ -469,7 +482,7 @@ fn simulated(
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
     plan.depth = depth;
-    let make = || settings(start).build().map_err(|error| error.to_string());
+    let make = || settings(options, start).build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let seen = scenario.functions.iter().zip(&outcome.functions).zip(parts).map(|((_, of), sm)| {
         let mean =

@@ -172,7 +172,7 @@ ROWS = [
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 1": "nccl_1"}),
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 2": "nccl_2"}, gpus=2),
     *_rows("transformers", TRANSFORMERS, "cases_transformers", {
-        "transformers generate": "generated", "transformers static cache": "static_cache", "transformers training": "trained",
+        "transformers decoding": "growing_cache", "transformers static cache": "static_cache", "transformers training": "trained",
     }),
     *_rows("jax", JAX, "cases_jax", {"jax jit": "jit", "jax conv": "conv"}),
     *_rows("vllm", VLLM, "cases_vllm", {"vLLM eager": "eager"}, counted=False),

@@ -153,6 +153,8 @@ gshare_core::config! {
         pub queue: QueueName = QueueName::default();
         /// An instance on a fractional device may take more than its request while others leave it.
         pub vertical: VerticalName = VerticalName::default();
+        /// Processes are confined to their SMs on fractional devices, as under MPS. Without, they share a device by time alone.
+        pub sm_partitions: bool = true;
         /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
         pub affinity: bool = true;
     }

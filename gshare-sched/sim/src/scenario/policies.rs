@@ -61,6 +61,7 @@ impl Scenario {
         if self.policies.queue == QueueName::Arrival {
             settings.fractional.pool.late_wait = None;
         }
+        settings.fractional.pool.sm_partitions = self.policies.sm_partitions;
         if let Some(memory) = self.policies.host_memory {
             settings.fractional.pool.host_memory = memory.0;
             settings.whole.host_memory = memory.0;

@@ -366,7 +366,7 @@ where
                 self.floor.up(self.now, body, &self.plan.functions[body.function]);
                 if matches!(self.plan.functions[body.function].spec.work, Work::Training { .. }) {
                     let left = self.training[body.function];
-                    self.floor.begin(self.now, id, body, None, left, None);
+                    self.floor.begin(self.now, id, body, None, (Duration::ZERO, left), None);
                     self.schedule_ends();
                 }
                 InstanceReport::Ready
@@ -397,6 +397,10 @@ where
             return Ok(());
         };
         let Some(body) = self.bodies.get_mut(&id) else { return Ok(()) };
+        if self.floor.take_turn(self.now, job, body) {
+            self.schedule_ends();
+            return Ok(());
+        }
         self.floor.end(self.now, job, body);
         let function = body.function;
         if let Some(request) = request {

@@ -63,6 +63,8 @@ pub(super) struct Body {
     area: u64,
     /// The shares it takes of devices whose programs slow each other down.
     uses: Vec<(usize, Use)>,
+    /// Jobs that take them: those that do not wait for their turn.
+    running: usize,
     /// When it ended its last work.
     rests: Timestamp,
     /// When each part of a pipeline is free.
@@ -98,6 +100,8 @@ pub(super) struct Job {
     pace: u64,
     epoch: u32,
     live: bool,
+    /// Whether it waits for its first turn: it takes nothing of its devices until then.
+    waits: bool,
     /// The [`Body::uses`] of its instance.
     uses: Vec<(usize, Use)>,
     /// How fast it is with less than its limits.
@@ -268,6 +272,12 @@ impl<'a> Floor<'a> {
             }
             _ => (Vec::new(), Vec::new()),
         };
+        if part.share.sm() == SmShare::WHOLE && part.share.time().limit() == Quota::WHOLE {
+            // Only turns of others make it wait, and those here are others than where it was measured: a latency has waits in it.
+            for (one, (_, gpu)) in body.times.iter_mut().zip(&body.gpu_times) {
+                one.time = one.time.min(*gpu);
+            }
+        }
     }
 
     /// Begins a request on an instance that is up; answers the time that it takes on the devices, unless others slow it
@@ -292,7 +302,7 @@ impl<'a> Floor<'a> {
                 let work = batch.map_or(Duration::ZERO, |(batch, time)| {
                     Duration::from_nanos(time.as_nanos() / u64::from(batch.max(1)).min(count))
                 });
-                self.begin(now, id, body, Some(request), vary(work), None);
+                self.begin(now, id, body, Some(request), (Duration::ZERO, vary(work)), None);
                 // Kernels count what they take.
                 return 0;
             }
@@ -306,14 +316,14 @@ impl<'a> Floor<'a> {
             let rested = body.jobs.is_empty() && body.rests < now;
             let most = if rested { self.turn(now, &body.uses) } else { Duration::ZERO };
             let turn = Duration::from_nanos(noise.between(0, most.as_nanos()));
-            self.begin(now, id, body, Some(request), work.saturating_add(turn), curve);
+            self.begin(now, id, body, Some(request), (turn, work), curve);
             let gpu =
                 body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
             return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
         };
         let staged = Staged { dag, goal, seed, number: request.number() };
         let (end, used) = self.stages(now, body, staged, request, vary);
-        self.begin(now, id, body, Some(request), end.saturating_since(now), None);
+        self.begin(now, id, body, Some(request), (Duration::ZERO, end.saturating_since(now)), None);
         used
     }
 
@@ -377,14 +387,15 @@ impl<'a> Floor<'a> {
         if uses.iter().any(waits) { TURN } else { Duration::ZERO }
     }
 
-    /// Begins a job of `work` at full pace; without a curve its pace is the part of its limits that it has.
+    /// Begins a job of `work` at full pace, after it has waited for its turn; without a curve its pace is the part of its limits
+    /// that it has.
     pub(super) fn begin(
         &mut self,
         now: Timestamp,
         instance: InstanceId,
         body: &mut Body,
         request: Option<RequestId>,
-        work: Duration,
+        (turn, work): (Duration, Duration),
         curve: Option<Rc<Curve>>,
     ) {
         let job = self.spare.pop().unwrap_or(self.jobs.len());
@@ -398,6 +409,7 @@ impl<'a> Floor<'a> {
                 pace: 0,
                 epoch: 0,
                 live: true,
+                waits: false,
                 uses: Vec::new(),
                 curve: Rc::default(),
                 parts: 0,
@@ -418,15 +430,33 @@ impl<'a> Floor<'a> {
         }
         new.uses.clone_from(&body.uses);
         new.curve = curve.unwrap_or_else(|| Rc::clone(&self.in_proportion));
+        new.waits = !turn.is_zero();
+        body.jobs.push(job);
+        if new.waits {
+            return self.ends.push(End { job, epoch: new.epoch, at: now.saturating_add(turn) });
+        }
+        self.take_devices(now, job, body);
+    }
+
+    /// A job whose wait for its turn is over takes its devices; says whether it was one.
+    pub(super) fn take_turn(&mut self, now: Timestamp, job: usize, body: &mut Body) -> bool {
+        let waited = core::mem::take(&mut self.jobs[job].waits);
+        if waited {
+            self.take_devices(now, job, body);
+        }
+        waited
+    }
+
+    fn take_devices(&mut self, now: Timestamp, job: usize, body: &mut Body) {
         for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.push(job);
             // An instance has its share once, however many requests it works on.
-            if body.jobs.is_empty() {
+            if body.running == 0 {
                 device.in_use.add(*one);
             }
         }
-        body.jobs.push(job);
+        body.running += 1;
         self.pace(now, job);
         self.others(now, &body.uses);
     }
@@ -439,18 +469,20 @@ impl<'a> Floor<'a> {
             let task = task_of(job, ended.epoch);
             left = body.workers.iter().map(|worker| nodes.left(*worker, task).as_nanos()).max().unwrap_or(0);
         }
+        let waited = core::mem::take(&mut ended.waits);
         ended.live = false;
         ended.epoch = ended.epoch.wrapping_add(1);
         self.spare.push(job);
         body.jobs.retain(|one| *one != job);
         body.rests = now;
-        if !body.workers.is_empty() {
+        if waited || !body.workers.is_empty() {
             return Duration::from_nanos(left);
         }
+        body.running -= 1;
         for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.retain(|other| *other != job);
-            if body.jobs.is_empty() {
+            if body.running == 0 {
                 device.in_use.remove(*one);
             }
         }
