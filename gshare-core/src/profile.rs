@@ -286,7 +286,9 @@ impl ProfileTable {
         // Points come with the fewest SMs first: a later one takes the place of an earlier one.
         let widened = self.points.iter().map(|point| ((point.batch, point.quota), *point));
         let most: BTreeMap<_, ProfilePoint> = widened.collect();
-        Self { points: most.into_values().map(|point| ProfilePoint { sm: SmShare::WHOLE, ..point }).collect() }
+        Self {
+            points: most.into_values().map(|point| ProfilePoint { sm: SmShare::WHOLE, ..point }).collect(),
+        }
     }
 
     /// The points in the order of their setting; at least one.

@@ -128,6 +128,10 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     clients: BTreeMap<String, ClientConfig>,
     /// Whether the file sets the admin socket.
+    #[cfg_attr(
+        not(feature = "command"),
+        expect(dead_code, reason = "options of the command move the socket")
+    )]
     own_admin_socket: bool,
 }
 
@@ -310,6 +314,7 @@ impl Config {
     }
 
     /// Uses another socket for hooks; the admin socket is beside it, unless the file sets one.
+    #[cfg(feature = "command")]
     pub(crate) fn move_socket(&mut self, socket: &Path) {
         socket.clone_into(&mut self.socket);
         if !self.own_admin_socket {

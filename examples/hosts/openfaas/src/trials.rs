@@ -104,7 +104,8 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     };
     let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
     let part = |parts: u16| {
-        let (sm, quota) = if partitioned { (all.get() / parts, time.get()) } else { (all.get(), time.get() / parts) };
+        let (sm, quota) =
+            if partitioned { (all.get() / parts, time.get()) } else { (all.get(), time.get() / parts) };
         let sm = SmShare::new(sm).filter(|sm| sm.get() >= 100)?;
         Some(setting(sm, Quota::new(quota).filter(|quota| !quota.is_zero())?))
     };
