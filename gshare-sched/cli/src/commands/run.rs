@@ -20,7 +20,7 @@ use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
-use gshared::enforce::Enforcement;
+use gshared::enforce::{Enforcement, Limit};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -237,8 +237,20 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_DAEMON_WAIT", Some(options.daemon_wait.to_string()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
-    command.envs(Enforcement::of_node(simulated).environment(&spec));
+    let enforcement = Enforcement::of_node(simulated);
+    if counted_alone(&spec, &enforcement) {
+        eprintln!(
+            "gshare: --sm: {} of the SMs are counted and not kept, since no MPS runs (gshare doctor)",
+            spec.sm()
+        );
+    }
+    command.envs(enforcement.environment(&spec));
     Ok(Prepared { command, simulator, hello })
+}
+
+/// Whether the spec has an SM partition that nothing on this node keeps.
+fn counted_alone(spec: &ResourceSpec, enforcement: &Enforcement) -> bool {
+    spec.sm() != SmShare::WHOLE && enforcement.strongest(Limit::Sm).is_none()
 }
 
 /// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is
@@ -271,6 +283,15 @@ fn wait(mut child: Child, mut signals: SignalsInfo<WithOrigin>) -> anyhow::Resul
 mod tests {
     use super::*;
     use clap::{Args as _, FromArgMatches as _};
+
+    #[test]
+    fn an_sm_partition_is_kept_by_mps_or_a_simulated_device_and_not_by_the_hook() {
+        let spec =
+            |sm| ResourceSpec::new(QuotaRange::WHOLE, SmShare::from_percent(sm).unwrap(), None).unwrap();
+        let hook = Enforcement::new(vec![Box::new(gshared::enforce::HookAlone::default())]);
+        assert!(counted_alone(&spec(25), &hook));
+        assert!(!counted_alone(&spec(100), &hook) && !counted_alone(&spec(25), &Enforcement::of_node(true)));
+    }
 
     /// The command, the configuration and the library mean the same by a class without a tolerance.
     #[test]
