@@ -39,8 +39,9 @@ const DEVICES: usize = 64;
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
 /// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
-/// How long the end of the process waits for its last reports: longer than the meter takes.
-const LEAVE_WAIT: StdDuration = StdDuration::from_millis(200);
+/// How long the end of the process waits for its last reports: longer than the meter takes, where CPUs are so busy that the helper thread
+/// is late.
+const LEAVE_WAIT: StdDuration = StdDuration::from_secs(1);
 /// Stack of the helper thread; what is not touched costs nothing.
 const STACK: usize = 1 << 20;
 /// A helper thread that has not looped while another thread of the process was awake for this long is gone, in ns.
