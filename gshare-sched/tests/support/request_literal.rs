@@ -547,18 +547,18 @@ impl Literal {
                 return Outcome::Elsewhere;
             }
         }
-        match self.victims(gpu, model).filter(|_| !self.full(model)) {
-            None if self.full(model) && self.idle_holder(model).is_some() => {
-                let j = self.idle_holder(model).unwrap();
+        if self.full(model) {
+            // No copy may be added: one that there is serves the request.
+            if let Some(j) = self.idle_holder(model) {
                 self.hit(j, at, out);
-                Outcome::Elsewhere
+                return Outcome::Elsewhere;
             }
-            None if self.full(model) && best.is_some() => {
-                let request = self.leave(at);
-                let (.., j) = best.unwrap();
-                self.gpus.get_mut(&j).unwrap().local.push(request);
-                Outcome::Elsewhere
-            }
+            let Some((.., j)) = best else { return Outcome::Stays };
+            let request = self.leave(at);
+            self.gpus.get_mut(&j).unwrap().local.push(request);
+            return Outcome::Elsewhere;
+        }
+        match self.victims(gpu, model) {
             Some(victims) => {
                 self.miss(gpu, at, &victims, out);
                 Outcome::Here

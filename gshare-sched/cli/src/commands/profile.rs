@@ -21,6 +21,7 @@ use gshare_profile::run::{Record, Sink, run as run_strategy};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
+use gshared::enforce::{Enforcement, Limit};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -372,7 +373,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     // The node's daemon where there is one: a private one beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
     // A partition that nobody enforces would be measured as if it were the whole.
-    let partitioned = simulated || gshared::mps::Mps::find().is_some_and(|mps| mps.is_running());
+    let partitioned = Enforcement::of_node(simulated).strongest(Limit::Sm).is_some();
     let (simulate, command, place) =
         (options.simulate.clone(), options.command.clone(), options.place.clone());
     let mut number = 0;

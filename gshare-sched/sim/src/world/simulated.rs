@@ -63,8 +63,6 @@ pub(super) struct Body {
     area: u64,
     /// The shares it takes of devices whose programs slow each other down.
     uses: Vec<(usize, Use)>,
-    /// Jobs that take them: those that do not wait for their turn.
-    running: usize,
     /// When it ended its last work.
     rests: Timestamp,
     /// When each part of a pipeline is free.
@@ -439,7 +437,7 @@ impl<'a> Floor<'a> {
     }
 
     /// A job whose wait for its turn is over takes its devices; says whether it was one.
-    pub(super) fn take_turn(&mut self, now: Timestamp, job: usize, body: &mut Body) -> bool {
+    pub(super) fn take_turn(&mut self, now: Timestamp, job: usize, body: &Body) -> bool {
         let waited = core::mem::take(&mut self.jobs[job].waits);
         if waited {
             self.take_devices(now, job, body);
@@ -447,16 +445,16 @@ impl<'a> Floor<'a> {
         waited
     }
 
-    fn take_devices(&mut self, now: Timestamp, job: usize, body: &mut Body) {
+    fn take_devices(&mut self, now: Timestamp, job: usize, body: &Body) {
+        // An instance has its share once, however many requests it works on.
+        let first = body.jobs.iter().all(|other| *other == job || self.jobs[*other].waits);
         for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.push(job);
-            // An instance has its share once, however many requests it works on.
-            if body.running == 0 {
+            if first {
                 device.in_use.add(*one);
             }
         }
-        body.running += 1;
         self.pace(now, job);
         self.others(now, &body.uses);
     }
@@ -478,11 +476,11 @@ impl<'a> Floor<'a> {
         if waited || !body.workers.is_empty() {
             return Duration::from_nanos(left);
         }
-        body.running -= 1;
+        let last = body.jobs.iter().all(|other| self.jobs[*other].waits);
         for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
             device.jobs.retain(|other| *other != job);
-            if body.running == 0 {
+            if last {
                 device.in_use.remove(*one);
             }
         }
