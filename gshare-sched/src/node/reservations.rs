@@ -1,4 +1,4 @@
-//! Memory: reservations, the recall of slack, and what each process may hold without a daemon.
+//! Memory: reservations, whose unused memory is called back for them, and what each process may hold without a daemon.
 
 use super::inquiry::Purpose;
 use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memory_account, note, violation};

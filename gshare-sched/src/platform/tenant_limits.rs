@@ -1,4 +1,4 @@
-//! Limits of tenants, checked before any pool hears of their requests.
+//! Limits of tenants of the cluster, checked before any pool hears of their requests.
 //!
 //! A tenant's requests wait in its own line while it has as many as it may at work, or has used the GPU time that it may in
 //! this window (GPU-enabled FaaS, section VI). GPU time is that of the instances' shares: a request that worked 20 ms on

@@ -1,4 +1,5 @@
-//! Tenants: how many of their requests are let into the queue (GPU-enabled FaaS, section VI), and in which turn.
+//! Tenants of one request scheduler: how many of their requests are let into its queue (GPU-enabled FaaS, section VI), and in
+//! which turn. A platform over several pools has limits of its own before that (`platform/tenant_limits.rs`).
 //!
 //! # Algorithm
 //! A request enters the global queue only through its tenant's gate; otherwise it is held, in the tenant's own order.

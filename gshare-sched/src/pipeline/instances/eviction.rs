@@ -1,4 +1,4 @@
-//! The instance to evict when memory is wanted: the least recently used, or the one that is missed least.
+//! The instance to evict from MIG slices when memory is wanted: the least recently used, or the one that is missed least.
 //!
 //! # Problem
 //! The least-recently-used rule (FluidFaaS, section 5.3) looks at the last use alone. What an eviction costs is the time

@@ -49,12 +49,12 @@
 //! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
-mod late_last;
 mod least_instances;
+mod parking;
 mod placing;
 mod pool_config;
 mod queueing;
-mod room;
+mod request_order;
 mod spread;
 
 pub use pool_config::{FractionalConfig, FractionalPolicies};
@@ -74,7 +74,7 @@ use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, Horiz
 use gshare_core::{
     ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
-use late_last::LateLast;
+use request_order::LateLast;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A state of an instance, finer than [`Life`].
@@ -191,7 +191,7 @@ pub struct FractionalPool {
     by_scaler: BTreeMap<InstanceId, InstanceId>,
     requests: BTreeMap<RequestId, Request>,
     /// Instances that wait for room, the longest waiting first: new ones, and parked ones that are wanted.
-    wanting: VecDeque<room::Wanting>,
+    wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
     next: u64,

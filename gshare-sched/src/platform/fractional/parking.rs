@@ -1,6 +1,6 @@
-//! Room for an instance where there is time left on a device but no memory.
+//! The instances to park, so that another one finds room where there is time left on a device but no memory.
 //!
-//! Who waits for room is given it in the order in which they began to wait. An instance that nobody calls is parked for
+//! Instances that wait for room are given it in the order in which they began to wait. An instance without calls is parked for
 //! one that is called; the choice of device and victims is that of the fewest victims, of those the longest unused.
 
 use super::{
