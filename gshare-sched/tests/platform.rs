@@ -272,6 +272,25 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
 }
 
+/// Requests that are at work count before they end: a burst is let in as far as the window's time goes, no further.
+#[test]
+fn a_burst_of_a_tenant_uses_no_more_gpu_time_than_it_may() {
+    let mut host = Host::with(&[16]);
+    let tenant = TenantId::new(3);
+    let mut limits = TenantLimits::default();
+    limits.gpu_time = BasisPoints::from_percent(1).unwrap();
+    host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
+    host.deploy(0, inference(2).with_tenant(tenant).with_instances(1, 1));
+    host.run(MS(4_000));
+    // 600 ms of the device for requests that take 10 ms of a quarter of it.
+    for _ in 0..1_000 {
+        host.arrive(FunctionId::new(0), None);
+    }
+    host.run(MS(50_000));
+    let answered = host.answered(0).len();
+    assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
+}
+
 #[test]
 fn a_removed_function_answers_what_it_has_and_its_name_is_free_when_all_of_it_is_gone() {
     let mut host = Host::with(&[16]);

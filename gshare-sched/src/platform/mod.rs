@@ -67,6 +67,7 @@ mod choice;
 mod error;
 mod fractional;
 mod functions;
+mod gpu_time;
 mod host_cache;
 mod naming;
 mod requests;
@@ -339,7 +340,7 @@ impl Platform {
         self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
         let mut gone = BTreeSet::new();
         for (instance, of) in self.instances.lose(gpu) {
-            self.forget_instance(instance, &of);
+            self.forget_instance(instance, of);
             gone.insert(instance);
         }
         // A pool whose deadline had come may have begun something there before it heard of the loss.
