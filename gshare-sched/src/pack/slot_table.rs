@@ -12,7 +12,7 @@
 //! to others that wait, those with the most missing quota first, skipping any that does not fit
 //! ([`SlotTable::dispatch`]), until the next change ([`SlotTable::next_change`]).
 //!
-//! Where there is no packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
+//! Without a packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
 //! most the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots
 //! whose SMs need not be contiguous, largest first.
 //!

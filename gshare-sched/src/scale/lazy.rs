@@ -116,7 +116,7 @@ impl History {
         self.last_step.is_none_or(|at| now.saturating_since(at) >= config.cooldown)
     }
 
-    /// Whether no request came for `keep_alive`, so the last instance may go.
+    /// True if no request came for `keep_alive`: the last instance may go.
     pub(super) fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
         now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
     }

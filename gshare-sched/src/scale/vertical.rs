@@ -164,7 +164,7 @@ crate::settings_table::settings! {
         /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
         pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
-        /// Whether owners learn what their KLCs are alone, and get what no other client wants. See "Beyond the paper"; off, as
+        /// Owners learn what their KLCs are alone, and get what no other client wants. See "Beyond the paper"; off, as
         /// in the paper.
         pub learn: bool = false, with_learn;
         /// Number of client slots. 4,096.
@@ -499,7 +499,7 @@ impl DiluVertical {
         self.invariants(index, ended);
     }
 
-    /// Whether a client that is not an owner used more than its floor in the period that ended; what it launched may run
+    /// Notes whether a client that is not an owner used more than its floor in the period that ended; what it launched may run
     /// for one more.
     fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
         let block = self.block(ended);

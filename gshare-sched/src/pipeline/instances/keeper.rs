@@ -118,7 +118,7 @@ pub struct Keeper {
     expiries: BTreeSet<(Timestamp, FunctionId)>,
     expiry_of: BTreeMap<FunctionId, Timestamp>,
     all_gaps: Gaps,
-    /// Whether a function found no slices since the window began, and whether one found none in the window before.
+    /// True if a function found no slices since the window began, and if one found none in the window before.
     pub(super) wanting: bool,
     pub(super) was_wanting: bool,
 }
