@@ -28,7 +28,7 @@ fn a_function_without_instances_is_given_one_and_loses_it_when_nobody_calls() {
     let mut host = Host::with(&[16]);
     host.deploy(0, inference(2));
     host.run(MS(5_000));
-    assert!(host.orders.is_empty(), "nobody called: {:?}", host.orders);
+    assert!(host.orders.is_empty(), "no request came: {:?}", host.orders);
     host.load(0, MS(100), 20);
     host.run(MS(10_000));
     assert_eq!(host.answered(0).len(), 20);
@@ -125,7 +125,7 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
 }
 
-/// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while nobody calls it.
+/// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while it is not called.
 #[test]
 fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {
     let mut host = Host::with(&[16, 16]);

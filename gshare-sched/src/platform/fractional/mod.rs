@@ -33,7 +33,8 @@
 //!
 //! # Example
 //! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time
-//! and no memory: whichever of the two was idle for longer is parked, and its request is answered after that and the load.
+//! and no memory: the one of the two that was idle for longer is parked, and the third's request is answered after that and
+//! the load.
 //! Each function is served from then on, at the price of a load when it was parked since its last request.
 //!
 //! # Invariants
@@ -80,7 +81,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A state of an instance, finer than [`Life`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Ordered by the scaler; nobody has room for it yet.
+    /// Ordered by the scaler; no device has room for it yet.
     WaitingForRoom,
     Starting,
     Ready,
