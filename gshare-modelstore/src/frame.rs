@@ -329,7 +329,7 @@ struct Writer<'a>(&'a mut Vec<u8>);
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the fields of a frame by reference, whatever they are"
+    reason = "the fields of a frame by reference, of every type"
 )]
 impl Writer<'_> {
     fn cut(&mut self, text: &str, most: usize) {
