@@ -126,7 +126,7 @@ crate::config! {
         pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
         /// Cost of hand-offs.
         pub hand_off: HandOff = HandOff::default(), with_hand_off;
-        /// Whether idle memory slices of one GPU may be cut again where the free slices do not do. Off: it takes the driver
+        /// True if idle memory slices of one GPU may be cut again where the free slices do not do. Off: it takes the driver
         /// up to seconds.
         pub carve: bool = false, with_carve;
     }

@@ -120,7 +120,7 @@ pub(super) fn append(to: &mut Vec<u8>, from: &[AtomicU8], far: bool) {
 /// Copies `bytes`.
 ///
 /// # Safety
-/// This number of bytes can be read at `from` and written at `to`, and they do not overlap.
+/// `bytes` of memory can be read at `from` and written at `to`, and they do not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::{
@@ -185,7 +185,7 @@ unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u
 /// Copies `bytes`.
 ///
 /// # Safety
-/// This number of bytes can be read at `from` and written at `to`, and they do not overlap.
+/// `bytes` of memory can be read at `from` and written at `to`, and they do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: as the caller promises.

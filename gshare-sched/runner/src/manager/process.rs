@@ -109,7 +109,7 @@ impl HookedProcess {
         self.pidfd.as_fd()
     }
 
-    /// Its standard output and error, if the command had pipes for them and they were not taken before.
+    /// The standard output and error, if the command had pipes for them and they were not taken before.
     pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         (self.child.stdout.take(), self.child.stderr.take())
     }
