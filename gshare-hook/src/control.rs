@@ -5,7 +5,7 @@
 //!   └───── nothing to enforce, or GSHARE_DISABLE ───────────────────────────────────────────────▶ Off
 //! fork: the child's page is zero, and zero is Armed: it starts over, with none of the parent's locks or threads
 //! ```
-//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`) that any system call made. `vfork` shares the page
+//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), for every system call that makes one. `vfork` shares the page
 //! with its parent, rightly: that child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
 //! 4.14, and empties the word of the one thread that the child has.
 #![allow(unsafe_code)] // memory advice on one static page

@@ -1,7 +1,7 @@
 //! CUDA contexts as the meter needs them: a pool of events each, and a time line.
 //!
 //! An event belongs to the context it was made in, and dies with it. So each context has its own pool, a lock that a
-//! destroying thread and the helper thread share (no other takes it), and a time line: all of its events are timed
+//! destroying thread and the helper thread share (no other thread takes it), and a time line: all of its events are timed
 //! against one **anchor**, an event whose place on `CLOCK_MONOTONIC` is roughly known: not later than any event was seen
 //! to have passed. Time lines of several contexts of one device are thereby comparable; within one context differences
 //! are exact. The driver gives differences as

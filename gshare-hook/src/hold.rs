@@ -3,8 +3,8 @@
 //! # Problem
 //! A program whose kernels are shorter than the calls that launch them keeps the device waiting. For all that it launches, the time
 //! between two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the
-//! end event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait for the
-//! host, and for such a program that never happens by itself.
+//! end event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait
+//! for the host, and for such a program that never happens by itself.
 //!
 //! # Algorithm
 //! The stream is told to wait for a word of page-locked memory. Behind that are queued an event, a second event, the program's launch

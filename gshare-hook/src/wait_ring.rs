@@ -35,7 +35,7 @@ const NAME: &str = "gshare-trace";
 /// How long a launch waits before that is written down while it waits; and how long until it is written again, in ns.
 const PATIENCE: u64 = 20_000_000;
 const AGAIN: u64 = 1_000_000_000;
-/// The most seldom events written in a row; after them it is one per [`PERIOD`], in ns: a program that asks for memory in
+/// Number of seldom events that are written in a row, before it is one per [`PERIOD`] (ns): a program that asks for memory in
 /// vain again and again must not overwrite everything else.
 const BURST: u64 = 64;
 const PERIOD: u64 = 1_000_000_000;

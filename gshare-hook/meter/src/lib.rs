@@ -159,7 +159,7 @@ pub enum MeterEvent<G> {
     Lost,
     /// The daemon said something.
     Heard(ToClient),
-    /// The second connection was answered, by any answer.
+    /// The second connection was answered, with any answer.
     ProbeAnswered,
     /// The second connection could not be made, or ended.
     ProbeFailed,
