@@ -160,7 +160,7 @@ impl Store {
             && within_limits
     }
 
-    /// Sends an arena away for room in `tier`, in which an arena of these bytes will be charged to this tenant.
+    /// Sends an arena away for room in `tier`, in which an arena will be charged as `coming` says.
     pub(super) fn make_go(
         &mut self,
         arena: ArenaId,
