@@ -2,7 +2,8 @@
 
 use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
 use gshare_core::platform::{Part, PlatformAction, PlatformEvent};
-use gshare_core::{Bytes, Duration, Engine, GpuId, PlacementId, Timestamp};
+use gshare_core::request::TenantLimits;
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, PlacementId, TenantId, Timestamp};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
@@ -23,8 +24,8 @@ fn shared(length: &str) -> (Scenario, Plan) {
     (scenario, plan)
 }
 
-/// The platform that ships, whose orders are changed on the way.
-struct Changed<F>(Platform, F);
+/// The platform that ships, whose orders are changed on the way, and which is not told of some events.
+struct Changed<F>(Platform, F, fn(&PlatformEvent) -> bool);
 
 impl<F: FnMut(&mut Vec<PlatformAction>)> Engine for Changed<F> {
     type Event = PlatformEvent;
@@ -37,6 +38,7 @@ impl<F: FnMut(&mut Vec<PlatformAction>)> Engine for Changed<F> {
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), Self::Error> {
         let before = actions.len();
+        let event = if (self.2)(&event) { PlatformEvent::DeadlineReached } else { event };
         self.0.handle(now, event, actions)?;
         let mut orders = actions.split_off(before);
         (self.1)(&mut orders);
@@ -50,9 +52,18 @@ impl<F: FnMut(&mut Vec<PlatformAction>)> Engine for Changed<F> {
 
 fn fails<F: FnMut(&mut Vec<PlatformAction>)>(change: impl Fn() -> F) -> Failure {
     let (scenario, plan) = shared("30s");
-    let broken = || scenario.platform().map(|platform| Changed(platform, change()));
+    broken(&scenario, &plan, change, |_| false)
+}
+
+fn broken<F: FnMut(&mut Vec<PlatformAction>)>(
+    scenario: &Scenario,
+    plan: &Plan,
+    change: impl Fn() -> F,
+    unheard: fn(&PlatformEvent) -> bool,
+) -> Failure {
+    let broken = || scenario.platform().map(|platform| Changed(platform, change(), unheard));
     (0..20)
-        .find_map(|seed| world::run(&plan, seed, broken).err())
+        .find_map(|seed| world::run(plan, seed, broken).err())
         .expect("a platform that is broken breaks a promise in one of twenty seeds")
 }
 
@@ -99,6 +110,20 @@ fn instances_that_all_start_on_one_device_oversell_it() {
         }
     };
     tells(&fails(one_device), "the instances on gpu0 have");
+}
+
+/// A platform that hears nothing of tenants: the limits that are checked are of requests, and of memory.
+#[test]
+fn a_tenant_that_has_more_than_it_may_is_seen() {
+    let (scenario, mut plan) = shared("60s");
+    let (mut few, mut small) = (TenantLimits::default(), TenantLimits::default());
+    (few.max_processes, small.memory) = (1, BasisPoints::new(200).unwrap());
+    for (limits, tells_of) in [(few, "requests dispatched, and may have 1"), (small, "bytes, and may have")] {
+        plan.tenants = vec![(TenantId::new(1), limits)];
+        (0..5).for_each(|seed| drop(world::run(&plan, seed, || scenario.platform()).unwrap()));
+        let unheard = |event: &PlatformEvent| matches!(event, PlatformEvent::TenantLimited { .. });
+        tells(&broken(&scenario, &plan, || |_: &mut Vec<PlatformAction>| {}, unheard), tells_of);
+    }
 }
 
 /// Takes devices for twice as large as they are.

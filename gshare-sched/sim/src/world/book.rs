@@ -12,18 +12,21 @@
 //!   none comes after the instance is gone, be it reported so or lost with a device. One with requests is never parked, and
 //!   stopped only when it has not finished them by its deadline;
 //! - **bounds**: instances of a function that start, are ready or parked are no more than its `max_instances`;
+//! - **tenants**: no more requests of one are dispatched at once than it may have processes, and its instances have no more
+//!   than its part of the memory when one starts;
 //! - **devices**: parts lie on devices that are there. On a fractional device guaranteed areas (time x SMs) and memory fit.
 //!   On a slice, memory fits; when several instances have theirs there, one of them runs at a time. On a whole device memory
 //!   fits and one instance runs at a time. What starts, drains or stops counts until it is gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
+use super::tenants::Tenants;
 use gshare_core::mig::SliceAt;
 use gshare_core::platform::{
     DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
 };
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most requests that an instance may have at once: one in each of its pipeline's parts, else the largest batch that was
@@ -94,6 +97,7 @@ struct Request {
 struct Function {
     work: Work,
     profile: Option<ProfileTable>,
+    tenant: TenantId,
     /// Bytes of an instance on each of its devices.
     memory: u64,
     devices: u32,
@@ -113,6 +117,7 @@ pub struct Book {
     instances: BTreeMap<InstanceId, Instance>,
     names: BTreeSet<InstanceId>,
     requests: BTreeMap<RequestId, Request>,
+    tenants: Tenants,
     /// From when to when devices and slices were held, if that is to be recorded.
     pub(super) spans: Option<Spans>,
 }
@@ -140,6 +145,7 @@ impl Book {
                 self.devices.remove(gpu).ok_or_else(|| format!("the host loses {gpu} twice"))?;
             }
             PlatformEvent::FunctionDeployed { function, spec } => {
+                self.tenants.has_function(spec.tenant);
                 let outcome = FunctionOutcome { slo: spec.slo, ..FunctionOutcome::default() };
                 let profile = match &spec.work {
                     Work::Inference { profile } => profile.clone(),
@@ -148,6 +154,7 @@ impl Book {
                 let entry = Function {
                     work: spec.work.clone(),
                     profile,
+                    tenant: spec.tenant,
                     memory: spec.memory_per_device().get(),
                     devices: spec.devices,
                     slo: spec.slo,
@@ -187,7 +194,8 @@ impl Book {
                 let devices = u64::from(of.devices.max(1));
                 of.memory = memory.map_or(of.memory, |memory| memory.get().div_ceil(devices));
             }
-            PlatformEvent::TenantLimited { .. } | PlatformEvent::DeadlineReached => {}
+            PlatformEvent::TenantLimited { tenant, limits } => self.tenants.limited(*tenant, limits),
+            PlatformEvent::DeadlineReached => {}
         }
         Ok(())
     }
@@ -396,12 +404,29 @@ impl Book {
             ready: None,
             since: now,
         };
+        let tenant = entry.tenant;
         self.instances.insert(id, new);
+        self.check_memory_of(tenant)?;
         if parked {
             // A parked start is not placed; whether it is one is known again when it is ready.
             return Ok(());
         }
         self.place(id)
+    }
+
+    fn check_memory_of(&self, tenant: TenantId) -> Result<(), String> {
+        let Some(part) = self.tenants.part_of_memory(tenant) else { return Ok(()) };
+        let own = |one: &&Instance| {
+            self.functions.get(&one.function).is_some_and(|function| function.tenant == tenant)
+        };
+        let parts = self.instances.values().filter(own).flat_map(|one| &one.parts);
+        let has: u64 = parts.filter_map(|part| part.share.memory()).map(|memory| memory.get()).sum();
+        let all: u64 = self.devices.values().map(|device| device.spec.memory.get()).sum();
+        let may = u128::from(all) * u128::from(part.get()) / 10_000;
+        match u128::from(has) > may {
+            true => Err(format!("the instances of {tenant} have {has} bytes, and may have {may}")),
+            false => Ok(()),
+        }
     }
 
     /// Takes what the parts of the instance say of their devices.
@@ -494,6 +519,9 @@ impl Book {
         self.unplace(now, id);
         let Some(gone) = self.instances.remove(&id) else { return };
         self.release(&gone.parts, &gone.requests);
+        if let Some(function) = self.functions.get(&gone.function) {
+            self.tenants.ended(function.tenant, gone.requests.len());
+        }
         if !matches!(gone.life, Life::Draining | Life::Stopped)
             && let Some(function) = self.functions.get_mut(&gone.function)
         {
@@ -560,6 +588,9 @@ impl Book {
         }
         asked.on = Some(id);
         found.requests.push(request);
+        if let Some(function) = self.functions.get(&found.function) {
+            self.tenants.runs(function.tenant)?;
+        }
         for part in &found.parts {
             let Some(device) = self.devices.get_mut(&part.gpu) else { continue };
             let slice = part.slice.and_then(|at| device.slices.iter_mut().find(|slice| slice.at == at));
@@ -617,6 +648,8 @@ impl Book {
                 found.parts = parts;
             }
         }
+        let tenant = self.function(asked.function)?.tenant;
+        self.tenants.ended(tenant, 1);
         let function = self.function(asked.function)?;
         let latency = now.saturating_since(asked.arrived);
         let (slo, staged) = (function.slo, matches!(function.work, Work::Pipeline { .. }));

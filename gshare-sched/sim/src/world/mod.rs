@@ -86,6 +86,7 @@ mod run_plan;
 mod simulated;
 mod slow_down;
 pub(crate) mod stages;
+mod tenants;
 #[cfg(test)]
 mod tests;
 
