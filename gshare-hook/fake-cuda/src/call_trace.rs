@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::errors::error_name;
+use crate::errors::error_row;
 use crate::sim::device_file::now_ns;
 
 const CALLS: u8 = 1;
@@ -158,30 +158,33 @@ pub(crate) unsafe fn address(at: *const c_void) -> String {
 /// The arguments are those of the call, by the driver's interface; see [`Value::show`].
 #[cold]
 pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value)]) {
-    // A panic must not cross into C.
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        if !is_on(CALLS) {
-            return;
-        }
+    traced(CALLS, || {
         let mut line = format!("call {name}(");
         for (i, (name, value)) in arguments.iter().enumerate() {
             let _ = write!(line, "{}{name}=", if i > 0 { ", " } else { "" });
             // SAFETY: by this function's contract.
             let _ = unsafe { value.show(result == 0, &mut line) };
         }
-        let _ = write!(line, ") = {result} {}", error_name(result));
-        event(&line);
+        let error = error_row(result).map_or_else(Default::default, |row| row.1.to_string_lossy());
+        let _ = write!(line, ") = {result} {error}");
+        line
+    });
+}
+
+/// Writes a line if such lines are on.
+fn traced(word: u8, line: impl FnOnce() -> String) {
+    // A panic must not cross into C.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        if is_on(word) {
+            event(&line());
+        }
     }));
 }
 
 /// An NVML call that returns.
 #[cold]
 pub(crate) fn nvml_call(name: &str, result: c_uint) {
-    let _ = catch_unwind(|| {
-        if is_on(CALLS) {
-            event(&format!("call {name} = {result}"));
-        }
-    });
+    traced(CALLS, || format!("call {name} = {result}"));
 }
 
 /// The answer of `cuGetProcAddress`.
@@ -198,7 +201,7 @@ pub(crate) enum Found {
 
 /// A look-up by `cuGetProcAddress`.
 pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
-    if is_on(LOOKUPS) {
+    traced(LOOKUPS, || {
         let outcome = match found {
             Found::Variant(variant, true) => variant.to_owned(),
             Found::Variant(variant, false) => format!("{variant} (NOT SIMULATED: answers 801)"),
@@ -206,32 +209,24 @@ pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
             Found::TooNew => "NEWER THAN ASKED FOR".to_owned(),
             Found::TooNewForDriver => "NEWER THAN THIS DRIVER".to_owned(),
         };
-        event(&format!("lookup {name} version={version} flags={flags}: {outcome}"));
-    }
+        format!("lookup {name} version={version} flags={flags}: {outcome}")
+    });
 }
 
 /// A `cuGetExportTable`; `name` is the table's, where it is known.
 pub(crate) fn table(id: [u8; 16], name: Option<&str>) {
-    if is_on(TABLES) {
-        event(&format!("table {}: {}", uuid(id), name.unwrap_or("UNKNOWN TABLE")));
-    }
+    traced(TABLES, || format!("table {}: {}", uuid(id), name.unwrap_or("UNKNOWN TABLE")));
 }
 
 /// A call of slot number `slot` (in pointers) of a table that has no function there.
 #[cfg_attr(not(feature = "runtime-tables"), allow(dead_code))]
 pub(crate) fn slot(table: &str, slot: usize) {
-    let _ = catch_unwind(|| {
-        if is_on(TABLES) {
-            event(&format!("table {table}: call of UNKNOWN SLOT {slot}"));
-        }
-    });
+    traced(TABLES, || format!("table {table}: call of UNKNOWN SLOT {slot}"));
 }
 
 /// An image whose names cannot be read.
 pub(crate) fn image(error: &dyn std::fmt::Display) {
-    if is_on(TABLES) {
-        event(&format!("image NOT READ, every name is accepted: {error}"));
-    }
+    traced(TABLES, || format!("image NOT READ, every name is accepted: {error}"));
 }
 
 fn uuid(id: [u8; 16]) -> String {

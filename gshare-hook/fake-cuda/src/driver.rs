@@ -5,6 +5,9 @@
 //! a call without a stream takes a [`Flavor`] first.
 //! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
+//! Each file uses only those before it of: `visible`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
+//! ranges), `pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`, `symbols`.
+//!
 //! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
 //! while, so that a stale handle is an error and not a crash.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is the driver API's
@@ -34,24 +37,32 @@ pub(crate) use gshare_cuda_abi::types::*;
 /// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types. One with a type is looked up first, as [`Find`]
 /// says: `pool` is the object behind the handle. A word before them says what the call needs before that, and binds it: `driver` that
 /// `cuInit` was called, `context` a current context. The body is that of a function that gives an [`Answer`], or nothing where it
-/// succeeds. A second name with other arguments stands with these: `entry!(cuA, cuA_v2(argument, _, pool), |argument, pool| body)`.
+/// succeeds. A name of the same body with other arguments stands with these, and with the values of those that it lacks:
+/// `entry!(cuA_v2, cuA(argument, pool; flags = 0), |argument, pool, flags| body)`.
 /// A name outside the table and a name with two functions do not compile.
 macro_rules! entry {
+    ($($name:ident)|+, $other:ident($($args:tt)*), $($function:tt)*) => {
+        entry!($($name)|+, $($function)*);
+        entry!(@other $other ($($args)*) $($function)*);
+    };
     ($name:ident | $($more:ident)|+, $($function:tt)*) => {
         entry!($name, $($function)*);
         entry!($($more)|+, $($function)*);
     };
-    ($name:ident, $other:ident($($other_arg:tt),*), $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
-        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
-        entry!(@ $other, [$($need)?] ($($other_arg,)*) ($($($arg: $kind,)?)*) $body);
+    (@other $name:ident $args:tt $skipped:ident($($skipped_args:tt)*), $($function:tt)*) => {
+        entry!(@other $name $args $($function)*);
+    };
+    (@other $name:ident ($($arg:tt),* $(; $($lacked:ident = $value:expr),+)?)
+     $($need:ident,)? |$($first:tt $(: $kind:ident)?),*| $body:expr) => {
+        entry!(@ $name, [$($need)?] ($($arg,)*) [$($($lacked = $value,)+)?] ($($($first: $kind,)?)*) $body);
     };
     ($name:ident, $($need:ident,)? || $body:expr) => {
-        entry!(@ $name, [$($need)?] () () $body);
+        entry!(@ $name, [$($need)?] () [] () $body);
     };
     ($name:ident, $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
-        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
+        entry!(@ $name, [$($need)?] ($($arg,)*) [] ($($($arg: $kind,)?)*) $body);
     };
-    (@ $name:ident, [$($need:ident)?] $args:tt ($($arg:ident: $kind:ident,)*) $body:expr) => {
+    (@ $name:ident, [$($need:ident)?] $args:tt [$($lacked:ident = $value:expr,)*] ($($arg:ident: $kind:ident,)*) $body:expr) => {
         impl symbol::$name {
             pub(in crate::driver) const SERVED: bool = true;
 
@@ -60,6 +71,7 @@ macro_rules! entry {
             #[allow(clippy::let_unit_value)]
             pub(in crate::driver) unsafe fn call($args: args::$name) -> Answer {
                 $(#[allow(unused_variables)] let $need = entry!(@need $need)?;)?
+                $(let $lacked = $value;)*
                 $(let $arg = Find::<$kind>::find($arg)?;)*
                 let outcome = $body;
                 Outcome::answer(outcome)
@@ -80,6 +92,22 @@ macro_rules! object {
     };
 }
 
+/// Makes a type a [`Task`](tasks::Task) of a `CUgraphNodeType`: `task!(Fill, 2, |fill, stream| what queues it)`.
+macro_rules! task {
+    ($type:ty, $kind:literal, |$task:pat_param, $stream:pat_param| $run:expr) => {
+        impl Task for $type {
+            fn kind(&self) -> u32 {
+                $kind
+            }
+
+            fn run(&self, $stream: Ref<Stream>) -> Answer {
+                let $task = self;
+                $run
+            }
+        }
+    };
+}
+
 mod array;
 pub(crate) mod base;
 mod calls;
@@ -89,9 +117,13 @@ mod device;
 mod graph;
 mod memory;
 mod module;
+mod pool;
+mod registry;
+mod spans;
 mod stream;
 mod stream_ordered;
 mod symbols;
+mod tasks;
 pub(crate) mod visible;
 mod vmm;
 mod xfer;

@@ -5,14 +5,13 @@ use std::ffi::CStr;
 /// Number, name, text.
 pub(crate) type ErrorRow = (u32, &'static CStr, &'static CStr);
 
-/// The name of a result, or nothing for an unknown one.
-pub(crate) fn error_name(result: u32) -> &'static str {
-    let row = ERRORS.iter().find(|row| row.0 == result);
-    row.and_then(|row| row.1.to_str().ok()).unwrap_or_default()
+/// The row of a result, where it is known.
+pub(crate) fn error_row(result: u32) -> Option<&'static ErrorRow> {
+    ERRORS.iter().find(|row| row.0 == result)
 }
 
 #[rustfmt::skip]
-pub(crate) const ERRORS: &[ErrorRow] = &[
+const ERRORS: &[ErrorRow] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),

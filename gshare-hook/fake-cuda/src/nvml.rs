@@ -121,11 +121,8 @@ impl Argument for Gpu {
 
     fn read(handle: Handle) -> Result<Self, Return> {
         let part = Part::read(handle)?;
-        if part.slice.is_some() {
-            Err(INVALID_ARGUMENT)
-        } else {
-            Ok(Self { device: part.device, number: part.number })
-        }
+        refuse_if(part.slice.is_some(), INVALID_ARGUMENT)?;
+        Ok(Self { device: part.device, number: part.number })
     }
 }
 
@@ -150,6 +147,10 @@ impl Gpu {
 }
 
 impl Part {
+    fn profile(&self) -> &'static Profile {
+        self.slice.map_or(self.device.profile(), |slice| &self.device.devices()[slice as usize])
+    }
+
     /// The devices of the file that this is.
     fn devices(&self) -> std::ops::Range<usize> {
         match self.slice {
@@ -166,10 +167,7 @@ impl Part {
     fn memory(&self) -> (u64, u64, u64) {
         let truth = self.device.truth();
         let used = truth.gpus[self.devices()].iter().map(|g| g.memory_used_bytes).sum();
-        let total = match self.slice {
-            Some(slice) => self.device.devices()[slice as usize].memory_bytes,
-            None => self.device.profile().memory_bytes,
-        };
+        let total = self.profile().memory_bytes;
         let reserved = if self.slice.is_none() { self.device.profile().reserved_bytes } else { 0 };
         (total + reserved, reserved, used)
     }
@@ -229,10 +227,17 @@ unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Done {
 }
 
 /// The functions of NVML: `fn nvmlA | nvmlA_v2 (argument: Type) { body }`. Arguments are read as [`Argument`] says, in their order.
+/// One with a `-> Type` has a last argument more, through which it gives that.
 macro_rules! nvml {
-    ($(fn $($name:ident)|+ ($($arg:ident: $type:ty),*) $body:block)*) => {$(
-        nvml!(@each [$($name)+] ($($arg: $type),*) $body);
+    ($(fn $($name:ident)|+ ($($arg:ident: $type:ty),*) $(-> $value:ty)? $body:block)*) => {$(
+        nvml!(@gives [$($name)+] ($($arg: $type),*) ($($value)?) $body);
     )*};
+    (@gives $names:tt $args:tt () $body:block) => {
+        nvml!(@each $names $args $body);
+    };
+    (@gives $names:tt ($($arg:ident: $type:ty),*) ($value:ty) $body:block) => {
+        nvml!(@each $names ($($arg: $type,)* to: *mut $value) { put(to, $body) });
+    };
     (@each [$($name:ident)+] $args:tt $body:block) => {
         $( nvml!(@one $name $args $body); )+
     };
@@ -267,12 +272,6 @@ mod board;
 mod gpm;
 mod links;
 mod unsupported;
-
-fn initialise() -> Done {
-    open().ok_or(DRIVER_NOT_LOADED)?;
-    USERS.fetch_add(1, AcqRel);
-    Ok(())
-}
 
 structures! {
     Memory { total: u64, free: u64, used: u64 }
@@ -336,8 +335,12 @@ unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Done {
 }
 
 nvml! {
-    fn nvmlInit | nvmlInit_v2 () { initialise() }
-    fn nvmlInitWithFlags (_flags: c_uint) { initialise() }
+    fn nvmlInit | nvmlInit_v2 | nvmlInitWithFlags () {
+        // Flags are not read.
+        open().ok_or(DRIVER_NOT_LOADED)?;
+        USERS.fetch_add(1, AcqRel);
+        Ok(())
+    }
     fn nvmlShutdown () {
         USERS.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1)).map(|_| ()).map_err(|_| UNINITIALIZED)
     }
@@ -349,10 +352,10 @@ nvml! {
         device()?;
         put_text(version, length, &format!("{}.{}", driver_version() / 1000, release().driver()))
     }
-    fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 (version: *mut c_int) {
-        put(version, driver_version() as c_int)
+    fn nvmlSystemGetCudaDriverVersion | nvmlSystemGetCudaDriverVersion_v2 () -> c_int {
+        driver_version() as c_int
     }
-    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2 (count: *mut c_uint) { put(count, device()?.profile().gpus) }
+    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2 () -> c_uint { device()?.profile().gpus }
     fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2 (index: c_uint, handle: *mut Handle) {
         refuse_if(index >= device()?.profile().gpus, INVALID_ARGUMENT)?;
         let named = (index as usize + 1) as Handle;
@@ -377,10 +380,9 @@ nvml! {
         let found = (0..device.profile().gpus).find(|i| asked.trim_start_matches("0000") == &pci_text(*i)[4..]);
         put(handle, (found.ok_or(NOT_FOUND)? as usize + 1) as Handle)
     }
-    fn nvmlDeviceGetIndex | nvmlDeviceGetMinorNumber (gpu: Gpu, number: *mut c_uint) { put(number, gpu.number) }
+    fn nvmlDeviceGetIndex | nvmlDeviceGetMinorNumber (gpu: Gpu) -> c_uint { gpu.number }
     fn nvmlDeviceGetName (part: Part, name: *mut c_char, length: c_uint) {
-        let slice = part.slice.map(|slice| &part.device.devices()[slice as usize]);
-        put_text(name, length, &device_name(slice.unwrap_or(part.device.profile())))
+        put_text(name, length, &device_name(part.profile()))
     }
     fn nvmlDeviceGetUUID (part: Part, uuid: *mut c_char, length: c_uint) { put_text(uuid, length, &part.uuid()) }
     fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (gpu: Gpu, pci: *mut Pci) {
@@ -405,10 +407,7 @@ nvml! {
         let (total, reserved, used) = part.memory();
         put(memory, Memory2 { version, total, reserved, free: total - reserved - used, used })
     }
-    fn nvmlDeviceGetUtilizationRates (gpu: Gpu, rates: *mut [c_uint; 2]) {
-        gpu.whole()?;
-        put(rates, [gpu.utilisation(), 0])
-    }
+    fn nvmlDeviceGetUtilizationRates (gpu: Gpu) -> [c_uint; 2] { gpu.whole().map(|()| [gpu.utilisation(), 0])? }
     fn nvmlDeviceGetComputeRunningProcesses (part: Part, count: *mut c_uint, list: *mut Process1) {
         let users = part.users().into_iter().map(|Process2 { pid, used, .. }| Process1 { pid, used });
         put_list(users.collect(), count, list)
@@ -462,23 +461,17 @@ nvml! {
         put(current, c_uint::from(gpu.device.is_cut()))?;
         put(pending, c_uint::from(gpu.device.is_cut()))
     }
-    fn nvmlDeviceGetMaxMigDeviceCount (gpu: Gpu, count: *mut c_uint) {
-        put(count, if gpu.device.is_cut() { 7 } else { 0 })
-    }
+    fn nvmlDeviceGetMaxMigDeviceCount (gpu: Gpu) -> c_uint { if gpu.device.is_cut() { 7 } else { 0 } }
     fn nvmlDeviceGetMigDeviceHandleByIndex (gpu: Gpu, index: c_uint, slice: *mut Handle) {
         refuse_if(!gpu.device.is_cut() || index as usize >= gpu.device.devices().len(), NOT_FOUND)?;
         put(slice, (SLICES + index as usize + 1) as Handle)
     }
-    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (part: Part, whole: *mut Handle) {
-        part.slice.ok_or(INVALID_ARGUMENT)?;
-        put(whole, 1 as Handle)
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle (part: Part) -> Handle {
+        part.slice.map(|_| 1 as Handle).ok_or(INVALID_ARGUMENT)?
     }
-    fn nvmlDeviceIsMigDeviceHandle (part: Part, is_mig: *mut c_uint) { put(is_mig, part.slice.is_some().into()) }
-    fn nvmlDeviceGetGpuInstanceId (part: Part, id: *mut c_uint) { put(id, part.slice.ok_or(INVALID_ARGUMENT)?) }
-    fn nvmlDeviceGetComputeInstanceId (part: Part, id: *mut c_uint) {
-        part.slice.ok_or(INVALID_ARGUMENT)?;
-        put(id, 0)
-    }
+    fn nvmlDeviceIsMigDeviceHandle (part: Part) -> c_uint { part.slice.is_some().into() }
+    fn nvmlDeviceGetGpuInstanceId (part: Part) -> c_uint { part.slice.ok_or(INVALID_ARGUMENT)? }
+    fn nvmlDeviceGetComputeInstanceId (part: Part) -> c_uint { part.slice.map(|_| 0).ok_or(INVALID_ARGUMENT)? }
 }
 
 /// The text of a return code.
@@ -499,20 +492,4 @@ extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         _ => c"Unknown Error",
     };
     text.as_ptr()
-}
-
-/// Ground truth as JSON, for programs that have loaded the library: writes at most `len` bytes and a final 0, returns the
-/// length it would need without the 0 (0: no device).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fake_cuda_stats(buffer: *mut c_char, len: usize) -> usize {
-    let json = std::panic::catch_unwind(|| {
-        open().and_then(|device| serde_json::to_string(&device.truth()).ok()).unwrap_or_default()
-    });
-    let Ok(json) = json else { return 0 };
-    if !buffer.is_null() && len > 0 {
-        let n = json.len().min(len - 1);
-        std::ptr::copy_nonoverlapping(json.as_ptr().cast(), buffer, n);
-        buffer.add(n).write(0);
-    }
-    json.len()
 }

@@ -4,7 +4,8 @@
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use crate::sim::{self, SimDevice, Watched};
@@ -13,25 +14,30 @@ use gshare_fake_cuda_spec::Spec;
 /// Devices stay open: a reader asks again and again.
 static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
 
-fn device<R>(path: &Path, f: impl FnOnce(&SimDevice) -> R) -> Option<R> {
-    let mut open = sim::lock(&OPEN);
-    let device = match open.entry(path.to_owned()) {
-        Entry::Occupied(open) => open.into_mut(),
-        Entry::Vacant(place) => place.insert(SimDevice::open(path, &Spec::default()).ok()?),
-    };
-    Some(f(device))
-}
-
+/// Asks the device file at `path`, or the default one; `None` when it cannot be opened.
+///
 /// # Safety
 ///
 /// `path` is null or a C string.
-unsafe fn path_or_default(path: *const c_char) -> PathBuf {
-    if path.is_null() {
-        return sim::default_path();
-    }
-    // SAFETY: a C string, as the caller promises.
-    let path = unsafe { CStr::from_ptr(path) };
-    PathBuf::from(OsStr::from_bytes(path.to_bytes()))
+unsafe fn device<R>(path: *const c_char, ask: impl FnOnce(&SimDevice) -> Option<R>) -> Option<R> {
+    let path = if path.is_null() {
+        sim::default_path()
+    } else {
+        // SAFETY: a C string, as the caller promises.
+        PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
+    };
+    let asked = AssertUnwindSafe(|| {
+        let mut open = sim::lock(&OPEN);
+        ask(match open.entry(path) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(place) => {
+                let device = SimDevice::open(place.key(), &Spec::default()).ok()?;
+                place.insert(device)
+            }
+        })
+    });
+    // No panic crosses into C.
+    catch_unwind(asked).ok().flatten()
 }
 
 /// Writes [`sim::Truth`] of the device file at `path` (null: the default one) into `out` as JSON.
@@ -49,9 +55,8 @@ pub(crate) unsafe extern "C" fn gshare_sim_truth(
     capacity: usize,
 ) -> isize {
     // SAFETY: null or a C string, as the caller promises.
-    let path = unsafe { path_or_default(path) };
-    let truth = || device(&path, |device| serde_json::to_vec(&device.truth()).ok()).flatten();
-    let Ok(Some(text)) = std::panic::catch_unwind(truth) else { return -1 };
+    let text = unsafe { device(path, |device| serde_json::to_vec(&device.truth()).ok()) };
+    let Some(text) = text else { return -1 };
     if text.len() <= capacity {
         // SAFETY: `out` has room for `capacity` bytes, as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast(), text.len()) };
@@ -72,11 +77,9 @@ pub(crate) unsafe extern "C" fn gshare_sim_watch(
     processes: *mut Watched,
     count: usize,
 ) -> i64 {
-    // SAFETY: null or a C string, as the caller promises.
-    let path = unsafe { path_or_default(path) };
     // SAFETY: `count` elements, as the caller promises.
     let processes = unsafe { std::slice::from_raw_parts_mut(processes, count) };
-    let watch = std::panic::AssertUnwindSafe(|| device(&path, |device| device.watch(0, processes)));
-    let Ok(Some(now)) = std::panic::catch_unwind(watch) else { return -1 };
-    i64::try_from(now).unwrap_or(-1)
+    // SAFETY: null or a C string, as the caller promises.
+    let now = unsafe { device(path, |device| i64::try_from(device.watch(0, processes)).ok()) };
+    now.unwrap_or(-1)
 }

@@ -118,9 +118,9 @@ ok(driver.cuStreamSynchronize(stream))
 print("ok: capture and graph launch")
 
 library = ctypes.CDLL("libcuda.so.1")
-library.fake_cuda_stats.restype = ctypes.c_size_t
+library.gshare_sim_truth.restype = ctypes.c_ssize_t
 text = ctypes.create_string_buffer(1 << 20)
-library.fake_cuda_stats(text, len(text))
+library.gshare_sim_truth(None, text, ctypes.c_size_t(len(text)))
 truth = json.loads(text.value)
 (mine,) = [p for p in truth["processes"] if p["live"]]
 check("ground truth: 8 kernels of 2 ms and one of 1 ms", mine["gpus"][0]["kernel_ns"] == 17_000_000)

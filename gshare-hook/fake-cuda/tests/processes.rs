@@ -461,8 +461,9 @@ fn nvml_sees_processes_and_memory() {
             assert_eq!((count, running(device, &raw mut count, list.as_mut_ptr()), count), (1, 0, 1));
             assert_eq!((list[0][0] as u32, list[0][1]), (std::process::id(), 17 << 20));
             assert_eq!(mig(device, &raw mut count, &raw mut count), 3);
-            let stats: extern "C" fn(*mut i8, usize) -> usize = std::mem::transmute(find(c"fake_cuda_stats"));
-            assert!(stats(null_mut(), 0) > 100);
+            let truth: extern "C" fn(*const i8, *mut i8, usize) -> isize =
+                std::mem::transmute(find(c"gshare_sim_truth"));
+            assert!(truth(std::ptr::null(), null_mut(), 0) > 100);
         }
     });
 }

@@ -68,8 +68,7 @@ fn devices(text: &str) -> Result<u32, SpecError> {
 }
 
 fn slices(text: &str, separators: &[char]) -> Result<Vec<String>, SpecError> {
-    let names = text.split(separators).map(|name| name.trim().to_owned());
-    let names: Vec<String> = names.collect();
+    let names: Vec<String> = text.split(separators).map(|name| name.trim().to_owned()).collect();
     if names.iter().any(String::is_empty) { Err(SpecError::Mig(text.to_owned())) } else { Ok(names) }
 }
 

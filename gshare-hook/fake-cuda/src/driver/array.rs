@@ -102,13 +102,13 @@ fn create(context: &Context, shape: Shape) -> Res<Ref<Array>> {
 }
 
 entry!(cuArray3DCreate_v2, |array, shape| {
-    invalid_if(array.is_null() || shape.is_null())?;
-    put(array, create(current()?, shape.cast::<Shape>().read_unaligned())?.handle())
+    invalid_if(array.is_null())?;
+    put(array, create(current()?, read(shape.cast())?)?.handle())
 });
 
 entry!(cuArrayCreate_v2, |array, shape| {
-    invalid_if(array.is_null() || shape.is_null())?;
-    let Shape2D { width, height, format, channels } = shape.cast::<Shape2D>().read_unaligned();
+    invalid_if(array.is_null())?;
+    let Shape2D { width, height, format, channels } = read(shape.cast())?;
     let shape = Shape { width, height, depth: 0, format, channels, flags: 0 };
     put(array, create(current()?, shape)?.handle())
 });
@@ -148,9 +148,9 @@ struct Mipmapped {
 object!(Mipmapped, b"gshareMI");
 
 entry!(cuMipmappedArrayCreate, context, |mipmapped, shape, count| {
-    invalid_if(mipmapped.is_null() || shape.is_null())?;
+    invalid_if(mipmapped.is_null())?;
+    let shape: Shape = read(shape.cast())?;
     capture::not_while_capturing()?;
-    let shape = shape.cast::<Shape>().read_unaligned();
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;
     let shapes: Vec<Shape> = (0..count.clamp(1, most)).map(|l| shape.at_level(l)).collect();
     let sizes = shapes.iter().map(Shape::bytes).collect::<Res<Vec<u64>>>()?;

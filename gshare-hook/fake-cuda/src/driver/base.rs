@@ -5,9 +5,6 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::capture::Capture;
-use super::graph::Node;
-use super::memory::Backing;
 use super::*;
 pub(crate) use crate::sim::lock;
 use gshare_fake_cuda_spec::{Calls, CudaRelease, Profile, Spec};
@@ -52,6 +49,12 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
+/// Reads a structure that a C caller gives, as integers: newer ones may have values of enumerations that the bindings do not know.
+pub(crate) unsafe fn read<T: Copy>(from: *const c_void) -> Res<T> {
+    invalid_if(from.is_null())?;
+    Ok(from.cast::<T>().read_unaligned())
+}
+
 /// Writes through an out-pointer that may be null.
 pub(crate) unsafe fn put_opt<T>(to: *mut T, value: T) {
     if !to.is_null() {
@@ -79,7 +82,6 @@ pub(crate) struct Driver {
     pub(crate) percent: f64,
     /// The time that calls take in their caller.
     pub(crate) calls: Calls,
-    pub(crate) memory: memory::Registry,
     hosts: Mutex<Hosts>,
     hosts_more: Condvar,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
@@ -174,7 +176,6 @@ fn open_device() -> Res<Driver> {
     let percent = percent.filter(|p: &f64| *p > 0.0 && *p <= 100.0).unwrap_or(100.0);
     let process = device.attach(percent).map_err(CUresult::from)?;
     let primaries = visible.iter().map(|_| Mutex::default()).collect();
-    let memory = memory::Registry::default();
     Ok(Driver {
         device,
         process,
@@ -182,7 +183,6 @@ fn open_device() -> Res<Driver> {
         primaries,
         percent,
         calls,
-        memory,
         hosts: Mutex::default(),
         hosts_more: Condvar::new(),
         hosts_pending: AtomicU64::new(0),
@@ -435,29 +435,25 @@ impl Device {
         self.driver.profile_of(self.gpu)
     }
 
-    /// Charges bytes to this process.
-    pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
-        self.driver.device.with_lock(|engine| engine.charge(self.driver.process, self.gpu, kind, bytes))
+    /// Memory that a context takes, in bytes.
+    pub(crate) fn context_bytes(self, kind: ContextKind) -> u64 {
+        if kind == ContextKind::Green { 0 } else { self.driver.profile().context_bytes }
     }
 
-    /// As [`charge`](Self::charge), when the memory of dead processes is back.
-    pub(crate) fn charge_swept(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
-        self.driver.device.with(|engine, now| {
-            self.driver.device.sweep(engine, now);
-            engine.charge(self.driver.process, self.gpu, kind, bytes)
+    /// Charges bytes to this process; before it says that there are none, it removes dead processes.
+    pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+        let Self { driver: Driver { device, process, .. }, gpu, .. } = self;
+        let charged = device.with_lock(|engine| engine.charge(*process, gpu, kind, bytes));
+        charged.or_else(|_| {
+            device.with(|engine, now| {
+                device.sweep(engine, now);
+                engine.charge(*process, gpu, kind, bytes)
+            })
         })
     }
 
     pub(crate) fn refund(self, kind: MemKind, bytes: u64) {
         self.driver.device.with_lock(|engine| engine.refund(self.driver.process, self.gpu, kind, bytes));
-    }
-
-    /// Makes bytes that this process pays for known to others, in a file.
-    pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
-        let Self { driver, gpu, .. } = self;
-        let (id, generation) =
-            driver.device.with(|engine, _| engine.share(driver.process, gpu, kind, bytes))?;
-        Ok(Backing { id, generation, file })
     }
 }
 
@@ -479,7 +475,6 @@ thread_local! {
     static STACK: ManuallyDrop<RefCell<Vec<Ref<Context>>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     static OWN_STREAMS: RefCell<BTreeMap<u64, Ref<Stream>>> = const { RefCell::new(BTreeMap::new()) };
-    pub(crate) static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The calling thread's current context.
@@ -524,7 +519,8 @@ pub(crate) fn pop_current() -> Option<Ref<Context>> {
     with_stack(Vec::pop)
 }
 
-/// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way.
+/// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way. No stream
+/// of the process captures.
 #[inline]
 pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool {
     THREAD.with(|thread| {
@@ -542,8 +538,7 @@ pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool
         };
         let Some(stream) = stream.filter(|stream| stream.context.check().is_ok()) else { return false };
         let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
-        let captures = stream.capturing.load(Relaxed) || capture::any_capture();
-        if !idle || captures || !stream.context.live() || STATE.load(Relaxed) != READY {
+        if !idle || !stream.context.live() || STATE.load(Relaxed) != READY {
             return false;
         }
         if exclusive {
@@ -568,16 +563,24 @@ fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
 
 // --- Contexts and streams --------------------------------------------------------------------------
 
+/// The kind of a context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ContextKind {
+    /// Its GPU's own.
+    Primary,
+    Created,
+    /// Cut from the primary context, and not charged for.
+    Green,
+}
+
 /// A context.
 pub(crate) struct Context {
     pub(crate) id: u64,
     pub(crate) device: Device,
-    pub(crate) primary: bool,
-    /// Its own number, or 0 for the primary context of its GPU and the green contexts cut from that: events go with it.
-    pub(crate) family: u64,
+    pub(crate) kind: ContextKind,
     pub(crate) flags: AtomicU32,
     /// SMs of a green context or of an execution affinity.
-    pub(crate) sms: Option<u32>,
+    pub(crate) part: Option<u32>,
     pub(crate) legacy: OnceLock<Ref<Stream>>,
     pub(crate) streams: Mutex<Vec<Ref<Stream>>>,
     pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
@@ -605,27 +608,16 @@ impl Object<Context> {
 
 impl Context {
     /// A new context with its legacy stream; charges the context's memory.
-    pub(crate) fn create(
-        device: Device,
-        primary: bool,
-        flags: u32,
-        sms: Option<u32>,
-        charged: bool,
-    ) -> Res<Ref<Self>> {
-        let driver = device.driver;
-        let lost = &driver.device.open_part().lost[device.gpu as usize];
+    pub(crate) fn create(device: Device, kind: ContextKind, flags: u32, part: Option<u32>) -> Res<Ref<Self>> {
+        let lost = &device.driver.device.open_part().lost[device.gpu as usize];
         refuse_if(lost.load(Relaxed) != 0, GPU_LOST)?;
-        let bytes = if charged { driver.profile().context_bytes } else { 0 };
-        device.charge_swept(MemKind::Context, bytes)?;
-        let id = next_id();
+        device.charge(MemKind::Context, device.context_bytes(kind))?;
         let context = Object::create(Self {
-            id,
+            id: next_id(),
             device,
-            primary,
-            // Green contexts are not charged.
-            family: if primary || !charged { 0 } else { id },
+            kind,
             flags: AtomicU32::new(flags),
-            sms,
+            part,
             legacy: OnceLock::new(),
             streams: Mutex::default(),
             limits: Mutex::default(),
@@ -635,6 +627,11 @@ impl Context {
         let legacy = Stream::create(context, 0, 0, StreamKind::Legacy)?;
         let _ = context.legacy.set(legacy);
         Ok(context)
+    }
+
+    /// SMs that it may use.
+    pub(crate) fn sms(&self) -> u32 {
+        self.part.unwrap_or(self.device.profile().sms)
     }
 
     /// An error while the GPU is lost.
@@ -647,9 +644,9 @@ impl Context {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
-    /// The GPU and the family of the context.
+    /// Where the context's events belong: its GPU, and its number, or 0 for a primary context and the green contexts cut from it.
     pub(crate) fn home(&self) -> (u32, u64) {
-        (self.device.gpu, self.family)
+        (self.device.gpu, if self.kind == ContextKind::Created { self.id } else { 0 })
     }
 
     /// The streams that take part in the legacy stream's barriers.
@@ -687,7 +684,6 @@ pub(crate) struct Stream {
     /// For the legacy stream: what it waits for already of each blocking stream lies there.
     seen_by_legacy: AtomicU64,
     pub(crate) capturing: AtomicBool,
-    pub(crate) capture: Mutex<Option<Capture>>,
 }
 
 object!(Stream, b"gshareST");
@@ -714,7 +710,6 @@ impl Stream {
             seen_legacy: AtomicU64::new(0),
             seen_by_legacy: AtomicU64::new(done),
             capturing: AtomicBool::new(false),
-            capture: Mutex::new(None),
         });
         if kind != StreamKind::Legacy {
             lock(&context.streams).push(stream);
@@ -852,12 +847,4 @@ pub(crate) fn drained(stream: Ref<Stream>) -> Res<bool> {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);
     Ok(tail == 0 || driver.device.is_done(stream.slot, tail - 1))
-}
-
-/// Runs a node of a graph, or what a call on a stream that is not capturing asks for.
-pub(crate) fn submit(stream: Ref<Stream>, node: impl Into<Node>) -> Answer {
-    if stream.capturing.load(Acquire) {
-        return capture::capture_node(stream, node.into());
-    }
-    graph::run_node(stream, &node.into())
 }

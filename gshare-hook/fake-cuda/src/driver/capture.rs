@@ -1,113 +1,48 @@
 //! Stream capture: what streams are asked to do becomes nodes of a graph.
 
-use super::graph::{Graph, Node, NodeRef, nodes};
-use super::stream::Event;
+use std::cell::Cell;
+
+use super::tasks::{Graph, GraphNode, Node, NodeRef, Task};
 use super::*;
+
+const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
 /// One capture, shared by the streams that take part.
 pub(crate) struct Session {
-    pub(crate) id: u64,
-    pub(crate) graph: Ref<Graph>,
-    pub(crate) mode: u32,
-    pub(crate) invalid: AtomicBool,
+    id: u64,
+    graph: Ref<Graph>,
+    mode: u32,
+    invalid: AtomicBool,
     origin: u64,
     thread: std::thread::ThreadId,
-    streams: Mutex<Vec<Ref<Stream>>>,
 }
 
 impl Session {
     /// Spoils the capture, and refuses the call that does.
-    fn spoil<R>(&self, error: CUresult) -> Res<R> {
+    pub(crate) fn spoil<R>(&self, error: CUresult) -> Res<R> {
         self.invalid.store(true, Release);
         Err(error)
     }
+
+    fn valid(&self) -> Answer {
+        refuse_if(self.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    }
 }
+
+/// A capture, and the nodes that what follows depends on.
+pub(crate) type Point = (Arc<Session>, Vec<NodeRef>);
 
 /// A stream's part in a capture.
-#[derive(Clone)]
-pub(crate) struct Capture {
-    pub(crate) session: Arc<Session>,
-    pub(crate) after: Vec<NodeRef>,
+struct Part {
+    stream: Ref<Stream>,
+    session: Arc<Session>,
+    after: Vec<NodeRef>,
     /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
-    pub(crate) shown: Vec<usize>,
+    shown: Vec<usize>,
 }
 
-static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-static SESSIONS: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
-
-/// Tells if any stream of the process captures.
-#[inline]
-pub(crate) fn any_capture() -> bool {
-    ACTIVE.load(Acquire) > 0
-}
-
-/// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
-pub(crate) fn not_while_capturing() -> Answer {
-    if ACTIVE.load(Acquire) == 0 {
-        return Ok(());
-    }
-    let mode = CAPTURE_MODE.get();
-    if mode == 2 {
-        return Ok(());
-    }
-    let me = std::thread::current().id();
-    let mut hit = false;
-    for session in lock(&SESSIONS).iter() {
-        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: no thread.
-        let bars = match session.mode {
-            0 => session.thread == me || mode == 0,
-            1 => session.thread == me,
-            _ => false,
-        };
-        if bars {
-            session.invalid.store(true, Release);
-            hit = true;
-        }
-    }
-    refuse_if(hit, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-}
-
-/// Spoils the capture that a stream takes part in, and refuses.
-fn spoil(stream: &Stream, error: CUresult) -> Answer {
-    lock(&stream.capture).as_ref().map_or(Err(error), |capture| capture.session.spoil(error))
-}
-
-/// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
-pub(crate) fn not_capturing(stream: &Stream) -> Answer {
-    if ACTIVE.load(Acquire) == 0 {
-        return Ok(());
-    }
-    if stream.capturing.load(Acquire) {
-        return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
-    legacy_not_implied(stream)
-}
-
-/// The legacy stream would depend on a blocking stream that captures.
-pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
-    if ACTIVE.load(Acquire) > 0 && stream.kind == StreamKind::Legacy {
-        for other in lock(&stream.context.streams).iter() {
-            if other.blocking() && other.capturing.load(Acquire) {
-                return spoil(other, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Refuses when any stream of the context captures.
-pub(crate) fn context_not_capturing(context: &Context) -> Answer {
-    if ACTIVE.load(Acquire) > 0 {
-        for stream in context.all_streams() {
-            if stream.capturing.load(Acquire) {
-                return spoil(stream, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-            }
-        }
-    }
-    Ok(())
-}
-
-impl Capture {
+impl Part {
     fn wait_for(&mut self, nodes: Vec<NodeRef>) {
         for node in nodes {
             if !self.after.iter().any(|n| n.id == node.id) {
@@ -117,182 +52,219 @@ impl Capture {
     }
 }
 
-/// Changes the capture that a stream takes part in.
-fn with_capture(stream: Ref<Stream>, f: impl FnOnce(&mut Capture) -> Answer) -> Answer {
-    f(lock(&stream.capture).as_mut().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?)
+/// The streams that capture, by number.
+type Parts = BTreeMap<u64, Part>;
+
+static PARTS: Mutex<Parts> = Mutex::new(BTreeMap::new());
+/// How many there are.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static MODE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What a stream is asked to do becomes a node of the graph that it captures. A record of an event, and a wait for one, are only
-/// dependencies.
-pub(crate) fn capture_node(stream: Ref<Stream>, node: Node) -> Answer {
-    let (Node::Record(event) | Node::Wait(event)) = node else { return add_captured(stream, node) };
-    with_capture(stream, |capture| {
-        let session = &capture.session;
-        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-        if let Node::Record(_) = node {
-            // The event stands for this point of the capture; nothing runs.
-            *lock(&event.captured) = Some((session.clone(), capture.after.clone()));
-            return Ok(());
-        }
-        match lock(&event.captured).clone() {
-            None => session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
-            Some((other, _)) if !Arc::ptr_eq(&other, session) => {
-                session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
-            }
-            Some((_, after)) => {
-                capture.wait_for(after);
-                Ok(())
-            }
-        }
-    })
+/// Tells if any stream of the process captures.
+#[inline]
+pub(crate) fn any_capture() -> bool {
+    ACTIVE.load(Acquire) > 0
 }
 
-/// Adds a node to the graph a stream captures, also a record or a wait.
-pub(crate) fn add_captured(stream: Ref<Stream>, node: Node) -> Answer {
-    with_capture(stream, |capture| {
-        let session = &capture.session;
-        refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-        let graph = session.graph;
-        capture.after = vec![graph.add(graph.handle::<c_void>() as u64, node, &capture.after)?];
+/// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
+pub(crate) fn not_while_capturing() -> Answer {
+    let mode = MODE.get();
+    if !any_capture() || mode == 2 {
+        return Ok(());
+    }
+    let me = std::thread::current().id();
+    let mut answer = Ok(());
+    for Part { session, .. } in lock(&PARTS).values() {
+        // 0 global: any thread; 1 thread-local: the capturing thread; 2 relaxed: no thread.
+        let bars = match session.mode {
+            0 => session.thread == me || mode == 0,
+            1 => session.thread == me,
+            _ => false,
+        };
+        if bars {
+            answer = session.spoil(UNSUPPORTED);
+        }
+    }
+    answer
+}
+
+/// Refuses when one of the streams captures, and spoils that capture.
+fn none_captures(streams: impl IntoIterator<Item = Ref<Stream>>, error: CUresult) -> Answer {
+    match streams.into_iter().find(|stream| stream.capturing.load(Acquire)) {
+        Some(stream) => lock(&PARTS).get(&stream.id).map_or(Err(error), |part| part.session.spoil(error)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
+pub(crate) fn not_capturing(stream: Ref<Stream>) -> Answer {
+    none_captures([stream], UNSUPPORTED)?;
+    legacy_not_implied(stream)
+}
+
+/// Refuses where the legacy stream would depend on a blocking stream that captures.
+pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
+    if !any_capture() || stream.kind != StreamKind::Legacy {
+        return Ok(());
+    }
+    none_captures(stream.context.blocking(), CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+}
+
+/// Refuses when any stream of the context captures.
+pub(crate) fn context_not_capturing(context: &Context) -> Answer {
+    if any_capture() { none_captures(context.all_streams(), UNSUPPORTED) } else { Ok(()) }
+}
+
+/// Changes a stream's part in a capture.
+fn with_part<R>(stream: Ref<Stream>, f: impl FnOnce(&mut Part) -> Res<R>) -> Res<R> {
+    f(lock(&PARTS).get_mut(&stream.id).ok_or(ILLEGAL_STATE)?)
+}
+
+/// Does what a call asks a stream for, or, where that captures, adds it to the graph.
+pub(crate) fn submit(stream: Ref<Stream>, task: impl Task) -> Answer {
+    if !stream.capturing.load(Acquire) {
+        return task.run(stream);
+    }
+    with_part(stream, |part| {
+        part.session.valid()?;
+        part.after = vec![Graph::add(part.session.graph, Arc::new(task) as Node, &part.after)?];
         Ok(())
     })
 }
 
-/// A stream that waits for a captured event takes part in its capture.
-pub(crate) fn join_capture(stream: Ref<Stream>, event: &Event) -> Res<bool> {
-    if ACTIVE.load(Acquire) == 0 || stream.capturing.load(Acquire) {
+/// The point that a stream's capture has come to.
+pub(crate) fn point(stream: Ref<Stream>) -> Res<Point> {
+    with_part(stream, |part| {
+        part.session.valid()?;
+        Ok((part.session.clone(), part.after.clone()))
+    })
+}
+
+/// Makes a stream wait for a point of a capture: it takes part from then on. `false`: neither it captures, nor does the point
+/// belong to a capture that goes on.
+pub(crate) fn wait_for(stream: Ref<Stream>, point: Option<Point>) -> Res<bool> {
+    if !any_capture() {
         return Ok(false);
     }
-    let Some((session, after)) = lock(&event.captured).clone() else { return Ok(false) };
-    if !lock(&SESSIONS).iter().any(|s| Arc::ptr_eq(s, &session)) {
+    let mut parts = lock(&PARTS);
+    if let Some(part) = parts.get_mut(&stream.id) {
+        part.session.valid()?;
+        match point {
+            None => part.session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)?,
+            Some((other, _)) if !Arc::ptr_eq(&other, &part.session) => {
+                part.session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)?;
+            }
+            Some((_, after)) => part.wait_for(after),
+        }
+        return Ok(true);
+    }
+    let Some((session, after)) = point else { return Ok(false) };
+    if !parts.values().any(|part| Arc::ptr_eq(&part.session, &session)) {
         return Ok(false);
     }
     if stream.kind == StreamKind::Legacy {
-        return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return session.spoil(UNSUPPORTED);
     }
-    lock(&session.streams).push(stream);
-    *lock(&stream.capture) = Some(Capture { session, after, shown: Vec::new() });
-    stream.capturing.store(true, Release);
+    take_part(&mut parts, stream, session, after);
     Ok(true)
 }
 
-fn begin(stream: Ref<Stream>, mode: u32, graph: Option<Ref<Graph>>, after: Vec<NodeRef>) -> Answer {
-    invalid_if(mode > 2)?;
-    refuse_if(stream.kind == StreamKind::Legacy, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
-    let mut capture = lock(&stream.capture);
-    refuse_if(capture.is_some(), CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-    let session = Arc::new(Session {
-        id: next_id(),
-        graph: graph.unwrap_or_else(Graph::create),
-        mode,
-        invalid: AtomicBool::new(false),
-        origin: stream.id,
-        thread: std::thread::current().id(),
-        streams: Mutex::new(vec![stream]),
-    });
-    lock(&SESSIONS).push(session.clone());
-    ACTIVE.fetch_add(1, AcqRel);
-    *capture = Some(Capture { session, after, shown: Vec::new() });
+fn take_part(parts: &mut Parts, stream: Ref<Stream>, session: Arc<Session>, after: Vec<NodeRef>) {
+    parts.insert(stream.id, Part { stream, session, after, shown: Vec::new() });
+    ACTIVE.store(parts.len(), Release);
     stream.capturing.store(true, Release);
+}
+
+/// The nodes of a list that a program passes.
+pub(crate) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Res<Vec<NodeRef>> {
+    invalid_if(count > 0 && list.is_null())?;
+    (0..count).map(|i| Object::<GraphNode>::get(*list.add(i))).collect()
+}
+
+fn begin(stream: Ref<Stream>, mode: u32, graph: Ref<Graph>, after: Vec<NodeRef>) -> Answer {
+    invalid_if(mode > 2)?;
+    refuse_if(stream.kind == StreamKind::Legacy, UNSUPPORTED)?;
+    let mut parts = lock(&PARTS);
+    refuse_if(parts.contains_key(&stream.id), ILLEGAL_STATE)?;
+    let (invalid, thread) = (AtomicBool::new(false), std::thread::current().id());
+    let session = Session { id: next_id(), graph, mode, invalid, origin: stream.id, thread };
+    take_part(&mut parts, stream, Arc::new(session), after);
     Ok(())
 }
 
-entry!(cuStreamBeginCapture, |stream: Stream| begin(stream, 0, None, Vec::new()));
-entry!(cuStreamBeginCapture_v2, |stream: Stream, mode| begin(stream, mode, None, Vec::new()));
+entry!(cuStreamBeginCapture_v2, cuStreamBeginCapture(stream; mode = 0), |stream: Stream, mode| {
+    begin(stream, mode, Graph::create(), Vec::new())
+});
 
 entry!(cuStreamBeginCaptureToGraph, |stream, graph: Graph, dependencies, _, numDependencies, mode| {
     let after = nodes(dependencies, numDependencies)?;
-    begin(stream.find()?, mode, Some(graph), after)
+    begin(stream.find()?, mode, graph, after)
 });
 
 entry!(cuStreamEndCapture, |stream: Stream, phGraph| {
-    let Some(capture) = lock(&stream.capture).clone() else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
-    let session = &capture.session;
+    let (session, after) = with_part(stream, |part| Ok((part.session.clone(), part.after.clone())))?;
     if session.origin != stream.id {
         return session.spoil(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
-    refuse_if(
-        session.mode != 2 && session.thread != std::thread::current().id(),
-        CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
-    )?;
+    let elsewhere = session.thread != std::thread::current().id();
+    refuse_if(session.mode != 2 && elsewhere, CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)?;
     // Each node without a follower must have come back to the origin.
     let mut joined = true;
-    for other in lock(&session.streams).drain(..) {
-        let part = lock(&other.capture).take();
-        other.capturing.store(false, Release);
-        if let Some(part) = part {
-            let state = lock(&session.graph.state);
-            joined &= part.after.iter().all(|n| {
-                state.edges.iter().any(|(from, _)| *from == n.id)
-                    || capture.after.iter().any(|m| m.id == n.id)
-            });
-        }
+    let mut parts = lock(&PARTS);
+    for (_, part) in parts.extract_if(.., |_, part| Arc::ptr_eq(&part.session, &session)) {
+        part.stream.capturing.store(false, Release);
+        let edges = &lock(&session.graph.state).edges;
+        let followed = |n: &NodeRef| edges.iter().any(|(from, _)| *from == n.id);
+        joined &= part.after.iter().all(|n| followed(n) || after.iter().any(|m| m.id == n.id));
     }
-    lock(&SESSIONS).retain(|s| !Arc::ptr_eq(s, session));
-    ACTIVE.fetch_sub(1, AcqRel);
+    ACTIVE.store(parts.len(), Release);
     put_opt(phGraph, null_mut());
-    refuse_if(session.invalid.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+    session.valid()?;
     refuse_if(!joined, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)?;
     put_opt(phGraph, session.graph.handle());
 });
 
+fn status_of(part: Option<&Part>) -> u32 {
+    part.map_or(0, |part| if part.session.valid().is_ok() { 1 } else { 2 })
+}
+
 entry!(cuStreamIsCapturing, |stream: Stream, captureStatus| {
     legacy_not_implied(stream)?;
-    put(captureStatus, capture_status(stream))
+    put(captureStatus, status_of(lock(&PARTS).get(&stream.id)))
 });
 
-fn capture_status(stream: &Stream) -> u32 {
-    match lock(&stream.capture).as_ref() {
-        None => 0,
-        Some(capture) if capture.session.invalid.load(Acquire) => 2,
-        Some(_) => 1,
+entry!(
+    cuStreamGetCaptureInfo_v3,
+    cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count; edges = null_mut()),
+    cuStreamGetCaptureInfo(stream, status, id; graph = null_mut(), nodes = null_mut(), edges = null_mut(), count = null_mut()),
+    |stream: Stream, status, id, graph, nodes, edges, count| {
+        legacy_not_implied(stream)?;
+        let mut parts = lock(&PARTS);
+        let part = parts.get_mut(&stream.id);
+        put(status, status_of(part.as_deref()))?;
+        if let Some(part) = part {
+            put_opt(id, part.session.id);
+            put_opt::<sys::CUgraph>(graph, part.session.graph.handle());
+            part.shown = part.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
+            put_opt::<*const sys::CUgraphNode>(nodes, part.shown.as_ptr().cast());
+            put_opt::<*const sys::CUgraphEdgeData>(edges, std::ptr::null());
+            put_opt(count, part.shown.len());
+        }
     }
-}
-
-unsafe fn capture_info(
-    stream: Ref<Stream>,
-    status: *mut c_uint,
-    id: *mut u64,
-    graph: *mut sys::CUgraph,
-    dependencies: *mut *const sys::CUgraphNode,
-    edges: *mut *const sys::CUgraphEdgeData,
-    count: *mut usize,
-) -> Answer {
-    legacy_not_implied(stream)?;
-    put(status, capture_status(stream))?;
-    let mut capture = lock(&stream.capture);
-    if let Some(capture) = capture.as_mut() {
-        put_opt(id, capture.session.id);
-        put_opt(graph, capture.session.graph.handle());
-        capture.shown = capture.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
-        put_opt(dependencies, capture.shown.as_ptr().cast());
-        put_opt(edges, std::ptr::null());
-        put_opt(count, capture.shown.len());
-    }
-    Ok(())
-}
-
-entry!(cuStreamGetCaptureInfo, |stream: Stream, status, id| {
-    capture_info(stream, status, id, null_mut(), null_mut(), null_mut(), null_mut())
-});
-
-entry!(cuStreamGetCaptureInfo_v2, |hStream: Stream, status, id, graph, dependencies, count| {
-    capture_info(hStream, status, id, graph, dependencies, null_mut(), count)
-});
-
-entry!(cuStreamGetCaptureInfo_v3, |hStream: Stream, status, id, graph, dependencies, edges, count| {
-    capture_info(hStream, status, id, graph, dependencies, edges, count)
-});
+);
 
 entry!(
     cuStreamUpdateCaptureDependencies,
     cuStreamUpdateCaptureDependencies_v2(stream, new, _, count, flags),
     |stream: Stream, new, count, flags| {
         let new = nodes(new, count)?;
-        with_capture(stream, |capture| {
+        with_part(stream, |part| {
             match flags {
-                1 => capture.after = new,
-                _ => capture.wait_for(new),
+                1 => part.after = new,
+                _ => part.wait_for(new),
             }
             Ok(())
         })
@@ -301,5 +273,5 @@ entry!(
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {
     invalid_if(mode.is_null() || *mode > 2)?;
-    *mode = CAPTURE_MODE.replace(*mode);
+    *mode = MODE.replace(*mode);
 });

@@ -4,7 +4,7 @@ use super::stream::create_stream;
 use super::*;
 
 /// Ends a context: waits for its work, closes its streams, returns its memory.
-fn destroy(context: Ref<Context>, charged: bool) -> Answer {
+fn destroy(context: Ref<Context>) -> Answer {
     let driver = driver()?;
     for stream in context.all_streams() {
         drain(stream)?;
@@ -19,9 +19,7 @@ fn destroy(context: Ref<Context>, charged: bool) -> Answer {
             engine.close_stream(now, stream.slot);
         }
     });
-    if charged {
-        context.device.refund(MemKind::Context, driver.profile().context_bytes);
-    }
+    context.device.refund(MemKind::Context, context.device.context_bytes(context.kind));
     lock(&context.streams).clear();
     Ok(())
 }
@@ -40,7 +38,7 @@ fn primary_state(dev: CUdevice) -> Res<(Ref<Context>, MutexGuard<'static, Primar
     let flags = state.flags;
     let context = match state.context {
         Some(context) => context,
-        None => *state.context.insert(Context::create(device, true, flags, None, true)?),
+        None => *state.context.insert(Context::create(device, ContextKind::Primary, flags, None)?),
     };
     Ok((context, state))
 }
@@ -62,12 +60,12 @@ entry!(cuDevicePrimaryCtxRelease_v2 | cuDevicePrimaryCtxRelease, |dev: Device| {
     refuse_if(state.retained == 0, INVALID_CONTEXT)?;
     state.retained -= 1;
     let last = if state.retained == 0 { state.context.take() } else { None };
-    last.map_or(Ok(()), |context| destroy(context, true))
+    last.map_or(Ok(()), destroy)
 });
 
 entry!(cuDevicePrimaryCtxReset_v2 | cuDevicePrimaryCtxReset, |dev: Device| {
     let mut state = dev.primary();
-    state.context.take().map_or(Ok(()), |context| destroy(context, true))
+    state.context.take().map_or(Ok(()), destroy)
 });
 
 entry!(cuDevicePrimaryCtxGetState, |dev: Device, flags, active| {
@@ -86,7 +84,7 @@ entry!(cuDevicePrimaryCtxSetFlags_v2 | cuDevicePrimaryCtxSetFlags, |dev: Device,
 
 unsafe fn create(pctx: *mut sys::CUcontext, flags: u32, dev: CUdevice, sms: Option<u32>) -> Answer {
     invalid_if(pctx.is_null())?;
-    let context = Context::create(Device::at(dev)?, false, flags, sms, true)?;
+    let context = Context::create(Device::at(dev)?, ContextKind::Created, flags, sms)?;
     push_current(context);
     put(pctx, context.handle())
 }
@@ -123,8 +121,8 @@ entry!(cuCtxCreate_v4, |pctx, params, flags, dev| {
 
 entry!(cuCtxDestroy_v2 | cuCtxDestroy | cuCtxDetach, driver, |ctx: Given| {
     let context = Object::<Context>::get(ctx)?;
-    refuse_if(context.primary, INVALID_CONTEXT)?;
-    destroy(context, true)?;
+    refuse_if(context.kind == ContextKind::Primary, INVALID_CONTEXT)?;
+    destroy(context)?;
     if current_opt().is_some_and(|c| c.id == context.id) {
         pop_current();
     }
@@ -229,13 +227,8 @@ entry!(cuCtxDisablePeerAccess, context, |peer: Context| {
 
 entry!(cuCtxGetExecAffinity, context, |pExecAffinity, type_| {
     refuse_if(type_ != 0, NOT_SUPPORTED)?;
-    put(pExecAffinity.cast::<[u32; 2]>(), [0, sms_of(context)?])
+    put(pExecAffinity.cast::<[u32; 2]>(), [0, context.sms()])
 });
-
-/// SMs that a context may use.
-fn sms_of(context: &Context) -> Res<u32> {
-    Ok(context.sms.unwrap_or(context.device.profile().sms))
-}
 
 // --- Green contexts --------------------------------------------------------------------------------
 //
@@ -259,7 +252,7 @@ fn sm_steps() -> Res<(u32, u32)> {
 }
 
 unsafe fn resource_sms(from: *const sys::CUdevResource) -> Res<u32> {
-    invalid_if(from.is_null() || from.cast::<u32>().read_unaligned() != 1)?;
+    invalid_if(read::<u32>(from.cast())? != 1)?;
     Ok(from.cast::<u8>().add(SM_COUNT_AT).cast::<u32>().read_unaligned())
 }
 
@@ -270,7 +263,7 @@ entry!(cuDeviceGetDevResource, |device: Device, resource, type_| {
 
 entry!(cuCtxGetDevResource | cuGreenCtxGetDevResource, |context: OrCurrent, resource, type_| {
     refuse_if(type_ != 1, NOT_SUPPORTED)?;
-    put_resource(resource, sms_of(context)?)
+    put_resource(resource, context.sms())
 });
 
 entry!(cuDevSmResourceSplitByCount, |result, nbGroups, input, remainder, _, minCount| {
@@ -305,10 +298,10 @@ entry!(cuGreenCtxCreate, |phCtx, desc, dev: Device, flags| {
     // CU_GREEN_CTX_DEFAULT_STREAM is required.
     let sms = desc as usize as u32;
     invalid_if(flags != 1 || sms == 0 || sms > dev.profile().sms || phCtx.is_null())?;
-    put(phCtx, Context::create(dev, false, 0, Some(sms), false)?.handle())
+    put(phCtx, Context::create(dev, ContextKind::Green, 0, Some(sms))?.handle())
 });
 
-entry!(cuGreenCtxDestroy, driver, |context: Context| destroy(context, false));
+entry!(cuGreenCtxDestroy, driver, |context: Context| destroy(context));
 entry!(cuCtxFromGreenCtx, driver, |pContext, context: Context| put(pContext, context.handle()));
 
 entry!(cuGreenCtxStreamCreate, driver, |phStream, greenCtx, flags, priority| {
@@ -319,5 +312,5 @@ entry!(cuGreenCtxStreamCreate, driver, |phStream, greenCtx, flags, priority| {
 
 entry!(cuStreamGetGreenCtx, |hStream, phCtx| {
     let stream = StreamArg(Flavor::Legacy, hStream).find()?;
-    put(phCtx, if stream.context.sms.is_some() { stream.context.handle() } else { null_mut() })
+    put(phCtx, if stream.context.part.is_some() { stream.context.handle() } else { null_mut() })
 });

@@ -1,169 +1,19 @@
-//! Graphs: their nodes, edges, executable forms and launches.
+//! Graphs: building them, looking at them, their executable forms and launches.
 //!
 //! A launch of a graph runs its nodes one after the other, in an order that respects the edges, on the stream it is
 //! launched on: branches do not overlap (hardware would overlap them).
 
-use std::collections::BTreeSet;
-
-use super::capture::legacy_not_implied;
-use super::memory::Fill;
+use super::capture::{legacy_not_implied, nodes, submit};
 use super::module::{Function, Geometry, Launch};
-use super::stream::{Event, MemOp};
-use super::xfer::Transfer;
+use super::stream::{HostCall, MemOps, Record, Wait, read_mem_ops};
+use super::stream_ordered::{GraphAlloc, GraphFree, graph_address, graph_free};
+use super::tasks::{Child, Empty, Graph, GraphNode, Node, NodeRef, replace, task_as};
+use super::xfer::{Fill, from_3d};
 use super::*;
-
-type StreamCallback = unsafe extern "C" fn(sys::CUstream, sys::CUresult, *mut c_void);
-
-/// One thing a stream can be asked to do.
-#[derive(Clone)]
-pub(crate) enum Node {
-    Kernel(Launch),
-    Copy(Transfer),
-    Set(Fill),
-    Host { function: unsafe extern "C" fn(*mut c_void), data: usize },
-    Callback { function: StreamCallback, stream: usize, data: usize },
-    Child(Ref<Graph>),
-    Empty,
-    Record(Ref<Event>),
-    Wait(Ref<Event>),
-    MemOps(Vec<MemOp>),
-    Alloc { device: Device, bytes: u64, address: u64 },
-    Free { address: u64 },
-}
-
-/// What is submitted to a stream by files that know nothing of graphs.
-macro_rules! nodes_of {
-    ($($what:ty => $node:ident;)*) => {$(
-        impl From<$what> for Node {
-            fn from(what: $what) -> Self {
-                Self::$node(what)
-            }
-        }
-    )*};
-}
-nodes_of! { Launch => Kernel; Transfer => Copy; Fill => Set; }
-
-/// A node in a graph.
-pub(crate) struct GraphNode {
-    pub(crate) id: u64,
-    pub(crate) graph: AtomicU64,
-    pub(crate) node: Mutex<Node>,
-}
-
-object!(GraphNode, b"gshareNO", INVALID_VALUE);
-
-pub(crate) type NodeRef = Ref<GraphNode>;
-
-impl GraphNode {
-    fn create(graph: u64, node: Node) -> NodeRef {
-        Object::create(Self { id: next_id(), graph: AtomicU64::new(graph), node: Mutex::new(node) })
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct GraphState {
-    pub(crate) nodes: Vec<NodeRef>,
-    /// From, to: ids.
-    pub(crate) edges: Vec<(u64, u64)>,
-    /// Node of the original -> node here, in a clone.
-    pub(crate) origin: BTreeMap<u64, NodeRef>,
-}
-
-/// A graph.
-pub(crate) struct Graph {
-    pub(crate) id: u64,
-    pub(crate) state: Mutex<GraphState>,
-}
-
-object!(Graph, b"gshareGR", INVALID_VALUE);
-
-impl Graph {
-    pub(crate) fn create() -> Ref<Self> {
-        Object::create(Self { id: next_id(), state: Mutex::default() })
-    }
-
-    pub(crate) fn add(&'static self, graph: u64, node: Node, after: &[NodeRef]) -> Res<NodeRef> {
-        let mut state = lock(&self.state);
-        invalid_if(after.iter().any(|d| !state.nodes.iter().any(|n| n.id == d.id)))?;
-        let node = GraphNode::create(graph, node);
-        state.nodes.push(node);
-        for d in after {
-            if !state.edges.contains(&(d.id, node.id)) {
-                state.edges.push((d.id, node.id));
-            }
-        }
-        Ok(node)
-    }
-}
-
-impl GraphState {
-    /// Nodes in an order that respects the edges, oldest first among the free ones; `None` if there is a cycle.
-    pub(crate) fn ordered(&self) -> Option<Vec<NodeRef>> {
-        // Each node, and how many edges to it are not followed yet.
-        let mut left: BTreeMap<u64, (NodeRef, usize)> = self.nodes.iter().map(|n| (n.id, (*n, 0))).collect();
-        let mut follow: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        for (from, to) in &self.edges {
-            left.get_mut(to)?.1 += 1;
-            follow.entry(*from).or_default().push(*to);
-        }
-        let mut ready: BTreeSet<u64> = left.iter().filter(|(_, n)| n.1 == 0).map(|(id, _)| *id).collect();
-        let mut out = Vec::with_capacity(self.nodes.len());
-        while let Some(id) = ready.pop_first() {
-            out.push(left.get(&id)?.0);
-            for to in follow.get(&id).into_iter().flatten() {
-                let (_, count) = left.get_mut(to)?;
-                *count -= 1;
-                if *count == 0 {
-                    ready.insert(*to);
-                }
-            }
-        }
-        (out.len() == self.nodes.len()).then_some(out)
-    }
-}
-
-// --- Running ---------------------------------------------------------------------------------------
-
-/// Queues a node's work on a stream.
-pub(crate) fn run_node(stream: Ref<Stream>, node: &Node) -> Answer {
-    match node {
-        Node::Kernel(launch) => launch.run(stream),
-        Node::Copy(transfer) => transfer.run(stream),
-        Node::Set(fill) => fill.run(stream),
-        &Node::Host { function, data } => push_call(stream, move || {
-            // SAFETY: the caller of cuLaunchHostFunc gave the function and its argument for this call.
-            unsafe { function(data as *mut c_void) };
-        }),
-        &Node::Callback { function, stream: handle, data } => push_call(stream, move || {
-            let success = sys::CUresult::CUDA_SUCCESS;
-            // SAFETY: as above, for cuStreamAddCallback.
-            unsafe { function(handle as sys::CUstream, success, data as *mut c_void) };
-        }),
-        Node::Child(graph) => {
-            let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
-            order.into_iter().try_for_each(|node| {
-                let node = lock(&node.node).clone();
-                run_node(stream, &node)
-            })
-        }
-        Node::Empty => Ok(()),
-        Node::Record(event) => event.record(stream),
-        Node::Wait(event) => event.wait_on(stream),
-        Node::MemOps(ops) => stream::run_mem_ops(stream, ops.clone()),
-        Node::Alloc { device, bytes, address } => stream_ordered::graph_alloc(*device, *bytes, *address),
-        Node::Free { address } => stream_ordered::graph_free(*address),
-    }
-}
-
-// --- Building --------------------------------------------------------------------------------------
 
 type Nodes = *const sys::CUgraphNode;
 type NodesOut = *mut sys::CUgraphNode;
-
-pub(super) unsafe fn nodes(list: Nodes, count: usize) -> Res<Vec<NodeRef>> {
-    invalid_if(count > 0 && list.is_null())?;
-    (0..count).map(|i| Object::<GraphNode>::get(*list.add(i))).collect()
-}
+type DataOut = *mut sys::CUgraphEdgeData;
 
 entry!(cuGraphCreate, driver, |phGraph, flags| {
     invalid_if(flags != 0)?;
@@ -177,27 +27,7 @@ entry!(cuGraphDestroy, driver, |graph: Graph| {
     }
 });
 
-entry!(cuGraphClone, driver, |copy, original: Graph| put(copy, clone_graph(original).handle()));
-
-fn clone_graph(original: Ref<Graph>) -> Ref<Graph> {
-    let copy = Graph::create();
-    let of = copy.handle::<c_void>() as u64;
-    let from = lock(&original.state);
-    let mut to = lock(&copy.state);
-    for node in &from.nodes {
-        let inner = match &*lock(&node.node) {
-            Node::Child(child) => Node::Child(clone_graph(child)),
-            other => other.clone(),
-        };
-        let new = GraphNode::create(of, inner);
-        to.nodes.push(new);
-        to.origin.insert(node.id, new);
-    }
-    to.edges =
-        from.edges.iter().filter_map(|(a, b)| Some((to.origin.get(a)?.id, to.origin.get(b)?.id))).collect();
-    drop(to);
-    copy
-}
+entry!(cuGraphClone, driver, |copy, original: Graph| put(copy, original.copy().handle()));
 
 entry!(cuGraphNodeFindInClone, |phNode, original: GraphNode, hClonedGraph: Graph| {
     let found = lock(&hClonedGraph.state).origin.get(&original.id).copied();
@@ -207,53 +37,52 @@ entry!(cuGraphNodeFindInClone, |phNode, original: GraphNode, hClonedGraph: Graph
 unsafe fn add(out: NodesOut, graph: sys::CUgraph, after: Nodes, count: usize, node: Node) -> Answer {
     driver()?;
     invalid_if(out.is_null())?;
-    let of = Object::<Graph>::get(graph)?;
-    let made = of.add(graph as u64, node, &nodes(after, count)?)?;
-    put(out, made.handle())
+    put(out, Graph::add(Object::get(graph)?, node, &nodes(after, count)?)?.handle())
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS`: function, grid, block, shared bytes, arguments, extra; v2 adds kernel and context.
-unsafe fn read_kernel(params: *const c_void, v2: bool) -> Res<Node> {
+unsafe fn read_kernel(params: *const c_void, v2: bool) -> Res<Launch> {
     invalid_if(params.is_null())?;
     let at = |offset: usize| params.cast::<u8>().add(offset).cast::<*mut *mut c_void>().read_unaligned();
     let function = if at(0).is_null() && v2 { at(56) } else { at(0) };
     let [gx, gy, gz, bx, by, bz, shared] = params.cast::<u8>().add(8).cast::<[u32; 7]>().read_unaligned();
     let function = Object::<Function>::get(function)?;
     let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
-    Launch::new(function, geometry, (at(40), at(48))).map(Node::Kernel)
+    Launch::new(function, geometry, (at(40), at(48)))
 }
 
-unsafe fn read_memset(params: *const c_void) -> Res<Node> {
-    invalid_if(params.is_null())?;
-    let fill = params.cast::<Fill>().read_unaligned();
+unsafe fn read_memset(params: *const c_void) -> Res<Fill> {
+    let fill: Fill = read(params)?;
     invalid_if(!matches!(fill.element, 1 | 2 | 4))?;
-    Ok(Node::Set(fill))
+    Ok(fill)
 }
 
-unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Res<Node> {
+unsafe fn read_host(params: *const sys::CUDA_HOST_NODE_PARAMS) -> Res<HostCall> {
     invalid_if(params.is_null())?;
-    Ok(Node::Host { function: (*params).fn_.ok_or(INVALID_VALUE)?, data: (*params).userData as usize })
+    Ok(HostCall { function: (*params).fn_.ok_or(INVALID_VALUE)?, data: (*params).userData as usize })
 }
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`: context, count, operations, flags.
-unsafe fn read_batch(params: *const c_void) -> Res<Node> {
+unsafe fn read_batch(params: *const c_void) -> Res<MemOps> {
     invalid_if(params.is_null())?;
     let count = params.cast::<u8>().add(8).cast::<u32>().read_unaligned();
-    let list = params.cast::<u8>().add(16).cast::<*const c_void>().read_unaligned();
-    Ok(Node::MemOps(stream::read_mem_ops(list, count)?))
+    read_mem_ops(params.cast::<u8>().add(16).cast::<*const c_void>().read_unaligned(), count)
+}
+
+unsafe fn read_child(graph: sys::CUgraph) -> Res<Child> {
+    Ok(Child(Object::<Graph>::get(graph)?.copy()))
 }
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access
 /// descriptions, their number, bytes, and the address that comes back.
-unsafe fn alloc_node(params: *mut c_void) -> Res<Node> {
-    invalid_if(params.is_null())?;
-    let [kind, _, location, ordinal] = params.cast::<[u32; 4]>().read_unaligned();
+unsafe fn read_alloc(params: *mut c_void) -> Res<GraphAlloc> {
+    let [kind, _, location, ordinal] = read::<[u32; 4]>(params)?;
     let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
     invalid_if(kind != 1 || location != 1 || bytes == 0)?;
     let device = Device::at(ordinal as i32)?;
-    let address = stream_ordered::graph_address(device, bytes)?;
+    let address = graph_address(device, bytes)?;
     params.cast::<u8>().add(ALLOC_BYTES_AT + 8).cast::<u64>().write_unaligned(address);
-    Ok(Node::Alloc { device, bytes, address })
+    Ok(GraphAlloc { device, bytes, address })
 }
 
 const ALLOC_BYTES_AT: usize = std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, bytesize);
@@ -261,43 +90,29 @@ const _: () = assert!(std::mem::offset_of!(sys::CUDA_MEM_ALLOC_NODE_PARAMS_v1, d
 
 /// The general form: type, three reserved words, then the parameters of that type.
 unsafe fn read_general(params: *mut c_void) -> Res<Node> {
-    invalid_if(params.is_null())?;
-    let kind = params.cast::<u32>().read_unaligned();
+    let kind: u32 = read(params)?;
     let at = params.cast::<u8>().add(16);
-    let handle = at.cast::<*mut c_void>();
+    let handle = || at.cast::<*mut c_void>().read_unaligned();
     Ok(match kind {
-        0 => read_kernel(at.cast(), true)?,
+        0 => Arc::new(read_kernel(at.cast(), true)?),
         // Flags and context stand before the copy's description.
-        1 => Node::Copy(xfer::from_3d(at.add(16).cast())?),
-        2 => read_memset(at.cast())?,
-        3 => read_host(at.cast())?,
-        4 => Node::Child(clone_graph(Object::get(handle.read_unaligned())?)),
-        5 => Node::Empty,
-        6 => Node::Wait(Object::get(handle.read_unaligned())?),
-        7 => Node::Record(Object::get(handle.read_unaligned())?),
-        10 => alloc_node(at.cast())?,
-        11 => Node::Free { address: at.cast::<u64>().read_unaligned() },
-        12 => read_batch(at.cast())?,
+        1 => Arc::new(from_3d(at.add(16).cast())?),
+        2 => Arc::new(read_memset(at.cast())?),
+        3 => Arc::new(read_host(at.cast())?),
+        4 => Arc::new(read_child(handle().cast())?),
+        5 => Arc::new(Empty),
+        6 => Arc::new(Wait(Object::get(handle())?)),
+        7 => Arc::new(Record(Object::get(handle())?)),
+        10 => Arc::new(read_alloc(at.cast())?),
+        11 => Arc::new(GraphFree(at.cast::<u64>().read_unaligned())),
+        12 => Arc::new(read_batch(at.cast())?),
         _ => return Err(NOT_SUPPORTED),
     })
 }
 
-/// Replaces a node's parameters by others of its kind.
-unsafe fn set_node(node: sys::CUgraphNode, new: Node) -> Answer {
-    let node = Object::<GraphNode>::get(node)?;
-    let mut old = lock(&node.node);
-    invalid_if(kind_of(&old) != kind_of(&new))?;
-    *old = new;
-    Ok(())
-}
-
-/// As [`set_node`], in an executable graph.
+/// Replaces what a node of an executable graph does by another task of the kind.
 unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) -> Answer {
-    Object::<Exec>::get(exec)?.step(Object::get(node)?, |step| {
-        invalid_if(kind_of(&step.node) != kind_of(&new))?;
-        step.node = new;
-        Ok(())
-    })
+    Object::<Exec>::get(exec)?.step(Object::get(node)?, |step| replace(&mut step.node, new))
 }
 
 // --- Nodes by kind ---------------------------------------------------------------------------------
@@ -307,17 +122,19 @@ unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) ->
 /// `add set set_in_executable (parameters) node`, with `_` where there is no such call; a `_` follows the parameters where adding
 /// takes a context as well.
 macro_rules! node_kinds {
-    ($($add:ident $set:tt $step:tt ($params:ident $(, $context:tt)?) $node:expr;)*) => {$(
-        entry!($add, |out, graph, after, count, $params $(, $context)?| add(out, graph, after, count, $node));
-        node_kinds!(@set $set ($params) $node);
-        node_kinds!(@step $step ($params $(, $context)?) $node);
+    ($($add:ident $set:tt $step:tt ($params:ident $(, $context:tt)?) $task:expr;)*) => {$(
+        entry!($add, |out, graph, after, count, $params $(, $context)?| {
+            add(out, graph, after, count, Arc::new($task))
+        });
+        node_kinds!(@set $set ($params) $task);
+        node_kinds!(@step $step ($params $(, $context)?) $task);
     )*};
-    (@ $what:ident _ $params:tt $node:expr) => {};
-    (@set $set:ident ($params:ident) $node:expr) => {
-        entry!($set, |node, $params| set_node(node, $node));
+    (@ $what:ident _ $params:tt $task:expr) => {};
+    (@set $set:ident ($params:ident) $task:expr) => {
+        entry!($set, |node: GraphNode, $params| node.set(Arc::new($task)));
     };
-    (@step $step:ident ($($params:tt)*) $node:expr) => {
-        entry!($step, |exec, node, $($params)*| set_step(exec, node, $node));
+    (@step $step:ident ($($params:tt)*) $task:expr) => {
+        entry!($step, |exec, node, $($params)*| set_step(exec, node, Arc::new($task)));
     };
 }
 node_kinds! {
@@ -326,77 +143,67 @@ node_kinds! {
     cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2
         (params) read_kernel(params.cast(), true)?;
     cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
-        (params, _) Node::Copy(xfer::from_3d(params.cast())?);
+        (params, _) from_3d(params.cast())?;
     cuGraphAddMemsetNode cuGraphMemsetNodeSetParams cuGraphExecMemsetNodeSetParams
         (params, _) read_memset(params.cast())?;
-    cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
-        (params) read_host(params)?;
+    cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams (params) read_host(params)?;
     cuGraphAddEventRecordNode cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent
-        (event) Node::Record(Object::get(event)?);
+        (event) Record(Object::get(event)?);
     cuGraphAddEventWaitNode cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent
-        (event) Node::Wait(Object::get(event)?);
+        (event) Wait(Object::get(event)?);
     cuGraphAddBatchMemOpNode cuGraphBatchMemOpNodeSetParams _ (params) read_batch(params.cast())?;
-    cuGraphAddChildGraphNode _ cuGraphExecChildGraphNodeSetParams
-        (child) Node::Child(clone_graph(Object::get(child)?));
-    cuGraphAddMemFreeNode _ _ (address) Node::Free { address };
+    cuGraphAddChildGraphNode _ cuGraphExecChildGraphNodeSetParams (child) read_child(child)?;
+    cuGraphAddMemFreeNode _ _ (address) GraphFree(address);
 }
 
-entry!(cuGraphAddEmptyNode, |out, graph, after, count| add(out, graph, after, count, Node::Empty));
+entry!(cuGraphAddEmptyNode, |out, graph, after, count| add(out, graph, after, count, Arc::new(Empty)));
 
 // What has effects of its own is read when the graph is known to exist.
 entry!(cuGraphAddMemAllocNode, |out, graph, after, count, params| {
     Object::<Graph>::get(graph)?;
-    add(out, graph, after, count, alloc_node(params.cast())?)
+    add(out, graph, after, count, Arc::new(read_alloc(params.cast())?))
 });
 
-unsafe fn add_any(
-    out: NodesOut,
-    graph: sys::CUgraph,
-    after: Nodes,
-    count: usize,
-    params: *mut sys::CUgraphNodeParams,
-) -> Answer {
-    Object::<Graph>::get(graph)?;
-    add(out, graph, after, count, read_general(params.cast())?)
-}
+entry!(
+    cuGraphAddNode_v2 | cuGraphAddNode_v3,
+    cuGraphAddNode(out, graph, after, count, params),
+    |out, graph, after, _, count, params| {
+        Object::<Graph>::get(graph)?;
+        add(out, graph, after, count, read_general(params.cast())?)
+    }
+);
 
-entry!(cuGraphAddNode, |out, graph, after, count, params| add_any(out, graph, after, count, params));
-
-entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, |out, graph, after, _, count, params| {
-    add_any(out, graph, after, count, params)
-});
-
-entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node, params| {
-    set_node(node, read_general(params.cast())?)
+entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node: GraphNode, params| {
+    node.set(read_general(params.cast())?)
 });
 
 entry!(cuGraphExecNodeSetParams, |exec, node, params| set_step(exec, node, read_general(params.cast())?));
 
 /// Calls that tell what a node of a kind does.
 macro_rules! node_values {
-    ($($name:ident |$node:pat, $out:ident| $answer:expr;)*) => {$(
+    ($($name:ident |$task:ident: $kind:ty, $out:ident| $answer:expr;)*) => {$(
         entry!($name, |node: GraphNode, $out| {
-            let node = lock(&node.node);
-            let $node = &*node else { return Err(INVALID_VALUE) };
+            let node = node.node();
+            let $task = task_as::<$kind>(&node).ok_or(INVALID_VALUE)?;
             $answer
         });
     )*};
 }
 node_values! {
-    cuGraphKernelNodeGetParams |Node::Kernel(launch), out| put_kernel(launch, out.cast(), 56);
-    cuGraphKernelNodeGetParams_v2 |Node::Kernel(launch), out| put_kernel(launch, out.cast(), 72);
-    cuGraphChildGraphNodeGetGraph |Node::Child(graph), out| put(out, graph.handle());
-    cuGraphEventRecordNodeGetEvent |Node::Record(event), out| put(out, event.handle());
-    cuGraphEventWaitNodeGetEvent |Node::Wait(event), out| put(out, event.handle());
-    cuGraphMemFreeNodeGetParams |Node::Free { address }, out| put(out, *address);
-    cuGraphMemAllocNodeGetParams |Node::Alloc { device, bytes, address }, out| {
+    cuGraphKernelNodeGetParams |launch: Launch, out| put_kernel(launch, out.cast(), 56);
+    cuGraphKernelNodeGetParams_v2 |launch: Launch, out| put_kernel(launch, out.cast(), 72);
+    cuGraphChildGraphNodeGetGraph |child: Child, out| put(out, child.0.handle());
+    cuGraphEventRecordNodeGetEvent |record: Record, out| put(out, record.0.handle());
+    cuGraphEventWaitNodeGetEvent |wait: Wait, out| put(out, wait.0.handle());
+    cuGraphMemFreeNodeGetParams |free: GraphFree, out| put(out, free.0);
+    cuGraphMemAllocNodeGetParams |alloc: GraphAlloc, out| {
         invalid_if(out.is_null())?;
         std::ptr::write_bytes(out, 0, 1);
-        put(out.cast::<[u32; 4]>(), [1, 0, 1, device.ordinal as u32])?;
-        put(out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [*bytes, *address])
+        put(out.cast::<[u32; 4]>(), [1, 0, 1, alloc.device.ordinal as u32])?;
+        put(out.cast::<u8>().add(ALLOC_BYTES_AT).cast::<[u64; 2]>(), [alloc.bytes, alloc.address])
     };
-    cuGraphHostNodeGetParams |Node::Host { function, data }, out| {
-        put(out, sys::CUDA_HOST_NODE_PARAMS { fn_: Some(*function), userData: *data as *mut c_void })
+    cuGraphHostNodeGetParams |host: HostCall, out| {
+        put(out, sys::CUDA_HOST_NODE_PARAMS { fn_: Some(host.function), userData: host.data as *mut c_void })
     };
 }
 
@@ -448,8 +255,7 @@ entry!(
 );
 
 entry!(cuGraphDestroyNode, |node: GraphNode| {
-    let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
-    let mut state = lock(&graph.state);
+    let mut state = lock(&node.graph.state);
     state.nodes.retain(|n| n.id != node.id);
     state.edges.retain(|e| e.0 != node.id && e.1 != node.id);
     node.retire();
@@ -459,12 +265,7 @@ entry!(cuGraphDestroyNode, |node: GraphNode| {
 
 /// Gives a list out as the driver does: no list asks for the number; a longer one is filled up with nulls. Where data of as many
 /// edges are asked for: none of them has any.
-unsafe fn put_nodes(
-    list: &[NodeRef],
-    out: NodesOut,
-    data: *mut sys::CUgraphEdgeData,
-    count: *mut usize,
-) -> Answer {
+unsafe fn put_nodes(list: &[NodeRef], out: NodesOut, data: DataOut, count: *mut usize) -> Answer {
     invalid_if(count.is_null())?;
     if out.is_null() {
         *count = list.len();
@@ -491,76 +292,49 @@ entry!(cuGraphGetRootNodes, |graph: Graph, nodes, count| {
     put_nodes(&roots, nodes, null_mut(), count)
 });
 
-unsafe fn put_edges(
-    graph: Ref<Graph>,
-    from: NodesOut,
-    to: NodesOut,
-    data: *mut sys::CUgraphEdgeData,
-    count: *mut usize,
-) -> Answer {
-    let state = lock(&graph.state);
-    let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
-    let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
-        state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
-    };
-    invalid_if(count.is_null() || from.is_null() != to.is_null())?;
-    let mut number = *count;
-    put_nodes(&ends(|e| e.0), from, null_mut(), &raw mut number)?;
-    put_nodes(&ends(|e| e.1), to, data, count)
-}
-
-entry!(cuGraphGetEdges, |graph: Graph, from, to, count| put_edges(graph, from, to, null_mut(), count));
-entry!(cuGraphGetEdges_v2, |graph: Graph, from, to, data, count| put_edges(graph, from, to, data, count));
-
-unsafe fn neighbours(node: NodeRef, forward: bool) -> Res<Vec<NodeRef>> {
-    let graph = Object::<Graph>::get(node.graph.load(Acquire) as *mut c_void)?;
-    let state = lock(&graph.state);
-    let other = |&(from, to): &(u64, u64)| match forward {
-        true => (from == node.id).then_some(to),
-        false => (to == node.id).then_some(from),
-    };
-    let ids: Vec<u64> = state.edges.iter().filter_map(other).collect();
-    Ok(state.nodes.iter().copied().filter(|n| ids.contains(&n.id)).collect())
-}
-
-entry!(cuGraphNodeGetDependencies, |node: GraphNode, list, count| {
-    put_nodes(&neighbours(node, false)?, list, null_mut(), count)
-});
-
-entry!(cuGraphNodeGetDependencies_v2, |node: GraphNode, list, data, count| {
-    put_nodes(&neighbours(node, false)?, list, data, count)
-});
-
-entry!(cuGraphNodeGetDependentNodes, |node: GraphNode, list, count| {
-    put_nodes(&neighbours(node, true)?, list, null_mut(), count)
-});
-
-entry!(cuGraphNodeGetDependentNodes_v2, |node: GraphNode, list, data, count| {
-    put_nodes(&neighbours(node, true)?, list, data, count)
-});
-
-fn kind_of(node: &Node) -> u32 {
-    match node {
-        Node::Kernel(_) => 0,
-        Node::Copy(_) => 1,
-        Node::Set(_) => 2,
-        Node::Host { .. } | Node::Callback { .. } => 3,
-        Node::Child(_) => 4,
-        Node::Empty => 5,
-        Node::Wait(_) => 6,
-        Node::Record(_) => 7,
-        Node::Alloc { .. } => 10,
-        Node::Free { .. } => 11,
-        Node::MemOps(_) => 12,
+entry!(
+    cuGraphGetEdges_v2,
+    cuGraphGetEdges(graph, from, to, count; data = null_mut()),
+    |graph: Graph, from, to, data, count| {
+        let state = lock(&graph.state);
+        let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
+        let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
+            state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
+        };
+        invalid_if(count.is_null() || from.is_null() != to.is_null())?;
+        let mut number = *count;
+        put_nodes(&ends(|e| e.0), from, null_mut(), &raw mut number)?;
+        put_nodes(&ends(|e| e.1), to, data, count)
     }
+);
+
+/// The nodes at the other ends of a node's edges, which `end` picks where the edge is the node's.
+fn neighbours(node: NodeRef, end: impl Fn(&(u64, u64)) -> Option<u64>) -> Vec<NodeRef> {
+    let state = lock(&node.graph.state);
+    let ids: Vec<u64> = state.edges.iter().filter_map(end).collect();
+    state.nodes.iter().copied().filter(|n| ids.contains(&n.id)).collect()
 }
 
-entry!(cuGraphNodeGetType, |node: GraphNode, type_| put(type_, kind_of(&lock(&node.node))));
+entry!(
+    cuGraphNodeGetDependencies_v2,
+    cuGraphNodeGetDependencies(node, list, count; data = null_mut()),
+    |node: GraphNode, list, data, count| {
+        let before = neighbours(node, |(from, to)| (*to == node.id).then_some(*from));
+        put_nodes(&before, list, data, count)
+    }
+);
 
-entry!(cuGraphNodeGetContainingGraph, |node: GraphNode, graph| {
-    put(graph, node.graph.load(Acquire) as sys::CUgraph)
-});
+entry!(
+    cuGraphNodeGetDependentNodes_v2,
+    cuGraphNodeGetDependentNodes(node, list, count; data = null_mut()),
+    |node: GraphNode, list, data, count| {
+        let after = neighbours(node, |(from, to)| (*from == node.id).then_some(*to));
+        put_nodes(&after, list, data, count)
+    }
+);
 
+entry!(cuGraphNodeGetType, |node: GraphNode, type_| put(type_, node.node().kind()));
+entry!(cuGraphNodeGetContainingGraph, |node: GraphNode, graph| put(graph, node.graph.handle()));
 entry!(cuGraphGetId, |graph: Graph, graphId| put(graphId, graph.id as u32));
 
 // --- Executable graphs -----------------------------------------------------------------------------
@@ -590,8 +364,7 @@ impl Exec {
 }
 
 fn steps_of(graph: &Graph) -> Res<Vec<Step>> {
-    let order = lock(&graph.state).ordered().ok_or(INVALID_VALUE)?;
-    Ok(order.into_iter().map(|n| Step { of: n.id, node: lock(&n.node).clone(), enabled: true }).collect())
+    Ok(graph.ordered()?.into_iter().map(|n| Step { of: n.id, node: n.node(), enabled: true }).collect())
 }
 
 unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) -> Answer {
@@ -630,30 +403,25 @@ entry!(cuGraphLaunch, |exec: Exec, stream: Stream| {
     if stream.capturing.load(Acquire) {
         // The launched graph becomes a graph within the captured one, its nodes in a row.
         let child = Graph::create();
-        let of = child.handle::<c_void>() as u64;
         let mut last = Vec::new();
         for step in steps.iter().filter(|s| s.enabled) {
-            last = vec![child.add(of, step.node.clone(), &last)?];
+            last = vec![Graph::add(child, step.node.clone(), &last)?];
         }
-        return submit(stream, Node::Child(child));
+        return submit(stream, Child(child));
     }
     if exec.flags & 1 != 0 {
         // Auto free on launch: what the launch before left allocated goes first.
-        for step in steps.iter() {
-            if let Node::Alloc { address, .. } = step.node {
-                let _ = stream_ordered::graph_free(address);
-            }
+        for alloc in steps.iter().filter_map(|step| task_as::<GraphAlloc>(&step.node)) {
+            let _ = graph_free(alloc.address);
         }
     }
-    for step in steps.iter().filter(|s| s.enabled) {
-        run_node(stream, &step.node)?;
-    }
+    steps.iter().filter(|s| s.enabled).try_for_each(|step| step.node.run(stream))
 });
 
 entry!(cuGraphNodeSetEnabled, |exec: Exec, node: GraphNode, isEnabled| {
     exec.step(node, |step| {
         // Kernels, copies and sets only.
-        invalid_if(kind_of(&step.node) > 2)?;
+        invalid_if(step.node.kind() > 2)?;
         step.enabled = isEnabled != 0;
         Ok(())
     })
@@ -668,7 +436,7 @@ fn update(exec: &Exec, graph: &Graph) -> Result<(), u32> {
     let new = steps_of(graph).map_err(|_| 1_u32)?;
     let mut steps = lock(&exec.steps);
     refuse_if(new.len() != steps.len(), 2_u32)?;
-    refuse_if(new.iter().zip(steps.iter()).any(|(a, b)| kind_of(&a.node) != kind_of(&b.node)), 3_u32)?;
+    refuse_if(new.iter().zip(steps.iter()).any(|(a, b)| a.node.kind() != b.node.kind()), 3_u32)?;
     for (old, new) in steps.iter_mut().zip(new) {
         old.node = new.node;
     }

@@ -2,7 +2,8 @@
 
 use std::ffi::{CStr, CString};
 
-use super::capture::legacy_not_implied;
+use super::capture::{any_capture, legacy_not_implied, submit};
+use super::tasks::Task;
 use super::*;
 use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
@@ -37,18 +38,26 @@ pub(crate) struct Function {
     name: CString,
     module: Ref<Module>,
     pub(crate) named: Named,
-    /// Whether every launch costs nothing.
-    free: bool,
     shape: Shape,
-    /// Whether clusters may have more blocks than every device of the architecture takes.
-    large_clusters: AtomicBool,
-    shared_max: AtomicI32,
-    carveout: AtomicI32,
+    /// What a program may set, by number of `CUfunction_attribute`.
+    attributes: [AtomicI32; 16],
     /// For cuFuncSetBlockShape and cuLaunch.
     block: Mutex<[u32; 3]>,
 }
 
 object!(Function, b"gshareFU");
+
+/// Most bytes of shared memory that a launch may ask for; the carveout; whether clusters may have more blocks than every device of
+/// the architecture takes.
+const SHARED_MAX: usize = 8;
+const CARVEOUT: usize = 9;
+const LARGE_CLUSTERS: usize = 14;
+
+impl Function {
+    fn attribute(&self, number: usize) -> i32 {
+        self.attributes[number].load(Relaxed)
+    }
+}
 
 /// The profile of the calling thread's device, or of the GPU.
 fn current_profile() -> Res<&'static Profile> {
@@ -63,6 +72,22 @@ pub(crate) struct Geometry {
     pub(crate) block: [u32; 3],
     pub(crate) shared: u32,
     pub(crate) cooperative: bool,
+}
+
+impl Geometry {
+    /// Whether no kernel that costs nothing refuses it, for the short way: its block has threads that no declaration forbids.
+    #[inline(always)]
+    fn is_small(&self) -> bool {
+        const FEW_THREADS: u64 = 32;
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+        gx.wrapping_sub(1) < 0x7fff_ffff
+            && gy.wrapping_sub(1) < 65_535
+            && gz.wrapping_sub(1) < 65_535
+            && threads.wrapping_sub(1) < FEW_THREADS
+            && self.shared <= 48 << 10
+            && !self.cooperative
+    }
 }
 
 /// Addresses of the arguments one by one, or of a list that describes them.
@@ -82,8 +107,7 @@ impl Launch {
     /// A launch that the driver accepts.
     pub(crate) unsafe fn new(function: Ref<Function>, geometry: Geometry, arguments: Arguments) -> Res<Self> {
         let first = first_argument(function, arguments);
-        let (params, extra) = arguments;
-        let (params, extra) = (params as usize, extra as usize);
+        let (params, extra) = (arguments.0 as usize, arguments.1 as usize);
         let launch = Self { function, geometry, first, params, extra };
         launch.check().map(|()| launch)
     }
@@ -112,18 +136,14 @@ impl Launch {
         Ok(())
     }
 
-    pub(crate) fn run(&self, stream: Ref<Stream>) -> Answer {
-        let driver = driver()?;
-        let (mut sms, mut ns) =
-            driver.profile().cost(self.function.named, self.blocks(), self.threads(), self.first);
-        let slice = stream.context.device.profile().sms;
-        if let Some(cap) = stream.context.sms.or(Some(slice)).filter(|cap| *cap < sms) {
-            let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap.max(1)));
-            (sms, ns) = (cap.max(1), u64::try_from(longer).unwrap_or(ns));
-        }
-        push(stream, Work::Kernel { sms, ns }).map(drop)
+    fn queue(&self, stream: Ref<Stream>) -> Answer {
+        let (named, profile) = (self.function.named, driver()?.profile());
+        let (sms, ns) = profile.cost(named, self.blocks(), self.threads(), self.first);
+        push(stream, Work::Kernel { sms, ns }.capped(stream.context.sms())).map(drop)
     }
 }
+
+task!(Launch, 0, |launch, stream| launch.queue(stream));
 
 /// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
 unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Option<u64> {
@@ -144,34 +164,21 @@ unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Opt
     None
 }
 
-/// Threads of a block that no declaration of a kernel that costs nothing forbids, for the short way.
-const FEW_THREADS: u64 = 32;
-
 /// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
-#[inline]
-unsafe fn launch_free(f: sys::CUfunction, ok: bool, stream: StreamArg) -> bool {
+#[inline(always)]
+unsafe fn start(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, arguments: Arguments) -> Answer {
     calls::launch();
-    match Object::<Function>::get(f) {
-        Ok(function) if function.free && ok => count_if_idle(stream),
-        _ => false,
+    let free = Object::<Function>::get(f).is_ok_and(|function| function.named.duration == Duration::Fixed(0));
+    if free && geometry.is_small() && !any_capture() && count_if_idle(stream) {
+        return Ok(());
     }
+    caught(|| launch(f, geometry, stream, arguments))
 }
 
 // The export has no guard: nothing panics on the free path, and the rest brings its own.
 entry!(cuLaunchKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params, extra| {
-    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
-    let ok = gx != 0
-        && gx <= 0x7fff_ffff
-        && gy.wrapping_sub(1) < 65_535
-        && gz.wrapping_sub(1) < 65_535
-        && threads.wrapping_sub(1) < FEW_THREADS
-        && bz <= 64
-        && shared <= 48 << 10;
-    if launch_free(f, ok, stream) {
-        return Ok(());
-    }
     let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
-    caught(|| launch(f, geometry, stream, (params, extra)))
+    start(f, geometry, stream, (params, extra))
 });
 
 #[cold]
@@ -194,13 +201,7 @@ entry!(cuLaunchKernelEx, |flavor, config: Given, f, kernelParams, extra| {
     if c.numAttrs > 0 {
         cluster(c, Object::<Function>::get(f)?)?;
     }
-    let threads = u64::from(block[0]) * u64::from(block[1]) * u64::from(block[2]);
-    let few = threads.wrapping_sub(1) < FEW_THREADS && c.sharedMemBytes <= 48 << 10;
-    let stream = StreamArg(flavor, c.hStream);
-    if launch_free(f, few && !cooperative && !grid.contains(&0), stream) {
-        return Ok(());
-    }
-    launch(f, geometry, stream, (kernelParams, extra))
+    start(f, geometry, StreamArg(flavor, c.hStream), (kernelParams, extra))
 });
 
 entry!(cuLaunchCooperativeKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params| {
@@ -226,17 +227,19 @@ entry!(cuFuncSetBlockShape, |function: Function, x, y, z| {
     *lock(&function.block) = [x as u32, y as u32, z as u32];
 });
 
-unsafe fn launch_old(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) -> Answer {
-    let block = *lock(&Object::<Function>::get(f)?.block);
-    invalid_if(width <= 0 || height <= 0)?;
-    calls::launch();
-    let geometry = Geometry { grid: [width as u32, height as u32, 1], block, shared: 0, cooperative: false };
-    launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
-}
-
-entry!(cuLaunch, |f| launch_old(f, 1, 1, null_mut()));
-entry!(cuLaunchGrid, |f, width, height| launch_old(f, width, height, null_mut()));
-entry!(cuLaunchGridAsync, |f, width, height, stream| launch_old(f, width, height, stream));
+entry!(
+    cuLaunchGridAsync,
+    cuLaunchGrid(f, width, height; stream = null_mut()),
+    cuLaunch(f; width = 1, height = 1, stream = null_mut()),
+    |f, width, height, stream| {
+        let block = *lock(&Object::<Function>::get(f)?.block);
+        invalid_if(width <= 0 || height <= 0)?;
+        calls::launch();
+        let grid = [width as u32, height as u32, 1];
+        let geometry = Geometry { grid, block, shared: 0, cooperative: false };
+        launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
+    }
+);
 
 entry!(
     cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig,
@@ -273,15 +276,15 @@ impl Module {
             Found::Unknown => Shape::default(),
         };
         let named = driver()?.profile().named(&text);
+        let attributes = [const { AtomicI32::new(0) }; 16];
+        attributes[SHARED_MAX].store((48 << 10) - shape.shared.min(48 << 10) as i32, Relaxed);
+        attributes[CARVEOUT].store(-1, Relaxed);
         let function = Object::create(Function {
             name: name.to_owned(),
             module: this,
             named,
-            free: named.duration == Duration::Fixed(0),
             shape,
-            large_clusters: AtomicBool::new(false),
-            shared_max: AtomicI32::new((48 << 10) - shape.shared.min(48 << 10) as i32),
-            carveout: AtomicI32::new(-1),
+            attributes,
             block: Mutex::new([1, 1, 1]),
         });
         functions.insert(text, function);
@@ -408,50 +411,41 @@ entry!(cuFuncIsLoaded, |state, _function: Function| put(state, 1));
 
 entry!(cuFuncLoad, |_function: Function| ());
 
-fn attribute(function: &Function, attrib: u32) -> Res<i32> {
-    let (major, minor) = driver()?.profile().compute_capability;
-    Ok(match attrib {
-        0 => function.shape.threads as i32,
-        1 => function.shape.shared as i32,
-        4 => 32,
-        5 | 6 => (major * 10 + minor) as i32,
-        8 => function.shared_max.load(Relaxed),
-        9 => function.carveout.load(Relaxed),
-        14 => function.large_clusters.load(Relaxed).into(),
-        2 | 3 | 7 | 10..=13 | 15 => 0,
-        _ => return Err(INVALID_VALUE),
-    })
-}
-
-fn set_attribute(function: &Function, attrib: u32, value: i32) -> Answer {
-    match attrib {
-        8 => {
-            let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
-            invalid_if(value < 0 || value > most)?;
-            function.shared_max.store(value, Relaxed);
-        }
-        9 => {
-            invalid_if(!(-1..=100).contains(&value))?;
-            function.carveout.store(value, Relaxed);
-        }
-        14 => function.large_clusters.store(value != 0, Relaxed),
-        10..=13 | 15 => {}
-        _ => return Err(INVALID_VALUE),
+// A kernel's attributes are the same on every device.
+entry!(
+    cuKernelGetAttribute,
+    cuFuncGetAttribute(pi, attrib, function; _device = 0),
+    |pi, attrib, function: Function, _device: Device| {
+        let (major, minor) = driver()?.profile().compute_capability;
+        let value = match attrib {
+            0 => function.shape.threads as i32,
+            1 => function.shape.shared as i32,
+            4 => 32,
+            5 | 6 => (major * 10 + minor) as i32,
+            2 | 3 | 7..=15 => function.attribute(attrib as usize),
+            _ => return Err(INVALID_VALUE),
+        };
+        put(pi, value)
     }
-    Ok(())
-}
+);
 
-entry!(cuFuncGetAttribute, |pi, attrib, hfunc: Function| put(pi, attribute(hfunc, attrib)?));
-
-entry!(cuFuncSetAttribute, |hfunc: Function, attrib, value| set_attribute(hfunc, attrib, value));
-
-entry!(cuKernelGetAttribute, |pi, attrib, kernel, _dev: Device| {
-    put(pi, attribute(Object::get(kernel)?, attrib)?)
-});
-
-entry!(cuKernelSetAttribute, |attrib, val, kernel, _dev: Device| {
-    set_attribute(Object::get(kernel)?, attrib, val)
-});
+entry!(
+    cuKernelSetAttribute,
+    cuFuncSetAttribute(function, attrib, value; _device = 0),
+    |attrib, value, function: Function, _device: Device| {
+        let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
+        let number = attrib as usize;
+        let kept = match number {
+            SHARED_MAX => invalid_if(value < 0 || value > most).map(|()| value)?,
+            CARVEOUT => invalid_if(!(-1..=100).contains(&value)).map(|()| value)?,
+            LARGE_CLUSTERS => (value != 0).into(),
+            // Accepted, and not kept.
+            10..=13 | 15 => 0,
+            _ => return Err(INVALID_VALUE),
+        };
+        function.attributes[number].store(kept, Relaxed);
+    }
+);
 
 entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get(kernel).map(drop));
 
@@ -495,7 +489,7 @@ entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, bloc
     invalid_if(blocks <= 0)?;
     let part = driver()?.profile().shared_memory_per_sm_bytes as usize / blocks as usize;
     let part = part.saturating_sub(function.shape.shared as usize);
-    put(bytes, part.min(function.shared_max.load(Relaxed).max(0) as usize))
+    put(bytes, part.min(function.attribute(SHARED_MAX).max(0) as usize))
 });
 
 /// Numbers of `CUlaunchAttributeID`.
@@ -526,7 +520,7 @@ unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Res<u32>
 /// Blocks of the largest cluster: 8 on every device that has clusters, 16 where a function waives that (CUDA C++ programming
 /// guide, on thread block clusters).
 fn largest_cluster(function: &Function) -> u32 {
-    if function.large_clusters.load(Relaxed) { 16 } else { 8 }
+    if function.attribute(LARGE_CLUSTERS) != 0 { 16 } else { 8 }
 }
 
 /// The profile of a device with clusters.

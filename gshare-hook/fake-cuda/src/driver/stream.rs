@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use super::capture::{
-    Session, context_not_capturing, join_capture, legacy_not_implied, not_capturing, not_while_capturing,
+    Point, context_not_capturing, legacy_not_implied, not_capturing, not_while_capturing, point, submit,
+    wait_for,
 };
-use super::graph::{Node, NodeRef};
+use super::tasks::Task;
 use super::*;
 use crate::sim::layout::OpenEvent;
 
@@ -16,9 +17,7 @@ pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) ->
     Stream::create(context, flags, priority.clamp(-5, 0), StreamKind::Created)
 }
 
-entry!(cuStreamCreate, context, |out, flags| put(out, create_stream(context, flags, 0)?.handle()));
-
-entry!(cuStreamCreateWithPriority, context, |out, flags, priority| {
+entry!(cuStreamCreateWithPriority, cuStreamCreate(out, flags; priority = 0), context, |out, flags, priority| {
     put(out, create_stream(context, flags, priority)?.handle())
 });
 
@@ -42,7 +41,7 @@ fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
 entry!(cuStreamSynchronize, |stream: Stream| {
     not_capturing(stream)?;
     drain(stream)?;
-    stream_ordered::after_synchronising(stream.context.device)?;
+    pool::after_synchronising(stream.context.device)?;
     barriers(stream).into_iter().try_for_each(drain)
 });
 
@@ -66,13 +65,11 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
     drain(context.legacy()?)?;
     busy.into_iter().try_for_each(drain)?;
-    stream_ordered::after_synchronising(context.device)
+    pool::after_synchronising(context.device)
 }
 
-entry!(cuStreamGetCtx, |hStream: Stream, pctx| put(pctx, hStream.context.handle()));
-
-entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, pGreenCtx| {
-    put_opt(pGreenCtx, null_mut());
+entry!(cuStreamGetCtx_v2, cuStreamGetCtx(hStream, pCtx; green = null_mut()), |hStream: Stream, pCtx, green| {
+    put_opt::<sys::CUgreenCtx>(green, null_mut());
     put(pCtx, hStream.context.handle())
 });
 
@@ -99,9 +96,6 @@ struct Recorded {
     position: u64,
 }
 
-/// A capture, and the nodes that what follows depends on.
-type CapturePoint = (Arc<Session>, Vec<NodeRef>);
-
 /// An event.
 pub(crate) struct Event {
     pub(crate) slot: u32,
@@ -111,8 +105,7 @@ pub(crate) struct Event {
     sequence: AtomicU64,
     recorded: Mutex<Option<Recorded>>,
     /// The point of a capture it was last recorded at.
-    pub(crate) captured: Mutex<Option<CapturePoint>>,
-    is_captured: AtomicBool,
+    captured: Mutex<Option<Point>>,
     /// Opened from another process's handle.
     pub(crate) imported: bool,
 }
@@ -137,7 +130,6 @@ impl Event {
             sequence: AtomicU64::new(base),
             recorded: Mutex::new(None),
             captured: Mutex::new(None),
-            is_captured: AtomicBool::new(false),
             imported,
         })
     }
@@ -208,15 +200,19 @@ impl Event {
     }
 
     fn not_captured(&self) -> Answer {
-        if self.is_captured.load(Acquire) {
-            if let Some((session, _)) = lock(&self.captured).as_ref() {
-                session.invalid.store(true, Release);
-            }
-            return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
-        }
-        Ok(())
+        let captured = lock(&self.captured);
+        captured.as_ref().map_or(Ok(()), |(session, _)| session.spoil(CUresult::CUDA_ERROR_CAPTURED_EVENT))
     }
 }
+
+/// A record of an event.
+pub(crate) struct Record(pub(crate) Ref<Event>);
+
+/// A wait for an event.
+pub(crate) struct Wait(pub(crate) Ref<Event>);
+
+task!(Wait, 6, |Wait(event), stream| event.wait_on(stream));
+task!(Record, 7, |Record(event), stream| event.record(stream));
 
 entry!(cuEventCreate, context, |phEvent, Flags| {
     invalid_if(Flags > 7 || Flags & INTERPROCESS != 0 && Flags & DISABLE_TIMING == 0)?;
@@ -230,28 +226,27 @@ entry!(cuEventDestroy_v2 | cuEventDestroy, driver, |event: Event| {
     }
 });
 
-unsafe fn record(event: Ref<Event>, stream: Ref<Stream>, flags: c_uint) -> Answer {
-    invalid_if(flags > 1)?;
-    legacy_not_implied(stream)?;
-    calls::event();
-    if stream.capturing.load(Acquire) {
-        if flags == 1 {
+entry!(
+    cuEventRecordWithFlags,
+    cuEventRecord(event, stream; flags = 0),
+    driver,
+    |event: Event, stream: Stream, flags| {
+        invalid_if(flags > 1)?;
+        legacy_not_implied(stream)?;
+        calls::event();
+        let captures = stream.capturing.load(Acquire);
+        if captures && flags == 1 {
             // An external record is a node of the graph.
-            return capture::add_captured(stream, Node::Record(event));
+            return submit(stream, Record(event));
         }
-        submit(stream, Node::Record(event))?;
-        event.is_captured.store(true, Release);
-        return Ok(());
+        // Else the event stands for this point of the capture, and nothing runs.
+        let point = if captures { Some(point(stream)?) } else { None };
+        if !captures {
+            event.record(stream)?;
+        }
+        *lock(&event.captured) = point;
     }
-    event.record(stream)?;
-    if event.is_captured.swap(false, AcqRel) {
-        *lock(&event.captured) = None;
-    }
-    Ok(())
-}
-
-entry!(cuEventRecord, driver, |event: Event, stream: Stream| record(event, stream, 0));
-entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| record(event, stream, flags));
+);
 
 entry!(cuEventQuery, driver, |event: Event| {
     event.not_captured()?;
@@ -289,13 +284,11 @@ entry!(cuStreamWaitEvent, driver, |stream: Stream, event: Event, Flags| {
     invalid_if(Flags > 1)?;
     legacy_not_implied(stream)?;
     calls::event();
-    if Flags == 1 && stream.capturing.load(Acquire) {
-        return capture::add_captured(stream, Node::Wait(event));
+    let external = Flags == 1 && stream.capturing.load(Acquire);
+    let captured = lock(&event.captured).clone();
+    if external || !wait_for(stream, captured)? {
+        submit(stream, Wait(event))?;
     }
-    if event.is_captured.load(Acquire) && join_capture(stream, event)? {
-        return Ok(());
-    }
-    submit(stream, Node::Wait(event))
 });
 
 entry!(cuCtxRecordEvent | cuGreenCtxRecordEvent, |context: Context, event: Event| {
@@ -317,11 +310,34 @@ entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
 
 // --- Host functions --------------------------------------------------------------------------------
 
+/// A call of a function of the program, which has given it with its argument for this moment.
+pub(crate) struct HostCall {
+    pub(crate) function: unsafe extern "C" fn(*mut c_void),
+    pub(crate) data: usize,
+}
+
+task!(HostCall, 3, |&HostCall { function, data }, stream| push_call(stream, move || {
+    // SAFETY: by the contract of cuLaunchHostFunc.
+    unsafe { function(data as *mut c_void) };
+}));
+
+/// The same for a function that gets the stream's handle and a result.
+struct Callback {
+    function: unsafe extern "C" fn(sys::CUstream, sys::CUresult, *mut c_void),
+    stream: usize,
+    data: usize,
+}
+
+task!(Callback, 3, |&Callback { function, stream: handle, data }, stream| push_call(stream, move || {
+    // SAFETY: by the contract of cuStreamAddCallback.
+    unsafe { function(handle as sys::CUstream, sys::CUresult::CUDA_SUCCESS, data as *mut c_void) };
+}));
+
 entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream: Stream, function, data| {
     let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
-    submit(stream, Node::Host { function, data: data as usize })
+    submit(stream, HostCall { function, data: data as usize })
 });
 
 entry!(cuStreamAddCallback, |named, function, data, flags| {
@@ -329,14 +345,14 @@ entry!(cuStreamAddCallback, |named, function, data, flags| {
     invalid_if(flags != 0)?;
     let function = function.ok_or(INVALID_VALUE)?;
     not_capturing(stream)?;
-    submit(stream, Node::Callback { function, stream: named.1 as usize, data: data as usize })
+    submit(stream, Callback { function, stream: named.1 as usize, data: data as usize })
 });
 
 // --- Memory operations -----------------------------------------------------------------------------
 
 /// A write of a word in memory, or a wait for one.
 #[derive(Clone, Copy)]
-pub(crate) struct MemOp {
+struct MemOp {
     address: u64,
     value: u64,
     /// Of 8 bytes, not 4.
@@ -377,8 +393,11 @@ impl MemOp {
     }
 }
 
-pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
-    let mut left = VecDeque::from(ops);
+/// Memory operations, one after the other.
+pub(crate) struct MemOps(Vec<MemOp>);
+
+task!(MemOps, 12, |MemOps(ops), stream| {
+    let mut left = VecDeque::from(ops.clone());
     let run = move || {
         while left.front().is_some_and(|op| op.step()) {
             left.pop_front();
@@ -386,13 +405,13 @@ pub(crate) fn run_mem_ops(stream: Ref<Stream>, ops: Vec<MemOp>) -> Answer {
         left.is_empty()
     };
     push_host(stream, Box::new(run))
-}
+});
 
 fn mem_op(stream: Ref<Stream>, address: u64, value: u64, wide: bool, until: Option<u32>) -> Answer {
     invalid_if(address == 0 || !address.is_multiple_of(if wide { 8 } else { 4 }))?;
     legacy_not_implied(stream)?;
     calls::event();
-    submit(stream, Node::MemOps(vec![MemOp { address, value, wide, until }]))
+    submit(stream, MemOps(vec![MemOp { address, value, wide, until }]))
 }
 
 entry!(cuStreamWaitValue32 | cuStreamWaitValue32_v2, |stream: Stream, address, value, how| {
@@ -412,7 +431,7 @@ entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address,
 });
 
 /// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
-pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<Vec<MemOp>> {
+pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<MemOps> {
     invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();
     for i in 0..count as usize {
@@ -429,11 +448,11 @@ pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<Vec<Me
         let value = if wide { value } else { value & 0xffff_ffff };
         ops.push(MemOp { address, value, wide, until });
     }
-    Ok(ops)
+    Ok(MemOps(ops))
 }
 
 entry!(cuStreamBatchMemOp_v2 | cuStreamBatchMemOp, |stream: Stream, count, paramArray, _| {
     let ops = read_mem_ops(paramArray.cast(), count)?;
     legacy_not_implied(stream)?;
-    submit(stream, Node::MemOps(ops))
+    submit(stream, ops)
 });

@@ -5,13 +5,15 @@
 //! the other process maps: through the descriptor it received, or through `/proc/PID/fd` for handles that are plain
 //! bytes (this needs the same user). The bytes are charged once, to their maker while it lives and holds them, then to a holder.
 
+use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 
 use super::capture::not_while_capturing;
-use super::memory::{Alloc, Backing, READ_WRITE, What};
+use super::registry::{Alloc, Backing, READ_WRITE, What, map_pages};
+use super::spans::Free;
 use super::stream::Event;
 use super::*;
 
@@ -125,18 +127,18 @@ struct Place {
     offset: u64,
     /// Set once it has a file of its own.
     own: Option<Backing>,
-    /// Mappings: address -> bytes.
-    mapped: BTreeMap<u64, u64>,
 }
 
 object!(Physical, b"gsharePH", INVALID_VALUE);
 
-#[derive(Default)]
+/// The file of a GPU, and what is free in it.
 struct Heap {
-    file: Option<c_int>,
-    next: u64,
-    free: BTreeMap<u64, Vec<u64>>,
+    file: c_int,
+    free: Free,
 }
+
+/// Size of such a file, in bytes: more than all memory and what its pieces may leave between them.
+const HEAP: u64 = 1 << 44;
 
 static HEAPS: Mutex<BTreeMap<u32, Heap>> = Mutex::new(BTreeMap::new());
 /// Reserved address ranges: address -> bytes.
@@ -146,43 +148,43 @@ static MAPPED: Mutex<BTreeMap<u64, (Ref<Physical>, u64)>> = Mutex::new(BTreeMap:
 
 fn heap_take(gpu: u32, bytes: u64) -> Res<(c_int, u64)> {
     let mut heaps = lock(&HEAPS);
-    let heap = heaps.entry(gpu).or_default();
-    let file = match heap.file {
-        Some(file) => file,
-        None => *heap.file.insert(new_file(1 << 44)?),
+    let heap = match heaps.entry(gpu) {
+        Entry::Occupied(heap) => heap.into_mut(),
+        Entry::Vacant(place) => {
+            let mut free = Free::default();
+            free.give(0, HEAP);
+            place.insert(Heap { file: new_file(HEAP)?, free })
+        }
     };
-    if let Some(at) = heap.free.get_mut(&bytes).and_then(Vec::pop) {
-        return Ok((file, at));
-    }
-    heap.next += bytes;
-    Ok((file, heap.next - bytes))
+    let at = heap.free.first(bytes, 1).ok_or(OUT_OF_MEMORY)?;
+    heap.free.take(at, bytes);
+    Ok((heap.file, at))
 }
 
 fn heap_give(gpu: u32, at: u64, bytes: u64) {
-    if let Some((heap, file)) = lock(&HEAPS).get_mut(&gpu).and_then(|heap| heap.file.map(|file| (heap, file)))
-    {
+    if let Some(heap) = lock(&HEAPS).get_mut(&gpu) {
         let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a hole in our own file.
-        unsafe { libc::fallocate(file, hole, at.cast_signed(), bytes.cast_signed()) };
-        heap.free.entry(bytes).or_default().push(at);
+        unsafe { libc::fallocate(heap.file, hole, at.cast_signed(), bytes.cast_signed()) };
+        heap.free.give(at, bytes);
     }
 }
 
 impl Physical {
     /// A new handle.
     fn create(device: Device, bytes: u64, types: u32, file: c_int, offset: u64, own: Option<Backing>) -> u64 {
-        let place = Mutex::new(Place { file, offset, own, mapped: BTreeMap::new() });
+        let place = Mutex::new(Place { file, offset, own });
         let handles = AtomicU32::new(1);
         Object::create(Self { device, bytes, types, handles, place }).handle::<c_void>() as u64
     }
 
     /// Gives it a file of its own, with a ticket behind the bytes.
-    fn own_file(&self) -> Res<Backing> {
-        let mut place = lock(&self.place);
+    fn own_file(this: Ref<Self>) -> Res<Backing> {
+        let (mapped, mut place) = (lock(&MAPPED), lock(&this.place));
         if let Some(own) = place.own {
             return Ok(own);
         }
-        let (device, bytes) = (self.device, self.bytes);
+        let (device, bytes) = (this.device, this.bytes);
         let file = new_file(bytes + 4096)?;
         // Copy what was written, through a mapping of our own.
         let view = map_file(0, bytes, place.file, place.offset, libc::PROT_READ)?;
@@ -191,9 +193,9 @@ impl Physical {
         unsafe { libc::munmap(view as *mut c_void, bytes as usize) };
         let own = device.share(MemKind::Vmm, bytes, file)?;
         let mut ticket = Ticket::new(MemKind::Vmm as u32, device.gpu, bytes, bytes, own);
-        ticket.pad[0] = self.types.into();
+        ticket.pad[0] = this.types.into();
         write_ticket(file, ticket, bytes)?;
-        for (at, bytes) in &place.mapped {
+        for (at, (_, bytes)) in mapped.iter().filter(|(_, (physical, _))| std::ptr::eq(*physical, this)) {
             map_file(*at, *bytes, file, 0, READ_WRITE)?;
         }
         heap_give(device.gpu, place.offset, bytes);
@@ -203,8 +205,9 @@ impl Physical {
 
     /// The last handle and mapping are gone?
     fn end_if_unused(this: Ref<Self>) -> Answer {
-        let place = lock(&this.place);
-        if this.handles.load(Acquire) > 0 || !place.mapped.is_empty() || !this.retire() {
+        let (mapped, place) = (lock(&MAPPED), lock(&this.place));
+        let is_mapped = mapped.values().any(|(physical, _)| std::ptr::eq(*physical, this));
+        if this.handles.load(Acquire) > 0 || is_mapped || !this.retire() {
             return Ok(());
         }
         if let Some(own) = place.own {
@@ -229,14 +232,11 @@ impl Find<Physical> for u64 {
 
 /// `CUmemAllocationProp` as integers: type, handle types, location kind and id, then a pointer and flags.
 unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Res<(u32, i32)> {
-    invalid_if(prop.is_null())?;
-    let head = prop.cast::<[u32; 4]>().read_unaligned();
-    invalid_if(head[0] != 1)?;
-    if head[2] != 1 {
-        // Host memory through this API.
-        return Err(NOT_SUPPORTED);
-    }
-    Ok((head[1], head[3] as i32))
+    let [kind, types, location, id] = read::<[u32; 4]>(prop.cast())?;
+    invalid_if(kind != 1)?;
+    // Host memory through this API.
+    refuse_if(location != 1, NOT_SUPPORTED)?;
+    Ok((types, id as i32))
 }
 
 entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
@@ -284,7 +284,7 @@ entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
     let (bytes, align) = (size as u64, (alignment as u64).max(GRANULARITY));
     invalid_if(ptr.is_null() || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     invalid_if(!align.is_power_of_two() || flags != 0)?;
-    let reserve = |hint, bytes| memory::map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
+    let reserve = |hint, bytes| map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
     // The wish is granted where the range is free, else any range will do.
     if addr != 0
         && addr.is_multiple_of(align)
@@ -328,11 +328,10 @@ entry!(cuMemMap, driver, |ptr, size, offset, physical: Physical, flags| {
     let mut mapped = lock(&MAPPED);
     let before = mapped.range(..ptr).next_back().map_or(0, |(at, (_, bytes))| at + bytes);
     invalid_if(before > ptr || mapped.range(ptr..ptr + bytes).next().is_some())?;
-    let mut place = lock(&physical.place);
+    let place = lock(&physical.place);
     map_file(ptr, bytes, place.file, place.offset, READ_WRITE)?;
-    place.mapped.insert(ptr, bytes);
     mapped.insert(ptr, (physical, bytes));
-    driver.memory.note(ptr, bytes, What::Mapped(false), physical.device, 0);
+    driver.memory().note(ptr, bytes, What::Mapped(false), physical.device, 0);
 });
 
 entry!(cuMemUnmap, driver, |ptr, size| {
@@ -340,19 +339,14 @@ entry!(cuMemUnmap, driver, |ptr, size| {
     let end = ptr + size as u64;
     let reserved = is_reserved(ptr, end);
     let mut mapped = lock(&MAPPED);
-    let inside: Vec<_> =
-        mapped.range(ptr..end).map(|(at, (physical, bytes))| (*at, *physical, *bytes)).collect();
-    let total: u64 = inside.iter().map(|(_, _, bytes)| bytes).sum();
+    let inside: u64 = mapped.range(ptr..end).map(|(_, (_, bytes))| bytes).sum();
     // Nothing is mapped where a mapping was before: no error.
-    invalid_if(if inside.is_empty() { !reserved } else { total != size as u64 })?;
-    for (at, ..) in &inside {
-        mapped.remove(at);
-    }
+    invalid_if(if inside == 0 { !reserved } else { inside != size as u64 })?;
+    let gone: Vec<_> = mapped.extract_if(ptr..end, |_, _| true).collect();
     drop(mapped);
-    for (at, physical, bytes) in inside {
-        lock(&physical.place).mapped.remove(&at);
-        driver.memory.remove(at, |a| matches!(a.what, What::Mapped(_)));
-        let _ = memory::map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
+    for (at, (physical, bytes)) in gone {
+        driver.memory().remove(at, |a| matches!(a.what, What::Mapped(_)));
+        let _ = map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
         Physical::end_if_unused(physical)?;
     }
 });
@@ -366,12 +360,12 @@ entry!(cuMemSetAccess, driver, |ptr, size, desc, count| {
             Device::at(id as i32)?;
         }
         invalid_if(!matches!(flags, 0 | 1 | 3))?;
-        invalid_if(!driver.memory.set_access(ptr, size as u64, flags != 0))?;
+        invalid_if(!driver.memory().set_access(ptr, size as u64, flags != 0))?;
     }
 });
 
 entry!(cuMemGetAccess, |flags, _location: Given, ptr| {
-    match driver()?.memory.find(ptr).map(|a| a.what) {
+    match driver()?.memory().find(ptr).map(|a| a.what) {
         Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
         _ => Err(INVALID_VALUE),
     }
@@ -379,7 +373,7 @@ entry!(cuMemGetAccess, |flags, _location: Given, ptr| {
 
 entry!(cuMemExportToShareableHandle, driver, |handle, physical: Physical, handleType, flags| {
     invalid_if(handleType.0 != 1 || physical.types & 1 == 0 || flags != 0 || handle.is_null())?;
-    put(handle.cast::<c_int>(), duplicate(physical.own_file()?.file)?)
+    put(handle.cast::<c_int>(), duplicate(Physical::own_file(physical)?.file)?)
 });
 
 entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| {
@@ -441,7 +435,7 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
             };
             // Spans are whole pages.
             map_file(alloc.address, span, file, 0, READ_WRITE)?;
-            device.driver.memory.set_backing(alloc.address, backing);
+            device.driver.memory().set_backing(alloc.address, backing);
             backing
         }
     };
@@ -469,7 +463,7 @@ pub(crate) fn open_ticket(ticket: Ticket) -> Res<u64> {
     }
     // The mapping keeps the file.
     let address = map_file(0, ticket.span.next_multiple_of(4096), file.as_raw_fd(), 0, READ_WRITE)?;
-    driver.memory.note(address, ticket.bytes, What::Imported, device, 0);
+    driver.memory().note(address, ticket.bytes, What::Imported, device, 0);
     opened.insert(address, (ticket, 1));
     Ok(address)
 }
@@ -485,7 +479,7 @@ pub(crate) fn close_imported(address: u64) -> Answer {
     }
     let ticket = *ticket;
     opened.remove(&address);
-    driver.memory.remove(address, |a| a.what == What::Imported);
+    driver.memory().remove(address, |a| a.what == What::Imported);
     if ticket.id != u32::MAX {
         driver.leave(ticket.id, ticket.generation);
     }
@@ -495,7 +489,7 @@ pub(crate) fn close_imported(address: u64) -> Answer {
 }
 
 entry!(cuIpcGetMemHandle, driver, |pHandle, dptr| {
-    let alloc = driver.memory.find(dptr).ok_or(INVALID_VALUE)?;
+    let alloc = driver.memory().find(dptr).ok_or(INVALID_VALUE)?;
     invalid_if(alloc.what != What::Charged(MemKind::Plain))?;
     put(pHandle.cast::<Ticket>(), share_alloc(&alloc)?)
 });

@@ -1,12 +1,21 @@
-//! Copies.
+//! Copies and sets.
 //!
 //! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
 //! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
 
 use super::array::Array;
-use super::capture::{legacy_not_implied, not_while_capturing};
-use super::memory::{check_range, on_device};
+use super::capture::{legacy_not_implied, not_while_capturing, submit};
+use super::registry::{What, check_range, on_device};
+use super::tasks::Task;
 use super::*;
+
+/// Queues a copy or a set on a stream.
+fn queue<T: Task>(stream: Ref<Stream>, task: T, check: fn(&T) -> Answer) -> Answer {
+    legacy_not_implied(stream)?;
+    check(&task)?;
+    calls::copy();
+    submit(stream, task)
+}
 
 /// One side of a copy.
 #[derive(Clone, Copy)]
@@ -69,14 +78,6 @@ impl Transfer {
         Ok(Work::Copy { engine: u32::from(self.from.device && !self.to.device), bytes, ns })
     }
 
-    pub(crate) fn run(self, stream: Ref<Stream>) -> Answer {
-        if self.bytes() == 0 {
-            return Ok(());
-        }
-        move_bytes(stream, move || self.apply())?;
-        push(stream, self.work()?).map(drop)
-    }
-
     /// On the default stream, and done when it returns.
     fn run_now(self, flavor: Flavor) -> Answer {
         current()?;
@@ -99,13 +100,17 @@ impl Transfer {
 
     fn run_on(self, stream: StreamArg) -> Answer {
         // SAFETY: the handle is the C caller's.
-        let stream = unsafe { stream.find()? };
-        legacy_not_implied(stream)?;
-        self.check()?;
-        calls::copy();
-        submit(stream, self)
+        queue(unsafe { stream.find()? }, self, Self::check)
     }
 }
+
+task!(Transfer, 1, |&transfer, stream| {
+    if transfer.bytes() == 0 {
+        return Ok(());
+    }
+    move_bytes(stream, move || transfer.apply())?;
+    push(stream, transfer.work()?).map(drop)
+});
 
 fn linear(to: Side, from: Side, bytes: usize) -> Transfer {
     Transfer { to, from, width: bytes as u64, height: 1, depth: 1 }
@@ -124,25 +129,15 @@ fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
 
-unsafe fn copy_all(
-    to: *mut u64,
-    from: *mut u64,
-    sizes: *mut usize,
-    count: usize,
-    stream: StreamArg,
-) -> Answer {
-    invalid_if(to.is_null() || from.is_null() || sizes.is_null() || count == 0 || stream.1 as usize <= 2)?;
-    (0..count).try_for_each(|i| linear(any(*to.add(i)), any(*from.add(i)), *sizes.add(i)).run_on(stream))
-}
-
-entry!(cuMemcpyBatchAsync, |to, from, sizes, count, _, _, _, failIdx, stream| {
-    put_opt(failIdx, usize::MAX);
-    copy_all(to, from, sizes, count, stream)
-});
-
-entry!(cuMemcpyBatchAsync_v2, |to, from, sizes, count, _, _, _, stream| {
-    copy_all(to, from, sizes, count, stream)
-});
+entry!(
+    cuMemcpyBatchAsync,
+    cuMemcpyBatchAsync_v2(to, from, sizes, count, _, _, _, stream; failed = null_mut()),
+    |to, from, sizes, count, _, _, _, failed, stream| {
+        put_opt(failed, usize::MAX);
+        invalid_if(to.is_null() || from.is_null() || sizes.is_null() || count == 0 || stream.1 as usize <= 2)?;
+        (0..count).try_for_each(|i| linear(any(*to.add(i)), any(*from.add(i)), *sizes.add(i)).run_on(stream))
+    }
+);
 
 // --- Boxes -----------------------------------------------------------------------------------------
 //
@@ -158,15 +153,6 @@ struct End2D {
     device: u64,
     array: *mut c_void,
     pitch: usize,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Copy2D {
-    from: End2D,
-    to: End2D,
-    width: usize,
-    height: usize,
 }
 
 #[repr(C)]
@@ -188,17 +174,15 @@ struct End3D {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Copy3D {
-    from: End3D,
-    to: End3D,
-    width: usize,
-    height: usize,
-    depth: usize,
+struct Ends<End, const DIMENSIONS: usize> {
+    from: End,
+    to: End,
+    extent: [usize; DIMENSIONS],
 }
 
-const _: () = assert!(size_of::<Copy2D>() == size_of::<sys::CUDA_MEMCPY2D>());
-const _: () = assert!(size_of::<Copy3D>() == size_of::<sys::CUDA_MEMCPY3D>());
-const _: () = assert!(size_of::<Copy3D>() == size_of::<sys::CUDA_MEMCPY3D_PEER>());
+const _: () = assert!(size_of::<Ends<End2D, 2>>() == size_of::<sys::CUDA_MEMCPY2D>());
+const _: () = assert!(size_of::<Ends<End3D, 3>>() == size_of::<sys::CUDA_MEMCPY3D>());
+const _: () = assert!(size_of::<Ends<End3D, 3>>() == size_of::<sys::CUDA_MEMCPY3D_PEER>());
 
 impl From<End2D> for End3D {
     fn from(End2D { x, y, kind, host, device, array, pitch }: End2D) -> Self {
@@ -231,15 +215,13 @@ unsafe fn transfer(from: End3D, to: End3D, extent: [usize; 3]) -> Res<Transfer> 
 }
 
 unsafe fn from_2d(copy: *const sys::CUDA_MEMCPY2D) -> Res<Transfer> {
-    invalid_if(copy.is_null())?;
-    let c = copy.cast::<Copy2D>().read_unaligned();
-    transfer(c.from.into(), c.to.into(), [c.width, c.height, 1])
+    let Ends::<End2D, 2> { from, to, extent: [width, height] } = read(copy.cast())?;
+    transfer(from.into(), to.into(), [width, height, 1])
 }
 
 pub(crate) unsafe fn from_3d(copy: *const c_void) -> Res<Transfer> {
-    invalid_if(copy.is_null())?;
-    let c = copy.cast::<Copy3D>().read_unaligned();
-    transfer(c.from, c.to, [c.width, c.height, c.depth])
+    let Ends::<End3D, 3> { from, to, extent } = read(copy)?;
+    transfer(from, to, extent)
 }
 
 unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Res<Side> {
@@ -281,3 +263,137 @@ copies! {
 }
 
 entry!(cuMemcpyWithAttributesAsync, |to, from, n, _, stream| linear(any(to), any(from), n).run_on(stream));
+
+// --- Sets ------------------------------------------------------------------------------------------
+
+/// Bytes of a fill with zeros that are given back to the host instead of being written.
+const SPARSE: usize = 1 << 16;
+const PAGE: usize = 4096;
+
+/// Makes bytes zero. Whole pages are given back: a program that zeroes all of a simulated device does not take the host's memory.
+///
+/// # Safety
+/// The range is mapped and writable, and its pages are anonymous or of a memory file.
+unsafe fn zero(at: usize, length: usize) {
+    let (first, end) = (at.next_multiple_of(PAGE), (at + length) / PAGE * PAGE);
+    let pages = first as *mut c_void;
+    // SAFETY: whole pages of the caller's range. Those of a file are cut out of it; where they are anonymous that is refused, and
+    // dropping them makes them zero.
+    let given = unsafe {
+        libc::madvise(pages, end - first, libc::MADV_REMOVE) == 0
+            || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+                && libc::madvise(pages, end - first, libc::MADV_DONTNEED) == 0
+    };
+    // SAFETY: the caller's range.
+    unsafe {
+        if given {
+            std::ptr::write_bytes(at as *mut u8, 0, first - at);
+            std::ptr::write_bytes(end as *mut u8, 0, at + length - end);
+        } else {
+            std::ptr::write_bytes(at as *mut u8, 0, length);
+        }
+    }
+}
+
+/// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Fill {
+    pub(crate) address: u64,
+    pub(crate) pitch: u64,
+    pub(crate) value: u32,
+    /// Bytes per element: 1, 2 or 4.
+    pub(crate) element: u32,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+}
+
+const _: () = assert!(size_of::<Fill>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS_v1>());
+
+impl Fill {
+    fn bytes(&self) -> u64 {
+        self.width * self.height * u64::from(self.element)
+    }
+
+    pub(crate) fn check(&self) -> Answer {
+        let row = self.width * u64::from(self.element);
+        let aligned = self.address.is_multiple_of(u64::from(self.element));
+        invalid_if(!aligned || self.height > 1 && self.pitch < row)?;
+        if self.bytes() > 0 {
+            check_range(self.address, self.pitch * (self.height - 1) + row)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self) {
+        let bytes = self.value.to_le_bytes();
+        let element = &bytes[..self.element as usize];
+        let same = element.iter().all(|byte| *byte == bytes[0]);
+        let length = (self.width * u64::from(self.element)) as usize;
+        for row in 0..self.height {
+            let at = (self.address + row * self.pitch) as usize;
+            // SAFETY: the range was checked to lie in live device memory, which this process has mapped.
+            unsafe {
+                if self.value == 0 && length >= SPARSE && self.is_ours() {
+                    zero(at, length);
+                } else if same {
+                    std::ptr::write_bytes(at as *mut u8, bytes[0], length);
+                } else {
+                    let row = std::slice::from_raw_parts_mut(at as *mut u8, length);
+                    row.chunks_exact_mut(element.len()).for_each(|to| to.copy_from_slice(element));
+                }
+            }
+        }
+    }
+
+    /// Whether the pages are the simulator's, and not memory of the program that it registered.
+    fn is_ours(&self) -> bool {
+        let found = driver().ok().and_then(|driver| driver.memory().find(self.address));
+        found.is_some_and(|alloc| !matches!(alloc.what, What::Registered(_)))
+    }
+}
+
+task!(Fill, 2, |&fill, stream| {
+    let bytes = fill.bytes();
+    if bytes == 0 {
+        return Ok(());
+    }
+    move_bytes(stream, move || fill.apply())?;
+    push(stream, Work::Copy { engine: 0, bytes, ns: driver()?.profile().copy_ns(bytes, false) }).map(drop)
+});
+
+fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize, height: usize) -> Fill {
+    let (value, pitch) = (value.into(), pitch as u64);
+    Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
+}
+
+fn set(stream: StreamArg, synchronous: bool, fill: Fill) -> Answer {
+    current()?;
+    // SAFETY: the handle is the C caller's.
+    let stream = unsafe { stream.find()? };
+    if synchronous {
+        not_while_capturing()?;
+    }
+    queue(stream, fill, Fill::check)
+}
+
+/// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
+macro_rules! sets {
+    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
+        entry!($sync, |flavor, at, value, n| {
+            set(StreamArg::default_of(flavor), true, fill($element, at, 0, value, n, 1))
+        });
+        entry!($asynchronous, |at, value, n, stream| set(stream, false, fill($element, at, 0, value, n, 1)));
+        entry!($sync2, |flavor, at, pitch, value, width, height| {
+            set(StreamArg::default_of(flavor), true, fill($element, at, pitch, value, width, height))
+        });
+        entry!($async2, |at, pitch, value, width, height, stream| {
+            set(stream, false, fill($element, at, pitch, value, width, height))
+        });
+    )*};
+}
+sets! {
+    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async 1;
+    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async 2;
+    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async 4;
+}

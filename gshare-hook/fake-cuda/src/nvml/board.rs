@@ -112,17 +112,17 @@ nvml! {
         put(brand, if gpu.profile().device_name.starts_with("Tesla") { TESLA } else { NVIDIA })
     }
     fn nvmlDeviceGetSerial (gpu: Gpu, text: *mut c_char, length: c_uint) { put_text(text, length, &serial(gpu)) }
-    fn nvmlDeviceGetBoardId (gpu: Gpu, id: *mut c_uint) { put(id, (gpu.number + 1) << 8) }
+    fn nvmlDeviceGetBoardId (gpu: Gpu) -> c_uint { (gpu.number + 1) << 8 }
     fn nvmlDeviceGetVbiosVersion (_gpu: Gpu, text: *mut c_char, length: c_uint) {
         put_text(text, length, "00.00.00.00.00")
     }
-    fn nvmlDeviceGetArchitecture (part: Part, kind: *mut c_uint) {
-        put(kind, architecture(part.device.profile().compute_capability))
+    fn nvmlDeviceGetArchitecture (part: Part) -> c_uint {
+        architecture(part.device.profile().compute_capability)
     }
-    fn nvmlDeviceGetNumGpuCores (gpu: Gpu, cores: *mut c_uint) {
-        put(cores, gpu.profile().sms * cores_per_sm(gpu.profile().compute_capability))
+    fn nvmlDeviceGetNumGpuCores (gpu: Gpu) -> c_uint {
+        gpu.profile().sms * cores_per_sm(gpu.profile().compute_capability)
     }
-    fn nvmlDeviceGetMemoryBusWidth (gpu: Gpu, bits: *mut c_uint) { put(bits, gpu.profile().memory_bus_bits) }
+    fn nvmlDeviceGetMemoryBusWidth (gpu: Gpu) -> c_uint { gpu.profile().memory_bus_bits }
     fn nvmlDeviceGetBAR1MemoryInfo (gpu: Gpu, memory: *mut [u64; 3]) {
         // Total, free, used: nothing is mapped through it here.
         let total = gpu.board().bar1_bytes;
@@ -130,14 +130,12 @@ nvml! {
     }
     fn nvmlDeviceGetMultiGpuBoard | nvmlDeviceGetDisplayActive | nvmlDeviceGetNumFans
         | nvmlDeviceGetAccountingMode | nvmlDeviceGetVirtualizationMode | nvmlDeviceGetComputeMode
-        | nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState (_gpu: Gpu, value: *mut c_uint) {
+        | nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState (_gpu: Gpu) -> c_uint {
         // No; off; none; the default mode; the highest performance state.
-        put(value, 0)
+        0
     }
     fn nvmlDeviceGetPersistenceMode | nvmlDeviceGetPowerManagementMode | nvmlDeviceGetDisplayMode
-        | nvmlDeviceGetDefaultEccMode (_gpu: Gpu, value: *mut c_uint) {
-        put(value, 1)
-    }
+        | nvmlDeviceGetDefaultEccMode (_gpu: Gpu) -> c_uint { 1 }
 
     fn nvmlDeviceGetTemperature (gpu: Gpu, sensor: c_uint, celsius: *mut c_uint) {
         refuse_if(sensor != 0, INVALID_ARGUMENT)?;
@@ -149,23 +147,18 @@ nvml! {
         (*temperature).celsius = sensors(gpu).celsius as c_int;
         Ok(())
     }
-    fn nvmlDeviceGetTemperatureThreshold (gpu: Gpu, kind: c_uint, celsius: *mut c_uint) {
-        let value = match kind {
+    fn nvmlDeviceGetTemperatureThreshold (gpu: Gpu, kind: c_uint) -> c_uint {
+        match kind {
             0 => gpu.board().shutdown_celsius,
             1 => gpu.board().slowdown_celsius,
             3 => gpu.board().max_celsius,
             _ => return Err(NOT_SUPPORTED),
-        };
-        put(celsius, value)
+        }
     }
-    fn nvmlDeviceGetPowerUsage (gpu: Gpu, milliwatts: *mut c_uint) { put(milliwatts, sensors(gpu).power_mw) }
-    fn nvmlDeviceGetTotalEnergyConsumption (gpu: Gpu, millijoules: *mut c_ulonglong) {
-        put(millijoules, sensors(gpu).energy_mj)
-    }
+    fn nvmlDeviceGetPowerUsage (gpu: Gpu) -> c_uint { sensors(gpu).power_mw }
+    fn nvmlDeviceGetTotalEnergyConsumption (gpu: Gpu) -> c_ulonglong { sensors(gpu).energy_mj }
     fn nvmlDeviceGetPowerManagementLimit | nvmlDeviceGetEnforcedPowerLimit | nvmlDeviceGetPowerManagementDefaultLimit
-        (gpu: Gpu, milliwatts: *mut c_uint) {
-        put(milliwatts, gpu.board().power_limit_mw)
-    }
+        (gpu: Gpu) -> c_uint { gpu.board().power_limit_mw }
     fn nvmlDeviceGetPowerManagementLimitConstraints (gpu: Gpu, low: *mut c_uint, high: *mut c_uint) {
         put(low, gpu.board().power_min_mw)?;
         put(high, gpu.board().power_limit_mw)
@@ -187,12 +180,8 @@ nvml! {
 
     fn nvmlDeviceGetClockInfo | nvmlDeviceGetMaxClockInfo | nvmlDeviceGetApplicationsClock
         | nvmlDeviceGetDefaultApplicationsClock | nvmlDeviceGetMaxCustomerBoostClock
-        (gpu: Gpu, kind: c_uint, mhz: *mut c_uint) {
-        put(mhz, clock_mhz(gpu.profile(), kind)?)
-    }
-    fn nvmlDeviceGetClock (gpu: Gpu, kind: c_uint, _id: c_uint, mhz: *mut c_uint) {
-        put(mhz, clock_mhz(gpu.profile(), kind)?)
-    }
+        (gpu: Gpu, kind: c_uint) -> c_uint { clock_mhz(gpu.profile(), kind)? }
+    fn nvmlDeviceGetClock (gpu: Gpu, kind: c_uint, _id: c_uint) -> c_uint { clock_mhz(gpu.profile(), kind)? }
     fn nvmlDeviceGetSupportedMemoryClocks (gpu: Gpu, count: *mut c_uint, list: *mut c_uint) {
         put_list(vec![clock_mhz(gpu.profile(), 2)?], count, list)
     }
@@ -201,14 +190,12 @@ nvml! {
         put_list(vec![clock_mhz(gpu.profile(), 0)?], count, list)
     }
     fn nvmlDeviceGetCurrentClocksThrottleReasons | nvmlDeviceGetCurrentClocksEventReasons
-        (gpu: Gpu, reasons: *mut c_ulonglong) {
+        (gpu: Gpu) -> c_ulonglong {
         // Idle, or nothing that holds the clocks back.
-        put(reasons, c_ulonglong::from(sensors(gpu).is_idle))
+        c_ulonglong::from(sensors(gpu).is_idle)
     }
     fn nvmlDeviceGetSupportedClocksThrottleReasons | nvmlDeviceGetSupportedClocksEventReasons
-        (_gpu: Gpu, reasons: *mut c_ulonglong) {
-        put(reasons, 1)
-    }
+        (_gpu: Gpu) -> c_ulonglong { 1 }
 
     fn nvmlDeviceGetEncoderUtilization | nvmlDeviceGetDecoderUtilization | nvmlDeviceGetJpgUtilization
         | nvmlDeviceGetOfaUtilization (gpu: Gpu, percent: *mut c_uint, period_us: *mut c_uint) {
@@ -221,13 +208,9 @@ nvml! {
         put(current, 1)?;
         put(pending, 1)
     }
-    fn nvmlDeviceGetTotalEccErrors (_gpu: Gpu, _kind: c_uint, _counter: c_uint, count: *mut c_ulonglong) {
-        put(count, 0)
-    }
+    fn nvmlDeviceGetTotalEccErrors (_gpu: Gpu, _kind: c_uint, _counter: c_uint) -> c_ulonglong { 0 }
     fn nvmlDeviceGetMemoryErrorCounter
-        (_gpu: Gpu, _kind: c_uint, _counter: c_uint, _location: c_uint, count: *mut c_ulonglong) {
-        put(count, 0)
-    }
+        (_gpu: Gpu, _kind: c_uint, _counter: c_uint, _location: c_uint) -> c_ulonglong { 0 }
     fn nvmlDeviceGetRemappedRows
         (gpu: Gpu, corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint, failed: *mut c_uint) {
         // Boards before Ampere retire pages instead.

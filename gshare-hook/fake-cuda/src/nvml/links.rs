@@ -50,23 +50,22 @@ unsafe fn put_set(set: Vec<u64>, to: *mut u64) -> Result<(), Return> {
 
 nvml! {
     fn nvmlDeviceGetCurrPcieLinkGeneration | nvmlDeviceGetMaxPcieLinkGeneration | nvmlDeviceGetGpuMaxPcieLinkGeneration
-        | nvmlDeviceGetPcieLinkMaxSpeed (gpu: Gpu, generation: *mut c_uint) {
+        | nvmlDeviceGetPcieLinkMaxSpeed (gpu: Gpu) -> c_uint {
         // nvmlDeviceGetPcieLinkMaxSpeed numbers the speeds by generation.
-        put(generation, gpu.board().pcie_generation)
+        gpu.board().pcie_generation
     }
-    fn nvmlDeviceGetCurrPcieLinkWidth | nvmlDeviceGetMaxPcieLinkWidth (gpu: Gpu, lanes: *mut c_uint) {
-        put(lanes, gpu.board().pcie_width)
+    fn nvmlDeviceGetCurrPcieLinkWidth | nvmlDeviceGetMaxPcieLinkWidth (gpu: Gpu) -> c_uint {
+        gpu.board().pcie_width
     }
-    fn nvmlDeviceGetPcieSpeed (gpu: Gpu, mbps: *mut c_uint) {
-        let speed = match gpu.board().pcie_generation {
+    fn nvmlDeviceGetPcieSpeed (gpu: Gpu) -> c_uint {
+        match gpu.board().pcie_generation {
             1 => 2_500,
             2 => 5_000,
             generation => 1_000 << generation,
-        };
-        put(mbps, speed)
+        }
     }
-    fn nvmlDeviceGetPcieReplayCounter (_gpu: Gpu, count: *mut c_uint) { put(count, 0) }
-    fn nvmlDeviceGetBusType (_gpu: Gpu, kind: *mut c_uint) { put(kind, 2) }
+    fn nvmlDeviceGetPcieReplayCounter (_gpu: Gpu) -> c_uint { 0 }
+    fn nvmlDeviceGetBusType (_gpu: Gpu) -> c_uint { 2 }
     fn nvmlDeviceGetPciInfoExt (gpu: Gpu, pci: *mut PciExt) {
         check_version(pci, 1)?;
         let (version, id) = ((*pci).version, gpu.board().pci_id);
@@ -77,18 +76,18 @@ nvml! {
         put(pci, PciExt { version, domain, bus, device, id, subsystem, base_class, sub_class, text })
     }
 
-    fn nvmlDeviceGetP2PStatus (_from: Gpu, _to: Gpu, capability: c_uint, status: *mut c_uint) {
+    fn nvmlDeviceGetP2PStatus (_from: Gpu, _to: Gpu, capability: c_uint) -> c_uint {
         const OK: c_uint = 0;
         const UNSUPPORTED: c_uint = 5;
         // As cuDeviceGetP2PAttribute says: reads and writes over PCI Express; no NVLink, no atomics.
-        put(status, match capability {
+        match capability {
             0 | 1 | 4 => OK,
             2 | 3 => UNSUPPORTED,
             _ => return Err(INVALID_ARGUMENT),
-        })
+        }
     }
-    fn nvmlDeviceGetTopologyCommonAncestor (one: Gpu, other: Gpu, level: *mut c_uint) {
-        put(level, if one.number == other.number { 0 } else { HOST_BRIDGE })
+    fn nvmlDeviceGetTopologyCommonAncestor (one: Gpu, other: Gpu) -> c_uint {
+        if one.number == other.number { 0 } else { HOST_BRIDGE }
     }
     fn nvmlDeviceGetTopologyNearestGpus (gpu: Gpu, level: c_uint, count: *mut c_uint, list: *mut Handle) {
         let others = (0..gpu.profile().gpus).filter(|other| *other != gpu.number && level == HOST_BRIDGE);
@@ -98,22 +97,15 @@ nvml! {
         }
         put_list(others, count, list)
     }
-    fn nvmlDeviceOnSameBoard (one: Gpu, other: Gpu, same: *mut c_int) {
-        put(same, c_int::from(one.number == other.number))
-    }
+    fn nvmlDeviceOnSameBoard (one: Gpu, other: Gpu) -> c_int { c_int::from(one.number == other.number) }
 
-    fn nvmlDeviceGetCpuAffinity (_gpu: Gpu, words: c_uint, set: *mut u64) { put_set(cpus(words), set) }
-    fn nvmlDeviceGetCpuAffinityWithinScope (_gpu: Gpu, words: c_uint, set: *mut u64, _scope: c_uint) {
+    // A scope that follows is not read.
+    fn nvmlDeviceGetCpuAffinity | nvmlDeviceGetCpuAffinityWithinScope (_gpu: Gpu, words: c_uint, set: *mut u64) {
         put_set(cpus(words), set)
     }
-    fn nvmlDeviceGetMemoryAffinity (_gpu: Gpu, words: c_uint, set: *mut u64, _scope: c_uint) {
-        put_set(first_bits(1, words), set)
-    }
+    fn nvmlDeviceGetMemoryAffinity (_gpu: Gpu, words: c_uint, set: *mut u64) { put_set(first_bits(1, words), set) }
 
-    fn nvmlSystemGetConfComputeState (state: *mut [c_uint; 3]) {
-        device()?;
-        put(state, [0; 3])
-    }
+    fn nvmlSystemGetConfComputeState () -> [c_uint; 3] { device().map(|_| [0; 3])? }
     fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
         device()?;
         check_version(settings, 1)?;

@@ -3,36 +3,22 @@
 //! Facts: ZLUDA's `dark_api` (13 words; slots 1, 2, 6, 7, 8 and 12 with their arguments). Slot 12 loads compilers into a
 //! real driver; the simulated one reads PTX itself and has none to load.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 
 use super::*;
 use crate::driver::context;
 
 table!(0 "CUDART_INTERFACE"
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9],
-    13 words, 1 load_wrapper, 2 primary_context, 6 load_wrapper_with_options, 7 nothing, 8 load_container_with_options,
+    13 words, 1 load_wrapper, 2 primary_context, 6 load_wrapper, 7 nothing, 8 load_container,
     12 load_compilers);
 
 functions! {
+    /// For slots 1 and 6. Callers of 6 and 8 pass options too, which stay unread.
     fn load_wrapper(module: *mut sys::CUmodule, image: *const c_void) {
         ok(exports::cuModuleLoadData(module, image))
     }
-    fn load_wrapper_with_options(
-        module: *mut sys::CUmodule,
-        image: *const c_void,
-        _options: *mut c_void,
-        _values: *mut c_void,
-        _count: c_uint,
-    ) {
-        ok(exports::cuModuleLoadData(module, image))
-    }
-    fn load_container_with_options(
-        image: *const c_void,
-        module: *mut sys::CUmodule,
-        _options: *mut c_void,
-        _values: *mut c_void,
-        _count: c_uint,
-    ) {
+    fn load_container(image: *const c_void, module: *mut sys::CUmodule) {
         ok(exports::cuModuleLoadData(module, image))
     }
     /// The primary context, made if there is none. Callers do not release it, so the call counts as no retain.

@@ -134,14 +134,9 @@ const fn sized<const TABLE: usize, const WORDS: usize>(served: &[(usize, *const 
     words
 }
 
-/// The table with an identifier, or `None` where it is not served.
-pub(crate) fn find(id: &[u8; 16]) -> Option<*const c_void> {
-    TABLES.iter().find(|table| table.id == *id).map(|table| table.words.as_ptr().cast())
-}
-
-/// The name of a table with an identifier.
-pub(crate) fn name(id: &[u8; 16]) -> Option<&'static str> {
-    TABLES.iter().find(|table| table.id == *id).map(|table| table.name)
+/// The table with an identifier, and its name; `None` where it is not served.
+pub(crate) fn find(id: &[u8; 16]) -> Option<(*const c_void, &'static str)> {
+    TABLES.iter().find(|table| table.id == *id).map(|table| (table.words.as_ptr().cast(), table.name))
 }
 
 #[cfg(test)]
@@ -151,7 +146,7 @@ mod tests {
     #[test]
     fn every_table_is_found_by_its_identifier_alone() {
         for (i, table) in TABLES.iter().enumerate() {
-            assert_eq!(find(&table.id), Some(table.words.as_ptr().cast()));
+            assert_eq!(find(&table.id), Some((table.words.as_ptr().cast(), table.name)));
             assert_eq!(TABLES.iter().position(|other| other.id == table.id), Some(i));
             let mut other = table.id;
             other[15] ^= 1;

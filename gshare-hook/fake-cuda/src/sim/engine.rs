@@ -7,7 +7,8 @@
 //! # Terms
 //! *Entry*: one thing in a stream, at a *position* that never repeats. *Head*: the oldest entry not yet done.
 //! *Demand*: SMs a kernel occupies from start to end. *Cap*: most SMs a process may occupy at once (MPS).
-//! *Turn list*: processes with a ready kernel, in the order of their turns.
+//! *Turn list*: processes with a ready kernel, in the order of their turns. It and the other lists lie in one *queue*: what joins a
+//! list joins the end of the queue.
 //!
 //! # Algorithm
 //! [`Engine::advance`] jumps from one completion to the next until `now`. At each instant T, in this order:
@@ -30,7 +31,8 @@
 //! is derived, so [`Engine::rebuild`] restores it when a process died in the middle of a change.
 //!
 //! # Cost
-//! O(running + processes passed over) per completion; nothing while nothing is queued.
+//! O(running + queue x processes served or passed over) per completion, at 8 bytes an entry of the queue; nothing while nothing is
+//! queued.
 //!
 //! # Differences from hardware
 //! All processes run side by side as under MPS; without MPS real GPUs slice time between contexts. A kernel
@@ -39,27 +41,28 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
-    Busy, COPY, EVENTS, HOST, Item, KERNEL, List, Locked, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE,
-    PROC_LIVE, PROCS, ProcGpu, RECORD, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, WAIT,
+    Busy, EVENTS, Item, Locked, MAX_GPUS, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE, PROC_LIVE, PROCS,
+    ProcGpu, Queued, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, Work,
 };
 
 const NO_POSITION: u64 = u64::MAX;
 
-/// The work that a stream is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
-    Kernel { sms: u32, ns: u64 },
-    /// Occupy a copy engine for `ns`: 0 towards the device, on it, or memset; 1 towards the host. The bytes are for the account only.
-    Copy { engine: u32, bytes: u64, ns: u64 },
-    /// Note the time at which record number `sequence` of the event in a slot is reached; the event is complete when the highest has been.
-    Record { event: u32, sequence: u64 },
-    /// Wait until the stream in another slot has completed the entry at `position`.
-    Wait { stream: u32, position: u64 },
-    /// Wait until an event's record number `sequence` is reached; for events of other processes.
-    WaitEvent { event: u32, sequence: u64 },
-    /// Wait until the owner says [`Engine::host_done`].
-    Host,
+/// The list of the streams that are blocked.
+const BLOCKED: u32 = 0;
+
+/// The turn list of a GPU.
+fn turns(gpu: usize) -> u32 {
+    1 + gpu as u32
+}
+
+/// The list of the streams with a copy for an engine.
+fn copies(gpu: usize, engine: usize) -> u32 {
+    turns(MAX_GPUS) + (gpu * 2 + engine) as u32
+}
+
+/// The list of a process's streams with a kernel.
+fn ready(p: usize, gpu: usize) -> u32 {
+    copies(MAX_GPUS, 0) + (p * MAX_GPUS + gpu) as u32
 }
 
 /// Why the device refuses.
@@ -78,6 +81,8 @@ pub(crate) enum SimError {
     #[error("the shared allocation or the stream's process is gone")]
     Gone,
 }
+
+type Result<T> = std::result::Result<T, SimError>;
 
 /// The device's state, borrowed for one change. Every method takes the time; a time before the last one counts as the last one.
 pub(crate) struct Engine<'a> {
@@ -101,10 +106,10 @@ impl Busy {
         }
     }
 
-    /// One more kernel runs from `t` on.
+    /// One more kernel runs from `t` on. An interval that has begun goes on.
     fn begin(&mut self, t: u64) {
         self.running += 1;
-        if self.running == 1 {
+        if self.running == 1 && self.since == 0 {
             self.since = t;
         }
     }
@@ -212,7 +217,6 @@ impl Engine<'_> {
         }
         // All complete before any goes on.
         for s in settled {
-            self.stream(s).next = 0;
             self.settle(s, t);
         }
         self.unblock(t);
@@ -221,50 +225,53 @@ impl Engine<'_> {
 
     /// The stream's running entry has ended: accounts, resources, position.
     fn finish_run(&mut self, s: u32, t: u64) {
-        let item = self.head(s);
-        self.release(s, item, t);
+        self.release(s, t);
         self.set_state(s, StreamState::Idle);
-        self.bump(s, item);
+        self.bump(s);
     }
 
     /// Gives back what the running entry occupies, and accounts for the time until `t`.
-    fn release(&mut self, s: u32, item: Item, t: u64) {
+    fn release(&mut self, s: u32, t: u64) {
+        let work = self.head(s).work;
         let gpu = self.stream(s).gpu as usize;
         let ran = t - self.stream(s).run_start;
         let own = self.account(s);
-        if item.kind == COPY {
+        if let Work::Copy { engine, bytes, .. } = work {
             own.copies += 1;
             own.copy_ns += ran;
-            own.copy_bytes += item.a;
-            self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = 0;
+            own.copy_bytes += bytes;
+            self.l.gpus[gpu].copy_busy[engine as usize % 2] = 0;
             return;
         }
         own.kernels += 1;
         own.kernel_ns += ran;
-        own.sm_ns += ran * u64::from(item.sm);
-        own.sm_used -= item.sm;
+        own.sm_ns += ran * u64::from(work.sms());
+        own.sm_used -= work.sms();
         own.busy.end(t);
         let g = &mut self.l.gpus[gpu];
-        g.sm_free += item.sm;
+        g.sm_free += work.sms();
         g.busy.end(t);
     }
 
-    fn head(&self, s: u32) -> Item {
+    pub(super) fn head(&self, s: u32) -> Item {
         let position = self.completed(s);
         self.l.streams[s as usize].ring[(position % RING as u64) as usize]
     }
 
-    /// Whether what a wait entry waits for has happened. (`sm` tells waits for events from waits for streams.)
-    fn satisfied(&self, item: Item) -> bool {
-        if item.sm == 1 {
-            self.o.events[item.a as usize % EVENTS].done.load(Relaxed) >= item.b
-        } else {
-            self.completed(stream_index(item.a)) > item.b
+    /// Whether nothing is left that the work waits for.
+    fn satisfied(&self, work: Work) -> bool {
+        match work {
+            Work::Wait { stream, position } => self.completed(stream) > position,
+            Work::WaitEvent { event, sequence } => {
+                self.o.events[event as usize].done.load(Relaxed) >= sequence
+            }
+            _ => true,
         }
     }
 
-    fn bump(&mut self, s: u32, item: Item) {
-        self.stream(s).cum_done = item.cum;
+    /// The stream's head is done.
+    fn bump(&mut self, s: u32) {
+        self.stream(s).cum_done = self.head(s).cum;
         self.o.streams[s as usize].completed.store(self.completed(s) + 1, Release);
     }
 
@@ -278,37 +285,38 @@ impl Engine<'_> {
                 }
                 return;
             }
-            let item = self.head(s);
+            let work = self.head(s).work;
             let gpu = self.stream(s).gpu as usize;
-            match item.kind {
-                RECORD => self.reach(item, t),
-                WAIT => {
-                    if !self.satisfied(item) {
-                        return self.enqueue(s, t, StreamState::Blocked, |l| &mut l.blocked);
+            match work {
+                Work::Record { event, sequence } => self.reach(event, sequence, t),
+                Work::Wait { .. } | Work::WaitEvent { .. } => {
+                    if !self.satisfied(work) {
+                        return self.enqueue(s, t, StreamState::Blocked, BLOCKED);
                     }
                 }
-                HOST => {
+                Work::Host => {
                     self.stream(s).since = t;
                     self.set_state(s, StreamState::Host);
                     return;
                 }
-                COPY if item.ns > 0 => {
-                    let e = item.sm as usize % 2;
-                    return self.enqueue(s, t, StreamState::ReadyCopy, |l| &mut l.gpus[gpu].copies[e]);
+                Work::Copy { engine, ns: 1.., .. } => {
+                    return self.enqueue(s, t, StreamState::Ready, copies(gpu, engine as usize % 2));
                 }
-                COPY => {
+                Work::Copy { bytes, .. } => {
                     let account = self.account(s);
                     account.copies += 1;
-                    account.copy_bytes += item.a;
+                    account.copy_bytes += bytes;
                 }
-                KERNEL if item.ns > 0 => {
+                Work::Kernel { ns: 1.., .. } => {
                     let p = self.owner(s);
-                    self.enqueue(s, t, StreamState::Ready, |l| &mut l.procs[p].gpus[gpu].ready);
-                    return self.take_turn(p, gpu);
+                    if self.first(ready(p, gpu), 0).is_none() {
+                        self.append(turns(gpu), p as u32);
+                    }
+                    return self.enqueue(s, t, StreamState::Ready, ready(p, gpu));
                 }
-                _ => self.account(s).kernels += 1,
+                Work::Kernel { .. } => self.account(s).kernels += 1,
             }
-            self.bump(s, item);
+            self.bump(s);
         }
     }
 
@@ -319,82 +327,52 @@ impl Engine<'_> {
         self.dispatch(t);
     }
 
-    /// Notes that the stream's head waits since `t`, and puts the stream at the tail of the list of such streams.
-    fn enqueue(&mut self, s: u32, t: u64, state: StreamState, list: impl FnOnce(&mut Locked) -> &mut List) {
-        let stream = self.stream(s);
-        stream.since = t;
-        stream.state = state as u32;
-        stream.next = 0;
-        let list = list(self.l);
-        match std::mem::replace(&mut list.tail, s + 1) {
-            0 => list.head = s + 1,
-            last => self.stream(last - 1).next = s + 1,
-        }
+    /// Notes that the stream's head waits since `t`, and puts the stream at the end of the list of such streams.
+    fn enqueue(&mut self, s: u32, t: u64, state: StreamState, list: u32) {
+        self.stream(s).since = t;
+        self.set_state(s, state);
+        self.append(list, s);
     }
 
-    /// Takes the first stream out of its list; whether there are more in it.
-    fn dequeue(&mut self, s: u32, list: impl FnOnce(&mut Locked) -> &mut List) -> bool {
-        let next = self.stream(s).next;
-        let list = list(self.l);
-        *list = List { head: next, tail: if next == 0 { 0 } else { list.tail } };
-        next != 0
+    /// Puts a stream or a process at the end of a list.
+    fn append(&mut self, list: u32, what: u32) {
+        self.l.queue[self.l.queue_len as usize] = Queued { list, what };
+        self.l.queue_len += 1;
+    }
+
+    /// The first in a list, from a place of the queue on: its place there, and the stream or process.
+    fn first(&self, list: u32, from: usize) -> Option<(usize, u32)> {
+        let queue = &self.l.queue[..self.l.queue_len as usize];
+        let place = from + queue.get(from..)?.iter().position(|queued| queued.list == list)?;
+        Some((place, queue[place].what))
+    }
+
+    /// Takes what lies at a place of the queue out of its list.
+    fn unqueue(&mut self, place: usize) {
+        self.l.queue.copy_within(place + 1..self.l.queue_len as usize, place);
+        self.l.queue_len -= 1;
     }
 
     /// Notes a record that is reached, or passed over.
-    fn reach(&self, record: Item, t: u64) {
-        let event = &self.o.events[record.a as usize % EVENTS];
-        if record.b > event.done.load(Relaxed) {
+    fn reach(&self, event: u32, sequence: u64, t: u64) {
+        let event = &self.o.events[event as usize];
+        if sequence > event.done.load(Relaxed) {
             event.time.store(t, Relaxed);
-            event.done.store(record.b, Release);
+            event.done.store(sequence, Release);
         }
-    }
-
-    /// Puts the process at the tail of the turn list unless it is in it.
-    fn take_turn(&mut self, p: usize, gpu: usize) {
-        let account = &mut self.l.procs[p].gpus[gpu];
-        if account.queued != 0 {
-            return;
-        }
-        account.queued = 1;
-        account.next = 0;
-        let link = link(p);
-        let tail = self.l.gpus[gpu].turn_tail;
-        if tail == 0 {
-            self.l.gpus[gpu].turn_head = link;
-        } else {
-            self.l.procs[tail as usize - 1].gpus[gpu].next = link;
-        }
-        self.l.gpus[gpu].turn_tail = link;
     }
 
     /// Lets go every blocked stream whose wait is satisfied, until none is.
     fn unblock(&mut self, t: u64) {
-        loop {
-            let mut before = 0;
-            let mut at = self.l.blocked.head;
-            while at != 0 {
-                let s = at - 1;
-                let item = self.head(s);
-                let next = self.stream(s).next;
-                if self.satisfied(item) {
-                    if before == 0 {
-                        self.l.blocked.head = next;
-                    } else {
-                        self.stream(before - 1).next = next;
-                    }
-                    if self.l.blocked.tail == at {
-                        self.l.blocked.tail = before;
-                    }
-                    self.stream(s).next = 0;
-                    self.set_state(s, StreamState::Idle);
-                    self.settle(s, t);
-                    break;
-                }
-                before = at;
-                at = next;
-            }
-            if at == 0 {
-                return;
+        let mut from = 0;
+        while let Some((place, s)) = self.first(BLOCKED, from) {
+            from = place + 1;
+            if self.satisfied(self.head(s).work) {
+                self.unqueue(place);
+                self.set_state(s, StreamState::Idle);
+                self.settle(s, t);
+                // One before it may have waited for what it has done now.
+                from = 0;
             }
         }
     }
@@ -402,13 +380,11 @@ impl Engine<'_> {
     fn dispatch(&mut self, t: u64) {
         for gpu in 0..self.l.gpus_len as usize {
             for e in 0..2 {
-                let at = self.l.gpus[gpu].copies[e].head;
-                if at != 0 && self.l.gpus[gpu].copy_busy[e] == 0 {
-                    let s = at - 1;
-                    self.dequeue(s, |l| &mut l.gpus[gpu].copies[e]);
-                    self.l.gpus[gpu].copy_busy[e] = at;
-                    let item = self.head(s);
-                    self.start(s, item, t);
+                if self.l.gpus[gpu].copy_busy[e] == 0
+                    && let Some((place, s)) = self.first(copies(gpu, e), 0)
+                {
+                    self.unqueue(place);
+                    self.start(s, t);
                 }
             }
             self.serve_turns(gpu, t);
@@ -416,73 +392,65 @@ impl Engine<'_> {
     }
 
     fn serve_turns(&mut self, gpu: usize, t: u64) {
-        let mut before = 0_u32;
-        let mut at = self.l.gpus[gpu].turn_head;
-        while at != 0 {
-            let p = at as usize - 1;
-            let account = self.l.procs[p].gpus[gpu];
-            let s = account.ready.head - 1;
-            let item = self.head(s);
-            if account.sm_used + item.sm > account.sm_cap {
-                before = at;
-                at = account.next;
+        let mut from = 0;
+        while let Some((turn, p)) = self.first(turns(gpu), from) {
+            let list = ready(p as usize, gpu);
+            let Some((place, s)) = self.first(list, 0) else { return };
+            let (sms, account) = (self.head(s).work.sms(), &self.l.procs[p as usize].gpus[gpu]);
+            if account.sm_used + sms > account.sm_cap {
+                from = turn + 1;
                 continue;
             }
-            if item.sm > self.l.gpus[gpu].sm_free {
+            if sms > self.l.gpus[gpu].sm_free {
                 return;
             }
-            // Out of the turn list, and to its tail again if there is more.
-            if before == 0 {
-                self.l.gpus[gpu].turn_head = account.next;
-            } else {
-                self.l.procs[before as usize - 1].gpus[gpu].next = account.next;
+            // Its turn is over; it has another at the end if there is more.
+            self.unqueue(turn.max(place));
+            self.unqueue(turn.min(place));
+            if self.first(list, 0).is_some() {
+                self.append(turns(gpu), p);
             }
-            if self.l.gpus[gpu].turn_tail == at {
-                self.l.gpus[gpu].turn_tail = before;
-            }
-            let account = &mut self.l.procs[p].gpus[gpu];
-            account.queued = 0;
-            account.next = 0;
-            if self.dequeue(s, |l| &mut l.procs[p].gpus[gpu].ready) {
-                self.take_turn(p, gpu);
-            }
-            self.occupy(s, item, t);
-            self.start(s, item, t);
-            before = 0;
-            at = self.l.gpus[gpu].turn_head;
+            let waited = t - self.stream(s).since;
+            self.account(s).queue_wait_ns += waited;
+            self.start(s, t);
+            from = 0;
         }
     }
 
-    fn occupy(&mut self, s: u32, item: Item, t: u64) {
-        let gpu = self.stream(s).gpu as usize;
-        let waited = t - self.stream(s).since;
-        let account = self.account(s);
-        account.queue_wait_ns += waited;
-        account.sm_used += item.sm;
-        account.busy.begin(t);
-        let g = &mut self.l.gpus[gpu];
-        g.sm_free -= item.sm;
-        g.busy.begin(t);
-    }
-
-    fn start(&mut self, s: u32, item: Item, t: u64) {
-        let position = self.completed(s);
-        let order = self.l.order;
+    /// The stream's head starts to run.
+    fn start(&mut self, s: u32, t: u64) {
+        let (position, ns, order) = (self.completed(s), self.head(s).work.ns(), self.l.order);
         self.l.order += 1;
         let stream = self.stream(s);
-        stream.next = 0;
         stream.run_start = t;
-        stream.run_end = t.saturating_add(item.ns).min(u64::MAX - 1);
+        stream.run_end = t.saturating_add(ns).min(u64::MAX - 1);
         stream.run_order = order;
         stream.run_pos = position;
-        stream.state = StreamState::Running as u32;
+        self.run(s);
+    }
+
+    /// Takes what the stream's head occupies while it runs, and the stream into the list of those whose heads run.
+    fn run(&mut self, s: u32) {
+        let work = self.head(s).work;
+        let (gpu, start) = (self.stream(s).gpu as usize, self.stream(s).run_start);
+        if let Work::Copy { engine, .. } = work {
+            self.l.gpus[gpu].copy_busy[engine as usize % 2] = s + 1;
+        } else {
+            let account = self.account(s);
+            account.sm_used += work.sms();
+            account.busy.begin(start);
+            let g = &mut self.l.gpus[gpu];
+            g.sm_free = g.sm_free.saturating_sub(work.sms());
+            g.busy.begin(start);
+        }
+        self.set_state(s, StreamState::Running);
         self.l.running[self.l.running_len as usize] = s;
         self.l.running_len += 1;
     }
 
     /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was; `Gone` means that the stream's
     /// process was detached, as one is that has closed the device file under the driver.
-    pub(crate) fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64, SimError> {
+    pub(crate) fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64> {
         self.advance(now);
         if self.stream(s).owner == 0 {
             return Err(SimError::Gone);
@@ -494,27 +462,19 @@ impl Engine<'_> {
             return Err(SimError::RingFull);
         }
         let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
-        let mut item = match work {
+        let work = match work {
             Work::Kernel { sms, ns } => {
-                let cap = self.l.procs[p].gpus[gpu].sm_cap.max(1);
                 let sms = sms.clamp(1, self.l.gpus[gpu].sms.max(1));
-                let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(cap));
-                let ns = if sms > cap { u64::try_from(longer).unwrap_or(u64::MAX / 4) } else { ns };
-                Item::new(KERNEL, sms.min(cap), ns, 0, 0)
+                Work::Kernel { sms, ns }.capped(self.l.procs[p].gpus[gpu].sm_cap)
             }
-            Work::Copy { engine, bytes, ns } => Item::new(COPY, engine % 2, ns, bytes, 0),
-            Work::Record { event, sequence } => Item::new(RECORD, 0, 0, u64::from(event), sequence),
-            Work::Wait { stream, position } => Item::new(WAIT, 0, 0, u64::from(stream), position),
-            Work::WaitEvent { event, sequence } => Item::new(WAIT, 1, 0, u64::from(event), sequence),
-            Work::Host => Item::new(HOST, 0, 0, 0, 0),
+            other => other,
         };
         if let Work::Record { event, sequence } = work {
-            self.o.events[event as usize % EVENTS].issued.fetch_max(sequence, Relaxed);
+            self.o.events[event as usize].issued.fetch_max(sequence, Relaxed);
         }
-        item.cum = self.stream(s).cum_tail.wrapping_add(item.ns);
         let stream = self.stream(s);
-        stream.ring[(position % RING as u64) as usize] = item;
-        stream.cum_tail = item.cum;
+        stream.cum_tail = stream.cum_tail.wrapping_add(work.ns());
+        stream.ring[(position % RING as u64) as usize] = Item { work, cum: stream.cum_tail };
         // The entry exists once the tail has moved: a process killed before this line has pushed nothing.
         std::sync::atomic::compiler_fence(Release);
         stream.tail = position + 1;
@@ -529,9 +489,8 @@ impl Engine<'_> {
         self.advance(now);
         let t = self.l.time;
         if self.is(s, StreamState::Host) {
-            let item = self.head(s);
             self.set_state(s, StreamState::Idle);
-            self.bump(s, item);
+            self.bump(s);
             self.go_on(s, t);
         }
     }
@@ -552,19 +511,15 @@ impl Engine<'_> {
         let target = stream.ring[(position % RING as u64) as usize].cum;
         let rest = target.wrapping_sub(stream.cum_done);
         if self.is(s, StreamState::Running) {
-            let head = self.head(s);
-            return Some(stream.run_end.saturating_add(rest.saturating_sub(head.ns)));
+            return Some(stream.run_end.saturating_add(rest.saturating_sub(self.head(s).work.ns())));
         }
         if self.is(s, StreamState::Host) {
             return None;
         }
         let mut from = self.l.time;
         if self.is(s, StreamState::Blocked) && depth > 0 {
-            let head = self.head(s);
-            if head.sm == 1 {
-                return None;
-            }
-            from = from.max(self.not_before(stream_index(head.a), head.b, depth - 1)?);
+            let Work::Wait { stream, position } = self.head(s).work else { return None };
+            from = from.max(self.not_before(stream, position, depth - 1)?);
         }
         Some(from.saturating_add(rest))
     }
@@ -580,7 +535,7 @@ impl Engine<'_> {
         image: u64,
         name: &[u8],
         cap: impl Fn(u32) -> u32,
-    ) -> Result<u32, SimError> {
+    ) -> Result<u32> {
         self.advance(now);
         let procs = &self.l.procs;
         let gone = (0..PROCS).filter(|&p| procs[p].state == PROC_GONE);
@@ -651,14 +606,13 @@ impl Engine<'_> {
     /// Marks everything in the stream as done without running it.
     fn drop_queue(&mut self, s: u32, t: u64) {
         if self.is(s, StreamState::Running) && self.stream(s).run_pos == self.completed(s) {
-            let item = self.head(s);
-            self.release(s, item, t);
+            self.release(s, t);
         }
         let tail = self.stream(s).tail;
         for position in self.completed(s)..tail {
             let item = self.stream(s).ring[(position % RING as u64) as usize];
-            if item.kind == RECORD {
-                self.reach(item, t);
+            if let Work::Record { event, sequence } = item.work {
+                self.reach(event, sequence, t);
             }
         }
         let stream = self.stream(s);
@@ -681,9 +635,6 @@ impl Engine<'_> {
             let gpu = &mut self.l.gpus[g];
             gpu.sm_free = gpu.sms;
             gpu.mem_used = used;
-            gpu.turn_head = 0;
-            gpu.turn_tail = 0;
-            gpu.copies = [List::default(); 2];
             gpu.copy_busy = [0; 2];
             gpu.busy.running = 0;
         }
@@ -691,14 +642,10 @@ impl Engine<'_> {
             for account in &mut proc.gpus[..self.l.gpus_len as usize] {
                 account.sm_used = 0;
                 account.busy.running = 0;
-                account.ready = List::default();
-                account.queued = 0;
-                account.next = 0;
             }
         }
         self.l.running_len = 0;
-        self.l.blocked = List::default();
-        self.l.stream_free = 0;
+        self.l.queue_len = 0;
         // The order of turns is kept: streams go on in the order in which they became ready.
         let mut waiting: Vec<(u64, u32)> = Vec::new();
         for s in (0..self.l.stream_high).rev() {
@@ -713,7 +660,7 @@ impl Engine<'_> {
             let runs = stream.run_pos == done && done < stream.tail && stream.run_start <= stream.run_end;
             let since = if stream.state == StreamState::Idle as u32 { t } else { stream.since };
             if runs {
-                self.resume(s);
+                self.run(s);
             } else {
                 waiting.push((since, s));
             }
@@ -730,7 +677,6 @@ impl Engine<'_> {
         waiting.sort_unstable();
         for (since, s) in waiting {
             self.set_state(s, StreamState::Idle);
-            self.stream(s).next = 0;
             self.settle(s, t);
             if self.stream(s).state != StreamState::Idle as u32 {
                 self.stream(s).since = since;
@@ -738,51 +684,18 @@ impl Engine<'_> {
         }
         self.unblock(t);
         self.dispatch(t);
-        self.l.event_free = 0;
-        for e in (0..self.l.event_high as usize).rev() {
-            if self.l.event_owner[e] == 0 {
-                self.l.event_next[e] = self.l.event_free;
-                self.l.event_free = link(e);
-            }
-        }
-    }
-
-    /// Takes a running entry into the lists again, without changing its interval.
-    fn resume(&mut self, s: u32) {
-        let item = self.head(s);
-        let gpu = self.stream(s).gpu as usize;
-        let start = self.stream(s).run_start;
-        // An interval that has begun goes on.
-        let begun = |since: u64| if since == 0 { start } else { since };
-        if item.kind == COPY {
-            self.l.gpus[gpu].copy_busy[item.sm as usize % 2] = s + 1;
-        } else {
-            let account = self.account(s);
-            account.sm_used += item.sm;
-            account.busy.begin(begun(account.busy.since));
-            let g = &mut self.l.gpus[gpu];
-            g.sm_free = g.sm_free.saturating_sub(item.sm);
-            g.busy.begin(begun(g.busy.since));
-        }
-        self.stream(s).state = StreamState::Running as u32;
-        self.stream(s).next = 0;
-        self.l.running[self.l.running_len as usize] = s;
-        self.l.running_len += 1;
     }
 
     // --- Streams and events ----------------------------------------------------------------------
 
     /// Opens a stream of process `p` on a GPU.
-    pub(crate) fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32, SimError> {
+    pub(crate) fn open_stream(&mut self, p: u32, gpu: u32) -> Result<u32> {
         let l = &mut *self.l;
-        let next = |s: usize| l.streams[s].next_free;
-        let s = take_slot(&mut l.stream_free, &mut l.stream_high, STREAMS, "stream", next)?;
+        let s = take_slot(&mut l.stream_high, STREAMS, "stream", |s| l.streams[s].owner == 0)?;
         let stream = self.stream(s);
         stream.gpu = gpu;
         stream.closing = 0;
         stream.state = StreamState::Idle as u32;
-        stream.next = 0;
-        stream.next_free = 0;
         stream.cum_done = stream.cum_tail;
         stream.run_pos = NO_POSITION;
         stream.owner = p + 1;
@@ -799,14 +712,10 @@ impl Engine<'_> {
     }
 
     fn free_stream(&mut self, s: u32) {
-        let free = self.l.stream_free;
         let stream = self.stream(s);
         stream.owner = 0;
         stream.closing = 0;
         stream.state = StreamState::Idle as u32;
-        stream.next = 0;
-        stream.next_free = free;
-        self.l.stream_free = s + 1;
     }
 
     /// Position the next entry of the stream will have.
@@ -816,12 +725,10 @@ impl Engine<'_> {
     }
 
     /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
-    pub(crate) fn open_event(&mut self, p: u32) -> Result<(u32, u64), SimError> {
+    pub(crate) fn open_event(&mut self, p: u32) -> Result<(u32, u64)> {
         let l = &mut *self.l;
-        let next = |e: usize| l.event_next[e];
-        let e = take_slot(&mut l.event_free, &mut l.event_high, EVENTS, "event", next)?;
+        let e = take_slot(&mut l.event_high, EVENTS, "event", |e| l.event_owner[e] == 0)?;
         self.l.event_owner[e as usize] = p + 1;
-        self.l.event_next[e as usize] = 0;
         // Sequence numbers go on where the slot's last owner stopped, so that his queued records do no harm.
         let event = &self.o.events[e as usize];
         let issued = event.issued.load(Relaxed);
@@ -832,14 +739,12 @@ impl Engine<'_> {
     /// Gives an event slot back; records that are queued for it still run.
     pub(crate) fn close_event(&mut self, e: u32) {
         self.l.event_owner[e as usize] = 0;
-        self.l.event_next[e as usize] = self.l.event_free;
-        self.l.event_free = e + 1;
     }
 
     // --- Memory ----------------------------------------------------------------------------------
 
     /// Charges bytes on a GPU to process `p`.
-    pub(crate) fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(), SimError> {
+    pub(crate) fn charge(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<()> {
         let g = &self.l.gpus[gpu as usize];
         let free = g.mem_total.saturating_sub(g.mem_used);
         if bytes > free {
@@ -875,13 +780,7 @@ impl Engine<'_> {
     }
 
     /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
-    pub(crate) fn share(
-        &mut self,
-        p: u32,
-        gpu: u32,
-        kind: MemKind,
-        bytes: u64,
-    ) -> Result<(u32, u32), SimError> {
+    pub(crate) fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32)> {
         let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
         let entry = &mut self.l.shared[id];
         entry.bytes = bytes;
@@ -901,7 +800,7 @@ impl Engine<'_> {
     }
 
     /// Takes one more reference to a shared allocation.
-    pub(crate) fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<(), SimError> {
+    pub(crate) fn join(&mut self, p: u32, id: u32, generation: u32) -> Result<()> {
         let refs = &mut self.shared(id, generation).ok_or(SimError::Gone)?.refs[p as usize];
         *refs = refs.saturating_add(1);
         Ok(())
@@ -945,9 +844,9 @@ impl Engine<'_> {
                 let s = self.l.running[i];
                 let stream = &self.l.streams[s as usize];
                 assert!(self.is(s, StreamState::Running), "a running entry's stream runs");
-                if stream.gpu as usize == g && self.head(s).kind == KERNEL {
-                    used += self.head(s).sm;
-                    *by_proc.entry(self.owner(s)).or_insert(0) += self.head(s).sm;
+                if stream.gpu as usize == g {
+                    used += self.head(s).work.sms();
+                    *by_proc.entry(self.owner(s)).or_insert(0) += self.head(s).work.sms();
                 }
             }
             assert_eq!(used + gpu.sm_free, gpu.sms, "running demand and free SMs make the GPU");
@@ -960,27 +859,19 @@ impl Engine<'_> {
     }
 }
 
-/// A slot that was given back (links are index + 1), or one that was never used.
+/// The first free slot; no slot from `high` on was ever used.
 fn take_slot(
-    free: &mut u32,
     high: &mut u32,
     most: usize,
     what: &'static str,
-    next: impl FnOnce(usize) -> u32,
-) -> Result<u32, SimError> {
-    if let Some(slot) = free.checked_sub(1) {
-        *free = next(slot as usize);
-        return Ok(slot);
-    }
-    if *high as usize == most {
+    is_free: impl Fn(usize) -> bool,
+) -> Result<u32> {
+    let slot = (0..*high).find(|slot| is_free(*slot as usize)).unwrap_or(*high);
+    if slot as usize == most {
         return Err(SimError::NoSlot(what));
     }
-    *high += 1;
-    Ok(*high - 1)
-}
-
-fn stream_index(a: u64) -> u32 {
-    (a % STREAMS as u64) as u32
+    *high = (*high).max(slot + 1);
+    Ok(slot)
 }
 
 fn link(index: usize) -> u32 {

@@ -2,7 +2,7 @@
 //! every process may read.
 //!
 //! Every structure is valid when all its bytes are zero, so a fresh sparse file needs no initialisation
-//! beyond its header. List links are index + 1, with 0 for "none".
+//! beyond its header. An index + 1 leaves 0 for "none".
 
 use std::sync::atomic::AtomicU64;
 
@@ -48,40 +48,61 @@ pub(crate) const MEM_KINDS: usize = 7;
 pub(crate) const MEM_KIND_NAMES: [&str; MEM_KINDS] =
     ["context", "plain", "managed", "pool", "vmm", "array", "graph"];
 
-pub(crate) const KERNEL: u32 = 1;
-pub(crate) const COPY: u32 = 2;
-pub(crate) const RECORD: u32 = 3;
-pub(crate) const WAIT: u32 = 4;
-pub(crate) const HOST: u32 = 5;
-
-/// One entry of a stream.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Item {
-    pub(crate) kind: u32,
-    /// Kernel: SMs it occupies. Copy: its engine.
-    pub(crate) sm: u32,
-    /// How long it occupies them.
-    pub(crate) ns: u64,
-    /// Record: event slot. Wait: stream slot. Copy: bytes.
-    pub(crate) a: u64,
-    /// Record: sequence number. Wait: position.
-    pub(crate) b: u64,
-    /// Sum of `ns` of all entries of this stream up to and with this one.
-    pub(crate) cum: u64,
+/// The work that a stream is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Work {
+    /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
+    Kernel { sms: u32, ns: u64 },
+    /// Occupy a copy engine for `ns`: 0 towards the device, on it, or memset; 1 towards the host. The bytes are for the account only.
+    Copy { engine: u32, bytes: u64, ns: u64 },
+    /// Note the time at which record number `sequence` of the event in a slot is reached; the event is complete when the highest has been.
+    Record { event: u32, sequence: u64 },
+    /// Wait until the stream in another slot has completed the entry at `position`.
+    Wait { stream: u32, position: u64 },
+    /// Wait until an event's record number `sequence` is reached; for events of other processes.
+    WaitEvent { event: u32, sequence: u64 },
+    /// Wait until the owner says `Engine::host_done`.
+    Host,
 }
 
-impl Item {
-    pub(crate) fn new(kind: u32, sm: u32, ns: u64, a: u64, b: u64) -> Self {
-        Self { kind, sm, ns, a, b, cum: 0 }
+impl Work {
+    /// How long it occupies SMs or a copy engine.
+    pub(crate) fn ns(self) -> u64 {
+        if let Self::Kernel { ns, .. } | Self::Copy { ns, .. } = self { ns } else { 0 }
     }
+
+    /// The same for a kernel that may have no more SMs: it takes proportionally longer.
+    pub(crate) fn capped(self, most: u32) -> Self {
+        match self {
+            Self::Kernel { sms, ns } if sms > most => {
+                let longer = (u128::from(ns) * u128::from(sms)).div_ceil(u128::from(most.max(1)));
+                Self::Kernel { sms: most.max(1), ns: u64::try_from(longer).unwrap_or(u64::MAX / 4) }
+            }
+            other => other,
+        }
+    }
+
+    /// SMs that it occupies.
+    pub(crate) fn sms(self) -> u32 {
+        if let Self::Kernel { sms, .. } = self { sms } else { 0 }
+    }
+}
+
+/// One entry of a stream.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Item {
+    pub(crate) work: Work,
+    /// Sum of the times of all entries of this stream up to and with this one.
+    pub(crate) cum: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum StreamState {
     Idle = 0,
-    /// Its head is a kernel in its process's ready list.
+    /// Its head is a kernel or a copy whose turn has not come.
     Ready = 1,
     /// Its head occupies SMs or a copy engine.
     Running = 2,
@@ -89,8 +110,6 @@ pub(crate) enum StreamState {
     Blocked = 3,
     /// Its head waits for the host.
     Host = 4,
-    /// Its head is a copy in a copy engine's list.
-    ReadyCopy = 5,
 }
 
 #[repr(C)]
@@ -100,9 +119,6 @@ pub(crate) struct Stream {
     pub(crate) gpu: u32,
     pub(crate) closing: u32,
     pub(crate) state: u32,
-    /// Link in the list that the state says.
-    pub(crate) next: u32,
-    pub(crate) next_free: u32,
     pub(crate) tail: u64,
     /// `cum` of the last entry pushed and of the last entry completed.
     pub(crate) cum_tail: u64,
@@ -117,12 +133,12 @@ pub(crate) struct Stream {
     pub(crate) ring: [Item; RING],
 }
 
-/// Streams that wait for the same, through their `next`.
-#[derive(Clone, Copy, Default)]
+/// A stream or a process in one of the lists that the queue holds.
+#[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct List {
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
+pub(crate) struct Queued {
+    pub(crate) list: u32,
+    pub(crate) what: u32,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -130,9 +146,6 @@ pub(crate) struct List {
 pub(crate) struct ProcGpu {
     pub(crate) sm_cap: u32,
     pub(crate) sm_used: u32,
-    pub(crate) ready: List,
-    pub(crate) queued: u32,
-    pub(crate) next: u32,
     pub(crate) mem: [u64; MEM_KINDS],
     pub(crate) mem_peak: u64,
     pub(crate) kernels: u64,
@@ -169,11 +182,7 @@ pub(crate) struct Gpu {
     pub(crate) sm_free: u32,
     pub(crate) mem_total: u64,
     pub(crate) mem_used: u64,
-    /// Processes with a ready kernel, in the order of their turns.
-    pub(crate) turn_head: u32,
-    pub(crate) turn_tail: u32,
-    /// Copy engines: what waits for each, and the stream + 1 that holds it.
-    pub(crate) copies: [List; 2],
+    /// The stream + 1 that holds each copy engine.
     pub(crate) copy_busy: [u32; 2],
     pub(crate) busy: Busy,
 }
@@ -218,30 +227,28 @@ pub(crate) struct Locked {
     pub(crate) last_sweep: u64,
     pub(crate) gpus_len: u32,
     pub(crate) running_len: u32,
-    pub(crate) blocked: List,
-    pub(crate) order: u64,
+    pub(crate) queue_len: u32,
     pub(crate) stream_high: u32,
-    pub(crate) stream_free: u32,
     pub(crate) event_high: u32,
-    pub(crate) event_free: u32,
+    pub(crate) order: u64,
     /// How often a lock was found held by a dead process and the derived state was built again.
     pub(crate) repairs: u64,
     pub(crate) gpus: [Gpu; MAX_GPUS],
     pub(crate) procs: [Proc; PROCS],
     pub(crate) running: [u32; STREAMS],
+    /// Streams are in one list at most, processes in one of each GPU.
+    pub(crate) queue: [Queued; STREAMS + PROCS * MAX_GPUS],
     pub(crate) event_owner: [u32; EVENTS],
-    pub(crate) event_next: [u32; EVENTS],
     pub(crate) shared: [SharedAlloc; SHARED],
     pub(crate) streams: [Stream; STREAMS],
 }
 
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct OpenStream {
     /// Entries completed since the slot was first used; an entry at position p is done when this is > p.
     ///
     /// It never goes back, also when the slot changes hands, so (slot, position) names an entry for ever.
     pub(crate) completed: AtomicU64,
-    pub(crate) pad: [u64; 7],
 }
 
 #[repr(C)]
@@ -266,7 +273,6 @@ pub(crate) struct OpenProc {
     pub(crate) ring_full: AtomicU64,
     pub(crate) host_waits: AtomicU64,
     pub(crate) host_wait_ns: AtomicU64,
-    pub(crate) pad: [u64; 5],
 }
 
 /// Atomics that are read without the lock.

@@ -8,8 +8,8 @@ pub(crate) mod stats;
 mod tests;
 
 pub use device_file::{DeviceError, SimDevice, default_path};
-pub(crate) use engine::{SimError, Work};
-pub(crate) use layout::{MAX_GPUS, MemKind, RING};
+pub(crate) use engine::SimError;
+pub(crate) use layout::{MAX_GPUS, MemKind, RING, Work};
 pub use stats::{GpuTruth, ProcessGpuTruth, ProcessTruth, Truth, Watched};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::device_file::SimDevice;
 use super::engine::Engine;
-use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE, Proc};
+use super::layout::{MEM_KIND_NAMES, PROC_FREE, PROC_LIVE, Proc, Work};
 
 /// State of a device file at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -126,11 +126,10 @@ impl Engine<'_> {
         for i in 0..self.l.running_len as usize {
             let s = self.l.running[i];
             let stream = &self.l.streams[s as usize];
-            let item = stream.ring[(self.completed(s) % super::layout::RING as u64) as usize];
-            if item.kind == super::layout::KERNEL {
+            if let Work::Kernel { sms, .. } = self.head(s).work {
                 let entry = &mut running[(stream.owner as usize - 1) * gpus_len + stream.gpu as usize];
                 entry.0 += t - stream.run_start;
-                entry.1 += (t - stream.run_start) * u64::from(item.sm);
+                entry.1 += (t - stream.run_start) * u64::from(sms);
             }
         }
         let gpus = self.l.gpus[..gpus_len].iter().zip(&self.o.lost).map(|(g, lost)| GpuTruth {

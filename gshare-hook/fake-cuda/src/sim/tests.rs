@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::engine::{Engine, SimError, Work};
-use super::layout::{Locked, MemKind, Open, RING};
+use super::engine::{Engine, SimError};
+use super::layout::{Locked, MemKind, Open, RING, Work};
 
 const SMS: u32 = 10;
 const CAPS: [u32; 3] = [10, 4, 7];
@@ -426,8 +426,7 @@ proptest! {
             if i == repair_at {
                 // As after EOWNERDEAD: derived state is not trusted.
                 e.l.gpus[0].sm_free = 99;
-                e.l.gpus[0].turn_head = 0;
-                e.l.gpus[0].turn_tail = 0;
+                e.l.queue_len = 0;
                 e.l.running_len = 0;
                 e.rebuild();
                 e.check();

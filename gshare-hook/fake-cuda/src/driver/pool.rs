@@ -1,0 +1,245 @@
+//! Pools of device memory.
+//!
+//! A pool reserves device memory in chunks, whole steps of 32 MiB, and is charged for them. Freed bytes stay reserved until a
+//! synchronising call trims the pool to its release threshold (0 by default), as the driver does. They serve an allocation
+//! that fits into one free stretch of one chunk, and a chunk is given back when nothing is left in it: a pool may keep much
+//! that is of no use.
+//!
+//! A pool of host memory costs the device nothing.
+
+use super::registry::{Alloc, What};
+use super::spans::Free;
+use super::*;
+
+const STEP: u64 = 32 << 20;
+
+/// A pool.
+pub(crate) struct Pool {
+    pub(crate) device: Device,
+    pub(crate) sort: Sort,
+    pub(crate) closed: AtomicBool,
+    /// Reuse policies: kept for getters.
+    pub(crate) policies: AtomicU64,
+    pub(crate) state: Mutex<State>,
+    /// Locked after `state`.
+    chunks: Mutex<Chunks>,
+}
+
+/// Where a pool's allocations lie: chunks are ranges of numbers, with a gap between one and the next.
+#[derive(Default)]
+struct Chunks {
+    /// Bytes by where a chunk begins.
+    all: BTreeMap<u64, u64>,
+    free: Free,
+    next: u64,
+    /// Allocations by address.
+    placed: BTreeMap<u64, u64>,
+}
+
+impl Chunks {
+    fn add(&mut self, bytes: u64) {
+        self.all.insert(self.next, bytes);
+        self.free.give(self.next, bytes);
+        self.next += bytes + STEP;
+    }
+
+    fn take(&mut self, at: u64, bytes: u64, address: u64) {
+        self.placed.insert(address, at);
+        self.free.take(at, bytes);
+    }
+
+    fn give(&mut self, address: u64, bytes: u64) {
+        if let Some(at) = self.placed.remove(&address) {
+            self.free.give(at, bytes);
+        }
+    }
+
+    /// Removes chunks with nothing in them while `spare` bytes or more may go; gives how many bytes went.
+    fn shrink(&mut self, spare: u64) -> u64 {
+        let mut gone = 0;
+        self.all.retain(|at, bytes| {
+            let goes = self.free.at(*at) == Some(*bytes) && gone + *bytes <= spare;
+            if goes {
+                self.free.take(*at, *bytes);
+                gone += *bytes;
+            }
+            !goes
+        });
+        gone
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct State {
+    pub(crate) reserved: u64,
+    pub(crate) reserved_high: u64,
+    pub(crate) used: u64,
+    pub(crate) used_high: u64,
+    pub(crate) threshold: u64,
+}
+
+impl State {
+    pub(crate) fn reserve(&mut self, bytes: u64) {
+        self.reserved += bytes;
+        self.reserved_high = self.reserved_high.max(self.reserved);
+    }
+
+    pub(crate) fn take(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+    }
+
+    pub(crate) fn give(&mut self, bytes: u64) {
+        self.used -= bytes.min(self.used);
+    }
+}
+
+object!(Pool, b"gsharePO", INVALID_VALUE);
+
+/// The pools of a device, and the memory of its graphs.
+#[derive(Default)]
+pub(crate) struct DevicePools {
+    default: OnceLock<Ref<Pool>>,
+    current: Mutex<Option<Ref<Pool>>>,
+    pub(crate) all: Mutex<Vec<Ref<Pool>>>,
+    pub(crate) graph: Mutex<State>,
+    /// The default pool of host memory is the first device's.
+    host: OnceLock<Ref<Pool>>,
+}
+
+/// The kind of a pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// The device's own, which cannot be destroyed.
+    Default,
+    Made,
+    Imported,
+    /// Its memory is the host's.
+    Host,
+}
+
+impl Pool {
+    pub(crate) fn create(device: Device, sort: Sort) -> Res<Ref<Self>> {
+        let (closed, policies) = (AtomicBool::new(false), AtomicU64::new(7));
+        let (state, chunks) = (Mutex::default(), Mutex::default());
+        let pool = Object::create(Self { device, sort, closed, policies, state, chunks });
+        lock(&device.pools()?.all).push(pool);
+        Ok(pool)
+    }
+
+    /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
+    pub(crate) fn trim(&self, keep: u64) -> Res<u64> {
+        driver()?;
+        let mut state = lock(&self.state);
+        let surplus = lock(&self.chunks).shrink(state.reserved.saturating_sub(keep));
+        state.reserved -= surplus;
+        if surplus > 0 && self.sort != Sort::Host {
+            self.device.refund(MemKind::Pool, surplus);
+        }
+        Ok(surplus)
+    }
+
+    pub(crate) fn take(this: Ref<Self>, bytes: u64) -> Res<u64> {
+        let driver = driver()?;
+        invalid_if(this.sort == Sort::Imported || this.closed.load(Acquire))?;
+        let mut state = lock(&this.state);
+        let mut chunks = lock(&this.chunks);
+        if chunks.free.first(bytes, 1).is_none() {
+            let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
+            // `memory::charge` does not serve: it would trim this pool while it is locked.
+            if this.sort != Sort::Host {
+                this.device.charge(MemKind::Pool, missing)?;
+            }
+            chunks.add(missing);
+            state.reserve(missing);
+        }
+        let place = chunks.free.first(bytes, 1).ok_or(OUT_OF_MEMORY)?;
+        let what = What::Pooled(this.handle::<c_void>() as u64);
+        let address = driver.memory().insert(bytes, what, this.device, 0)?;
+        chunks.take(place, bytes, address);
+        state.take(bytes);
+        Ok(address)
+    }
+}
+
+/// The pools of the process's devices, by ordinal.
+fn all_pools() -> Res<&'static [DevicePools]> {
+    static POOLS: OnceLock<Vec<DevicePools>> = OnceLock::new();
+    let visible = &driver()?.visible;
+    Ok(POOLS.get_or_init(|| visible.iter().map(|_| DevicePools::default()).collect()))
+}
+
+impl Device {
+    pub(crate) fn pools(self) -> Res<&'static DevicePools> {
+        all_pools()?.get(self.ordinal as usize).ok_or(INVALID_DEVICE)
+    }
+
+    /// The device's default pool of its own memory, or of the host's.
+    pub(crate) fn default_pool(self, sort: Sort) -> Res<Ref<Pool>> {
+        let pools = self.pools()?;
+        let pool = if sort == Sort::Host { &pools.host } else { &pools.default };
+        match pool.get() {
+            Some(pool) => Ok(pool),
+            None => Pool::create(self, sort).map(|made| *pool.get_or_init(|| made)),
+        }
+    }
+
+    pub(crate) fn current_pool(self) -> Res<Ref<Pool>> {
+        let chosen = *lock(&self.pools()?.current);
+        chosen.filter(|p| p.live()).map_or_else(|| self.default_pool(Sort::Default), Ok)
+    }
+
+    pub(crate) fn set_pool(self, pool: sys::CUmemoryPool) -> Answer {
+        // SAFETY: the handle is the C caller's.
+        let pool = unsafe { Object::<Pool>::get(pool)? };
+        invalid_if(pool.device.ordinal != self.ordinal)?;
+        *lock(&self.pools()?.current) = Some(pool);
+        Ok(())
+    }
+}
+
+/// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
+pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
+    let mut given = 0;
+    for of_device in all_pools()? {
+        let all: Vec<_> = lock(&of_device.all).clone();
+        for pool in all.into_iter().filter(|p| p.device.gpu == gpu) {
+            given += pool.trim(0)?;
+        }
+    }
+    Ok(given)
+}
+
+/// A synchronising call was made: pools shrink to their thresholds.
+pub(crate) fn after_synchronising(device: Device) -> Answer {
+    let all: Vec<_> = lock(&device.pools()?.all).clone();
+    for pool in all {
+        let threshold = lock(&pool.state).threshold;
+        pool.trim(threshold)?;
+    }
+    Ok(())
+}
+
+/// Frees an allocation of a pool.
+pub(crate) fn free(address: u64) -> Answer {
+    let driver = driver()?;
+    let found = driver.memory().find(address).ok_or(INVALID_VALUE)?;
+    let What::Pooled(pool) = found.what else { return Err(INVALID_VALUE) };
+    // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
+    let pool = unsafe { &*(pool as *const Object<Pool>) };
+    let alloc = {
+        // Locked first: the address may be given again at once.
+        let mut state = lock(&pool.state);
+        let alloc = driver.memory().remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
+        state.give(alloc.bytes);
+        lock(&pool.chunks).give(address, alloc.bytes);
+        alloc
+    };
+    if let Some(backing) = &alloc.backing {
+        driver.leave(backing.id, backing.generation);
+    }
+    if pool.closed.load(Acquire) {
+        pool.trim(0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The address ranges of the process: what lies where, of which device.
+//!
+//! Each GPU has a reserved range of host address space, four times its memory, that costs nothing until it is touched.
+//! Allocations are spans of it (whole pages, 2 MiB steps from 2 MiB on), so copies and sets move real bytes. A freed span
+//! is given back to the host if anything was written to it.
+
+use std::sync::LazyLock;
+
+use super::spans::Free;
+use super::*;
+
+/// A live allocation.
+#[derive(Clone)]
+pub(crate) struct Alloc {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) span: u64,
+    pub(crate) what: What,
+    pub(crate) device: Device,
+    pub(crate) context: u64,
+    pub(crate) id: u64,
+    touched: bool,
+    /// Set once its bytes lie in a file that other processes map.
+    pub(crate) backing: Option<Backing>,
+}
+
+/// Bytes in a file that several processes map.
+#[derive(Clone, Copy)]
+pub(crate) struct Backing {
+    pub(crate) id: u32,
+    pub(crate) generation: u32,
+    pub(crate) file: c_int,
+}
+
+/// The kind of an address range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Charged as this kind.
+    Charged(MemKind),
+    /// In a pool, which carries the charge: the pool's address.
+    Pooled(u64),
+    /// Another process's memory.
+    Imported,
+    /// A mapping of the virtual memory API, and whether access was given.
+    Mapped(bool),
+    /// Addresses of a graph's allocation node, and whether a launch has allocated them.
+    InGraph(bool),
+    /// Page-locked host memory: flags.
+    Host(u32),
+    /// Host memory of the application, registered: flags.
+    Registered(u32),
+}
+
+impl What {
+    pub(crate) fn is_host(self) -> bool {
+        matches!(self, Self::Host(_) | Self::Registered(_))
+    }
+}
+
+/// The free addresses of a GPU; its range is reserved when the first are asked for.
+#[derive(Default)]
+struct Arena {
+    free: Free,
+    reserved: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    arenas: [Arena; MAX_GPUS],
+    live: BTreeMap<u64, Alloc>,
+}
+
+/// All allocations of the process.
+#[derive(Default)]
+pub(crate) struct Registry(Mutex<Inner>);
+
+impl Driver {
+    /// The allocations of the process.
+    pub(crate) fn memory(&self) -> &'static Registry {
+        static ALL: LazyLock<Registry> = LazyLock::new(Registry::default);
+        &ALL
+    }
+}
+
+impl Device {
+    /// Makes bytes that this process pays for known to others, in a file.
+    pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
+        let Self { driver, gpu, .. } = self;
+        let (id, generation) =
+            driver.device.with(|engine, _| engine.share(driver.process, gpu, kind, bytes))?;
+        Ok(Backing { id, generation, file })
+    }
+}
+
+impl Arena {
+    fn reserve(&mut self, bytes: u64) -> Res<()> {
+        let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
+        // SAFETY: a new mapping, not reserved and not touched.
+        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
+        // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
+        unsafe {
+            libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
+            libc::madvise(at, size as usize, libc::MADV_NOHUGEPAGE);
+        }
+        self.free.give((at as u64).next_multiple_of(2 << 20), size);
+        self.reserved = true;
+        Ok(())
+    }
+
+    fn take(&mut self, span: u64, total: u64) -> Res<u64> {
+        if !self.reserved {
+            self.reserve(total)?;
+        }
+        let at = self.free.first(span, granule(span)).ok_or(OUT_OF_MEMORY)?;
+        self.free.take(at, span);
+        Ok(at)
+    }
+}
+
+impl Alloc {
+    /// One whose addresses come from elsewhere.
+    fn new(address: u64, bytes: u64, what: What, device: Device, context: u64) -> Self {
+        Self { address, bytes, span: 0, what, device, context, id: next_id(), touched: false, backing: None }
+    }
+}
+
+/// Maps private zero pages, at a place of the kernel's choice where `at` is 0.
+///
+/// # Safety
+/// With `MAP_FIXED`, nothing that is still used lies there.
+pub(crate) unsafe fn map_pages(at: u64, bytes: usize, protection: c_int, flags: c_int) -> Res<*mut c_void> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: by the contract; the result is checked.
+    let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(at) }
+}
+
+pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Spans are multiples of this, and begin at one.
+fn granule(bytes: u64) -> u64 {
+    if bytes >= 2 << 20 { 2 << 20 } else { 4096 }
+}
+
+impl Registry {
+    /// Takes addresses for `bytes`; the caller has charged them.
+    pub(crate) fn insert(&self, bytes: u64, what: What, device: Device, context: u64) -> Res<u64> {
+        let total = device.profile().memory_bytes;
+        let mut inner = lock(&self.0);
+        let span = bytes.next_multiple_of(granule(bytes));
+        let address = inner.arenas[device.gpu as usize % MAX_GPUS].take(span, total)?;
+        let alloc = Alloc { span, ..Alloc::new(address, bytes, what, device, context) };
+        inner.live.insert(address, alloc);
+        Ok(address)
+    }
+
+    /// Notes a range whose addresses come from elsewhere.
+    pub(crate) fn note(&self, address: u64, bytes: u64, what: What, device: Device, context: u64) {
+        lock(&self.0).live.insert(address, Alloc::new(address, bytes, what, device, context));
+    }
+
+    /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
+    pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
+        let mut inner = lock(&self.0);
+        inner.live.get(&address).filter(|alloc| which(alloc))?;
+        let alloc = inner.live.remove(&address)?;
+        if alloc.span > 0 {
+            if alloc.backing.is_some() {
+                // Private zero pages again in the place of the shared file.
+                let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
+                // SAFETY: the span is ours and no longer in use.
+                let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
+            } else if alloc.touched {
+                // SAFETY: our span, which is whole pages.
+                unsafe { libc::madvise(address as *mut c_void, alloc.span as usize, libc::MADV_DONTNEED) };
+            }
+            inner.arenas[alloc.device.gpu as usize % MAX_GPUS].free.give(address, alloc.span);
+        }
+        Some(alloc)
+    }
+
+    /// The allocation that holds `address`.
+    pub(crate) fn find(&self, address: u64) -> Option<Alloc> {
+        let inner = lock(&self.0);
+        let (_, alloc) = inner.live.range(..=address).next_back()?;
+        (address < alloc.address + alloc.bytes.max(1)).then(|| alloc.clone())
+    }
+
+    /// The allocation that begins at `address`.
+    pub(crate) fn at(&self, address: u64) -> Res<Alloc> {
+        self.find(address).filter(|alloc| alloc.address == address).ok_or(INVALID_VALUE)
+    }
+
+    /// Whether device (or page-locked) memory holds all of the range, also over several mappings that follow one
+    /// another; remembers that it is written to.
+    fn touch(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let mut inner = lock(&self.0);
+        let mut at = address;
+        while at < end {
+            let Some((_, alloc)) = inner.live.range_mut(..=at).next_back() else { return false };
+            let its_end = alloc.address + alloc.bytes;
+            let mapped = alloc.what == What::Mapped(true);
+            if at >= its_end || alloc.what == What::Mapped(false) || at > address && !mapped {
+                return false;
+            }
+            alloc.touched = true;
+            if !mapped && its_end < end {
+                return false;
+            }
+            at = its_end;
+        }
+        true
+    }
+
+    /// Opens or closes the mappings of a range; `false` if it is not mapped throughout.
+    pub(crate) fn set_access(&self, address: u64, bytes: u64, open: bool) -> bool {
+        let mut inner = lock(&self.0);
+        let mut at = address;
+        for alloc in inner.live.range(address..address + bytes).map(|(_, a)| a) {
+            if alloc.address != at || !matches!(alloc.what, What::Mapped(_)) {
+                return false;
+            }
+            at += alloc.bytes;
+        }
+        if at != address + bytes {
+            return false;
+        }
+        for (_, alloc) in inner.live.range_mut(address..address + bytes) {
+            alloc.what = What::Mapped(open);
+        }
+        true
+    }
+
+    /// Changes whether a graph's allocation exists; `false` if it did already (or did not).
+    pub(crate) fn set_in_use(&self, address: u64, in_use: bool) -> bool {
+        let mut inner = lock(&self.0);
+        let what = inner.live.get_mut(&address).map(|alloc| &mut alloc.what);
+        what.is_some_and(|what| std::mem::replace(what, What::InGraph(in_use)) == What::InGraph(!in_use))
+    }
+
+    /// Where the allocations are that `which` picks.
+    pub(crate) fn places(&self, which: impl Fn(&Alloc) -> bool) -> Vec<u64> {
+        lock(&self.0).live.values().filter(|alloc| which(alloc)).map(|alloc| alloc.address).collect()
+    }
+
+    pub(crate) fn set_backing(&self, address: u64, backing: Backing) {
+        if let Some(alloc) = lock(&self.0).live.get_mut(&address) {
+            alloc.backing = Some(backing);
+        }
+    }
+}
+
+/// Whether the address belongs to the device as far as copies are concerned.
+pub(crate) fn on_device(address: u64) -> bool {
+    driver().is_ok_and(|d| d.memory().find(address).is_some_and(|a| !a.what.is_host()))
+}
+
+/// Checks a range of device memory that a call reads or writes.
+pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
+    invalid_if(bytes != 0 && !driver()?.memory().touch(address, bytes))
+}
