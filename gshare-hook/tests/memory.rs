@@ -113,6 +113,12 @@ fn a_name_of_physical_memory_may_be_given_to_another_thread_while_it_is_unmapped
     same(&["unmap_refused"], None);
 }
 
+/// The free of the second memory was taken for one of the first: it was charged for ever.
+#[test]
+fn memory_at_an_address_that_came_out_of_a_pool_before_is_charged_until_it_is_freed() {
+    assert_eq!(interrupted("address_again"), "start: 0 bytes taken\nsame address: 1\nend: 0 bytes taken\n");
+}
+
 #[test]
 fn a_pool_is_not_destroyed_while_the_hook_trims_it_and_devices_do_not_wait_for_each_other() {
     let told = interrupted("trim_and_destroy");

@@ -115,12 +115,15 @@ fn allocate_on(
     } else if taken < bytes {
         runtime.release(device.ordinal, bytes - taken);
     }
-    let record = Record { bytes: taken, device: device.ordinal, context, links: 1 };
+    write_down(runtime, key, Record { bytes: taken, device: device.ordinal, context, links: 1 });
+    result
+}
+
+/// Writes an object down. The driver may give a name again that was never freed through us.
+fn write_down(runtime: &'static Runtime, key: Key, record: Record) {
     if let Some(stale) = runtime.book.insert(key, record) {
-        // The driver gave a name again that was never freed through us.
         runtime.release(stale.device, stale.bytes);
     }
-    result
 }
 
 /// Takes bytes from the account; when they are not there, pools give up what they only keep.
@@ -163,7 +166,16 @@ pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     let record = runtime.book.remove(key);
     let result = call();
     match record {
-        Some(record) if result.is_ok() => runtime.release(record.device, record.bytes),
+        Some(record) if result.is_ok() => {
+            runtime.release(record.device, record.bytes);
+            // A pool pays for what came out of it, and may have shrunk.
+            let pool = Key(Kind::Pool, record.links);
+            if record.device < 0
+                && let Some(known) = runtime.book.get(pool)
+            {
+                settle_for_good(runtime, pool, known.device);
+            }
+        }
         Some(record) => {
             runtime.book.insert(key, record);
         }
@@ -213,10 +225,6 @@ fn pool_key(pool: sys::CUmemoryPool) -> Key {
     Key(Kind::Pool, pool.expose_provenance() as u64)
 }
 
-fn pooled(address: CUdeviceptr) -> Key {
-    Key(Kind::Pooled, address)
-}
-
 /// What a pool, or a device's graphs, have reserved.
 fn reserved_by(key: Key, ordinal: i32) -> u64 {
     if key.1 < GRAPHS {
@@ -234,9 +242,7 @@ fn reserved_by(key: Key, ordinal: i32) -> u64 {
 
 /// Writes a pool down with its device; -1 for one that is not charged here.
 fn enter_pool(runtime: &'static Runtime, key: Key, device: i32) {
-    if let Some(stale) = runtime.book.insert(key, Record { bytes: 0, device, context: 0, links: 1 }) {
-        runtime.release(stale.device, stale.bytes);
-    }
+    write_down(runtime, key, Record { bytes: 0, device, context: 0, links: 1 });
 }
 
 /// Brings the charge of a pool in line with what it has reserved, out of the charge and of `held` bytes that were reserved for
@@ -394,7 +400,7 @@ fn allocate_async(
     }
     // The pool pays; the record says which pool to look at when it is freed.
     let record = Record { bytes, device: -1, context: 0, links: key.1 };
-    runtime.book.insert(pooled(read(address)), record);
+    write_down(runtime, pointer(read(address)), record);
     while missing > 0 {
         drop(locked);
         let got = reserve(runtime, device, missing);
@@ -414,28 +420,13 @@ fn allocate_async(
 /// Undoes an allocation, in the order of its stream.
 fn free_again(address: CUdeviceptr, stream: sys::CUstream, per_thread: bool) {
     if let Some(runtime) = CONTROL.runtime() {
-        runtime.book.remove(pooled(address));
+        runtime.book.remove(pointer(address));
     }
     let free = if per_thread { real!(cuMemFreeAsync_ptsz) } else { real!(cuMemFreeAsync) };
     if let Some(free) = free {
         // SAFETY: the driver has just given it, on this stream.
         let _ = unsafe { free(address, stream) };
     }
-}
-
-fn free_async(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(runtime) = CONTROL.runtime().filter(|_| CONTROL.state() == State::Active as u32) else {
-        return call();
-    };
-    let Some(record) = runtime.book.remove(pooled(address)) else { return free(pointer(address), call) };
-    let result = call();
-    let key = Key(Kind::Pool, record.links);
-    if !result.is_ok() {
-        runtime.book.insert(pooled(address), record);
-    } else if let Some(pool) = runtime.book.get(key) {
-        settle_for_good(runtime, key, pool.device);
-    }
-    result
 }
 
 /// A pool goes. What was allocated from it stays until it is freed, and pays for itself from now on.
@@ -452,7 +443,7 @@ fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUr
     }
     let mut left = record.bytes;
     for (Key(_, address), held) in
-        runtime.book.drain(|name, held| name.0 == Kind::Pooled && held.links == key.1)
+        runtime.book.drain(|name, held| name.0 == Kind::Pointer && held.links == key.1)
     {
         let bytes = held.bytes.min(left);
         left -= bytes;
@@ -612,7 +603,7 @@ wrappers! { MEMORY:
     }
     cuMemFree_v2(address: CUdeviceptr) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address) })
+        free(pointer(address), || unsafe { real(address) })
     }
     cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
         // SAFETY: as above.
@@ -638,11 +629,11 @@ wrappers! { MEMORY:
     }
     cuMemFreeAsync(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address, stream) })
+        free(pointer(address), || unsafe { real(address, stream) })
     }
     cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address, stream) })
+        free(pointer(address), || unsafe { real(address, stream) })
     }
     cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |real| {
         // SAFETY: as above.

@@ -366,6 +366,20 @@ static void two_at_once(void) {
     MUST(cuMemAllocAsync(&addresses[0], MIB, streams[0]));
 }
 
+/* A reset takes along what came out of a pool, and its address is given again. */
+static void address_again(void) {
+    use(1);
+    show_taken("start");
+    MUST(cuMemAllocAsync(&addresses[0], 64 * MIB, streams[0]));
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    use(1);
+    MUST(cuMemAlloc_v2(&addresses[1], 64 * MIB));
+    printf("same address: %d\n", addresses[0] == addresses[1]);
+    MUST(cuMemFree_v2(addresses[1]));
+    MUST(cuCtxSynchronize());
+    show_taken("end");
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     setvbuf(stdout, 0, _IONBF, 0);
@@ -385,6 +399,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "heap_beyond")) heap_beyond();
     else if (!strcmp(kind, "name_again")) name_again();
     else if (!strcmp(kind, "unmap_refused")) unmap_refused();
+    else if (!strcmp(kind, "address_again")) address_again();
     else if (!strcmp(kind, "trim_and_destroy")) trim_and_destroy();
     else if (!strcmp(kind, "two_at_once")) two_at_once();
     else return 2;
