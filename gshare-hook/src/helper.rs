@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::clock;
 use crate::control::{CONTROL, State};
-use crate::event_pool::Progress;
+use crate::event_pool::{Progress, RELAXED, exchange_capture_mode};
 use crate::gpu::{Device, Pending};
 use crate::lifecycle::{self, Answer, Request, Runtime};
 use crate::runs::{RUNS, ThreadRecord};
@@ -65,12 +65,8 @@ pub(crate) fn look_up() {
 
 /// Lets this thread use events while other threads capture, and wake on time.
 fn relax() {
-    #![allow(unsafe_code)] // one call to the driver, one to the kernel
-    let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
-    if let Some(exchange) = crate::driver::real!(cuThreadExchangeStreamCaptureMode) {
-        // SAFETY: a valid in-out pointer; the mode is this thread's own.
-        let _ = unsafe { exchange(&raw mut mode) };
-    }
+    #![allow(unsafe_code)] // calls to the kernel
+    let _ = exchange_capture_mode(RELAXED);
     // SAFETY: sets the timer slack and the name of this thread.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000);

@@ -404,6 +404,48 @@ static void capturing_context_goes(const char *how) {
     usleep(60000);
 }
 
+/* ---- between: this runs with a driver that calls back ---- */
+
+static Handle context_of_both;
+static pthread_t launcher, capturer;
+static volatile int capture_began;
+
+static void *captures(void *unused) {
+    (void)unused;
+    Handle graph = 0;
+    MUST(cuCtxSetCurrent(context_of_both));
+    MUST(cuStreamBeginCapture_v2(stream_of_other, 0));
+    capture_began = 1;
+    until_told(0);
+    SHOW(cuLaunchKernel(f, ONE, stream_of_other, 0, 0));
+    SHOW(cuStreamEndCapture(stream_of_other, &graph));
+    printf("a graph: %d\n", graph != 0);
+    return 0;
+}
+
+void between(const char *when) {
+    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || capture_began) return;
+    pthread_create(&capturer, 0, captures, 0);
+    while (!capture_began) usleep(100);
+}
+
+/* Another thread begins to capture, for all threads, while a call of this one is about to look at an event. */
+static void capture_meanwhile(void) {
+    context_of_both = context_of_device_0();
+    f = kernel("spin_100us");
+    MUST(cuStreamCreate(&stream_of_one, 1));
+    MUST(cuStreamCreate(&stream_of_other, 1));
+    launcher = pthread_self();
+    for (int i = 0; i < 100 && !capture_began; i++) {
+        for (int n = 0; n < 2; n++) MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
+        usleep(2000);
+        MUST(cuStreamSynchronize(stream_of_one));
+    }
+    printf("began: %d\n", capture_began);
+    go = 1;
+    if (capture_began) pthread_join(capturer, 0);
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "waits_for_word")) work_waits_for_work(0);
@@ -424,6 +466,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "no_such_device")) no_such_device();
     else if (!strcmp(kind, "joined_stream_goes")) joined_stream_goes();
     else if (!strcmp(kind, "capturing_context_goes")) capturing_context_goes(argv[2]);
+    else if (!strcmp(kind, "capture_meanwhile")) capture_meanwhile();
     else return 2;
     return 0;
 }
