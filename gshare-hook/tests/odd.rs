@@ -142,6 +142,7 @@ fn work_for_a_stream_of_another_device_is_measured_there() {
 #[test]
 fn no_event_makes_streams_wait_for_each_other() {
     served(&["legacy"]);
+    served(&["legacy_per_thread"]);
 }
 
 /// By the clock its helper thread had been silent for as long as it was stopped, and was taken for gone: no limit from then on.

@@ -6,6 +6,8 @@
 
 Result cuStreamWaitValue32_v2(Handle, Pointer, unsigned, unsigned);
 Result cuStreamWriteValue32_v2(Handle, Pointer, unsigned, unsigned);
+Result cuStreamWaitValue32_v2_ptsz(Handle, Pointer, unsigned, unsigned);
+Result cuStreamWriteValue32_v2_ptsz(Handle, Pointer, unsigned, unsigned);
 Result cuLaunchHostFunc(Handle, void (*)(void *), void *);
 Result cuLibraryLoadData(Handle *, const void *, void *, void *, unsigned, void *, void *, unsigned);
 Result cuLibraryGetKernel(Handle *, Handle, const char *);
@@ -295,6 +297,49 @@ static void legacy(void) {
     SHOW(cuCtxSynchronize());
 }
 
+static void *word_of_both;
+static volatile int turn;
+
+static void until_turn(int number) {
+    while (turn < number) usleep(100);
+}
+
+static void *waits_in_its_own_stream(void *context) {
+    MUST(cuCtxSetCurrent(context));
+    for (int i = 0; i < 50; i++) {
+        MUST(cuLaunchKernel_ptsz(f, ONE, 0, 0, 0));
+        MUST(cuStreamSynchronize_ptsz(0));
+        turn = 3 * i + 1;
+        until_turn(3 * i + 2);
+        MUST(cuStreamWaitValue32_v2_ptsz(0, (Pointer)(uintptr_t)word_of_both, i + 1, 1));
+        turn = 3 * i + 3;
+        MUST(cuStreamSynchronize_ptsz(0));
+    }
+    return 0;
+}
+
+/* The same with the default streams of two threads: what waits in one is not waited for by the other one. */
+static void legacy_per_thread(void) {
+    Handle context = context_of_device_0(), idle;
+    pthread_t thread;
+    f = kernel("spin_20us");
+    MUST(cuStreamCreate(&idle, 1));
+    MUST(cuMemAllocHost_v2(&word_of_both, 4096));
+    *(unsigned *)word_of_both = 0;
+    pthread_create(&thread, 0, waits_in_its_own_stream, context);
+    for (int i = 0; i < 50; i++) {
+        until_turn(3 * i + 1);
+        MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+        turn = 3 * i + 2;
+        until_turn(3 * i + 3);
+        MUST(cuStreamSynchronize(idle));
+        MUST(cuStreamWriteValue32_v2_ptsz(0, (Pointer)(uintptr_t)word_of_both, i + 1, 0));
+        MUST(cuStreamSynchronize_ptsz(0));
+    }
+    pthread_join(thread, 0);
+    SHOW(cuCtxSynchronize());
+}
+
 static void *launch_for_ever(void *context) {
     MUST(cuCtxSetCurrent(context));
     Handle f = kernel("spin_1ms");
@@ -461,6 +506,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "made_before")) made_before();
     else if (!strcmp(kind, "foreign_stream")) foreign_stream();
     else if (!strcmp(kind, "legacy")) legacy();
+    else if (!strcmp(kind, "legacy_per_thread")) legacy_per_thread();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "physical_first")) physical_first();
     else if (!strcmp(kind, "no_such_device")) no_such_device();
