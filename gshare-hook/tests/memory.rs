@@ -56,10 +56,17 @@ fn interrupted(kind: &str) -> String {
 /// What a pool keeps was taken for room: it grew beyond the limit, and nobody was charged.
 #[test]
 fn a_pool_does_not_grow_beyond_the_limit_because_it_keeps_what_it_cannot_use() {
-    let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\nreserved 256 MiB\n20 MiB: 0\n\
+    let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\naddress: 0\nreserved 256 MiB\n20 MiB: 0\n\
         held: 268435456 bytes taken\nfreed: 0 bytes taken\n";
     assert_eq!(limited("pieces"), told);
     assert_eq!(limited("kept"), "160 MiB: 0\nreserved 160 MiB\n");
+}
+
+/// A program that frees what it has, after an allocation that failed, freed the memory of others.
+#[test]
+fn an_allocation_that_is_undone_leaves_the_callers_pointer_as_it_was() {
+    let told = "1000 times 1040: 2\naddress: 0, pitch: 7\n1 MiB: 0\n";
+    assert_eq!(limited("pitch_beyond"), told);
 }
 
 #[test]

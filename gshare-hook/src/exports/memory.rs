@@ -4,8 +4,9 @@
 //! A pool is charged at what it has reserved, which the driver decides: it keeps what was freed, it cannot always use what
 //! it keeps, and it grows in large steps. So before an allocation there must be room for what the pool has in use with
 //! the new bytes; afterwards the charge follows what the pool did. If that cannot be charged, all pools give up what they
-//! only keep, and if it still cannot, the allocation is undone. What must stay charged short (memory that is freed when
-//! its stream gets there, memory of graphs, which is there once they run) takes all that is left: the next allocation fails.
+//! only keep, and if it still cannot, the allocation is undone, and the caller's pointer left as it was. What must stay
+//! charged short (memory that is freed when its stream gets there, memory of graphs, which is there once they run) takes all
+//! that is left: the next allocation fails.
 //!
 //! A device's pools change one at a time, and nobody waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
@@ -393,6 +394,7 @@ fn allocate_async(
         held += more;
         locked = one_at_a_time(ordinal);
     }
+    let before = read(address);
     let result = call();
     let mut missing = settle(runtime, &locked, key, ordinal, held);
     if !result.is_ok() {
@@ -409,6 +411,7 @@ fn allocate_async(
         if !got && missing > 0 {
             drop(locked);
             free_again(read(address), stream, per_thread);
+            write(address, before);
             trim_pools(runtime, ordinal);
             settle_for_good(runtime, key, ordinal);
             return OUT_OF_MEMORY;
@@ -578,9 +581,12 @@ wrappers! { MEMORY:
     }
     cuMemAllocPitch(address: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) |real| {
         let made = || (pointer(read(address).into()), u64::from(read(pitch)).saturating_mul(height.into()));
+        let before = (read(address), read(pitch));
         let undo = || if let Some(free) = crate::driver::real!(cuMemFree) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
+            write(address, before.0);
+            write(pitch, before.1);
         };
         let bytes = u64::from(width).saturating_mul(height.into());
         // SAFETY: as above.
@@ -589,9 +595,12 @@ wrappers! { MEMORY:
     cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize,
         element: c_uint) |real| {
         let made = || (pointer(read(address)), (read(pitch) as u64).saturating_mul(height as u64));
+        let before = (read(address), read(pitch));
         let undo = || if let Some(free) = crate::driver::real!(cuMemFree_v2) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
+            write(address, before.0);
+            write(pitch, before.1);
         };
         let bytes = (width as u64).saturating_mul(height as u64);
         // SAFETY: as above.
