@@ -222,8 +222,8 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
-/// Does what a capture of another thread may forbid, and what would spoil that capture: looks at events and page-locked memory, in a
-/// thread of the program's. It may begin between our look at whether anything is captured and the call.
+/// Does what a capture of another thread may forbid, and what would spoil that capture: looks at events, page-locks memory and frees
+/// device memory, in a thread of the program's. It may begin between our look at whether anything is captured and the call.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let before = exchange_capture_mode(RELAXED);
     let done = work();

@@ -129,6 +129,6 @@ fn memory_at_an_address_that_came_out_of_a_pool_before_is_charged_until_it_is_fr
 #[test]
 fn a_pool_is_not_destroyed_while_the_hook_trims_it_and_devices_do_not_wait_for_each_other() {
     let told = interrupted("trim_and_destroy");
-    assert_eq!(told, "destroys the pool: waits\ntrimmed: 0\n128 MiB: 0\n");
+    assert_eq!(told, "destroys the pool: waits\ntrimmed: 0, in capture mode 2\n128 MiB: 0\n");
     assert_eq!(interrupted("two_at_once"), "allocates on the other device: done\n");
 }

@@ -20,6 +20,7 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys
 use super::wrappers;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
+use crate::event_pool::relaxed;
 use crate::gpu::Device;
 use crate::lifecycle::{self, Runtime};
 use crate::memory_held::{Key, Kind, Record};
@@ -288,8 +289,11 @@ fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
     let Some(trim) = real!(cuMemPoolTrimTo) else { return };
     for (key, _) in runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal) {
         let locked = one_at_a_time(ordinal);
+        if key.1 >= GRAPHS || runtime.book.get(key).is_none() {
+            continue;
+        }
         // SAFETY: pools leave the book before they are destroyed, and with their device locked.
-        if key.1 < GRAPHS && runtime.book.get(key).is_some() && unsafe { trim(pool_of(key), 0) }.is_ok() {
+        if relaxed(|| unsafe { trim(pool_of(key), 0) }).is_ok() {
             settle(runtime, &locked, key, ordinal, 0);
         }
     }

@@ -3,6 +3,8 @@
    does not know cuStreamGetDevice. */
 #include "driver.h"
 
+Result cuThreadExchangeStreamCaptureMode(unsigned *);
+
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static struct { unsigned long long real; int references; Pointer at; } physical[8];
@@ -41,9 +43,12 @@ Result cuMemUnmap(Pointer at, size_t bytes) {
 }
 
 Result cuMemPoolTrimTo(Handle pool, size_t keep) {
+    unsigned mode = 2;
     happens("trimming");
     Result result = NEXT(cuMemPoolTrimTo)(pool, keep);
-    printf("trimmed: %d\n", result);
+    MUST(cuThreadExchangeStreamCaptureMode(&mode));
+    printf("trimmed: %d, in capture mode %u\n", result, mode);
+    MUST(cuThreadExchangeStreamCaptureMode(&mode));
     return result;
 }
 
