@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A host in another language: the token engine as a filter, `gshare engine token`, over two pipes.
 
-Three clients share GPU 0 for one second of virtual time. Whoever holds a token uses all of it and asks again.
+Three clients share GPU 0 for one second of virtual time. A client that holds a token uses all of it and asks again.
 
     python3 examples/filter_host.py [PATH-OF-GSHARE]
 """

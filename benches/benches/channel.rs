@@ -14,7 +14,7 @@
 //! | copies: `send` and `receive_into`, one on each side | one memcpy from private to private memory, and the wake and that memcpy | 2.2 x |
 //! | copies | iceoryx2 and ipc-channel, with a copy on each side too | faster |
 //!
-//! Lines that another core wrote have to come from it whatever carries the message: that is why touching has a floor of
+//! Lines that another core wrote have to come from it with any carrier of the message: that is why touching has a floor of
 //! its own. Asleep the wake of the receiver is most of 1 MB, so no channel can be within 2.2 x of the memcpy where the
 //! wake alone takes longer: the ratio to both is what shows what the channel adds. ipc-channel always sleeps.
 //!

@@ -16,7 +16,7 @@
 //!
 //! For programs that never synchronise the bar is `off`, for those that wait for each kernel `of own`: no way to share a device
 //! lets these meet the first. Between two kernels such a program's host is busy and its queue empty. While one process holds
-//! the device alone, that time is nobody's: a program that is 30 per cent busy alone cannot get 70. Nor would it help to let
+//! the device alone, no process uses that time: a program that is 30 per cent busy alone cannot get 70. Nor would it help to let
 //! both launch at once, in the order in which they come: with caps of 30 and 70 there are 70 pauses of the one for 30 kernels
 //! of the other, and four of seven stay empty. So what a cap can promise such a program is a part of the speed that it has
 //! alone; what two of them lose to each other beyond that counts against it.
@@ -348,7 +348,7 @@ impl Engine for TakeBack {
                     self.client.as_mut().and_then(|status| Some((status.client, status.holds.take()?)));
                 if let Some((client, lease)) = held {
                     self.due = Some(now.saturating_add(TURN));
-                    self.revoked.lock().expect("nobody panics").push(now);
+                    self.revoked.lock().expect("no thread panics").push(now);
                     actions.push(TokenAction::Revoke { client, lease, reason: RevokeReason::Expired });
                 } else {
                     self.due = None;
@@ -393,14 +393,14 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     stage.wait_for_all(&mut truth, &pids);
     let mut samples = Vec::new();
     // One more: the first turn is spent on learning what a kernel costs.
-    while revoked.lock().expect("nobody panics").len() <= times + 1 {
+    while revoked.lock().expect("no thread panics").len() <= times + 1 {
         let (now, busy) = truth.now(&pids);
         samples.push((now, busy[0]));
         std::thread::sleep(Duration::from_micros(500));
     }
     drop(programs);
     daemon.stop().expect("the daemon stops");
-    let revoked = revoked.lock().expect("nobody panics").clone();
+    let revoked = revoked.lock().expect("no thread panics").clone();
     let mut after: Vec<f64> = revoked[1..=times]
         .iter()
         .filter_map(|at| {

@@ -149,7 +149,7 @@ fn evict(c: &mut Criterion) {
                     now = now + Duration::from_millis(7);
                     key = (key * 5 + 3) % size;
                     order.used(now, key);
-                    let victim = order.victim().expect("somebody");
+                    let victim = order.victim().expect("an instance");
                     order.leave(victim);
                     order.enter(victim);
                     victim

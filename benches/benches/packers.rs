@@ -4,7 +4,7 @@
 //! many calls only, and these are percentiles of single ones), then runs criterion over the same pools.
 //! `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the
 //! distributions of the demands, `GSHARE_BENCH_TURNOVERS=3` how often every
-//! pool, ours or a peer's and whatever its size, replaces all it holds before anything is timed: churn leaves holes, and
+//! pool, ours or a peer's and of any size, replaces all it holds before anything is timed: churn leaves holes, and
 //! a pool that was only filled has none to search yet.
 //!
 //! A peer's cost is that of asking bin after bin. First fit ends early for a small demand and late for a large one, so its
@@ -100,7 +100,7 @@ impl<P: Pool> Lane for Churned<P> {
     }
 }
 
-/// The pools that are compared for so many GPUs and one mix, filled and replaced: ours by rule, then the peers.
+/// The pools that are compared for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peers.
 fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
     fn lane<P: Pool + 'static>(mut churn: Churn<P>, rounds: usize) -> Box<dyn Lane> {
         churn.turn_over(turnovers());

@@ -159,8 +159,8 @@ fn crowd<T>(count: usize, make: impl Fn(usize) -> T, work: impl Fn(&T) -> u64) -
             let times = memory();
             let child = Child::run(|| {
                 let own = make(n);
-                write(&ready, b"1").expect("somebody waits");
-                read(&start, &mut [0; 1]).expect("somebody gives the start");
+                write(&ready, b"1").expect("the parent waits");
+                read(&start, &mut [0; 1]).expect("the parent gives the start");
                 let took: Vec<u8> = (0..count).flat_map(|_| work(&own).to_le_bytes()).collect();
                 times.write_all_at(&took, 0).expect("memory");
             });

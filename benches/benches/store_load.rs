@@ -185,7 +185,7 @@ fn main() {
                 let took = match (which, &direct) {
                     (0, _) => {
                         let took = seconds(load);
-                        client.evict("model", true).expect("nobody holds it");
+                        client.evict("model", true).expect("no client holds it");
                         Some(took)
                     }
                     (1, _) => Some(seconds(|| plain_copy(&file, bytes, threads))),

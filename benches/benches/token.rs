@@ -35,7 +35,7 @@ fn share(rng: &mut Rng, clients: u32) -> Share {
     }
 }
 
-/// An engine with its clients, all of whom ask.
+/// An engine with its clients, which all ask.
 fn engine(clients: u32) -> (MultiToken, Vec<TokenAction>) {
     let mut engine = MultiToken::new(MultiTokenConfig::default()).expect("the default is sound");
     let (mut rng, mut actions) = (Rng::new(1), Vec::new());

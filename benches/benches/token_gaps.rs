@@ -5,16 +5,16 @@
 //! `k / r` at best, so that `k / r - k` without the GPU cannot be avoided. Printed per length of the kernels and set of shares,
 //! over 40 cases each, in which kernels, pauses, hand-overs and arrivals differ a little, since a pattern may repeat for ever:
 //!
-//! - `off`: the largest share error of any client over the ten seconds, in points. What a host pauses for while it holds the GPU is
-//!   nobody's: where the shares with those pauses are more than the whole GPU, each is to be less by the same part;
+//! - `off`: the largest share error of any client over the ten seconds, in points. No client uses the GPU while a host that holds
+//!   it pauses: where the shares with those pauses are more than the whole GPU, each is to be less by the same part;
 //! - `beyond`: by how much its longest time without the GPU exceeds a window (100 ms), or what cannot be avoided if that is
 //!   more: mean over all clients, and the largest;
 //! - `cases`: in how many it does, by more than 1 ms.
 //!
 //! Then programs of different paces share a GPU: a pause of one must take nothing of another's request.
 //!
-//! Target: nobody is without the GPU for longer than a window, and no busy program gets less than its request, of the speed that it
-//! has alone, by more than 2 points. Nothing here is timed, and load does not matter.
+//! Target: no program is without the GPU for longer than a window, and no busy program gets less than its request, of the speed
+//! that it has alone, by more than 2 points. Nothing here is timed, and load does not matter.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};

@@ -1,7 +1,7 @@
 //! Our packer and its peers behind one small trait: a fixed pool of bins of 10 000 x 10 000, place and release.
 //!
 //! Peers that know one bin only are asked bin by bin, first fit, as their documentation shows. Sizes go to them in
-//! whole per cents or in basis points, whichever the input has.
+//! whole per cents or in basis points, as the input has them.
 
 use gshare_core::pack::{Demand, GpuSpec, PackError, Packer};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};

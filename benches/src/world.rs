@@ -47,8 +47,8 @@ struct Options {
     /// Run only this case of a scenario with axes: an option of each axis, with slashes between them.
     #[arg(long)]
     case: Option<String>,
-    /// Print, of the first seed, the kernels that each instance ran in every so long: `1s`. Comma-separated values with the
-    /// columns' names first; only at the depth of kernels.
+    /// Print, of the first seed, the kernels that each instance ran in each interval of this length: `1s`. Comma-separated values with
+    /// the columns' names first; only at the depth of kernels.
     #[arg(long, value_name = "TIME", conflicts_with = "json")]
     series: Option<Span>,
     /// Print one JSON object: {"scenario", "seeds", "from", "events", "speed", "functions": [...], "actions": {...},

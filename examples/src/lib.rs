@@ -10,7 +10,7 @@ pub mod kubernetes;
 pub(crate) const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
 
 /// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver
-/// goes by the name, `spin_MICROSus`, which may have a suffix: `_full` fills the device whatever the grid.
+/// goes by the name, `spin_MICROSus`, which may have a suffix: `_full` fills the device with any grid.
 pub fn spin_ptx(name: &str, micros: u32) -> String {
     format!(
         "

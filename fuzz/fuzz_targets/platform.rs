@@ -1,5 +1,5 @@
 //! Any bytes are a history of a platform with three devices and five functions: each request ends once, nothing is
-//! oversold, and at the end nobody waits. On the stable compiler: `cargo fuzz run -s none platform`.
+//! oversold, and at the end no request waits. On the stable compiler: `cargo fuzz run -s none platform`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,9 +1,9 @@
 //! The FFS DAG: what a function is made of, as a partitioner sees it.
 //!
 //! # Problem
-//! A FluidFaaS function registers its models and the data that flows between them (FluidFaaS, section 5.2.1). Whoever
-//! cuts it into stages needs to know, for every component, how long it runs and how much memory it takes on each slice
-//! it was profiled on, and how many bytes go over every edge. Such a description comes from outside, so it is checked
+//! A FluidFaaS function registers its models and the data that flows between them (FluidFaaS, section 5.2.1). A
+//! partitioner needs to know, for every component, how long it runs and how much memory it takes on each slice it was
+//! profiled on, and how many bytes go over every edge. Such a description comes from outside, so it is checked
 //! once, here; a [`Dag`] that exists is acyclic, within all bounds, and in topological order.
 //!
 //! # Terms

@@ -7,7 +7,7 @@ use crate::units::Timestamp;
 /// An engine owns no clock, thread, file, socket, log or source of randomness; equal inputs give equal outputs on
 /// every machine. A host drives it in a loop:
 ///
-/// 1. wait for the next event, or for [`next_deadline`](Engine::next_deadline), whichever is first;
+/// 1. wait for the next event, but not beyond [`next_deadline`](Engine::next_deadline);
 /// 2. call [`handle`](Engine::handle) with the time and the event (at a deadline: the engine's `DeadlineReached`);
 /// 3. carry out the actions, in order.
 ///

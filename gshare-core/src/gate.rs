@@ -8,7 +8,7 @@
 //!
 //! # Terms
 //! - **credit**: GPU time in ns that may still be launched. A launch is let through while its shard's credit is above
-//!   zero, whatever it costs; the overrun stays behind as **debt** (negative credit).
+//!   zero, however much it costs; the overrun stays behind as **debt** (negative credit).
 //! - **shard**: a thread's own part of the credit, on its own cache line, filled from the **pool** a chunk at a time.
 //! - **tag**: which lease a word of credit belongs to; 16 bits beside 48 bits of credit in one atomic word, so that
 //!   closing a lease and spending from it cannot cross.
@@ -191,7 +191,7 @@ impl LaunchGate {
         }
     }
 
-    /// Credit left in the open lease; negative is debt. Exact only while nobody launches.
+    /// Credit left in the open lease; negative is debt. Exact only while no thread launches.
     pub fn left_ns(&self) -> i64 {
         let tag = tag_of(self.pool.0.load(Ordering::Acquire));
         core::iter::once(&self.pool)
@@ -353,7 +353,7 @@ impl LeaseLedger {
         spent.then(|| nanos(self.inherited + charged - self.completed))
     }
 
-    /// Lets one more launch in, whatever it costs and whatever is in flight, if the open lease has time left; gives whether it has.
+    /// Lets one more launch in, at any cost and with any work in flight, if the open lease has time left; gives whether it has.
     ///
     /// For work in flight that does not complete as it should: it may wait for something that the program has yet to launch.
     pub fn let_one_in(&mut self, gate: &LaunchGate) -> bool {

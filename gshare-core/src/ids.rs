@@ -188,8 +188,8 @@ plain_id! {
 
 index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 
-/// The number of a run: its processes know it and show that they belong together, under one name and one share. Whoever starts
-/// the run draws it from the kernel's random numbers, so that nobody else can compute it. 0 is no number.
+/// The number of a run: its processes know it and show that they belong together, under one name and one share. The
+/// process that starts the run draws it from the kernel's random numbers, so that no other process can compute it. 0 is no number.
 ///
 /// Written as 32 hexadecimal digits. `Debug` leaves them out, so that no log tells them.
 ///

@@ -222,8 +222,8 @@ impl Placement {
 pub struct Placed {
     /// The placement that was made.
     pub placement: Placement,
-    /// Whether other placements of that GPU got new rectangles to make room. No process moves, but whoever keeps
-    /// the rectangles (a slot table) must read them again.
+    /// True if other placements of that GPU got new rectangles to make room. No process moves, but code
+    /// that keeps the rectangles (a slot table) must read them again.
     pub rearranged: bool,
 }
 

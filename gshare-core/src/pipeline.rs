@@ -77,7 +77,7 @@ pub enum RankMode {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct HandOff {
-    /// Time per edge whatever its size. 100 us: two copies to get going and a wake-up.
+    /// Time per edge of any size. 100 us: two copies to get going and a wake-up.
     #[cfg_attr(feature = "serde", serde(rename = "fixed_ns"))]
     pub fixed: Duration,
     /// Bytes per second between a slice and host memory. 10 GB/s: pinned memory on a link that slices share.
@@ -126,7 +126,7 @@ crate::config! {
         pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
         /// Cost of hand-offs.
         pub hand_off: HandOff = HandOff::default(), with_hand_off;
-        /// Whether idle memory slices of one GPU may be cut anew where the free slices do not do. Off: it takes the driver
+        /// True if idle memory slices of one GPU may be cut again where the free slices do not do. Off: it takes the driver
         /// up to seconds.
         pub carve: bool = false, with_carve;
     }
@@ -149,7 +149,7 @@ impl Goal {
 pub struct NodeGpu {
     /// Its id.
     pub gpu: GpuId,
-    /// Slices that exist and that nobody uses.
+    /// Slices that exist and that no instance uses.
     pub free: Vec<SliceAt>,
     /// Slices in use.
     #[cfg_attr(feature = "serde", serde(default))]

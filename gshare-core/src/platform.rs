@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //! The four papers share GPUs in three ways that do not mix on one device, and each has its own words for the same
-//! things. Above them is one story: somebody deploys a function with a latency to keep, instances of it start and stop on
+//! things. Above them is one story: a user deploys a function with a latency to keep, instances of it start and stop on
 //! devices, requests go to instances. A [`PlatformEvent`] says what happened in that story, a [`PlatformAction`] what a
-//! host has to do, whatever way a device is shared.
+//! host has to do, for every way in which a device is shared.
 //!
 //! # Terms
 //! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
@@ -197,7 +197,7 @@ pub enum Work {
     },
 }
 
-/// A function as somebody deploys it.
+/// A function as a user deploys it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -229,8 +229,8 @@ pub struct FunctionSpec {
     /// The same with the weights in host memory.
     #[cfg_attr(feature = "serde", serde(rename = "load_host_ns"))]
     pub load_host: Duration,
-    /// The most of a fractional device's time that an instance may take while others leave it. The whole, unless somebody
-    /// says otherwise (FaST-GShare, `gpu_quota_limit`).
+    /// The most of a fractional device's time that an instance may take while others leave it. The whole, unless the
+    /// user says otherwise (FaST-GShare, `gpu_quota_limit`).
     #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default = "all"))]
     pub time_limit: Quota,
     /// Devices of one node over which an instance of an inference function is spread: tensor parallelism. Each has an equal
@@ -263,7 +263,7 @@ crate::with_fields!(FunctionSpec {
 });
 
 impl FunctionSpec {
-    /// A function of tenant 0 that may have one instance, is stopped when nobody calls it and has no latency to keep. Its
+    /// A function of tenant 0 that may have one instance, is stopped when no client calls it and has no latency to keep. Its
     /// loading times are those of 1 GB/s from disk and 12 GB/s from host memory with 4 s for the process.
     pub fn new(work: Work, memory: Bytes) -> Self {
         let process = Duration::from_secs(4);
@@ -411,7 +411,7 @@ pub enum PlatformEvent {
     BoundsChanged {
         /// The function.
         function: FunctionId,
-        /// Instances that are kept whatever the load.
+        /// Instances that are kept at any load.
         min_instances: u32,
         /// The most instances; at least the minimum, more than 0.
         max_instances: u32,
@@ -427,7 +427,7 @@ pub enum PlatformEvent {
         request: RequestId,
         /// Which function it calls.
         function: FunctionId,
-        /// The time after which nobody waits for its answer; a request that waits is rejected then.
+        /// The time after which no client waits for its answer; a request that waits is rejected then.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
@@ -658,7 +658,7 @@ pub enum PoolEvent {
     BoundsChanged {
         /// The function.
         function: FunctionId,
-        /// Instances that are kept whatever the load.
+        /// Instances that are kept at any load.
         min_instances: u32,
         /// The most instances.
         max_instances: u32,

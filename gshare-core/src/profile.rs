@@ -4,7 +4,7 @@
 //! Throughput is not proportional to SMs or to time (FaST-GShare, Figure 8; Dilu, Figure 7), so scaling and placement
 //! rest on measured points. A wrong point makes every later choice wrong without a trace: a throughput of 0 divides,
 //! NaN compares false with everything and wins or loses each search by accident, and a hole in the grid hides the
-//! optimum. So a table is checked once, and whoever holds a [`ProfileTable`] need not check it again.
+//! optimum. So a table is checked once, and code that holds a [`ProfileTable`] need not check it again.
 //!
 //! # Terms
 //! - **point**: one combination of SM share, quota and batch size, with what was measured there;
@@ -136,7 +136,7 @@ impl ProfilePoint {
     ) -> Result<Self, ProfileError> {
         let setting = Setting { batch, sm, quota };
         let milli = (throughput * 1e3).round();
-        // 2^53: above it a float no longer counts in ones, and no GPU answers so many requests.
+        // 2^53: above it a float no longer counts in ones, and no GPU answers that many requests.
         if !milli.is_finite() || !(0.0..9.007_199_254_740_992e15).contains(&milli) {
             return Err(ProfileError::NotANumber {
                 setting,

@@ -18,7 +18,7 @@
 //! Arrived ─▶ (queued) ─▶ Evict* ─▶ Evicted* ─▶ Load ─▶ Loaded ─▶ Dispatch ─▶ Completed     a miss
 //!                        Load ─▶ LoadFailed ─▶ (queued again, at the place of its arrival)
 //!                        Dispatch ─▶ NotResident ─▶ Load ─▶ ...     the model was not there after all
-//! GpuLost: whatever ran or waited there is queued again, at the place of its arrival
+//! GpuLost: all that ran or waited there is queued again, at the place of its arrival
 //! Reject{reason}: instead of any of these; final
 //! ```
 //! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
@@ -454,7 +454,7 @@ pub struct RequestStats {
 ///
 /// # Contract
 /// - every request is dispatched and completed once, or rejected once;
-/// - the copies on a GPU, whatever their state, never need more memory than it has;
+/// - the copies on a GPU, those of every state, never need more memory than it has;
 /// - a copy that a request runs on is not evicted, nor one that a request waits for unless there are too many;
 /// - no load is ordered for a model that has as many copies as it may have; a scheduler without such a limit refuses
 ///   [`RequestEvent::ModelLimited`];
@@ -499,7 +499,7 @@ pub struct Version(pub u64);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// Somebody else wrote in the meantime.
+    /// Another writer was first.
     #[error("record of {gpu} is at version {}, not {}", found.0, expected.0)]
     Conflict {
         /// The GPU that the record is about.

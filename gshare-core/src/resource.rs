@@ -1,7 +1,7 @@
 //! Resource specs: what a client is promised and what it may take at most.
 //!
 //! The four figures are FaSTPod's (FaST-GShare, Figure 4): an SM partition in per cent, a guaranteed and a maximal
-//! share of GPU time, and GPU memory. A spec is parsed and checked once; whoever holds a [`ResourceSpec`] need not
+//! share of GPU time, and GPU memory. A spec is parsed and checked once; code that holds a [`ResourceSpec`] need not
 //! check it again.
 
 use crate::units::{Bytes, ParseUnitError, Quota, SmShare};
@@ -78,7 +78,7 @@ pub struct QuotaRange {
 }
 
 impl QuotaRange {
-    /// The whole GPU when nobody else wants it, nothing guaranteed.
+    /// The whole GPU when no other client wants it, nothing guaranteed.
     pub const BEST_EFFORT: Self = Self { request: Quota::ZERO, limit: Quota::WHOLE };
 
     /// All of the time, guaranteed.
@@ -159,7 +159,7 @@ pub struct ResourceSpec {
 }
 
 impl ResourceSpec {
-    /// All of a GPU when nobody else wants it: nothing guaranteed, nothing limited.
+    /// All of a GPU when no other client wants it: nothing guaranteed, nothing limited.
     pub const UNLIMITED: Self = Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None };
 
     /// A checked spec. `memory` of `None` means no limit but the device's.

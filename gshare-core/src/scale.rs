@@ -274,7 +274,7 @@ pub enum VerticalError {
         /// The number of GPUs.
         limit: u32,
     },
-    /// Tokens are kernel blocks, and nobody said how many of them the GPU can do.
+    /// Tokens are kernel blocks, and the number of them that the GPU can do was not given.
     #[error("{gpu} is not calibrated: with tokens in kernel blocks, max_tokens must be measured first")]
     NotCalibrated {
         /// The GPU.
@@ -344,7 +344,7 @@ pub struct GpuScale {
 }
 
 impl GpuScale {
-    /// A GPU nobody is on.
+    /// A GPU without clients.
     pub const fn empty(max_tokens: u64) -> Self {
         Self { state: ScaleState::None, max_tokens, issued_tokens: 0 }
     }
@@ -369,7 +369,7 @@ pub struct ClientScale {
     pub guaranteed_tokens: u64,
     /// The most it can be issued.
     pub limit_tokens: u64,
-    /// The least it can be issued, whatever happens to others.
+    /// The least it can be issued, for anything that happens to others.
     pub floor_tokens: u64,
 }
 
@@ -465,7 +465,7 @@ pub struct FunctionScale {
     /// for queueing and the network (Dilu, section 3.2, footnote 2). `None`: any.
     #[cfg_attr(feature = "serde", serde(default, rename = "max_p95_ns"))]
     pub max_p95: Option<Duration>,
-    /// Instances that are kept whatever the load.
+    /// Instances that are kept at any load.
     pub min_instances: u32,
     /// The most instances, those that start included; at least the minimum, more than 0.
     pub max_instances: u32,
@@ -495,7 +495,7 @@ pub enum HorizontalEvent {
     BoundsChanged {
         /// The function whose numbers of instances change.
         function: FunctionId,
-        /// Instances that are kept whatever the load.
+        /// Instances that are kept at any load.
         min_instances: u32,
         /// The most instances, those that start included; at least the minimum, more than 0.
         max_instances: u32,

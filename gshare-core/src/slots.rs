@@ -1,6 +1,6 @@
 //! Tables whose entries are named by slot and generation, so that a stale name is recognised.
 //!
-//! [`Slots`] gives the names out. [`NamedSlots`] holds entries under names that somebody else gave: a table beside a `Slots`.
+//! [`Slots`] gives the names out. [`NamedSlots`] holds entries under names that a `Slots` elsewhere gave: a table beside it.
 //!
 //! # Cost
 //! O(log n) to insert into and to remove from [`Slots`]; O(1) for all else.
@@ -140,7 +140,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
     }
 }
 
-/// Entries by names that somebody else gave. A slot holds one entry at a time, and takes another only under a larger generation.
+/// Entries by names that a [`Slots`] gave. A slot holds one entry at a time, and takes another only under a larger generation.
 ///
 /// ```
 /// use gshare_core::{ClientId, slots::NamedSlots};

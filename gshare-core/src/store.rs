@@ -145,7 +145,7 @@ pub enum LoadFrom {
     Disk,
     /// A committed arena of host memory, which stays until the load is done.
     Host(ArenaId),
-    /// An arena of GPU memory that is on its way out: nobody holds it, and it goes when the load is done.
+    /// An arena of GPU memory that is on its way out: no client holds it, and it goes when the load is done.
     Gpu(ArenaId),
 }
 
@@ -414,7 +414,7 @@ pub enum RefuseReason {
     /// The model was not there in time.
     #[error("not there in time")]
     TimedOut,
-    /// Somebody holds it, or it is being loaded.
+    /// A client holds it, or it is being loaded.
     #[error("the model is in use")]
     InUse,
     /// The store knows as many models as it may.
@@ -505,7 +505,7 @@ pub enum StoreError {
 pub enum ArenaState {
     /// Without memory: waiting for room.
     Empty,
-    /// Being loaded or written, or checked after that; nobody reads it.
+    /// Being loaded or written, or checked after that; no client reads it.
     Loading,
     /// Complete, and never written again.
     Committed,
@@ -536,7 +536,7 @@ pub struct ArenaView {
 }
 
 impl ArenaView {
-    /// An arena that nobody refers to.
+    /// An arena that no client refers to.
     pub const fn new(
         arena: ArenaId,
         tier: MemoryTier,
@@ -548,7 +548,7 @@ impl ArenaView {
     }
 }
 
-/// Decides what is kept in memory, and for whom. See the [module](self) for the contract.
+/// Decides what is kept in memory, and for which tenants. See the [module](self) for the contract.
 pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = StoreError> + Send {
     /// The arena that holds or will hold the model in a tier.
     fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;

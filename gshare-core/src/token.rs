@@ -1,8 +1,8 @@
 //! Token scheduling: the events, actions and errors of every policy.
 //!
 //! # Problem
-//! Kernels cannot be taken back once launched, and the driver asks nobody before it runs them. So permission is
-//! handed out ahead of time: a client may launch only while it holds a **token**, a lease on GPU time. A
+//! Kernels cannot be taken back once launched, and the driver runs them without asking first. So permission is handed
+//! out ahead of time: a client may launch only while it holds a **token**, a lease on GPU time. A
 //! [`TokenScheduler`] decides who holds one (FaST-GShare, section 3.3.2).
 //!
 //! # Terms
@@ -16,7 +16,7 @@
 //! TokenRequested ─▶ Grant{lease, budget, expires}            one lease belongs to one window
 //!        TokenRequested again ─▶ Grant{same lease, larger budget, later expiry}    (renewal ahead of time)
 //! UsageReported{lease, used so far}                           any number of times
-//! TokenReturned{lease, used, again}  ─▶ room for others       also when idle, with budget left; `again`: and asks anew
+//! TokenReturned{lease, used, again}  ─▶ room for others       also when idle, with budget left; `again`: and asks again
 //! past `expires` + grace      ─▶ Revoke{lease, Expired}       the whole budget counts as used
 //! ```
 //! `budget` in a [`TokenAction::Grant`] is the total since the lease began, so a repeated grant is harmless. A
@@ -75,7 +75,7 @@ pub enum TokenEvent {
         #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
         offset: Quota,
     },
-    /// The client is gone, with whatever it held.
+    /// The client is gone, with all that it held.
     ClientLeft {
         /// The client that left.
         client: ClientId,

@@ -524,7 +524,7 @@ impl Duration {
         Self(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// The time to move so many bytes at `bytes_per_second`, rounded down; at a rate of 0 as at 1.
+    /// The time to move `bytes` at `bytes_per_second`, rounded down; at a rate of 0 as at 1.
     pub fn to_move(bytes: Bytes, bytes_per_second: u64) -> Self {
         Self::from_wide_nanos(u128::from(bytes.0) * 1_000_000_000 / u128::from(bytes_per_second.max(1)))
     }

@@ -40,7 +40,7 @@ mod text;
 pub use event::{Category, Denial, End, Event, FromDaemon, Lane, Why};
 pub use ring::{MAGIC, Recorder, RingError, Snapshot, VERSION, WORDS};
 
-/// An event with when, where and by whom.
+/// An event with its time, thread and device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Record {

@@ -483,8 +483,8 @@ messages! {
         pid_start: u64,
         /// Its number of itself, in its own PID namespace: what its siblings list it as.
         pid: u32,
-        /// One number for all processes of one `gshare run`, which share one name and one share; drawn by whoever started them, or
-        /// by the process itself.
+        /// One number for all processes of one `gshare run`, which share one name and one share; drawn by the process that
+        /// started them, or by the process itself.
         run: RunId,
         /// Name of the instance.
         name: String,
@@ -560,8 +560,8 @@ messages! {
         client: ClientId,
     }
     /// How the process wants to be treated beside others; after Hello, before the first Attach. A process that says
-    /// nothing keeps its share whatever its neighbours need, so it is not said to a daemon that may not know it
-    /// unless somebody asked for it.
+    /// nothing keeps its share for any need of its neighbours, so the frame is not sent to a daemon that may not know it
+    /// unless the user asked for a class.
     9 Class {
         /// Tolerance in basis points; 0 is best effort.
         class: ServiceClass,
@@ -674,7 +674,7 @@ messages! {
         /// How much is still free within its limit.
         free: Bytes,
     }
-    /// How the process is treated beside others, whatever it said itself: an SLO-sensitive one reports its iterations.
+    /// How the process is treated beside others, in place of what it said itself: an SLO-sensitive one reports its iterations.
     /// Said only where the daemon's configuration names a class.
     10 Class {
         /// Tolerance in basis points; 0 is best effort.

@@ -113,7 +113,7 @@ def measure():
     if done.returncode != 0:
         raise device.DriverError(done.stderr.strip())
     costs = json.loads(done.stdout.removeprefix(MARK))
-    # So many blocks of 1024 threads are placed together.
+    # A wave is as many blocks of 1024 threads as are placed together.
     wave = sizes["sms"] * max(1, sizes["threads_per_sm"] // 1024)
     return {
         "device_name": f'"{name.value.decode().removesuffix(" (simulated)")}"', "gpus": 1, "memory_bytes": total.value,

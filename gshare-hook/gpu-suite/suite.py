@@ -39,7 +39,7 @@ def parser():
     form = made.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_true", help=f"within {SHORT_MINUTES:g} minutes")
     form.add_argument("--ci", action="store_true", help="rows whose packages are small, none of them measured; implies --strict")
-    add("--minutes", type=float, help="end after so many minutes; rows that were not reached are `no time`")
+    add("--minutes", type=float, help="end after this many minutes; rows that were not reached are `no time`")
     add("--venv", action="append", default=[], metavar="NAME=PATH", help="a virtual environment or an interpreter")
     add("--make-venvs", metavar="DIR", help="make virtual environments of the pinned versions in DIR before the rows")
     groups = f"those to make, of {', '.join(environments.groups())} [all; with --ci: {', '.join(CI_GROUPS)}]"
@@ -78,7 +78,7 @@ def form_of(arguments):
 
 
 def choose(arguments):
-    """The rows of the form, or those that `--only` names, whatever their form."""
+    """The rows of the form, or those that `--only` names, of any form."""
     everything = rows.all_rows()
     if not arguments.only:
         return [row for row in everything if form_of(arguments) in row.forms]

@@ -195,7 +195,7 @@ def build():
         **os.environ,
         "PATH": f"{tools / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(tools),
-        # What is shipped is small and optimised as a whole, whatever this run's other builds are.
+        # What is shipped is small and optimised as a whole, also where this run's other builds are not.
         "CARGO_PROFILE_RELEASE_STRIP": "symbols",
         "CARGO_PROFILE_RELEASE_LTO": "thin",
     }

@@ -5,7 +5,7 @@
 //!   └───── nothing to enforce, or GSHARE_DISABLE ───────────────────────────────────────────────▶ Off
 //! fork: the child's page is zero, and zero is Armed: it starts over, with none of the parent's locks or threads
 //! ```
-//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), whichever system call made it. `vfork` shares the page
+//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), for every system call that makes one. `vfork` shares the page
 //! with its parent, rightly: that child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
 //! 4.14, and empties the word of the one thread that the child has.
 #![allow(unsafe_code)] // memory advice on one static page
@@ -42,7 +42,7 @@ pub(crate) struct Control {
     captures: AtomicU32,
     /// The runtime, set before `state` becomes `Active`; never freed, so that a late reader is safe.
     runtime: AtomicPtr<Runtime>,
-    /// Counts destroyed streams and contexts, and names the last of them: whoever kept such a handle must not use it any more.
+    /// Counts destroyed streams and contexts, and names the last of them: code that kept such a handle must not use it any more.
     destroyed: AtomicU64,
     graves: [AtomicUsize; GRAVES],
     /// Whether there ever was a stream that the legacy stream waits for.

@@ -128,7 +128,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads `GSHARE_TRACE`; a word that nobody knows is an error, and left out.
+    /// Reads `GSHARE_TRACE`; a word that is not known is an error, and left out.
     pub(crate) fn read(words: &str, file: Option<OsString>) -> (Self, Result<(), String>) {
         let (mut traced, mut own, mut unknown) = (0, false, Vec::new());
         for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -1,7 +1,7 @@
 //! CUDA contexts as the meter needs them: a pool of events each, and a time line.
 //!
 //! An event belongs to the context it was made in, and dies with it. So each context has its own pool, a lock that a
-//! destroying thread and the helper thread share (nobody else takes it), and a time line: all of its events are timed
+//! destroying thread and the helper thread share (no other thread takes it), and a time line: all of its events are timed
 //! against one **anchor**, an event whose place on `CLOCK_MONOTONIC` is roughly known: not later than any event was seen
 //! to have passed. Time lines of several contexts of one device are thereby comparable; within one context differences
 //! are exact. The driver gives differences as
@@ -208,7 +208,7 @@ impl Context {
 
     fn make_current(&self) -> bool {
         let Some(set) = real!(cuCtxSetCurrent) else { return false };
-        // SAFETY: the context is alive: `dead` is false, and whoever destroys it takes the same lock first.
+        // SAFETY: the context is alive: `dead` is false, and a thread that destroys it takes the same lock first.
         unsafe { set(core::ptr::with_exposed_provenance_mut(self.host)) }.is_ok()
     }
 }
@@ -238,7 +238,7 @@ pub(crate) fn exchange_capture_mode(mut mode: c_uint) -> Option<c_uint> {
     exchanged.is_ok().then_some(mode)
 }
 
-/// A context that is current in this thread while this lives, above whichever the program has.
+/// A context that is current in this thread while this lives, above the one that the program has.
 #[derive(Debug)]
 pub(crate) struct Pushed(());
 
@@ -329,7 +329,7 @@ impl Contexts {
         Some(context)
     }
 
-    /// The program is about to destroy this context: nobody uses its events from here on.
+    /// The program is about to destroy this context: its events are not used from here on.
     pub(crate) fn destroying(&self, handle: usize) {
         let mut known = locked(&self.known);
         known.retain(|context| {
@@ -348,7 +348,7 @@ impl Contexts {
         }
     }
 
-    /// The program is exiting: nobody uses any event from here on.
+    /// The program is exiting: no event is used from here on.
     pub(crate) fn exiting(&self) {
         for context in locked(&self.known).iter() {
             locked(&context.timeline).dead = true;

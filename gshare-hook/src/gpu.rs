@@ -103,7 +103,7 @@ impl Device {
 
     /// Something changed that a waiting thread may be waiting for.
     pub(crate) fn wake(&self) {
-        // Whoever has just looked in vain is asleep before the line is free.
+        // A thread that has just looked in vain is asleep before the line is free.
         drop(self.line.lock().unwrap_or_else(PoisonError::into_inner));
         self.moved.notify_all();
     }
@@ -112,7 +112,7 @@ impl Device {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).push(pending);
     }
 
-    /// Waits while something is `pending`, and for so long at most; looks again whenever something has changed.
+    /// Waits while something is `pending`, and for `most` at most; looks again whenever something has changed.
     pub(crate) fn wait_while(&self, most: StdDuration, mut pending: impl FnMut() -> bool) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.moved.wait_timeout_while(line, most, |_| pending()));

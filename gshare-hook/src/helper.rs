@@ -23,7 +23,7 @@ use crate::transport::{Bell, Connection};
 
 /// The longest and the shortest sleep, in ns.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
-/// The longest sleep while nobody can wake this thread, in ns: the program may have used up its descriptors.
+/// The longest sleep while no other thread can wake this one, in ns: the program may have used up its descriptors.
 const DEAF_SLEEP: u64 = 10_000_000;
 const SHORTEST_SLEEP: u64 = 20_000;
 /// Number of the PID namespace that a machine starts with.

@@ -1,10 +1,10 @@
 //! Keeping a stream waiting while a launch on it is measured.
 //!
 //! # Problem
-//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. Whatever it launches, the time between
-//! two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the end
-//! event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait for the
-//! host, and for such a program that never happens by itself.
+//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. For all that it launches, the time
+//! between two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the
+//! end event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait
+//! for the host, and for such a program that never happens by itself.
 //!
 //! # Algorithm
 //! The stream is told to wait for a word of page-locked memory. Behind that are queued an event, a second event, the program's launch
@@ -22,7 +22,7 @@
 //! A driver that cannot wait for a word is not asked again. A hold in the legacy default stream would keep other streams waiting,
 //! so there is none where the program has made streams that wait for it.
 //!
-//! The word's page is the hook's own and stays when its context is gone: a late write hits nobody.
+//! The word's page is the hook's own and stays when its context is gone: a late write harms nothing.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_void;
@@ -144,7 +144,7 @@ impl Hold {
         }
     }
 
-    /// The word only rises: a late write of an earlier number holds nobody up.
+    /// The word only rises: a late write of an earlier number holds nothing up.
     fn let_go(&self, number: u32) {
         if let Some(Some(word)) = self.word.get() {
             word.host.fetch_max(number, Ordering::AcqRel);

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //!
-//! The driver lets every process launch whatever it likes and allocate until the device is full. To share a device, a
+//! The driver lets every process launch all that it likes and allocate until the device is full. To share a device, a
 //! process must wait for its turn before it launches, and must be refused memory beyond its part, without being changed,
 //! recompiled or slowed down. This library stands between the program and `libcuda.so.1`: it exports the driver's
 //! functions that start work or take memory, does its part, and calls the real one.
@@ -64,8 +64,8 @@
 //! `GSHARE_DISABLE=1` sends every call of a process straight to the driver. A client with the whole device (a request of
 //! 100 % of the time and of the SMs, no memory limit) is let go for good after one look. So is a process that finds neither a
 //! limit in its environment nor a daemon when it first uses a context: it is not asked for again when a daemon comes up later,
-//! since nobody has counted what it holds by then. Where the daemon may come later, name its socket (`GSHARE_SOCKET`) or the
-//! instance (`GSHARE_NAME`): then the process waits for it under its policy. `gshare doctor` lists who was let go.
+//! since what it holds by then was not counted. Where the daemon may come later, name its socket (`GSHARE_SOCKET`) or the
+//! instance (`GSHARE_NAME`): then the process waits for it under its policy. `gshare doctor` lists the processes that were let go.
 //!
 //! # What an `LD_PRELOAD` limit cannot do
 //!

@@ -79,7 +79,7 @@ enum Outcome {
 pub(crate) struct Answer(Arc<(Mutex<Outcome>, Condvar)>);
 
 impl Answer {
-    /// `false`: too late, nobody waits.
+    /// `false`: too late, no thread waits.
     pub(crate) fn give(&self, answer: bool) -> bool {
         let mut outcome = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = *outcome == Outcome::Pending;
@@ -416,7 +416,7 @@ fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     sized.is_ok().then_some((uuid, total as u64))
 }
 
-/// A number that nobody else can compute; none where the kernel gives no random numbers, and the daemon goes by the process then.
+/// A number that no other process can compute; none where the kernel gives no random numbers: the daemon goes by the process then.
 fn own_run() -> RunId {
     let mut bits = [0; 16];
     // SAFETY: a buffer with its length.
@@ -433,7 +433,7 @@ pub(crate) fn arm() -> bool {
 /// The same, for a call that needs no context but names its device.
 #[cold]
 pub(crate) fn arm_on(device: Option<CUdevice>) -> bool {
-    // 0: nobody; 1: somebody is at it. On the control page, so that a fork in between starts over.
+    // One thread arms. The word that says so is on the control page, so that a fork in between starts over.
     if !CONTROL.begin_arming() {
         // Another thread is arming: wait for it, a little longer than it can take.
         for _ in 0..3_000 {

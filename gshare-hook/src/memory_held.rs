@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! Two threads, or two processes of one tenant, must not both pass with the last bytes; a free must find the device that
-//! the memory was taken from, whatever context is current by then; and the views that a program can ask for must agree.
+//! the memory was taken from, with any context current by then; and the views that a program can ask for must agree.
 //!
 //! # Algorithm
 //! *Reserve, allocate, commit.* The bytes are taken from the [`MemoryAccount`](gshare_meter::MemoryAccount) before the driver is
@@ -16,10 +16,10 @@
 //!
 //! # Invariants
 //! The account's `used` is the sum of the book's records of its device (and of reservations under way). Records that are
-//! charged to nobody have device -1.
+//! charged to no device have device -1.
 //!
 //! # Cost
-//! One locked shard of a hash map per call, whatever the number of live allocations.
+//! One locked shard of a hash map per call, for any number of live allocations.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -35,7 +35,7 @@ const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 /// What kind of name an object has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    /// A device pointer, also one that came out of a pool: an address has one record, whichever call gave it last.
+    /// A device pointer, also one that came out of a pool: an address has one record, of the call that gave it last.
     Pointer,
     /// A physical memory handle.
     Handle,

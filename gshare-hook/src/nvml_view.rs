@@ -129,7 +129,7 @@ fn limited(nvml_device: *mut c_void) -> Option<&'static Device> {
         return None;
     }
     let get = crate::resolve::real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
-    // SAFETY: balances the dlopen above; NVML stays loaded by whoever is calling it.
+    // SAFETY: balances the dlopen above; NVML stays loaded by the program that is calling it.
     unsafe { libc::dlclose(handle) };
     if get.is_null() {
         return None;
@@ -264,7 +264,7 @@ extern "C" fn samples(device: *mut c_void, list: *mut Sample, count: *mut c_uint
     // SAFETY: the caller's own count, which NVML has just written.
     match unsafe { count.as_mut() } {
         Some(count) if result == 0 && !list.is_null() => match limited(device) {
-            // SAFETY: NVML has just written so many entries.
+            // SAFETY: NVML has just written `count` entries.
             Some(device) => unsafe { keep_own(device, list, count, |sample| sample.pid) },
             None => result,
         },
@@ -280,7 +280,7 @@ extern "C" fn rates(device: *mut c_void, all: *mut Rates) -> c_uint {
     // SAFETY: the caller's own structure, which NVML has just filled.
     match unsafe { all.as_mut() } {
         Some(Rates { count, list, .. }) if result == 0 && !list.is_null() => match limited(device) {
-            // SAFETY: NVML has just written so many entries.
+            // SAFETY: NVML has just written `count` entries.
             Some(device) => unsafe { keep_own(device, *list, count, |rate| rate.pid) },
             None => result,
         },

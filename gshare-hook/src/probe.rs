@@ -157,7 +157,7 @@ pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult)
     let Some((context, pair)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
-        // Nobody waits for a measurement that will not come; what is doubted still is.
+        // No thread waits for a measurement that will not come; what is doubted still is.
         return match alone.how {
             Measured::First => device.costs.not_measured(alone.row),
             _ => device.costs.doubt(alone.row),

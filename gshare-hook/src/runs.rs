@@ -265,7 +265,7 @@ impl ThreadRecord {
     #[inline(always)]
     pub(crate) unsafe fn run(&self, stream: usize) -> Mine<'_> {
         let Run { shared, own } = &self.runs[place(stream)];
-        // SAFETY: as the caller promises, nobody else has a reference to `own`.
+        // SAFETY: as the caller promises, there is no other reference to `own`.
         Mine { shared, own: unsafe { &mut *own.get() } }
     }
 
@@ -275,7 +275,7 @@ impl ThreadRecord {
     /// As for [`run`](Self::run).
     pub(crate) unsafe fn all_runs(&self) -> [Mine<'_>; RUNS] {
         self.runs.each_ref().map(|Run { shared, own }| {
-            // SAFETY: as the caller promises, nobody else has a reference to `own`; each is taken once.
+            // SAFETY: as the caller promises, there is no other reference to `own`; each is taken once.
             Mine { shared, own: unsafe { &mut *own.get() } }
         })
     }

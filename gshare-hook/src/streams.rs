@@ -19,7 +19,7 @@ pub(crate) fn stream_of<T>(stream: *mut T, per_thread: bool) -> usize {
     if per_thread && stream == 0 { PER_THREAD_STREAM } else { stream }
 }
 
-/// Does something with a stream's context current, whichever is: work may be given to a stream of another device.
+/// Does something with a stream's own context current: work may be given to a stream of another device.
 pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
     let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
     // Until the end of this function.

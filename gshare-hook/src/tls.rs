@@ -20,7 +20,7 @@ global_asm!(
     ".popsection",
 );
 
-/// The calling thread's own word; 0 in a new thread. Nobody else reads or writes it.
+/// The calling thread's own word; 0 in a new thread. No other thread reads or writes it.
 #[inline(always)]
 pub(crate) fn word() -> *mut usize {
     let address: *mut usize;

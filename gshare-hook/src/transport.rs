@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// The lowest number that a descriptor of the hook's has, where the process may have so many.
+/// The lowest number that a descriptor of the hook's has, where the process may have that many.
 const LOWEST: i32 = 512;
 
 /// A descriptor of the hook's, as long as the program leaves it alone.

@@ -7,7 +7,7 @@
 //!
 //! By default the ring is memory without a name, and `gshare trace PID` finds it among the descriptors of the process. Only the
 //! owner may read it. The memory is taken when it is made and cannot be taken away, so that no write to it fails; a file that
-//! somebody else cuts is the exception, and a reason for not asking for one.
+//! another process cuts is the exception, and a reason for not asking for one.
 //!
 //! Nothing is written where launches go through: what is traced are waits, allocations and frames, some hundred nanoseconds
 //! beside microseconds. A forked child starts over with a ring of its own.
@@ -35,7 +35,7 @@ const NAME: &str = "gshare-trace";
 /// How long a launch waits before that is written down while it waits; and how long until it is written again, in ns.
 const PATIENCE: u64 = 20_000_000;
 const AGAIN: u64 = 1_000_000_000;
-/// Of what happens seldom, so many are written in a row, and then one in so many ns: a program that asks for memory in
+/// Number of seldom events that are written in a row, before it is one per [`PERIOD`] (ns): a program that asks for memory in
 /// vain again and again must not overwrite everything else.
 const BURST: u64 = 64;
 const PERIOD: u64 = 1_000_000_000;
@@ -94,7 +94,7 @@ impl Trace {
     }
 }
 
-/// Memory that no name leads to and that nobody can shrink.
+/// Memory that no name leads to and that no process can shrink.
 fn nameless() -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
@@ -240,7 +240,7 @@ impl Runtime {
         self.trace(Some(device.ordinal), Event::Released { bytes, used, limit });
     }
 
-    /// Memory was refused; `answered`: by somebody. Gives `false`.
+    /// Memory was refused; `answered`: by an answer, and not for want of one. Gives `false`.
     pub(crate) fn denied(&self, device: &Device, bytes: u64, answered: bool) -> bool {
         let (used, limit) = account(device);
         let denial = if answered { Denial::OverLimit } else { Denial::NoAnswer };

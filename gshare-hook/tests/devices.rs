@@ -112,7 +112,7 @@ fn each_mig_device_is_a_device_of_its_own() {
         let hooked = served(uuid(bare));
         assert_eq!(hooked.code, Some(0), "{}", hooked.stderr);
         assert_eq!(uuid(&hooked), uuid(bare));
-        // The limit is on the slice; the GPU is nobody's.
+        // The limit is on the slice; the GPU has none.
         assert!(hooked.stdout.contains("256 MiB\n"), "{}", hooked.stdout);
         assert!(
             hooked.stdout.contains("nvml: 256 MiB of the slice, 81155 MiB of the GPU\n"),
@@ -212,7 +212,7 @@ fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
 
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Runs two programs side by side, each of so many kernels, and gives what the daemon was told. The daemon gives tokens in
+/// Runs two programs side by side, each of `count` kernels, and gives what the daemon was told. The daemon gives tokens in
 /// turns, which expire `slack` after their GPU time.
 fn in_turns(token: Duration, slack: Duration, kernel: &str, count: &str) -> Told {
     let program = program("devices", &[]);

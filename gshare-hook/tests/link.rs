@@ -80,7 +80,7 @@ fn launches_wait_as_long_for_a_daemon_that_says_nothing() {
     assert!(waited.is_some_and(|ms| (400..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 
-/// Its sockets are there, and nobody answers: who waits for a token would wait for ever.
+/// The daemon's sockets are there without an answer: a process that waits for a token would wait for ever.
 #[test]
 fn a_daemon_that_is_stopped_is_as_good_as_gone() {
     let program = program("link", &[]);

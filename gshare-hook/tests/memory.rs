@@ -53,7 +53,7 @@ fn interrupted(kind: &str) -> String {
     run(kind, Run::hooked(&memory(), &[kind]).preload(&between, false))
 }
 
-/// What a pool keeps was taken for room: it grew beyond the limit, and nobody was charged.
+/// Memory that a pool keeps was taken for room: the pool grew beyond the limit, and no process was charged.
 #[test]
 fn a_pool_does_not_grow_beyond_the_limit_because_it_keeps_what_it_cannot_use() {
     let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\naddress: 0\nreserved 256 MiB\n20 MiB: 0\n\

@@ -22,7 +22,7 @@ fn served(kinds: &[&str]) -> (Told, u64) {
     (told, truth)
 }
 
-/// A run of a kind under a daemon, where a call that launches a kernel takes so many ns, and others in proportion.
+/// A run of a kind under a daemon, where a call that launches a kernel takes `call_ns`, and others in proportion.
 fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
     let program = odd();
     let place = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn kernels_that_become_longer_are_charged_what_they_take() {
     }
 }
 
-/// Nobody waits for them, so they are taken for done; the segment that they fill is measured all the same.
+/// The program does not wait for its kernels, so they are taken for done; the segment that they fill is measured all the same.
 #[test]
 fn what_is_taken_for_done_is_charged_once() {
     let used = charged(&["now_and_then"]);
@@ -106,7 +106,7 @@ fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() 
                 let (told, truth, done) = served_by_calls_of(call_ns, &kinds);
                 assert_eq!((done.stdout.as_str(), done.code), ("cuCtxSynchronize() = 0\n", Some(0)));
                 let (used, calls) = (told.used_ns(), call_ns * launches.parse::<u64>().unwrap());
-                // All of it took at least so long.
+                // All of it took at least this time.
                 let took = calls.max(truth);
                 println!("{kinds:?} behind {call_ns} ns: used {used} ns, device {truth} ns of {took} ns");
                 let hundredths = used.abs_diff(truth) * 100 / took;

@@ -73,7 +73,7 @@ fn a_denial_is_explained_with_the_account() {
     let denied = events(&ring).find(|event| matches!(event, Event::Denied { .. }));
     let (bytes, limit) = (Bytes::from_mib(1).0, Bytes::from_mib(64).0);
     assert_eq!(denied, Some(Event::Denied { bytes, used: limit, limit, denial: Denial::OverLimit }));
-    assert!(!events(&ring).any(|event| matches!(event, Event::Charged { .. })), "nobody asked for charges");
+    assert!(!events(&ring).any(|event| matches!(event, Event::Charged { .. })), "charges were not asked for");
     let (_, ring) = traced(run(), Some("memory"));
     let ring = ring.unwrap();
     let charged = events(&ring).filter(|event| matches!(event, Event::Charged { .. })).count();

@@ -360,7 +360,7 @@ pub fn hash(
 
 /// Position of the tensor, first byte of the piece, its hash.
 type Hashed = (usize, u64, [u8; 32]);
-/// Reads a tensor's bytes, from an offset and so many, to somewhere in a buffer that has room for them and two blocks: where.
+/// Reads a number of a tensor's bytes, from an offset, to somewhere in a buffer that has room for them and two blocks: where.
 pub(crate) type Read<'a> = dyn Fn(usize, u64, usize, &mut [u8]) -> io::Result<usize> + Sync + 'a;
 
 /// Room for a piece and two blocks, in one large page where the system has one: a disk then fills it with one request, and not

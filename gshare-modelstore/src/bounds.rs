@@ -16,8 +16,8 @@
 //! 3. the operator has at most `T - p`;
 //! 4. all together have at most `T`.
 //!
-//! So whatever one uid does, every other uid can have `p`; and whatever all tenants do together, the operator can have `p`, which is
-//! what it needs to look at the store and to take their models away.
+//! So every other uid can have `p`, against anything that one uid does; and the operator can have `p`, against anything that all
+//! tenants do together, which is what it needs to look at the store and to take their models away.
 //!
 //! A user who may use several uids, such as those of a user namespace, has the part of each; rule 2 is what holds then.
 //!
@@ -106,7 +106,7 @@ pub struct Work {
     pub rate: Bytes,
 }
 
-/// The parse of any header costs as much as that of so many bytes: a request, a look at the file, a model more in the tables.
+/// The parse of any header costs as much as that of this many bytes: a request, a look at the file, a model more in the tables.
 pub const LEAST_WORK: u64 = 4_096;
 
 impl Default for Work {
@@ -130,7 +130,7 @@ const OWN_DESCRIPTORS: u64 = 64;
 const LEAST_MEMORY: u64 = 64 << 20;
 
 impl Limits {
-    /// The defaults for a process that may have so many descriptors open.
+    /// The defaults for a process that may have this number of descriptors open.
     ///
     /// Connections get an eighth of the descriptors, since each may hold two more that just came; models get half; the rest is for
     /// loads, which open their source twice more. Half of what the kernel allows may be unread: other processes of the

@@ -15,7 +15,7 @@
 //! process can write; it stays readable when the store is gone.
 //!
 //! A get takes the reference and the descriptors: one request, one answer. What they describe is mapped at the first look at the
-//! manifest or at a tensor, after a check that nobody can write to it or cut it; a process that only hands the descriptor
+//! manifest or at a tensor, after a check that no process can write to it or cut it; a process that only hands the descriptor
 //! on, or imports it into a GPU, maps no more than it needs.
 
 use crate::arena_fill::{LoadError, layout_of_header};
@@ -108,7 +108,7 @@ impl Client {
     /// Connects to the store at a socket.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When no store listens there.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ClientError> {
         let address = SocketAddrUnix::new(path.as_ref()).map_err(io::Error::from)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -140,7 +140,7 @@ impl Client {
         let Answer::Served { arena, bytes, manifest_bytes, content, handle } = answer else {
             return Err(ClientError::Unexpected);
         };
-        // From here on the reference is ours to give back, whatever goes wrong.
+        // From here on the reference is ours to give back, also where a later step fails.
         let reference = Reference { connection: self.0.clone(), arena };
         let [first, second] = descriptors.0;
         let (manifest, memory) = match handle {
@@ -291,7 +291,7 @@ impl Client {
         descriptor: Option<BorrowedFd<'_>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Answered, ClientError> {
-        // A thread that panicked here left the number of a request that nobody waits for: harmless.
+        // A thread that panicked here left the number of a request that no thread waits for: harmless.
         let mut turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // The number 0 is that of releases, and of the connection itself.
         *turn = turn.checked_add(1).unwrap_or(1);
@@ -550,7 +550,7 @@ impl Put {
     /// Makes it a model; it is never written again.
     ///
     /// # Errors
-    /// [`Code::StillMapped`] while somebody maps it for writing; see [`ClientError`].
+    /// [`Code::StillMapped`] while a process maps it for writing; see [`ClientError`].
     pub fn commit(mut self) -> Result<Stored, ClientError> {
         self.file = None;
         match self.client.ask(&Request::Commit { arena: self.arena }, None)?.0 {

@@ -327,10 +327,7 @@ impl From<RefuseReason> for Code {
 
 struct Writer<'a>(&'a mut Vec<u8>);
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the fields of a frame by reference, whatever they are"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the fields of a frame by reference, of every type")]
 impl Writer<'_> {
     fn cut(&mut self, text: &str, most: usize) {
         let mut end = text.len().min(most);

@@ -20,7 +20,7 @@
 //!
 //! # Guarantees
 //! - A model that is not complete is never handed out; one that is handed out is never written again.
-//! - What somebody holds is never evicted; what a client held is free as soon as its socket is closed.
+//! - A model that a client holds is never evicted; what it held is free as soon as its socket is closed.
 //! - Bad input (frames, headers, files) is refused with a reason, and changes nothing for others.
 //!
 //! ```

@@ -1,7 +1,7 @@
 //! Maps of memory files: of sealed ones for readers, and of one that is being filled.
 #![allow(
     unsafe_code,
-    reason = "a map of a file is only sound if nobody writes or cuts the file, which its seals show"
+    reason = "a map of a file is only sound if no process writes or cuts the file, which its seals show"
 )]
 
 use memmap2::{Mmap, MmapOptions, MmapRaw};
@@ -28,7 +28,7 @@ impl SealedMap {
         let Some(bytes) = usize::try_from(bytes).ok().filter(|_| bytes <= length) else {
             return Err(invalid("the memory file is shorter than it should be"));
         };
-        // SAFETY: the seals say that nobody can write to the file or make it shorter, now or later, so that the bytes
+        // SAFETY: the seals say that no process can write to the file or make it shorter, now or later, so that the bytes
         // of the map stay what they are for as long as it lives.
         let map = unsafe { MmapOptions::new().len(bytes).map(file)? };
         Ok(Self(map))

@@ -11,7 +11,7 @@
 //!
 //! # Differences
 //! The crate `safetensors` checks a header when the whole file is mapped, which a store must not do with a file that
-//! somebody else can truncate, keeps the last of two tensors of one name, and has no limit on the number of tensors. So
+//! another process can truncate, keeps the last of two tensors of one name, and has no limit on the number of tensors. So
 //! the header is read here; `tests/headers.rs` compares the two on random headers.
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
@@ -254,7 +254,7 @@ impl Header {
     }
 
     /// Bytes of a header for these tensors, with the length before it, padded so that the data begins at a multiple of 8.
-    /// Begins are given anew, in the order of `tensors`.
+    /// Each tensor gets a new begin, in the order of `tensors`.
     pub fn encode(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
         let mut map = serde_json::Map::new();
         let mut begin = 0u64;
@@ -288,7 +288,7 @@ impl Entry {
             let dtype = dtype.chars().take(40).collect();
             return Err(HeaderError::UnknownDtype { tensor: name, dtype });
         };
-        // A 0 must not hide an overflow: whoever multiplies in another order would see it.
+        // A 0 must not hide an overflow: code that multiplies in another order would see it.
         let product = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size.max(1)));
         let need = product.and_then(|product| product.checked_mul(dtype.bytes()));
         let (Some(full), false) = (need, too_many) else {

@@ -135,7 +135,7 @@ impl Rig {
     }
 }
 
-/// Only root can be somebody else.
+/// Only root can become another user.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -332,7 +332,7 @@ fn dense_header(bytes: usize) -> Vec<u8> {
     json.into_bytes()
 }
 
-/// As many clients at once begin to write a model with a header of so many bytes, mostly spaces.
+/// A number of clients at once begin to write a model with a header of `bytes`, mostly spaces.
 fn put_headers(path: &Path, clients: usize, bytes: u64) -> ! {
     let file = tempfile();
     let block = vec![b' '; 1 << 20];

@@ -205,7 +205,7 @@ fn a_writer_that_dies_at_any_step_leaves_all_of_the_model_or_nothing_of_it() {
             put.run(4);
             assert!(served(&put));
         } else {
-            // A committed model stands, whichever process dies.
+            // A committed model stands after the death of its writer.
             if steps == 3 {
                 put.tell(StoreEvent::Loaded { arena: arena.unwrap(), content: ContentHash([7; 32]) });
             }

@@ -1,7 +1,7 @@
-//! Clients, loaders and stores in processes of their own, which are killed, write where they must not, or are somebody else.
+//! Clients, loaders and stores in processes of their own, which are killed, write where they must not, or run as another user.
 //!
 //! `cargo test --release -p gshare-modelstore --test processes -- --nocapture` prints how long the store took to notice;
-//! with `GSHARE_TEST_KILLS=500`, for so many clients in a GET, so many in a PUT, and so many stores.
+//! with `GSHARE_TEST_KILLS=500`, for 500 clients in a GET, 500 in a PUT, and 500 stores.
 #![allow(unsafe_code, reason = "a client that writes to memory that is read-only")]
 
 mod common;
@@ -279,7 +279,7 @@ fn stranger(client: &Client) {
 fn a_client_of_another_uid_gets_what_is_public_and_its_own_limits() {
     let _alone = alone();
     if !rustix::process::geteuid().is_root() {
-        println!("not shown: only root can be somebody else");
+        println!("not shown: only root can become another user");
         return;
     }
     let store = TestStore::new(|config| {

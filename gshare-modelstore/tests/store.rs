@@ -112,7 +112,7 @@ fn a_model_is_mapped_at_the_first_look_and_also_when_the_store_is_gone() {
     assert!(matches!(model.bytes_of("v"), Err(ClientError::NoTensor { name }) if name == "v"));
 }
 
-/// A store that hands this out, whatever it is asked for, as an arena of 2 MiB and a manifest of 64 bytes behind it.
+/// A store that hands this out for every request, as an arena of 2 MiB and a manifest of 64 bytes behind it.
 fn hands_out(dir: &Path, file: &OwnedFd) -> Client {
     let path = dir.join("lying.sock");
     let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();

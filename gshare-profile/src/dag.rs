@@ -1,7 +1,7 @@
 //! Profiling of a pipeline's function: each of its components on each slice.
 //!
 //! # Problem
-//! Whoever cuts a function into stages needs to know how long each component runs on each slice profile, and how much
+//! A partitioner of a function needs to know how long each component runs on each slice profile, and how much
 //! memory it takes there (FluidFaaS, section 5.2.1: "each node in the FFS DAG will carry a performance profile"). The
 //! function knows its components and what flows between them when it has run once; the rest has to be measured.
 //!

@@ -1,7 +1,7 @@
 //! Executors, which run a function at a setting.
 //!
 //! # Problem
-//! The same trial must run against a process on a GPU, against a GPU that is only a table, and in a test against whatever
+//! The same trial must run against a process on a GPU, against a GPU that is only a table, and in a test against all that
 //! can go wrong. So a trial knows five calls, and asks for the time like for everything else: an executor in virtual time
 //! lets a whole grid be profiled in milliseconds.
 //!
@@ -70,14 +70,14 @@ pub trait Executor {
         None
     }
 
-    /// Ends the function, whatever it is doing. After this it can be started again.
+    /// Ends the function, also while it computes. After this it can be started again.
     fn stop(&mut self);
 }
 
 /// The behaviour of a function in virtual time when it gets a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// Answers after so long.
+    /// The function answers after this time.
     After(Duration),
     /// Never answers.
     Hangs,
@@ -88,7 +88,7 @@ pub enum Reply {
 /// The behaviour of a function in virtual time when it is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Begin {
-    /// The function is ready after so long.
+    /// The function is ready after this time.
     Ready(Duration),
     /// The function cannot run there.
     Refused(String),

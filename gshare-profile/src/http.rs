@@ -24,7 +24,7 @@ use std::time::Instant;
 /// How often a program that starts is asked whether it listens.
 pub const PROBE: Duration = Duration::from_millis(5);
 
-/// A program that was started. Dropping it ends it and whatever it started.
+/// A program that was started. Dropping it ends it and all that it started.
 pub trait Program: Send {
     /// How the program ended, if it has.
     fn ended(&mut self) -> Option<String>;
@@ -138,7 +138,7 @@ impl<P: Program> Executor for Http<P> {
         let sent = self.running.as_ref().map(|running| running.calls.send(()));
         match sent {
             Some(Ok(())) => Ok(()),
-            _ => Err(ExecError::Ended("nobody can call it".to_owned())),
+            _ => Err(ExecError::Ended("no thread can call it".to_owned())),
         }
     }
 
@@ -151,7 +151,7 @@ impl<P: Program> Executor for Http<P> {
             Ok(Ok(at)) => Ok(Some(self.time(at))),
             Ok(Err(error)) => Err(ExecError::Ended(running.program.ended().unwrap_or(error))),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(ExecError::Ended("nobody can call it".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Err(ExecError::Ended("no thread can call it".to_owned())),
         }
     }
 

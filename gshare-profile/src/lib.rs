@@ -19,7 +19,7 @@
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | what runs the function: virtual time here; feature `process`: a program of the user's, `http`: one that serves HTTP |
-//! | [`dag`] | the components of a function on slices, for whoever cuts it into stages (FluidFaaS) |
+//! | [`dag`] | the components of a function on slices, for a partitioner that cuts it into stages (FluidFaaS) |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`run`](mod@run) | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one SQLite file, for runs that are killed |

@@ -10,7 +10,7 @@ use gshare_core::{ConfigError, Duration, Timestamp};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Load {
-    /// So many calls are under way at any time; at least one.
+    /// A fixed number of calls is under way at any time; at least one.
     Closed {
         /// Calls under way.
         in_flight: u32,

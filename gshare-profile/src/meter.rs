@@ -7,7 +7,7 @@
 //! # Nvml
 //! `NvmlMeter` (feature `nvml`) asks NVML about one device. From Hopper on its performance monitoring gives the figures
 //! over exactly the time between two samples. Before that NVML knows no SMs: only the share of time with a kernel running,
-//! from the samples that the driver keeps. Whoever else is on the device is in the figures.
+//! from the samples that the driver keeps. Other processes on the device are in the figures.
 //!
 //! A simulated device has no warps, and therefore no occupancy.
 
@@ -24,7 +24,7 @@ pub struct Utilisation {
     pub sm_percent: Option<f64>,
     /// Warps that were resident, of as many as fit.
     pub occupancy_percent: Option<f64>,
-    /// Memory of the device that is taken at the end, in bytes, whoever holds it: contexts and code are in it.
+    /// Memory of the device that is taken at the end, in bytes, by all processes: contexts and code are in it.
     #[cfg_attr(feature = "serde", serde(default, rename = "memory_bytes"))]
     pub memory: Option<Bytes>,
 }

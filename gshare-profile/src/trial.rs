@@ -10,7 +10,7 @@
 //! 4. **Look back**: do the halves of what was measured look alike? If not, the warm-up had only paused: what was measured is
 //!    dropped, and step 3 runs again, three times in all. In an open loop the queue must not have grown by a fifth of
 //!    the calls.
-//! 5. Wait for the last calls, and stop the function, whatever happened.
+//! 5. Wait for the last calls, and stop the function, also after an error.
 //!
 //! No wait is without end: a call that is not answered within `answer_timeout` ends the trial, and so does a queue of
 //! [`MAX_QUEUE`] calls.
@@ -97,7 +97,7 @@ pub struct Measured {
     pub calls: u64,
     /// See `calls`.
     pub warmup_calls: u64,
-    /// How busy the GPU was while it was measured; `None` where nobody could tell.
+    /// How busy the GPU was while it was measured; `None` where no meter could tell.
     #[cfg_attr(feature = "serde", serde(default))]
     pub utilisation: Option<Utilisation>,
 }
@@ -245,7 +245,7 @@ impl<'a> Run<'a> {
             let next_call = self.calls.due();
             let until = [Some(end), given_up, next_call].into_iter().flatten().min().unwrap_or(end);
             if let Some(done) = self.executor.wait(until)? {
-                // An answer that nobody asked for counts for nothing.
+                // An answer without a call counts for nothing.
                 let Some((due, sent)) = self.sent.pop_front() else { continue };
                 // The function gets to the next call only when it has answered the one before.
                 let call = Call { due, sent: sent.max(self.last_done), done };

@@ -50,7 +50,7 @@ pub enum StoreError {
         /// The context given.
         given: String,
     },
-    /// A row that cannot be: somebody wrote into the file.
+    /// A row that cannot be: the file was changed from outside.
     #[error("profile `{name}`, trial {number}: {what}")]
     Row {
         /// The profile.
@@ -60,7 +60,7 @@ pub enum StoreError {
         /// The fault that was found in it.
         what: String,
     },
-    /// Two trials of one setting: somebody wrote into the file.
+    /// Two trials of one setting: the file was changed from outside.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }

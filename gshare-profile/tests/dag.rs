@@ -7,7 +7,7 @@ use gshare_profile::dag::{DagRunError, Point, Shape, ShapeComponent, ShapeEdge, 
 use gshare_profile::executor::{Begin, ExecError, Executor, Ready, Reply, Virtual};
 use gshare_profile::trial::TrialConfig;
 
-/// A component that takes so long and so much.
+/// A component that takes the time of `runs` and an amount of memory.
 struct Weighed<E> {
     runs: E,
     memory: Bytes,

@@ -330,7 +330,7 @@ fn efficacy_search_comes_near_the_optimum() {
 }
 
 proptest! {
-    /// Whatever the function: an answer is a measured point within the bound, the best of those measured, and at
+    /// For any function: an answer is a measured point within the bound, the best of those measured, and at
     /// most the whole grid was tried; an error is that even all SMs are too slow, or fail.
     #[test]
     fn efficacy_search_never_answers_with_a_point_that_is_too_slow(made in made(0.3, true), millis in 5u64..200) {

@@ -69,7 +69,7 @@ fn whatever_a_program_does_the_trial_ends_and_says_why() {
     assert_eq!(message, "the function ended: it closed its output and went on: killed");
 }
 
-/// A pipe takes some thousand lines that nobody reads, and then makes the writer wait.
+/// A pipe takes some thousand lines that are not read, and then makes the writer wait.
 #[test]
 fn a_program_that_does_not_read_is_not_waited_for() {
     let mut process = shell(Protocol::Requests, "echo ready; exec sleep 600");

@@ -124,7 +124,7 @@ fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
         let (name, program, on_loss) = ("alice".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
         let frame =
             ToDaemon::Hello { pid_start, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };
-        // All of one PID, as processes of other PID namespaces are: it tells nobody apart.
+        // All of one PID, as processes of other PID namespaces are: the PID tells no two apart.
         bench.tell(NodeEvent::Received { conn, peer: Peer { pid: 0, uid }, frame });
         let (to, frame) = bench.sent.pop().unwrap();
         assert_eq!(to, conn);
@@ -363,7 +363,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
         bench.pass(ms(300));
         assert_eq!(answers(&bench, new), [then], "{held} MiB held");
     }
-    // The only process of a run says that all is its own, and waits for nobody; nor does one that comes later.
+    // The only process of a run says that all is its own, and waits for no other; nor does one that comes later.
     let mut bench = Bench::new(NodeConfig::default());
     for (slot, part) in [(0, Some(Bytes::from_gib(16))), (1, None)] {
         let conn = bench.hello(slot, &format!("n{slot}"), spec);

@@ -28,7 +28,7 @@ fn node(gpus: Vec<NodeGpu>) -> Node {
     Node::new(model(), gpus).unwrap()
 }
 
-/// A chain whose components take these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and so many GiB.
+/// A chain whose components take these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and these GiB.
 fn chain(needs: &[(u64, u64)]) -> Dag {
     let mut builder = Dag::builder("chain");
     for (index, &(ms, gib)) in needs.iter().enumerate() {
@@ -122,7 +122,7 @@ proptest! {
         }
         prop_assert_eq!(found.gpus as usize, on_gpus.len());
         let cut: std::collections::BTreeSet<GpuId> = found.slices.iter().filter(|s| s.carved).map(|s| s.gpu).collect();
-        prop_assert!(cut.len() <= 1, "one GPU is cut anew");
+        prop_assert!(cut.len() <= 1, "at most one GPU is cut");
     }
 }
 

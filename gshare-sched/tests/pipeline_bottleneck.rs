@@ -149,7 +149,7 @@ fn planned(dag: &Dag, goal: &Goal, node: &Node, config: PartitionConfig) -> Opti
     }
 }
 
-/// Checks the properties of every plan, whichever policy made it.
+/// Checks the properties that a plan of any policy has.
 fn check(dag: &Dag, goal: &Goal, node: &Node, plan: &Plan) {
     let parts: Vec<ComponentSet> = plan.pipeline.parts.iter().map(|part| part.components).collect();
     let all = parts.iter().fold(ComponentSet::EMPTY, |all, part| all.union(*part));
@@ -249,7 +249,7 @@ proptest! {
         }
     }
 
-    /// The paper's rank is the first feasible of the whole list, whatever is left out on the way.
+    /// The paper's rank is the first feasible of the whole list, although pipelines are left out on the way.
     #[test]
     fn the_papers_rank_takes_the_best_cv_that_fits((dag, free, _) in case(8)) {
         let (goal, node) = (goal(None), node(&free));

@@ -235,7 +235,7 @@ fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
     assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 60))), [], "one at a time of the same function");
     tell(&mut keeper, 22_000, InstanceEvent::Drained { instance });
     let free = tell(&mut keeper, 22_100, InstanceEvent::Gone { instance });
-    assert_eq!(started(&free), [(InstanceId::new(4), false, 1)], "for whom it was taken");
+    assert_eq!(started(&free), [(InstanceId::new(4), false, 1)], "for the function it was taken for");
     // A function that is about as far behind keeps what it has.
     let mut keeper = one_that_has_and_one_that_wants(true);
     tell(&mut keeper, 21_000, short(0, 40));

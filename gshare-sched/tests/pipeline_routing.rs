@@ -657,7 +657,7 @@ fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
     }
 }
 
-/// An instance that does one request in 10 ms is sent one `every` so many ms, for two seconds: how many are in time, and
+/// An instance that does one request in 10 ms is sent one each `every` ms, for two seconds: how many are in time, and
 /// the longest wait in ms of one that is answered or still waits.
 fn overload(config: RouterConfig, every: u64) -> (u64, u64) {
     let mut router = SlackRouter::new(config).unwrap();
@@ -691,7 +691,7 @@ fn under_overload_late_requests_do_not_make_others_late() {
     assert!(paper < 30 && ours > 190, "twice the load: {paper} in order, {ours} of 400 with late ones last");
 }
 
-/// A quarter more than can be done, so half a second is behind at 2 s: first come, first served, nobody waits longer.
+/// A quarter more than can be done, so half a second is behind at 2 s: first come, first served, no request waits longer.
 #[test]
 fn late_requests_do_not_wait_for_the_end_of_the_overload() {
     let run = |wait: Option<u64>, stretch| {

@@ -28,7 +28,7 @@ fn a_function_without_instances_is_given_one_and_loses_it_when_nobody_calls() {
     let mut host = Host::with(&[16]);
     host.deploy(0, inference(2));
     host.run(MS(5_000));
-    assert!(host.orders.is_empty(), "nobody called: {:?}", host.orders);
+    assert!(host.orders.is_empty(), "no request came: {:?}", host.orders);
     host.load(0, MS(100), 20);
     host.run(MS(10_000));
     assert_eq!(host.answered(0).len(), 20);
@@ -125,7 +125,7 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
 }
 
-/// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while nobody calls it.
+/// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while it is not called.
 #[test]
 fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {
     let mut host = Host::with(&[16, 16]);
@@ -268,6 +268,25 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
     host.load(0, MS(21), 1_000);
     host.run(MS(21_500));
+    let answered = host.answered(0).len();
+    assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
+}
+
+/// Requests that are at work count before they end: a burst is let in as far as the window's time goes, no further.
+#[test]
+fn a_burst_of_a_tenant_uses_no_more_gpu_time_than_it_may() {
+    let mut host = Host::with(&[16]);
+    let tenant = TenantId::new(3);
+    let mut limits = TenantLimits::default();
+    limits.gpu_time = BasisPoints::from_percent(1).unwrap();
+    host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
+    host.deploy(0, inference(2).with_tenant(tenant).with_instances(1, 1));
+    host.run(MS(4_000));
+    // 600 ms of the device for requests that take 10 ms of a quarter of it.
+    for _ in 0..1_000 {
+        host.arrive(FunctionId::new(0), None);
+    }
+    host.run(MS(50_000));
     let answered = host.answered(0).len();
     assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
 }

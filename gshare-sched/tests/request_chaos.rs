@@ -9,7 +9,7 @@ use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, Requ
 use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 use gshare_sim::request_cluster::Fate;
 
-/// Every request is served once or rejected once, whatever happens; `simulate` checks the rest at each step.
+/// Every request is served once or rejected once, with any faults; `simulate` checks the rest at each step.
 #[test]
 fn every_request_ends_once_whatever_goes_wrong() {
     let (mut served, mut rejected) = (0, 0);

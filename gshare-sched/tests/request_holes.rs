@@ -158,7 +158,7 @@ fn overtaken(config: SchedulerConfig) -> Vec<RequestAction> {
 
 #[test]
 fn hole_01_limit_zero_is_in_order() {
-    assert_eq!(overtaken(o3(0)), [load(0, A)], "nobody is skipped");
+    assert_eq!(overtaken(o3(0)), [load(0, A)], "no request is skipped");
     assert_eq!(overtaken(SchedulerConfig::paper(Policy::Lalb)), [load(0, A)]);
     assert_eq!(overtaken(o3(1)), [run(0, 3, B)], "A is skipped once");
 }
@@ -177,7 +177,7 @@ fn hole_01_a_request_is_skipped_as_often_as_the_limit_and_no_more() {
 #[test]
 fn hole_02_a_scan_that_passes_by_is_no_skip() {
     let mut rig = Rig::new(o3(1), 1);
-    // GPU 0 is idle but full of pinned models, so whoever needs another one is scanned at every event and stays.
+    // GPU 0 is idle but full of pinned models, so a request for another one is scanned at every event and stays.
     rig.model(C, 8, 0, 1_000, 1_000);
     rig.pin(0, C, true);
     rig.warm(0, 1, C);
@@ -193,7 +193,7 @@ fn hole_02_a_scan_that_passes_by_is_no_skip() {
     (0..10).for_each(|_| assert_eq!(rig.pin(0, C, true), []));
     assert_eq!(rig.ask(4, B), []);
     assert_eq!(rig.ask(5, B), []);
-    assert_eq!(rig.done(1, 2), [run(1, 4, B)], "A was scanned often, and skipped by nobody");
+    assert_eq!(rig.done(1, 2), [run(1, 4, B)], "A was scanned often, and skipped by none");
     assert_eq!(rig.done(1, 4), [load(1, A)], "now it was skipped once");
 }
 
@@ -379,7 +379,7 @@ fn hole_12_a_model_that_fits_no_gpu_is_rejected_and_one_that_fits_some_goes_ther
     rig.model(9, 9, 0, 3_000, 1_000);
     assert_eq!(rig.ask(1, 9), [reject(1, RejectReason::ModelTooLarge)]);
     rig.model(9, 9, 1, 3_000, 1_000);
-    assert_eq!(rig.ask(2, 9), [], "a kind that nobody has seen may have room");
+    assert_eq!(rig.ask(2, 9), [], "a kind that was not seen yet may have room");
     rig.join(1, 2, 16);
     assert_eq!(rig.place(2), Some(RequestPlace::Queued), "not profiled on that kind");
     let memory = Bytes::from_gib(16);
@@ -632,7 +632,7 @@ fn evict_cost_aware_loads_where_least_is_lost() {
         rig.ask(99_000, C)
     };
     assert_eq!(victim(o3(25)), [evict(0, A)], "fewest dispatches");
-    assert_eq!(victim(SchedulerConfig::evict_cost_aware()), [evict(1, B)], "nobody asks for B any more");
+    assert_eq!(victim(SchedulerConfig::evict_cost_aware()), [evict(1, B)], "no request asks for B any more");
 }
 
 #[test]

@@ -217,7 +217,7 @@ fn lazy_scales_to_zero_only_where_it_may_and_back_at_once() {
     let mut bench = lazy(simple(0, 10));
     assert_eq!(bench.deployed(), 0);
     assert!(bench.loads(10, 0).is_empty());
-    assert_eq!(starts(&bench.load(1)).len(), 1, "the first request waits for nobody's window");
+    assert_eq!(starts(&bench.load(1)).len(), 1, "the first request does not wait for a window");
     assert!(bench.loads(59, 0).is_empty());
     assert_eq!(drains(&bench.load(0)).len(), 1, "no request for a minute");
     assert_eq!(bench.deployed(), 0);
@@ -752,7 +752,7 @@ fn new_bounds_are_in_force_at_once() {
         assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
         // One that is not ready yet is younger than any that is.
         assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
-        // A minimum that falls takes nobody away by itself.
+        // A minimum that falls takes no instance away by itself.
         assert!(bench.handle(bounds(0, 2)).is_empty());
         let unknown = HorizontalEvent::BoundsChanged {
             function: FunctionId::new(9),

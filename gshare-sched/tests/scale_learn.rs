@@ -83,7 +83,7 @@ impl Bench {
         bench
     }
 
-    /// A cycle of the owner that takes so long, period by period.
+    /// A cycle of the owner that takes `millis`, period by period.
     fn cycle(&mut self, millis: u64) {
         let first_launch = self.1;
         for _ in 0..millis / 5 {
@@ -153,7 +153,7 @@ fn what_nobody_wants_goes_to_a_busy_owner() {
     assert_eq!(ours.tokens(), (3_000, 1_000), "the trainer has its request, the owner its limit");
     let mut printed = Bench::new(false);
     printed.period();
-    assert_eq!(printed.tokens(), (1_500, 1_000), "2500 tokens are nobody's");
+    assert_eq!(printed.tokens(), (1_500, 1_000), "2500 tokens are no client's");
     ours.1 = ours.1.saturating_add(Duration::from_secs(1));
     ours.tell(VerticalEvent::DeadlineReached);
     assert_eq!(ours.tokens().0, 1_500, "an idle owner has what it is promised");

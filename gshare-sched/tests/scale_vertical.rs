@@ -1,5 +1,5 @@
 //! Fast scaling up and down beside a slow, literal model of Algorithm 2 with its resolutions, one test per resolution,
-//! and what must hold whatever happens.
+//! and what must hold in any history.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::scale::{
@@ -699,7 +699,7 @@ proptest! {
         }
     }
 
-    /// Whatever the owner does, a best-effort client launches its next kernel within `kernel / floor` periods and one more.
+    /// Beside an owner of any cycles, a best-effort client launches its next kernel within `kernel / floor` periods and one more.
     #[test]
     fn nobody_starves(
         cycles in prop::collection::vec(10u64..200, 200..400),

@@ -104,7 +104,7 @@ fn programs_of_any_pace_get_their_parts() {
         programs.push((left, pace));
         let (got, off) = run(&programs);
         let gap = got.iter().map(|got| got.gap).max().unwrap();
-        // A hand-over of 0.3 ms for each of ten tokens a window is nobody's: up to 2 points of 70.
+        // A hand-over of 0.3 ms for each of ten tokens a window is no client's: up to 2 points of 70.
         assert!(off < 2.6, "seed {seed}, {programs:?}: off by {off:.2} points: {got:?}");
         assert!(gap <= LONGEST, "seed {seed}, {programs:?}: {got:?}");
         worst = worst.max(off);

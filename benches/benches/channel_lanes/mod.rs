@@ -53,7 +53,7 @@ pub(crate) trait Lane {
     /// A message there and an empty answer back.
     fn round_trip(&mut self);
 
-    /// Time of `rounds` of them, after one that wakes whoever sleeps.
+    /// Time of `rounds` of them, after one that wakes the side that sleeps.
     fn round_trips(&mut self, rounds: u64) -> Duration {
         self.round_trip();
         let begun = Instant::now();
@@ -281,7 +281,7 @@ impl Drop for Bare {
     }
 }
 
-/// One copy from private to private memory, whose pages are there: what must be paid whatever carries them. No other thread.
+/// One copy from private to private memory, whose pages are there: what any carrier has to pay. No other thread.
 pub(crate) struct Memcpy {
     to: Vec<u8>,
     from: Vec<u8>,
@@ -419,7 +419,7 @@ impl Iceoryx {
         let echo = answering(move || {
             let ports = Ports::new(&to, &from, 1, waits);
             let mut theirs = private(bytes, How::Copy, 1);
-            ready.send(()).expect("somebody waits");
+            ready.send(()).expect("a thread waits");
             loop {
                 ports.receive(&mut theirs);
                 if theirs[0] == LAST {

@@ -342,7 +342,7 @@ pub fn large_profile(path: &Path) {
 pub enum Then {
     Launch,
     Synchronise,
-    /// Synchronises, and then sleeps for so long.
+    /// Synchronises, and then sleeps for this time.
     Pause(Duration),
 }
 

@@ -95,8 +95,8 @@ fn start(program: Program, name: Option<String>, stage: &Stage) -> Child {
     command.spawn().expect("this program starts")
 }
 
-/// Parts of the device's time that these programs use together in so many seconds, after they have had time to settle, and the longest
-/// time in ms in which one of them used nothing.
+/// Parts of the device's time that these programs use together in `seconds` seconds, after they have had time to settle, and
+/// the longest time in ms in which one of them used nothing.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn watch(programs: &Programs, stage: &Stage, settle: Duration, seconds: f64) -> (Vec<f64>, f64) {
     let mut truth = Truth::of(stage.place.path(), &stage.driver);

@@ -160,7 +160,7 @@ fn dag(served: &Served) -> Value {
     json!({"name": served.name, "components": COMPONENTS.map(component), "edges": edges})
 }
 
-/// Both sides know how long the program takes to start: it is started anew when it comes back to a slice, and has next to no weights.
+/// Both sides know how long the program takes to start: it starts again when it comes back to a slice, and has next to no weights.
 /// Use is measured in windows of a second instead of ten, so that the load of two minutes has as many as twenty minutes would.
 fn settings(options: &Options, start: Duration) -> PlatformSettings {
     let mut settings = PlatformSettings::default();
@@ -274,7 +274,7 @@ fn times(rates: &[f64], seconds: u64, seed: u64) -> Vec<f64> {
     }
 }
 
-/// The same times for `World`: so many in each tenth of a second, after some seconds in which the first instance starts.
+/// The same times for `World`: the number in each tenth of a second, after some seconds in which the first instance starts.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tenths of some seconds")]
 fn counts(times: &[f64], seconds: u64) -> Load {
     const BINS: usize = 10;

@@ -166,7 +166,7 @@ const GPT2: Model = Model([
     size(16, 85_900, 35, 31),
     size(32, 163_300, 40, 27),
 ]);
-/// An iteration is so many layers, each of a kernel that needs all SMs, if any does, and three that do not.
+/// An iteration is this number of layers, each of a kernel that needs all SMs, if any does, and three that do not.
 const LAYERS: u64 = 24;
 const KERNELS: u64 = 4 * LAYERS;
 /// The trainer's kernels: time in us, and the SMs they can use in per cent.
@@ -209,7 +209,7 @@ fn client(lane: usize) -> ClientId {
 
 /// Who decides when a process may launch.
 enum Gate {
-    /// Nobody: partitions, or nothing, keep them apart.
+    /// No gate: partitions, or nothing, keep them apart.
     Open,
     /// The other one launches while the first has no batch.
     Priority,
@@ -325,7 +325,7 @@ impl<'a> Node<'a> {
         Some(kernel.within(self.partitions[lane]))
     }
 
-    /// Launches whatever may be launched now.
+    /// Launches all that may be launched now.
     fn pump(&mut self) -> Result<()> {
         for lane in [FIRST, OTHER] {
             if let Work::Serves(server) = &mut self.work[lane] {
@@ -726,7 +726,7 @@ fn load(bursts: Bursts, rate: f64, cv: f64, seed: u64, time: Duration) -> Result
             }
         }
         Bursts::Counts => {
-            // A count is drawn like a gap of so many seconds.
+            // A count is drawn like a gap of that many seconds.
             let mut counts = Arrivals::gamma(1.0 / rate, cv / rate.sqrt())?;
             let mut second = Timestamp::ZERO;
             while second < end
@@ -836,7 +836,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     Ok(report)
 }
 
-/// The split with the most for the trainer whose p95 is within so many per cent of the one alone.
+/// The split with the most for the trainer whose p95 is within `within` per cent of the one alone.
 fn best_split<'a>(runs: &'a [(&str, Run)], within: u16) -> Option<(&'a str, &'a Run)> {
     let figure = |run: &Run, name| run.together.get(name).and_then(serde_json::Value::as_f64);
     let good =

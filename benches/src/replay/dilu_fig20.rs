@@ -588,7 +588,7 @@ impl Nodes {
                 let open: Vec<Option<usize>> = self.gpus.chunks(GPUS_PER_NODE).map(open).collect();
                 let most = open.iter().copied().max().flatten();
                 let first = open.iter().position(|open| *open == most).filter(|_| most.is_some());
-                let first = first.context("no node has so many GPUs")?;
+                let first = first.context("no node has that many GPUs")?;
                 let fits =
                     |other: usize| if most == Some(workers) { open[other] == most } else { other == first };
                 let allowed = |taken: &[Placed], gpu: GpuId| match taken.first() {

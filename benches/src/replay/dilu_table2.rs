@@ -30,7 +30,7 @@ pub struct Args {
     /// Longest execution time of one batch, for models that table 2 does not bound
     #[arg(long, default_value = "50ms")]
     max_exec: Duration,
-    /// Search every model under so many bounds, and print what that comes to by file
+    /// Search every model under N bounds, and print what that comes to by file
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000))]
     sweep: Option<u32>,
 }

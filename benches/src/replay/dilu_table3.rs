@@ -145,7 +145,7 @@ enum Scaler {
         each: f64,
         /// 0: takes away at once.
         keep_alive: Duration,
-        /// When so many instances were last needed, by their number from 1.
+        /// When each number of instances, from 1 on, was last needed.
         needed: Vec<Timestamp>,
         next: u64,
     },
@@ -205,7 +205,7 @@ struct Fluid {
 }
 
 impl Fluid {
-    /// Flows until `now` at so many requests per second; answers how many are late.
+    /// Flows until `now` at `capacity` requests per second; answers how many are late.
     fn flow(&mut self, now: Timestamp, capacity: f64, slo: Duration) -> f64 {
         let seconds = now.saturating_since(self.at).as_secs_f64();
         self.at = now;

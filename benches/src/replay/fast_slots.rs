@@ -1,4 +1,4 @@
-//! FaST-GShare, sections 3.3.3 and 3.4.2: does whoever was packed get what was promised?
+//! FaST-GShare, sections 3.3.3 and 3.4.2: does each client that was packed get what was promised?
 //!
 //! A GPU is offered 60 demands of a mix, one by one, and takes what fits, so it is packed to the brim. Every client is
 //! always backlogged, request = limit. Policies: `printed_queue` (the queue by missing quota, up to the first that does

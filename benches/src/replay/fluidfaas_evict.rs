@@ -1,7 +1,7 @@
 //! Eviction and keep-alive apart from everything else: who leaves a slice pool, and how long functions stay warm.
 //!
 //! **Eviction**: the functions of a trace share a pool of slice memory. A call whose model is not there loads it at 12 GB/s and
-//! stalls for that long; whoever the policy says leaves first. Figures: stall, and stall over that of LRU. `clairvoyant`
+//! stalls for that long; the model that the policy names leaves first. Figures: stall, and stall over that of LRU. `clairvoyant`
 //! evicts the model whose next use is farthest (Belady's rule, which ignores sizes).
 //!
 //! **Keep-alive**: a call is cold when the function is not warm at the time since its last call. Figures: share of cold calls,
@@ -46,14 +46,14 @@ pub struct Args {
     break_even: Vec<u64>,
 }
 
-/// Calls: when, by whom; in order.
+/// Calls in their order: the time, and the function.
 type Calls = Vec<(Timestamp, usize)>;
 
 /// Periods in minutes of the timers in the sample, and how many have each.
 const TIMERS: [(usize, u64); 7] = [(7, 1), (1, 2), (5, 3), (1, 4), (6, 5), (3, 15), (1, 60)];
 /// Percent of functions that are timers.
 const TIMERS_PERCENT: u64 = 12;
-/// Calls a day of the other functions of the sample: up to this share (in thousandths) have at most so many.
+/// Calls a day of the other functions of the sample: up to this share (in thousandths) have at most this number.
 const CALLS: [(u64, f64); 16] = [
     (0, 1.0),
     (90, 1.0),

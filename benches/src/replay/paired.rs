@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(one.text(), "+0.500 %");
     }
 
-    /// Worse by a hair is worse in what all seeds come to together, whatever the standard error.
+    /// Worse by a hair is worse in what all seeds come to together, with any standard error.
     #[test]
     fn nothing_is_tolerated_in_the_sum() {
         let run = |together: f64, seeds: [f64; 2]| Run {

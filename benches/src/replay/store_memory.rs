@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<Report> {
 /// Memory of the V100 of the paper's cluster, 16 GB, as nvidia-smi gives it.
 const V100_MIB: u64 = 16_276;
 
-/// A safetensors file of so many bytes, without taking them on the disk.
+/// A safetensors file with this many bytes of weights, without taking them on the disk.
 fn weights_file(bytes: u64) -> Result<std::fs::File> {
     let mut file = tempfile::tempfile()?;
     let header = Header::encode(&[("weights", Dtype::U8, &[bytes])]);

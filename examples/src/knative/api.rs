@@ -59,7 +59,7 @@ pub struct PodAutoscalerSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodAutoscalerStatus {
-    /// The spec that this is about. Whoever asks whether the object is ready compares it.
+    /// The spec that this is about. A client that asks whether the object is ready compares it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Sorted by type.
@@ -178,7 +178,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Since when it has this status; `now` if nobody knows.
+    /// Since when it has this status; `now` if that is not known.
     pub fn since(&self, now: Timestamp) -> Timestamp {
         self.last_transition_time.as_ref().map_or(now, |time| time.0)
     }

@@ -9,7 +9,7 @@
 //! - A pod serves `target` of load, so the profile of a target is that one point. Load and target are in thousandths of a
 //!   request, at a time or per second: the engines do not care which.
 //! - Instances that start become ready in their order, as more pods are ready. One that is drained is gone at once: its
-//!   requests are the Deployment's business from there on. One that is too late is given up and may be started anew.
+//!   requests are the Deployment's business from there on. One that is too late is given up and may be started again.
 //! - *Desired* is the number of instances that start or are ready. While the target wakes up from 0, until `activation-scale`
 //!   pods were ready, it is at least that. Within `scale-down-delay` it is at least what it was.
 //! - A target that runs already when it is first seen has the instances it has.
@@ -22,7 +22,7 @@
 //!
 //! The vertical half has no place here. It weighs launches in periods of 5 ms, which only the daemon of a pod's node sees; as
 //! annotations its orders would go by way of the API server and the kubelet, and be hundreds of periods late. So it runs in the
-//! daemons, for containers of class `slo-sensitive`, and this controller tells nobody of shares: the halves need nothing of each
+//! daemons, for containers of class `slo-sensitive`, and this controller tells no daemon of shares: the halves need nothing of each
 //! other, and apart they decide as they do together (a test below).
 //!
 //! The `window` annotation sets the reports that they look at; without it they keep their own. Lazy scaling starts a pod
@@ -175,8 +175,8 @@ impl Decider {
         Ok(())
     }
 
-    /// So many pods are ready, and that is the load; `None`: nobody could be asked. Once per [`TICK`]. Answers what is
-    /// desired, if any load was ever known.
+    /// Takes the number of ready pods and the load; `None`: no pod and no activator could be asked. Once per [`TICK`]. Answers what
+    /// is desired, if any load was ever known.
     ///
     /// # Errors
     /// When time goes back.
@@ -332,7 +332,7 @@ pub struct PodLoad {
 }
 
 /// The load of a target: what its `ready` pods say (those that did not answer count like the others), and what
-/// waits at activators or is on its way through one. `None`: nobody said anything.
+/// waits at activators or is on its way through one. `None`: none of them said anything.
 pub fn load(metric: Metric, ready: u32, pods: &[PodLoad], waiting: Option<f64>) -> Option<RequestRate> {
     if pods.is_empty() && (ready > 0 || waiting.is_none()) {
         return None;

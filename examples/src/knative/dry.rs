@@ -180,7 +180,7 @@ impl Cluster {
 /// Plays the load and writes a line for each change.
 ///
 /// # Errors
-/// When a setting is out of its bounds, or nobody reads the lines.
+/// When a setting is out of its bounds, or no process reads the lines.
 pub fn play(load: &[(u64, u32)], options: &Options, out: &mut impl std::io::Write) -> anyhow::Result<()> {
     let start = Timestamp::UNIX_EPOCH;
     let annotations = [("metric", "rps"), ("target", "27"), ("target-utilization-percentage", "100")];

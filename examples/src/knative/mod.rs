@@ -1,7 +1,7 @@
 //! An autoscaler class for Knative Serving: revisions that name it are scaled by the engines.
 //!
 //! # Problem
-//! Knative makes a `PodAutoscaler` for each revision, with the revision's annotations, and leaves it to whoever owns the class
+//! Knative makes a `PodAutoscaler` for each revision, with the revision's annotations, and leaves it to the controller of the class
 //! that `autoscaling.knative.dev/class` names. Pods that share GPUs want another one than Knative's own: bursts are met on
 //! the nodes by moving GPU time between pods, so pods are started only for load that stays (Dilu, section 3.4).
 //!

@@ -40,7 +40,7 @@ pub struct Stat {
 /// Why nothing was found out.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OutsideError {
-    /// Nobody there, or an answer that breaks off.
+    /// No server there, or an answer that breaks off.
     Connection(String),
     /// No answer in time.
     Late,
@@ -129,7 +129,7 @@ pub fn waiting(text: &str) -> Waiting {
     found
 }
 
-/// Whoever can be asked.
+/// Pods and activators, as this controller asks them.
 pub trait Outside: Send + Sync {
     /// The load of the pod at this address.
     fn pod(&self, address: IpAddr) -> BoxFuture<'_, Result<PodLoad, OutsideError>>;
@@ -312,7 +312,7 @@ activator_request_concurrency{
         let long = on_get(|| std::future::ready(vec![b'#'; MOST + 1]));
         let target = serve(Router::new().route("/metrics", long)).await;
         assert_eq!(get(target, "/metrics", &[], LONG).await, Err(OutsideError::TooLong));
-        // Bound, so that nobody else is there, and deaf.
+        // The port is bound, so that no other process has it, and no process listens there.
         let nobody = tokio::net::TcpSocket::new_v4().unwrap();
         nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let answer = get(nobody.local_addr().unwrap(), "/metrics", &[], LONG).await;
@@ -328,7 +328,7 @@ activator_request_concurrency{
     }
 
     proptest! {
-        /// Whatever is said, what is read of it are numbers of requests.
+        /// Of any answer only numbers of requests are read.
         #[test]
         fn what_is_read_are_numbers_of_requests(
             bytes in prop::collection::vec(any::<u8>(), 0..80),

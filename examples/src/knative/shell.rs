@@ -7,7 +7,7 @@
 //! - **Conflict (409)**: another one wrote in between. Status and service are patched with the version they were read at, so
 //!   nothing is overwritten; the pass is made again after the watch has brought the new version.
 //! - **Not found (404)**: the object or its target was deleted in between; the pass is made again, if the object is still there.
-//! - **Gone (410)**, and a watch that ends: the watcher lists anew, or goes on from where it was.
+//! - **Gone (410)**, and a watch that ends: the watcher lists again, or goes on from where it was.
 //! - **Start**: no pass is made before all that it reads was listed once; what is not known yet is not taken for not there.
 
 use super::api::{CLASS, PodAutoscaler, SERVICE_NAME, SERVICE_TYPE, SKS_NAME, ServerlessService};
@@ -273,7 +273,7 @@ impl Shell {
         Ok(pass.wake)
     }
 
-    /// Looks at the load of those of `all` that are ours and were passed before. Answers for whom another number of pods is
+    /// Looks at the load of those of `all` that are ours and were passed before. Answers those for which another number of pods is
     /// desired than before.
     pub async fn look(&self, all: &[Arc<PodAutoscaler>]) -> Vec<ObjectRef<PodAutoscaler>> {
         let ours: BTreeMap<Key, _> =
@@ -438,7 +438,7 @@ pub async fn run(
         loop {
             ticks.tick().await;
             for object in shell.look(&objects.state()).await {
-                // Nobody hears it once passes have ended.
+                // The message is not heard once passes have ended.
                 let _ = changed.unbounded_send(ReconcileRequest::from(object));
             }
         }

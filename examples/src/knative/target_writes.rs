@@ -33,7 +33,7 @@
 //! 7. Requests go to the activator (Proxy) if want is 0, or nothing is known of an Inactive target; else to pods (Serve).
 //! 8. Ready is False if any of the three conditions is, else Unknown if any is, else True.
 //!
-//! Writes go out in the order scale, service, status. Whoever carries them out and comes back in the same instant finds
+//! Writes go out in the order scale, service, status. A caller that carries them out and comes back in the same instant finds
 //! nothing to write.
 //!
 //! # Differences from Knative's own autoscaler

@@ -1,7 +1,7 @@
 //! One leader among the replicas of a controller, by a `Lease` (coordination.k8s.io/v1).
 //!
 //! # Algorithm
-//! Whoever leads writes the lease anew every [`Terms::pause`]; the others read it as often.
+//! The leader writes the lease again every [`Terms::pause`]; the others read it as often.
 //! 1. A lease that is not there is made; one without a holder, or of our own name, is taken at once.
 //! 2. One of another is taken when it has not changed for [`Terms::duration`] **by our own clock** since we first read it so:
 //!    clocks of two nodes are never compared.
@@ -13,7 +13,7 @@
 //! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another one that
 //! read its last lease at 1 s leads from 16 s on.
 //!
-//! No name is used twice: a replica that was started anew waits like any other.
+//! No name is used twice: a replica that was started again waits like any other.
 //!
 //! # Limits
 //! A leader that is stopped whole (SIGSTOP, a frozen node) may finish a write that it had begun when it goes on. What our
@@ -33,9 +33,9 @@ use std::str::FromStr;
 /// How long things take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Another's lease that has not changed for so long is taken.
+    /// Another's lease that has not changed for this time is taken.
     pub duration: Duration,
-    /// A leader that could not write for so long stops; less than `duration`.
+    /// A leader that could not write for this time stops; less than `duration`.
     pub deadline: Duration,
     /// Between two looks.
     pub pause: Duration,
@@ -312,7 +312,7 @@ impl Leadership {
         Ok(())
     }
 
-    /// Nobody has to wait for it to run out. Where this fails, it does.
+    /// Gives the lease back: no replica has to wait for it to run out, unless this fails.
     async fn give_back(&self) {
         let Ok(Some(found)) = self.leases.get_opt(&self.place.name).await else { return };
         let spec = found.spec.clone().unwrap_or_default();

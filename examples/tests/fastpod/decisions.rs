@@ -116,7 +116,7 @@ impl Cluster {
         reconcile(&at(self.seconds), &self.observed, &settings())
     }
 
-    /// Does the first so many writes that are wanted, or all, and then says what is to be said.
+    /// Does the first `most` writes that are wanted, or all, and then says what is to be said.
     fn apply(&mut self, most: Option<usize>) {
         let Wanted { writes, statuses, .. } = self.wanted();
         let done = writes.into_iter().take(most.unwrap_or(usize::MAX));
@@ -390,7 +390,7 @@ fn a_pod_that_its_node_refuses_is_tried_elsewhere_and_cleared_after_a_minute() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever happens to a cluster, no GPU is promised twice (checked after every write) and it comes to rest.
+    /// No matter what happens to a cluster, no GPU is promised twice (checked after every write) and it comes to rest.
     #[test]
     fn whatever_happens_nothing_is_promised_twice_and_it_comes_to_rest(
         operations in proptest::collection::vec((0_u8..9, 0_usize..8, 1_u32..6), 1..40)
@@ -508,7 +508,7 @@ fn what_others_did_to_pods_is_told_and_harms_nobody_else() {
     let mut cluster =
         Cluster::new(vec![node("a", 1, 16384), node("b", 1, 16384)], vec![fastpod("f", 1, [60, 60, 1024])]);
     cluster.settle();
-    // Labelled like a pod of `f`, in another namespace, of nobody: neither counted nor deleted.
+    // Labelled like a pod of `f`, in another namespace, of no FaSTPod: neither counted nor deleted.
     let mut forged = cluster.observed.pods[0].clone();
     (forged.metadata.namespace, forged.metadata.name) = (Some("other".into()), Some("forged".into()));
     cluster.observed.pods.push(forged.clone());

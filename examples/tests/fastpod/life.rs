@@ -58,7 +58,7 @@ impl World {
         Self { cluster, nodes, controller: Controller::new(client, Settings::default()), second: 0 }
     }
 
-    /// Wants so many replicas of a FaSTPod.
+    /// Wants `replicas` replicas of a FaSTPod.
     async fn want(&self, name: &str, replicas: i32, share: [u32; 3]) {
         let mut object = json!(fastpod(name, replicas, share));
         if let Some(there) = self.cluster.object(&of(name)).await {

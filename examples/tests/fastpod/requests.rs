@@ -151,7 +151,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
         assert!(outcome.again.is_some());
         let said = world.field(&of("f"), "/status/conditions/0/reason");
         assert_eq!(said == "Refused", is_refused, "{line} {code}: {said}");
-        // Whatever it was, the next looks do what is left.
+        // After any of these answers the next looks do what is left.
         world.settle().await;
         for name in ["f", "g"] {
             assert_eq!(world.field(&of(name), "/status/replicas"), 1, "{line} {code}");
@@ -167,7 +167,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
     }
 }
 
-/// A pod that was deleted and made anew by somebody else under the same name is not taken for the one that was read.
+/// A pod that was deleted and made again by another client under the same name is not taken for the one that was read.
 #[tokio::test(start_paused = true)]
 async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
     let one = fastpod("f", 1, [12, 30, 1024]);
@@ -184,7 +184,7 @@ async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
     assert_eq!(world.field(&of("f"), "/status/replicas"), 7);
 }
 
-/// Runs the controller for so long, in time that passes when nothing is to be done.
+/// Runs the controller for this time, in time that passes when nothing is to be done.
 async fn runs(world: &World, seconds: u64) {
     let end = tokio::time::sleep(Duration::from_secs(seconds));
     world.controller.run(end).await;

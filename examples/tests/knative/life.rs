@@ -28,7 +28,7 @@ struct Life {
 }
 
 impl Life {
-    /// A new revision with one pod. Nobody scales it yet.
+    /// A new revision with one pod. No controller scales it yet.
     fn start() -> Self {
         let (api, client) = start();
         api.lock().put(PA, revision(&[]));
@@ -57,7 +57,7 @@ impl Life {
         }
     }
 
-    /// So many requests per second for so long.
+    /// Sends `rate` requests per second for `seconds` seconds.
     async fn load(&self, rate: u32, seconds: u64) {
         self.rate.store(rate, Ordering::Relaxed);
         sleep(Duration::from_secs(seconds)).await;
@@ -206,7 +206,7 @@ async fn after_gone_everything_is_listed_anew() {
                 server.break_watches(collection, false);
             }
             server.edit(PA, &least(3));
-            // Somebody meddles with the service, too.
+            // Another client meddles with the service, too.
             server.edit(SKS, &json!({ "spec": { "mode": "Proxy" } }));
             server.put(PODS, slice(1));
             // Forgets all of it.

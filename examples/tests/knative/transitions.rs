@@ -119,7 +119,7 @@ pub(crate) fn address(pod: u32) -> IpAddr {
     IpAddr::from([10, 0, 0, u8::try_from(pod).unwrap()])
 }
 
-/// The part of the private service with so many pods that are ready, and one that is not.
+/// The part of the private service with `ready` pods that are ready, and one that is not.
 pub(crate) fn slice(ready: u32) -> Value {
     let endpoint = |pod: u32, ready| json!({ "addresses": [address(pod).to_string()], "conditions": { "ready": ready } });
     let mut endpoints: Vec<_> = (1..=ready).map(|pod| endpoint(pod, true)).collect();
@@ -149,7 +149,7 @@ pub(crate) fn gate() -> Value {
     })
 }
 
-/// The time after so many seconds, as objects carry it.
+/// The time after `second` seconds, as objects carry it.
 fn stamp(second: u64) -> String {
     format!("1970-01-01T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
@@ -252,7 +252,7 @@ impl World {
         wake
     }
 
-    /// So many requests per second come, to pods that are ready.
+    /// The load becomes `rate` requests per second, to pods that are ready.
     async fn load(&mut self, rate: f64, ready: u32) {
         let each = PodLoad { rate: rate / f64::from(ready.max(1)), ..PodLoad::default() };
         *self.pods.loads.lock().unwrap() = (1..=ready).map(|pod| (address(pod), each)).collect();
@@ -468,7 +468,7 @@ async fn the_least_is_kept_while_a_route_leads_there() {
     world.try_pass().await.0.unwrap();
     world.api.lock().edit(SKS, &service_status(1, None));
     world.try_pass().await.0.unwrap();
-    assert_eq!(world.api.lock().object(TARGET).unwrap()["spec"]["replicas"], 2, "whatever the load");
+    assert_eq!(world.api.lock().object(TARGET).unwrap()["spec"]["replicas"], 2, "with any load");
     world.api.lock().put(PODS, slice(1));
     world.try_pass().await.0.unwrap();
     assert_eq!(world.status_of()["conditions"][0]["status"], "Unknown", "one is not enough");
@@ -735,7 +735,7 @@ async fn objects_of_other_classes_and_those_that_are_being_deleted_are_none_of_o
     assert_eq!(world.try_pass().await.1, vec![]);
 }
 
-/// 409: whatever it is of, the pass ends there, and the next one, with what is there now, does what is left.
+/// 409 to any write: the pass ends there, and the next one, with what is there now, does what is left.
 #[tokio::test]
 async fn after_a_conflict_the_next_pass_does_what_is_left() {
     for (path, left) in [(scale(), 2), (format!("{PA}/status"), 1)] {

@@ -144,7 +144,7 @@ pub(crate) fn check(directory: &Path) -> Vec<Value> {
     objects
 }
 
-/// 1000.0 is 1000, whoever writes it.
+/// Makes every number a float, so that 1000 and 1000.0 are the same.
 fn plain(value: &mut Value) {
     match value {
         Value::Number(number) => {

@@ -1,9 +1,9 @@
-//! Instances on MIG slices: their states, and the events and orders of whoever keeps them.
+//! Instances on MIG slices: their states, and the events and orders of their keeper.
 //!
 //! # Problem
-//! A function that holds a slice while nobody calls it wastes the slice; one that is loaded for every call is slow. A
+//! A function that holds a slice while no client calls it wastes the slice; one that is loaded for every call is slow. A
 //! keeper of instances decides which instances there are on a node, which own slices and which take turns on a shared one,
-//! who is evicted, and when a pipeline moves to better slices (FluidFaaS, section 5.3 and Figure 8).
+//! which are evicted, and when a pipeline moves to better slices (FluidFaaS, section 5.3 and Figure 8).
 //!
 //! # States
 //! ```text
@@ -197,7 +197,7 @@ impl Home {
 pub enum InstanceReason {
     /// A request came and there was no instance.
     FirstRequest,
-    /// The node is to have so many of its instances ([`InstanceEvent::MinimumSet`]).
+    /// The node is to have a minimum of its instances ([`InstanceEvent::MinimumSet`]).
     Minimum,
     /// Its requests cannot be served in time.
     Short,

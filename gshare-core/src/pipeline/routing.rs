@@ -108,7 +108,7 @@ pub enum RouteEvent {
     Completed {
         /// The request that was answered.
         request: RequestId,
-        /// By whom.
+        /// The instance that answered it.
         instance: InstanceId,
     },
     /// The client of a request that was not dispatched gave up. It is forgotten without an answer.

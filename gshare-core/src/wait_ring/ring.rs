@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Several writers that lap each other, and a reader: whatever is read was written.
+    /// Several writers that lap each other, and a reader: all that is read was written.
     #[test]
     fn writers_and_readers_need_no_lock() {
         let words = empty();

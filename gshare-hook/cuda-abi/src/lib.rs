@@ -6,7 +6,7 @@
 //! ABI of its own: `cuMemAlloc` (32-bit device pointers, CUDA 2.0) and `cuMemAlloc_v2` (64-bit, 3.2); or
 //! `cuLaunchKernel` (the default stream is the legacy one) and `cuLaunchKernel_ptsz` (it is the calling thread's own).
 //! A program reaches them by linking, by `dlsym` with an exported name, or by `cuGetProcAddress` with a base name, a
-//! version and a flag. Whoever stands between program and driver must give back exactly the variant that was asked
+//! version and a flag. A library between program and driver must give back exactly the variant that was asked
 //! for; a newer one reads arguments that were never passed. So there is one table, and the exports of the hook, its
 //! pointers to the real functions, its answers to `cuGetProcAddress` and the fake driver all come from it.
 //!

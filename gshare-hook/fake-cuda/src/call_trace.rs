@@ -85,7 +85,7 @@ fn known() -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// The words that are on, and those that nobody knows.
+/// The words that are on, and those that are not known.
 fn parse(text: &str) -> (u8, Vec<&str>) {
     let (mut on, mut unknown) = (0, Vec::new());
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -57,7 +57,7 @@
 //!
 //! # Differences from a real driver
 //!
-//! Kernels take time but compute nothing. Every name of the driver's table is exported whatever the version;
+//! Kernels take time but compute nothing. Every name of the driver's table is exported in every version;
 //! `cuGetProcAddress` keeps to the version. Names without a function here answer `CUDA_ERROR_NOT_SUPPORTED`
 //! ([`driver::is_served`] tells). Device names carry "(simulated)".
 //!

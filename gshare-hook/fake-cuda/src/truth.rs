@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn gshare_sim_watch(
 ) -> i64 {
     // SAFETY: null or a C string, as the caller promises.
     let path = unsafe { path_or_default(path) };
-    // SAFETY: so many elements, as the caller promises.
+    // SAFETY: `count` elements, as the caller promises.
     let processes = unsafe { std::slice::from_raw_parts_mut(processes, count) };
     let watch = std::panic::AssertUnwindSafe(|| device(&path, |device| device.watch(0, processes)));
     let Ok(Some(now)) = std::panic::catch_unwind(watch) else { return -1 };

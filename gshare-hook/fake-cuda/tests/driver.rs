@@ -203,7 +203,7 @@ fn default_streams_are_barriers_and_own_streams_are_not() {
         let f = kernel("spin_20us_sm1");
         let gate = Gate::shut(blocking);
         assert_eq!(launch(f, blocking), OK);
-        // The legacy stream waits for the blocking stream; the free one for nobody.
+        // The legacy stream waits for the blocking stream; the free one for no stream.
         let quick = kernel("spin_10us_sm1");
         assert_eq!(launch(quick, null_mut()), OK);
         assert_eq!(launch(quick, free), OK);
@@ -879,7 +879,7 @@ fn a_lost_gpu_answers_errors_and_is_not_there_for_who_begins_until_it_is_back() 
         let event: sys::CUevent = get!(cuEventCreate(0));
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         assert_eq!(launch(zero, none), OK);
-        // An hour's kernel: whoever waits for it hears of the loss instead.
+        // An hour's kernel: a call that waits for it hears of the loss instead.
         assert_eq!(launch(spin, stream), OK);
         ok!(cuEventRecord(event, stream));
         std::thread::scope(|scope| {

@@ -45,7 +45,7 @@ fn output(child: Child) -> String {
 }
 
 /// Kernels as wide as the device run one at a time, in turns: none waits for more than one kernel of the other process,
-/// whatever the machine's load does to the processes themselves.
+/// at any load of the machine, which delays the processes themselves.
 #[test]
 fn contending_processes_take_turns() {
     isolated("contending_processes_take_turns", &[], || {
@@ -93,7 +93,7 @@ fn contending_processes_take_turns() {
     });
 }
 
-/// A device that nobody uses is replaced by one of the profile that is asked for: by one of those that ask at once, and the
+/// A device that no process uses is replaced by one of the profile that is asked for: by one of those that ask at once, and the
 /// others find that.
 #[test]
 fn processes_that_start_at_once_share_the_device_that_one_of_them_makes() {
@@ -208,7 +208,7 @@ fn processes_of_several_pid_namespaces_share_the_device() {
     });
 }
 
-/// Killed at any moment, mid-kernel or inside the lock: nobody else is held up, and all memory comes back.
+/// Killed at any moment, mid-kernel or inside the lock: no other process is held up, and all memory comes back.
 #[test]
 fn two_hundred_kills_leave_the_device_usable() {
     isolated("two_hundred_kills_leave_the_device_usable", &[], || {

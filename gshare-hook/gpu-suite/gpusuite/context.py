@@ -98,7 +98,7 @@ class Context:
         return min(most, left)
 
     def has(self, seconds):
-        """Tells if the whole run has time for a step of so many seconds."""
+        """Tells if the whole run has time for a step of `seconds`."""
         return self.end is None or time.monotonic() + seconds <= self.end
 
     def note(self, **figures):

@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def simulated(self):
-        """Whether the driver is the simulated one, whichever way it was reached."""
+        """Tells if the driver is the simulated one, by any way of reaching it."""
         return bool(self.device.get("simulated"))
 
     def built(self, file):

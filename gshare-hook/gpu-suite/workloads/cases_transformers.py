@@ -1,7 +1,7 @@
 """Cases of Hugging Face's transformers with a small Llama of random weights that is made on the spot: nothing is downloaded.
 
-Tokens are decoded one by one, as `generate` does, but so many: `generate` goes on until a kernel has computed that all is said, which
-no kernel of a simulated device does.
+Tokens are decoded one by one, as `generate` does, but a fixed number: `generate` goes on until a kernel has computed that all is
+said, which no kernel of a simulated device does.
 """
 
 import os

@@ -12,7 +12,7 @@
 //! # Algorithm
 //! A fixed table with open addressing; a row is claimed by a compare-and-swap on its key, so readers take no lock. When all rows
 //! near a key's place are taken, the key gets the one of them that was claimed or measured longest ago: programs that compile as
-//! they go leave rows behind that nobody asks for again.
+//! they go leave rows behind that are not asked for again.
 //!
 //! A row's cost is an exponential average that moves half-way down and a quarter up: an interval that was
 //! measured too long (something else ran in between) is forgotten fast. The first sample is taken as it is.
@@ -179,7 +179,7 @@ impl CostTable {
         self.slots[row.0 as usize].probes.load(Ordering::Acquire)
     }
 
-    /// A launch of a row was not measured after all: nobody need wait for that.
+    /// A launch of a row was not measured after all: no launch need wait for that.
     pub fn not_measured(&self, row: Row) {
         self.slots[row.0 as usize].probes.store(0, Ordering::Release);
     }

@@ -7,7 +7,7 @@
 //!
 //! # Algorithm
 //! A sample (interval by launches) that lies below the known cost is believed at once. One above it is believed
-//! - at once, if it was dense and nobody else's time can be in it;
+//! - at once, if it was dense and no other work's time can be in it;
 //! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if it was dense but another turn's time may be in it
 //!   ([`Suspicion`]);
 //! - never, if the stream may have run dry: the excess is summed, and when it passes a bound the next launch of the row is

@@ -53,7 +53,7 @@
 //!
 //! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for as long, if another
 //! attempt may succeed, and fail then. Where the operator lets such processes run, the daemon says so ([`ToClient::Unserved`])
-//! and names the limits, which are kept as without a daemon. A device that the daemon does not manage is nobody's: it is used
+//! and names the limits, which are kept as without a daemon. A device that the daemon does not manage is used
 //! within the process's own limits.
 //!
 //! # Invariants
@@ -161,7 +161,7 @@ pub enum MeterEvent<G> {
     Lost,
     /// The daemon said something.
     Heard(ToClient),
-    /// The second connection was answered, whatever the answer is.
+    /// The second connection was answered, with any answer.
     ProbeAnswered,
     /// The second connection could not be made, or ended.
     ProbeFailed,
@@ -196,7 +196,7 @@ pub enum MeterEvent<G> {
     ViewAsked {
         /// On which device.
         device: Ordinal,
-        /// To be answered: `false` if nobody can say.
+        /// To be answered: `false` if no daemon can say.
         ticket: Ticket,
     },
     /// The counters of all threads, in an order that stays: launches, and calls that wait for the device.

@@ -21,7 +21,7 @@ impl Outage {
         Self { since, delay: RECONNECT.0 }
     }
 
-    /// When a process that waits for so long gives the daemon up, in ns.
+    /// When a process that waits for `daemon_wait` gives the daemon up, in ns.
     pub(crate) fn closed_at(&self, daemon_wait: DaemonWait) -> u64 {
         self.since + daemon_wait.get().as_nanos()
     }

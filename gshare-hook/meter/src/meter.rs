@@ -50,7 +50,7 @@ pub struct Meter<G> {
     /// A line about a refusal was printed, and one about memory that no daemon grants.
     told: bool,
     told_of_memory: bool,
-    /// Since when somebody waits for the daemon, in ns.
+    /// Since when a thread waits for the daemon, in ns.
     waits_since: Option<u64>,
     devices: Vec<Device<G>>,
     syncing: Moving,
@@ -358,7 +358,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Finds out whether a daemon is there that says nothing while somebody waits for it.
+    /// Finds out whether a daemon is there that says nothing while a thread waits for it.
     fn watch(&mut self, now: u64, actions: &mut Actions) {
         let Link::Up { heard, probe } = self.link else { return };
         if let Some(by) = probe {

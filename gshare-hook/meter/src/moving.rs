@@ -12,7 +12,7 @@ impl Moving {
     /// Length of a sampling interval, in ns.
     const INTERVAL: u64 = 50_000_000;
 
-    /// Takes the counters as they are now; gives how many have moved in this interval or the one before, whichever is more.
+    /// Takes the counters as they are now; gives the larger number of those that have moved in this interval or the one before.
     pub(crate) fn look(&mut self, now: u64, counts: &[u64]) -> usize {
         let moved =
             counts.iter().enumerate().filter(|&(at, count)| self.counts.get(at) != Some(count)).count();

@@ -18,7 +18,7 @@
 //! evenly over its interval, where there is room; what does not fit was another stream's at the same time. What it could
 //! add is its **growth**. The growths of dense segments sum to the length of the union, those of others to the sum
 //! of what they take as long as that fits: kernels of several streams are held to run one after the other, unless both streams
-//! were seen to be busy throughout. Pieces more than [`MEMORY_NS`] behind the newest end, and behind whatever still runs, are
+//! were seen to be busy throughout. Pieces more than [`MEMORY_NS`] behind the newest end, and behind all that still runs, are
 //! folded away; a straggler from further back finds that time taken.
 //!
 //! Worked example, in us: a dense [0, 10) grows 10; a dense [5, 12) on another stream 2; a dense [3, 7) nothing. Then [20, 30),
@@ -203,7 +203,7 @@ impl Coverage {
 pub struct Behind(u64);
 
 impl Behind {
-    /// A turn waited so long.
+    /// A turn waited for this time, in ns.
     pub fn seen(&mut self, waited: u64) {
         self.0 = waited.max(self.0 - self.0 / 4);
     }
@@ -227,8 +227,8 @@ impl Turns {
         (self.handed_over, self.last) = (self.handed_over + 1, now);
     }
 
-    /// Whether the work of this turn is to be over before it is handed over: of the first four turns, and of one in sixteen. Whoever
-    /// comes next then measures its first kernel without the end of this turn, which it cannot tell from it.
+    /// True if the work of this turn is to be over before it is handed over: of the first four turns, and of one in sixteen. The
+    /// next process then measures its first kernel without the end of this turn, which it cannot tell from it.
     pub fn ends_first(self) -> bool {
         self.handed_over < 4 || self.handed_over.is_multiple_of(16)
     }

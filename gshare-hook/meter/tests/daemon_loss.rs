@@ -28,7 +28,7 @@ fn without_its_daemon_a_process_keeps_its_limit_by_its_own_clock() {
     bench.run(2 * SECOND);
     let used = bench.busy - before;
     assert!((380 * MS..=425 * MS).contains(&used), "20 % of 2 s, not {used} ns");
-    assert!(bench.returns().is_empty(), "there is nobody to return a lease to");
+    assert!(bench.returns().is_empty(), "there is no daemon to return a lease to");
     // Attempts go on, a quarter of a second apart at most.
     let gaps: Vec<u64> = bench.connects.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.iter().all(|gap| *gap <= 380 * MS), "{gaps:?}");
@@ -205,7 +205,7 @@ fn memory_is_asked_for_granted_denied_and_called_back() {
     bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(26 * mib) });
     assert_eq!(bench.answer(first), Some(true));
     let from_slack = bench.reserve(16 * mib);
-    assert_eq!((bench.answer(from_slack), bench.said.len()), (Some(true), 0), "nobody is asked");
+    assert_eq!((bench.answer(from_slack), bench.said.len()), (Some(true), 0), "the daemon is not asked");
     let denied = bench.reserve(300 * mib);
     bench.hear(ToClient::MemoryDeny { client: common::CLIENT, free: Bytes(230 * mib) });
     assert_eq!(bench.answer(denied), Some(false));
@@ -330,5 +330,5 @@ fn the_only_process_of_a_run_has_all_of_its_limit_without_a_daemon() {
         _ => None,
     });
     let all_of_it = Some(Bytes::from_gib(16));
-    assert_eq!(stated, Some((Bytes(64 * MIB), all_of_it)), "whatever the daemon's limit turns out to be");
+    assert_eq!(stated, Some((Bytes(64 * MIB), all_of_it)), "for any limit that the daemon may state");
 }

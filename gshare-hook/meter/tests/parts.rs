@@ -215,7 +215,7 @@ proptest! {
 fn short_work_is_charged_the_part_that_it_covered_when_all_of_it_was_measured() {
     let mut overlap = Overlap::default();
     let ms = 1_000_000;
-    assert!(!overlap.look(ms, 1), "nobody else");
+    assert!(!overlap.look(ms, 1), "no other thread");
     assert!(overlap.look(2 * ms, 4) && overlap.look(3 * ms, 4));
     assert_eq!(overlap.of(80), 80, "nothing is known");
     // Three of four segments that ran at the same time cover nothing new.

@@ -1,4 +1,4 @@
-//! Any order of events: what must hold whatever a daemon says and a program does.
+//! Any order of events: what must hold for anything that a daemon says and a program does.
 
 use std::collections::BTreeSet;
 

@@ -17,7 +17,7 @@ use crate::streams::{self, PER_THREAD_STREAM, stream_of};
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-/// A context is about to be destroyed: nobody touches its events from here on.
+/// A context is about to be destroyed: its events are not touched from here on.
 fn destroying(context: usize) {
     segments::synchronising();
     CONTROL.handle_destroyed(ALL_STREAMS);

@@ -8,7 +8,7 @@
 //! charged short (memory that is freed when its stream gets there, memory of graphs, which is there once they run) takes all
 //! that is left: the next allocation fails.
 //!
-//! A device's pools change one at a time, and nobody waits for the daemon with them locked.
+//! A device's pools change one at a time, and no thread waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};

@@ -1,4 +1,4 @@
-//! A daemon with two policies: whoever asks gets a token at once, or in his turn. It writes down what it is told.
+//! A daemon with two policies: a client that asks gets a token at once, or in its turn. It writes down what it is told.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,7 +65,7 @@ pub struct Manners {
     /// The ordinal of a device that it refuses; and closes the connection over it.
     pub lacks: Option<u32>,
     pub hangs_up: bool,
-    /// After how many tokens it stops as if by a signal: its sockets stay, and nobody is answered.
+    /// After how many tokens it stops as if by a signal: its sockets stay, and no client is answered.
     pub stops_after: Option<u64>,
     /// For how long it gives no token, and says nothing.
     pub keeps_waiting: std::time::Duration,

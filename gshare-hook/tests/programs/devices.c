@@ -227,7 +227,7 @@ static void views(void) {
         printf("process: mine %d used %llu\n", processes[i].pid == (unsigned)getpid(), processes[i].used / MIB);
 }
 
-/* How busy a process of somebody else's and this one keep the device, as NVML tells this one. */
+/* How busy a process outside the instance and this one keep the device, as NVML tells this one. */
 static void utilisation(void) {
     int ready[2], over[2];
     char byte = 0;
@@ -257,7 +257,7 @@ static void utilisation(void) {
     MUST(rate(handle, &rates));
     for (unsigned i = 0; i < count; i++) printf("sample: mine %d busy %d\n", samples[i].pid == own, samples[i].rates[0] > 0);
     for (unsigned i = 0; i < rates.count; i++) printf("rate: mine %d busy %d\n", list[i].pid == own, list[i].rates[0] > 0);
-    /* Since the end of time nobody has used it. */
+    /* Since the end of time no process has used it. */
     count = 8;
     printf("later: %d\n", sample(handle, samples, &count, ~0ull));
     if (write(over[1], &byte, 1) != 1) exit(3);
@@ -282,7 +282,7 @@ static void mig_list(void) {
     }
 }
 
-/* A MIG device: alone, whatever the list says, with its own name, memory and UUID, which NVML knows it by. */
+/* A MIG device: alone, also where the list names more, with its own name, memory and UUID, which NVML knows it by. */
 static void mig(void) {
     Uuid uuid;
     Handle whole, slice;
@@ -337,7 +337,7 @@ static void waits(void) {
     }
 }
 
-/* So many kernels of a kind, one behind the other, and waits for all of them. */
+/* A number of kernels of a kind, one behind the other, and waits for all of them. */
 static void queues(const char *name, int count) {
     context_of_device_0();
     Handle f = kernel(name);

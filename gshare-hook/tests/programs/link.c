@@ -14,7 +14,7 @@ static long now_ms(void) {
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* One kernel after the other for so long; says when a launch failed and how long it took. */
+/* One kernel after the other for `ms`; says when a launch failed and how long it took. */
 static void works(long ms) {
     context_of_device_0();
     Handle f = kernel("spin_1ms");
@@ -38,7 +38,7 @@ static void once(const char *name) {
     MUST(cuCtxSynchronize());
 }
 
-/* So many MiB, held so long; then, a while later, how much is free. */
+/* A number of MiB, held for `ms`; then, `later` ms after that, how much is free. */
 static void holds(int count, long ms, long later) {
     Pointer all[64];
     size_t free_bytes, total;

@@ -206,7 +206,7 @@ static void stream_of_other(void) {
     show_both("freed");
 }
 
-/* Pools that nobody made, or that were made before there was a context. */
+/* Pools that no call made, or that were made before there was a context. */
 static void pool_of_other(void) {
     Handle early;
     MUST(cuInit(0));

@@ -214,7 +214,7 @@ static void longer_in_a_loop(void) {
     usleep(60000);
 }
 
-/* A short kernel now and then, and nobody waits for it. */
+/* A short kernel now and then, which the program does not wait for. */
 static void now_and_then(void) {
     context_of_device_0();
     Handle f = kernel("spin_100us"), stream;

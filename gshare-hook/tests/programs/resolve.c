@@ -27,7 +27,7 @@ static const char *symbol(void *pointer) {
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "replay";
     if (!strcmp(kind, "absent")) {
-        /* No driver in the process: nobody may pretend that there is one. */
+        /* No driver in the process: no library may pretend that there is one. */
         printf("%d %d %d\n", dlsym(RTLD_DEFAULT, "cuInit") != 0, dlsym(RTLD_DEFAULT, "cuLaunchKernel") != 0,
                dlsym(RTLD_DEFAULT, "printf") != 0);
         printf("error: %d\n", (dlsym(RTLD_DEFAULT, "cuInit"), dlerror() != 0));

@@ -60,7 +60,7 @@ typedef struct gshare_model gshare_model;
 typedef struct gshare_store gshare_store;
 
 /*
- A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`.
+ A tensor of a model. Pointers stay good until the model is released; no process can write to `data`.
  */
 typedef struct gshare_tensor {
   /*
@@ -197,7 +197,7 @@ int32_t gshare_store_arena_bytes(struct gshare_store *store,
                                  size_t error_bytes);
 
 /*
- Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
+ Maps a model, which the first look at a tensor does, too, after a check that no process can write to it or cut it. 0, or a code,
  with the reason in `error`, where the store handed out something else, or the system refuses the map.
 
  # Safety

@@ -41,7 +41,7 @@ impl gshare_model {
     }
 }
 
-/// A tensor of a model. Pointers stay good until the model is released; nobody can write to `data`.
+/// A tensor of a model. Pointers stay good until the model is released; no process can write to `data`.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(non_camel_case_types, reason = "its name in C")]
@@ -98,7 +98,7 @@ impl ErrorText {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        // SAFETY: the caller says that the buffer has so many bytes; `end` and the 0 after it are within them.
+        // SAFETY: the caller says that the buffer has `self.1` bytes; `end` and the 0 after it are within them.
         unsafe {
             core::ptr::copy_nonoverlapping(text.as_ptr(), self.0.cast(), end);
             *self.0.add(end) = 0;
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn gshare_store_arena_bytes(
     }
 }
 
-/// Maps a model, which the first look at a tensor does, too, after a check that nobody can write to it or cut it. 0, or a code,
+/// Maps a model, which the first look at a tensor does, too, after a check that no process can write to it or cut it. 0, or a code,
 /// with the reason in `error`, where the store handed out something else, or the system refuses the map.
 ///
 /// # Safety

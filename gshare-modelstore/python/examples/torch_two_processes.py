@@ -104,7 +104,7 @@ def serve(kind: str, where: str) -> None:
         "output_sha256": hashlib.sha256(out.numpy().tobytes()).hexdigest(),
     }
     print(json.dumps(result), flush=True)
-    # What only one process maps counts as its own: nobody may leave before all have looked.
+    # Memory that only one process maps counts as its own: no process may leave before all have looked.
     sys.stdin.readline()
 
 

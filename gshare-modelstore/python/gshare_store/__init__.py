@@ -10,7 +10,7 @@ A tensor speaks DLPack 1.0 with its read-only flag and NumPy's array interface; 
 context of the device, which frameworks use. ``model.state_dict()`` gives PyTorch tensors by name. All of them read memory that
 every client of the store shares: an in-place operation of a framework that ignores the read-only flag (PyTorch does) ends in
 a fault of this process. In host memory the kernel lets no process write; on a GPU only this map is read-only, which protects
-against mistakes, and not against a process that calls the driver itself. Whoever wants to write makes a copy.
+against mistakes, and not against a process that calls the driver itself. A program that wants to write makes a copy.
 
 The memory stays mapped for as long as any tensor lives, also when the store is gone.
 

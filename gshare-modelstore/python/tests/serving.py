@@ -17,7 +17,7 @@ def serve(test: unittest.TestCase, path: str, *flags: str, **environment: str) -
     test.addCleanup(server.kill)
     deadline = time.monotonic() + 60
     while True:
-        # The file is there a moment before somebody listens.
+        # The file is there a moment before the server listens.
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             if client.connect_ex(path) == 0:
                 return server

@@ -70,7 +70,7 @@ class NumpyTest(unittest.TestCase):
         self.assertEqual(self.references(), 1)
         del capsule
         gc.collect()
-        self.assertEqual(self.references(), 0, "a capsule that nobody took")
+        self.assertEqual(self.references(), 0, "a capsule that was not taken")
 
     def test_a_model_is_mapped_at_the_first_look(self) -> None:
         self.store.put("m", {"w": numpy.arange(1000)})

@@ -93,7 +93,7 @@ impl Context {
     }
 }
 
-/// The address of so many bytes of an arena, given by its own address and length.
+/// The address of `bytes` at `offset` of an arena, given by its own address and length.
 fn place(
     (address, length): (sys::CUdeviceptr, u64),
     offset: u64,
@@ -238,8 +238,8 @@ impl ArenaMemory for VmmArena {
         Ok(self.descriptor.clone())
     }
 
-    /// The driver knows no seals: whoever was given the descriptor may map it for writing. A loader is trusted, a client that
-    /// wrote is not, and its put fails when its content is to be hashed.
+    /// The driver knows no seals: a process that was given the descriptor may map it for writing. A loader is trusted, a client
+    /// that wrote is not, and its put fails when its content is to be hashed.
     fn seal(&self) -> io::Result<()> {
         self.sealed.store(true, Ordering::Release);
         Ok(())

@@ -90,7 +90,7 @@ impl ArenaMemory for HostArena {
         if let Some(shared) = self.shared.get() {
             return Ok(shared.clone());
         }
-        // A writer that could shrink the file would kill whoever reads it then.
+        // A writer that could shrink the file would kill a process that reads it then.
         fcntl_add_seals(&self.file, SealFlags::SHRINK | SealFlags::GROW)?;
         let shared = Arc::new(self.file.as_fd().try_clone_to_owned()?);
         Ok(self.shared.get_or_init(|| shared).clone())

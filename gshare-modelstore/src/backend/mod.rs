@@ -96,10 +96,10 @@ pub trait ArenaMemory: Debug + Send + Sync {
         Ok(false)
     }
 
-    /// Ends all writing, by anybody, for ever. Once is enough.
+    /// Ends all writing, by any process, for ever. Once is enough.
     ///
     /// # Errors
-    /// `ResourceBusy` when somebody can still write to it.
+    /// `ResourceBusy` when a process can still write to it.
     fn seal(&self) -> io::Result<()>;
 
     /// The handle that readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.

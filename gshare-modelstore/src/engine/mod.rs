@@ -16,7 +16,7 @@
 //! # Algorithm
 //! *Asked.* Is the model in the tier, it is served; is it on its way, the request waits. Is its content there under another
 //! name, that arena gets one name more. Else it is loaded: from host memory if the tier is the GPU and it is there,
-//! else from disk. Whoever asks meanwhile waits for the same load.
+//! else from disk. A client that asks meanwhile waits for the same load.
 //!
 //! *Room.* For `b` more bytes: first unreferenced arenas of the owner go until its limits hold; then, if promised + b would
 //! be more than the high watermark, arenas of the least value go until it is at most the low one, or nothing more can
@@ -29,11 +29,11 @@
 //! It is on its way out from then on, and its memory is free when the copy is done or has failed. Its charge moves with it.
 //!
 //! *Loaded.* If an arena with the same content is in the tier, the new one goes and its models get the old one; so the
-//! same content under two names is stored once. It stays charged to whoever was charged first.
+//! same content under two names is stored once. It stays charged to the tenant that was charged first.
 //!
 //! Example: a tier of 16 GiB, watermarks 95 % and 85 %. A (6 GiB, 10 requests, 2 s) is worth 3.3 per GiB, B (6 GiB, 4
 //! requests, 6 s) 4.0. C of 6 GiB is asked for: 18 GiB would be more than 15.2. A goes (12 GiB <= 13.6), C waits until
-//! A's memory is free and is loaded. Had somebody held A and B, C would be refused.
+//! A's memory is free and is loaded. Had clients held A and B, C would be refused.
 //!
 //! # Invariants
 //! - physical <= tier, promised <= tier, and both are the sums of what they are about;

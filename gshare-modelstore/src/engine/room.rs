@@ -141,7 +141,7 @@ impl Store {
         if promised > capacity { Err(RefuseReason::StoreFull) } else { Ok(going) }
     }
 
-    /// Whether an arena that leaves the GPU can be copied to host memory, when so many bytes more of the GPU are to be charged.
+    /// Tells if an arena that leaves the GPU can be copied to host memory, when `coming` more bytes of the GPU are to be charged.
     fn can_demote(&self, name: ArenaId, coming: Option<(TenantId, Bytes)>) -> bool {
         let Some(arena) = self.state.arenas.get(name) else { return false };
         let host = MemoryTier::Host as usize;
@@ -160,7 +160,7 @@ impl Store {
             && within_limits
     }
 
-    /// Sends an arena away for room in `tier`, in which an arena of so many bytes will be charged to somebody.
+    /// Sends an arena away for room in `tier`, in which an arena will be charged as `coming` says.
     pub(super) fn make_go(
         &mut self,
         arena: ArenaId,

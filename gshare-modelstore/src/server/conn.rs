@@ -361,14 +361,14 @@ fn get(
 /// take 10 times that, and an allocator wastes some.
 const HEADER_FACTOR: u64 = 12;
 
-/// Lets a header of so many bytes be parsed for a uid now, and takes the memory that this needs meanwhile.
+/// Lets a header of `bytes` be parsed for a uid now, and takes the memory that this needs meanwhile.
 fn admit_header(conn: &Conn, shared: &Shared, bytes: u64) -> Result<Booked, LoadError> {
     let booked = shared.book(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
     shared.ledger.work(shared.now(), conn.uid, bytes)?;
     Ok(booked)
 }
 
-/// Exchanges what the parse took for what the model takes as long as it is known, with so many descriptors of its source.
+/// Exchanges what the parse took for what the model takes as long as it is known, with the `descriptors` of its source.
 fn book_model<T: AsRef<Layout>>(
     conn: &Conn,
     shared: &Shared,

@@ -462,7 +462,7 @@ impl Core {
                         let (conn, request) = (open.conn, open.request);
                         self.after.push(After::Serve { conn, request, served });
                     }
-                    // The engine serves what was loaded, so this does not happen; if it did, nobody would hold it.
+                    // The engine serves what was loaded, so this does not happen; if it did, no client would hold it.
                     None => {
                         events.push_back((StoreEvent::Released { client, arena }, None));
                         self.refuse(&open, Code::LoadFailed, format!("{model} has no memory"));
@@ -743,7 +743,7 @@ impl Shared {
     fn failed(self: &Arc<Self>, arena: ArenaId, code: Code, text: String) {
         self.with(|core| {
             core.counts.load_failures += 1;
-            // Refused only when it is gone: then nobody waits for it either.
+            // Refused only when it is gone: then no request waits for it either.
             let _ = core.tell(StoreEvent::LoadFailed { arena }, Some(&(code, text)));
         });
     }
@@ -843,7 +843,7 @@ impl Shared {
                 });
                 continue;
             }
-            // The wait ends when a deadline moves. The bound covers a path that moved one and notified nobody.
+            // The wait ends when a deadline moves. The bound covers a path that moved one without a notification.
             let nanos = wait.map_or(1_000_000_000, |wait| wait.as_nanos().min(1_000_000_000));
             self.deadline.wait_for(&mut core, std::time::Duration::from_nanos(nanos));
         }

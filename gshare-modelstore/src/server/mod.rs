@@ -7,7 +7,7 @@
 //!                               loader threads ───────────┤        over a read, a write or a wait)
 //!                               the timer ────────────────┘
 //! ```
-//! A connection is a client: who it is, the kernel says (`SO_PEERCRED`). When its socket closes, by whatever death, its
+//! A connection is a client: the kernel says which process it is (`SO_PEERCRED`). When its socket closes, by any death, its
 //! references, its requests and what it was writing are gone with it.
 //!
 //! Readers hold descriptors of their own, so they outlive the store; after a restart nothing of the old store is left
@@ -115,7 +115,7 @@ impl ServerConfig {
         self
     }
 
-    /// The bounds of a process that may have so many descriptors open.
+    /// The bounds of a process that may have this number of descriptors open.
     fn bounds(&self, descriptors: u64) -> Limits {
         let limits = Limits::of_process(descriptors, &self.store).with_work(self.header_work);
         self.bounds.iter().fold(limits, |limits, (&resource, &bound)| limits.with_bound(resource, bound))
@@ -261,7 +261,7 @@ fn failed<'a>(what: impl Into<String> + 'a) -> impl FnOnce(io::Error) -> ServerE
     |error| ServerError::Io { what: what.into(), error }
 }
 
-/// Binds the socket; one that nobody listens at is replaced.
+/// Binds the socket; one that no process listens at is replaced.
 fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     let name = path.display().to_string();
     let address = SocketAddrUnix::new(path).map_err(|error| failed(&name)(error.into()))?;

@@ -111,6 +111,6 @@ pub fn refused<T>(result: Result<T, ClientError>) -> Code {
 #[allow(unsafe_code, reason = "a map that the test wants to be refused")]
 pub fn map_for_writing(file: BorrowedFd<'_>) -> memmap2::MmapMut {
     use std::os::fd::AsRawFd as _;
-    // SAFETY: nobody looks at the bytes while the map lives.
+    // SAFETY: the bytes are not read while the map lives.
     unsafe { memmap2::MmapOptions::new().len(4_096).map_mut(file.as_raw_fd()).unwrap() }
 }

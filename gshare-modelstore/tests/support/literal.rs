@@ -1,4 +1,4 @@
-//! The store's rules, word by word: lists that are searched and sums that are added up anew for each event.
+//! The store's rules, word by word: lists that are searched and sums that are added up again for each event.
 //!
 //! Nothing is indexed and nothing is cached, so that it is slow and easy to compare with the essay of the engine.
 #![allow(

@@ -1,7 +1,7 @@
 //! Time to load a model, and time to infer by batch size (GPU-enabled FaaS, the profile of its LALB scheduler).
 //!
 //! The scheduler compares waiting for a busy GPU that has the model with loading it on an idle one; so it needs the time to
-//! load, and the time to infer for whatever batch comes. The second is a line over the batch size: a fixed cost and a
+//! load, and the time to infer for any batch that comes. The second is a line over the batch size: a fixed cost and a
 //! cost per request. A few batch sizes are measured and a line is fitted by least squares.
 
 use super::{Journal, PlanError, Planner, Step, config, failure};

@@ -124,7 +124,7 @@ impl EfficacySearch {
         Ok(self)
     }
 
-    /// The same with at most so many trials, at least 2.
+    /// The same with at most this many trials, at least 2.
     pub fn with_max_trials(mut self, max_trials: usize) -> Result<Self, PlanError> {
         if max_trials < 2 {
             return Err(config("max_trials", &max_trials, "need at least 2"));

@@ -9,7 +9,7 @@
 //! - **journal**: the trials so far. It is all the state there is.
 //!
 //! # Algorithm
-//! [`Planner::next`] runs its whole search anew on each call, and reads the result of each step from the journal. Where a
+//! [`Planner::next`] runs its whole search again on each call, and reads the result of each step from the journal. Where a
 //! result is missing it stops and answers that setting. So what comes next depends on nothing but the journal: a run that
 //! was killed and goes on with the journal it wrote takes the same path to the same answer, and measures no point
 //! twice. Trials that another strategy made are used as well.
@@ -123,7 +123,7 @@ impl Journal {
         self.places.get(&setting).and_then(|&place| self.trials.get(place)).map(|trial| &trial.outcome)
     }
 
-    /// The point measured at a setting; `Ok(None)` if that failed, `Err` with the step to take if nobody tried.
+    /// The point measured at a setting; `Ok(None)` if that failed, `Err` with the step to take if it was not tried.
     fn point<R>(&self, setting: Setting) -> Result<Option<&Measurement>, Step<R>> {
         match self.at(setting) {
             Some(Outcome::Measured(measurement)) => Ok(Some(measurement)),

@@ -84,7 +84,7 @@ fn kill(pid: i32) {
 }
 
 fn is_gone(pid: i32) -> bool {
-    // One that nobody has waited for yet is as good as gone.
+    // One that has not been waited for yet is as good as gone.
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     test_kill_process(Pid::from_raw(pid).unwrap()).is_err() || state.contains(") Z ")
 }
@@ -281,7 +281,7 @@ fn the_shared_record_of_a_gpu_is_its_managers_alone() {
     assert_eq!(store.get(later, GpuId::new(7)), Ok(None), "not renewed: a miss");
 }
 
-/// The command line over the same: requests as lines in, answers as lines out, in whatever order they end.
+/// The command line over the same: requests as lines in, answers as lines out, in the order in which they end.
 #[test]
 fn gshare_serve_answers_lines_with_lines() {
     let daemon = Local::start();

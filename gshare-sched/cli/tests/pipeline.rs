@@ -122,7 +122,7 @@ fn every_accepted_request_is_answered_while_stages_are_killed() {
         }
     }
     assert_eq!((answered + died, killed, function.open()), (requests, kills, 0));
-    assert_eq!(died, 0, "nobody was killed three times over one request");
+    assert_eq!(died, 0, "no stage was killed three times over one request");
     let restarts: u64 = function.stages().iter().map(|stage| stage.restarts).sum();
     assert_eq!(restarts, kills);
     let pids: Vec<u32> = function.stages().iter().filter_map(|stage| stage.pid).collect();
@@ -169,7 +169,7 @@ fn a_request_that_kills_its_stage_fails_and_others_do_not() {
     assert_eq!(error.to_string(), "a message of 5000 bytes in slots of 4096");
 }
 
-/// The host is killed: its stages go with it, whatever they were doing.
+/// The host is killed: its stages go with it, no matter what they were doing.
 #[test]
 fn no_stage_outlives_its_host() {
     let dir = tempfile::tempdir().unwrap();

@@ -75,7 +75,7 @@ fn each_state_of_the_co_scaler_is_shown_by_top_and_by_status() {
         writeln!(input, "{kernels}").unwrap();
         answers.next().unwrap().unwrap()
     };
-    // Sizes of one bucket: the longer takes nearly twice as long whoever else is there.
+    // Sizes of one bucket: the longer takes nearly twice as long, alone or beside others.
     for (state, sizes) in [("contention", [34, 34]), ("emergency", [34, 64])] {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -61,7 +61,7 @@ fn within<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether somebody does: the socket is there a moment before.
+/// Whether a store listens at the socket, which is there a moment before.
 fn listens(path: &Path) -> bool {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
     let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -204,7 +204,7 @@ fn a_file_of_settings_limits_how_many_models_a_user_has_and_how_often_one_is_loa
     let file = |name: &str| store.dir.path().join(name).to_str().unwrap().to_owned();
     store.json(&["put", "a", &file("a")]);
     store.json(&["put", "b", &file("b")]);
-    // The third model takes the place of one that nobody holds; the fourth load comes too soon.
+    // The third model takes the place of one that no client holds; the fourth load comes too soon.
     store.json(&["put", "c", &file("c")]);
     assert_eq!(store.json(&["stat"])["host"]["arenas"], 2);
     store.json(&["evict", "c", "--forget"]);

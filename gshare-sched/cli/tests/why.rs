@@ -45,7 +45,7 @@ impl Virtual {
         Self { running: daemon.spawn().unwrap(), clock, socket, dir }
     }
 
-    /// Sets the clock to so many ms after the start. Frames that were sent before have been taken if one was answered.
+    /// Sets the clock to `ms` ms after the start. Frames that were sent before have been taken if one was answered.
     fn at(&self, ms: u64) {
         self.clock.set(Timestamp::from_millis(BEGAN + ms));
         self.running.handle().wake();
@@ -178,7 +178,7 @@ fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
     assert_eq!(why(&journal, &["--client", "bob"]), "nothing held bob up in this journal\n");
 }
 
-/// A program that computes for so long, once at its start and once for each line.
+/// A program that computes for `ms`, once at its start and once for each line.
 fn program(dir: &Path, socket: &Path, options: &[&str], ms: &str) -> Child {
     let mut command = hooked::run(dir, socket, options);
     command.arg(env!("CARGO_BIN_EXE_gshare-fixture")).args(["spin", "--answer", "1", "--kernel-ms", ms]);

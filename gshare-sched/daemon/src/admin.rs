@@ -5,7 +5,7 @@
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! ```
 //! The admin socket is a stream socket of its own. Users who may connect to the daemon may also ask. Connections are
-//! served side by side and are bounded in number, so a silent peer or a slow reader delays nobody but itself. Before a
+//! served side by side and are bounded in number, so a silent peer or a slow reader delays no peer but itself. Before a
 //! snapshot the clients are asked how much memory they use, for a fifth of a second at most
 //! (rule 7 of the [node](gshare_sched::node)).
 

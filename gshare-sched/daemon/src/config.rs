@@ -1,7 +1,7 @@
 //! The daemon's configuration: TOML, parsed and checked once, at the edge.
 //!
-//! Everything has a default; an unknown key is an error, and an error names the line, the key and the bound. Whoever
-//! holds a [`Config`] need not check it again.
+//! Everything has a default; an unknown key is an error, and an error names the line, the key and the bound. A
+//! holder of a [`Config`] need not check it again.
 //!
 //! ```
 //! let config = gshared::Config::parse(r#"
@@ -121,7 +121,7 @@ pub struct Config {
     /// to keep it (`/dev/cpu_dma_latency`, which needs root). 0 keeps CPUs from sleeping at all, which costs power and is
     /// worth most to programs that synchronise after each short kernel. Not asked for by default.
     pub cpu_latency: Option<Duration>,
-    /// When to stop by itself: after so long without a connection. Never by default; for daemons that were started for
+    /// When to stop by itself: after this time without a connection. Never by default; for daemons that were started for
     /// one user's programs. Not a key of the file.
     pub idle_exit: Option<Duration>,
     /// The devices of the node. Empty: every device that a client attaches to is learned.
@@ -251,7 +251,7 @@ impl FromStr for MetricsAddress {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MpsMode {
-    /// Leave it alone; use it if somebody else started it.
+    /// Leave it alone; use it if another process started it.
     Off,
     /// Start its control daemon where there is one.
     Auto,
@@ -287,7 +287,7 @@ impl Default for Config {
 
 /// FaST-GShare's window is 40 ms; 100 ms halves the cost of hand-overs at the same error per second. A token of 10 ms
 /// lets ten clients have a turn in it. A grace of 50 ms is for kernels that are longer than a token: their process returns
-/// it when the device is free for the next. A process that died returns it at once, whatever the grace.
+/// it when the device is free for the next. A process that died returns it at once, with any grace.
 impl Default for TokenConfig {
     fn default() -> Self {
         Self {
@@ -372,7 +372,7 @@ impl Config {
         self.clients.get(name)?.class
     }
 
-    /// Treats a client of this name so, whatever its process asks.
+    /// Sets the class of a client of this name, no matter what its process asks.
     pub fn set_class(&mut self, name: impl Into<String>, class: ServiceClass) {
         self.clients.entry(name.into()).or_default().class = Some(class);
     }

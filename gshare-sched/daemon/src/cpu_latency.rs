@@ -1,8 +1,8 @@
 //! A bound on how long a CPU of the node may take to wake up.
 //!
 //! The device passes from one process to the next by messages, and each wakes a thread. A CPU that sleeps deeply takes tens
-//! to hundreds of microseconds to do so, a CPU of a virtual machine whatever its host takes, and all that time the device is
-//! nobody's. Linux lets a process bound it for all CPUs (PM quality of service, `/dev/cpu_dma_latency`): the
+//! to hundreds of microseconds to do so, a CPU of a virtual machine as long as its host takes, and all that time no process
+//! has the device. Linux lets a process bound it for all CPUs (PM quality of service, `/dev/cpu_dma_latency`): the
 //! bound holds while the file is open.
 
 use gshare_core::Duration;

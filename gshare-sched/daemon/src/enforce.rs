@@ -108,8 +108,8 @@ impl Enforcer for MpsPartition {
         std::iter::once(pipes).chain(percentage(spec)).collect()
     }
 
-    /// The control daemon lists the clients of its servers: a process that is not among them runs without MPS, whatever it was
-    /// started with.
+    /// The control daemon lists the clients of its servers: a process that is not among them runs without MPS, no matter what it
+    /// was started with.
     fn proves(&self, limit: Limit, target: Target) -> io::Result<bool> {
         if limit != Limit::Sm || target.simulated || target.pid == 0 {
             return Ok(false);

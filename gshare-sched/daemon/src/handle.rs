@@ -54,7 +54,7 @@ impl Inbox {
     /// Takes back the wake-ups so far.
     pub(crate) fn clear(&self) {
         let mut count = [0u8; 8];
-        // EAGAIN: somebody was faster.
+        // EAGAIN: another thread was faster.
         let _ = rustix::io::read(&self.wake, &mut count);
     }
 }

@@ -32,7 +32,7 @@
 //! they survive the death of the daemon by any signal, since the page cache belongs to the kernel. They do **not**
 //! survive a crash of the kernel or a loss of power before the kernel has written the pages back; nothing calls
 //! `fsync`. A death in the middle of a write leaves a line without its newline, and readers stop there. Files are
-//! opened for appending: after a truncation by somebody else the next line is at the new end.
+//! opened for appending: after a truncation by another process the next line is at the new end.
 //!
 //! # Cost
 //! Some 200 bytes per event, and one `write` for all events of one received frame. When a segment is full the
@@ -408,7 +408,7 @@ impl Journal {
         self.lost += events;
         self.header.lost += events;
         if self.header.lost > 0 {
-            // Not a run's beginning any more, whatever comes.
+            // After a loss no segment counts as a run's beginning.
             self.header.segment = self.header.segment.max(1);
         }
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open; `credentials` has `length` bytes, and whatever the kernel writes there is a value
+    // SAFETY: the descriptor is open; `credentials` has `length` bytes, and any bytes that the kernel writes there are a value
     // of its type, which is three integers.
     let failed = unsafe {
         libc::getsockopt(

@@ -146,13 +146,13 @@ impl DaemonBuilder {
         Self { engine: Some(EngineBox(engine)), ..self }
     }
 
-    /// Somebody else than NVML who knows the node's devices.
+    /// Sets a source other than NVML that knows the node's devices.
     #[must_use]
     pub fn facts(self, facts: Box<dyn DeviceFacts>) -> Self {
         Self { facts, ..self }
     }
 
-    /// Somebody else than NVML who knows which of the node's devices are lost.
+    /// Sets a source other than NVML that knows which of the node's devices are lost.
     #[must_use]
     pub fn health(self, health: Box<dyn DeviceHealth>) -> Self {
         Self { health, ..self }
@@ -209,7 +209,7 @@ impl DaemonBuilder {
         epoll::add(&epoll, inbox.fd(), data(INBOX), epoll::EventFlags::IN)?;
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        // On its edge: it is set anew each time and never read.
+        // On its edge: it is set again each time and never read.
         epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
             files: vec![config.socket.clone(), config.admin_socket.clone(), beside(&config.socket, ".lock")],
@@ -273,7 +273,7 @@ pub struct Daemon {
     listener: OwnedFd,
     /// When to listen again, after the system had no descriptors left.
     resume_accept: Option<Timestamp>,
-    /// When to stop, if nobody connects before.
+    /// When to stop, if no process connects before.
     idle_due: Option<Timestamp>,
     /// Sockets for questions, until the daemon runs.
     listeners: Option<Listeners>,
@@ -815,7 +815,7 @@ fn claim(socket: &Path) -> Result<File, DaemonError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;
     }
-    // For this user alone: whoever may read it may lock it.
+    // For this user alone: a process that may read it may lock it.
     let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     loop {
         let file = open().map_err(setup)?;

@@ -125,7 +125,7 @@ impl Rule {
         }
     }
 
-    /// True if both are the same rule, whatever its figures.
+    /// True if both are the same rule, even with other figures.
     pub fn same_kind(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }

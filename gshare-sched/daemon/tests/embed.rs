@@ -98,11 +98,11 @@ fn a_daemon_that_is_told_to_ends_some_time_after_its_last_client() {
     let mut client = Client::connect(&path);
     client.enter(1, "alice", ResourceSpec::UNLIMITED);
     pass(100_000);
-    assert!(stays(), "somebody is connected");
+    assert!(stays(), "a client is connected");
     drop(client);
     within(|| (handle.snapshot().unwrap().connections == 0).then_some(()));
     pass(100_199);
-    assert!(stays(), "somebody may come yet");
+    assert!(stays(), "a client may come yet");
     pass(100_200);
     within(|| matches!(handle.snapshot(), Err(DaemonError::Stopped)).then_some(()));
     daemon.stop().unwrap();
@@ -162,7 +162,7 @@ fn what_a_process_overused_is_paid_back_by_the_next_of_its_name() {
     last.granted();
 }
 
-/// Grants a second to whoever asks; keeps no books.
+/// Grants a second to each client that asks; keeps no books.
 #[derive(Debug, Default)]
 struct Generous {
     clients: Vec<ClientStatus>,

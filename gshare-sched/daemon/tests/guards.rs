@@ -87,7 +87,7 @@ fn one_user_cannot_take_all_connections() {
     Client::connect(&path).enter(1, "flood", ResourceSpec::UNLIMITED);
 }
 
-/// Such a figure filled the device: nobody could reserve anything.
+/// Believed, the figure would fill the device, and no client could reserve anything.
 #[test]
 fn more_memory_than_the_device_has_is_not_believed() {
     let daemon = Local::start();

@@ -13,7 +13,7 @@
 //! | `<prefix>/record/<gpu>` | the [`GpuRecord`] as JSON | the writer's: gone when it is not renewed |
 //!
 //! A write is one transaction: if the version is still the expected one, both keys are put. A read is one transaction over
-//! both, so a record and its version belong together. Whatever a store does not surely hold is a miss: a record whose lease
+//! both, so a record and its version belong together. All that a store does not surely hold is a miss: a record whose lease
 //! has ended is not there, one that cannot be read as a record counts as not there, and a server that does not answer is
 //! [`StateError::Unavailable`], which a reader takes as a miss.
 //!
@@ -119,7 +119,7 @@ impl EtcdStore {
         STANDARD.encode(format!("{}/record/{}", self.prefix, gpu.number()))
     }
 
-    /// The lease of a GPU's record, kept alive or granted anew.
+    /// The lease of a GPU's record, kept alive or granted again.
     fn lease(&mut self, gpu: GpuId, seconds: u64) -> Result<String, StateError> {
         if let Some((granted, id)) = self.leases.get(&gpu)
             && *granted == seconds
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_store_without_a_server_is_unavailable_and_says_where() {
-        // Nobody listens at port 1 of the loopback.
+        // No server listens at port 1 of the loopback.
         let mut store = EtcdStore::new(["http://127.0.0.1:1/"], "/gshare/");
         let reason = store.version(GpuId::new(0)).unwrap_err().to_string();
         assert!(reason.starts_with("the store cannot be reached: http://127.0.0.1:1: "), "{reason}");

@@ -29,7 +29,7 @@ impl Server {
         let program = std::env::var_os("GSHARE_ETCD").filter(|text| !text.is_empty());
         let named = program.is_some();
         let program = program.unwrap_or_else(|| "etcd".into());
-        // The system says which ports are free. Somebody may take one before etcd does: then try again.
+        // The system says which ports are free. Another process may take one before etcd does: then try again.
         for _ in 0..5 {
             let dir = tempfile::tempdir().unwrap();
             let free = || TcpListener::bind("127.0.0.1:0").unwrap();

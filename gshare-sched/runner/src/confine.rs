@@ -1,13 +1,13 @@
 //! Processes as another user, each in a cgroup of its own.
 //!
 //! # Problem
-//! A function under the hook is a program of somebody else's. The hook keeps it to its share of a GPU; that it reads other functions'
+//! A function under the hook is a tenant's program. The hook keeps it to its share of a GPU; that it reads other functions'
 //! secrets, fills the host's memory or leaves children behind is the kernel's to prevent.
 //!
 //! # What is done
 //! With a [`User`] a process starts with that user's and group's number and no other group. With a folder of cgroups it gets a
-//! cgroup below it before its program begins, with the limits that are asked for, and whatever it has started is found there and
-//! killed when it ends, whichever process group it has made for itself. Both versions of cgroups serve: of version 1 the
+//! cgroup below it before its program begins, with the limits that are asked for, and all that it has started is found there and
+//! killed when it ends, in any process group that it has made for itself. Both versions of cgroups serve: of version 1 the
 //! folder is that of one controller, and only this one's limits can be kept.
 //!
 //! A cgroup's name says which process made it, so that [`sweep`] finds what one that was killed has left.

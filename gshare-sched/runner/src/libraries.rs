@@ -133,7 +133,7 @@ impl SimulatorDir {
     }
 }
 
-/// `first` and then whatever the variable says already; for a list of directories. For `LD_PRELOAD` there is
+/// `first` and then what the variable says already; for a list of directories. For `LD_PRELOAD` there is
 /// [`preload`](crate::preload()), which refuses what the loader would not find.
 pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
     let mut value = first.as_os_str().to_owned();

@@ -85,7 +85,7 @@ pub struct SharedGpu {
 const WHOLE: u128 = 10_000;
 
 impl SharedGpu {
-    /// An idle device with so many lanes.
+    /// An idle device with this number of lanes.
     pub fn new(lanes: usize) -> Self {
         Self { lanes: vec![Lane::default(); lanes], now: Timestamp::ZERO }
     }

@@ -3,7 +3,7 @@
 //! # Problem
 //! An engine that decides who may use a GPU is wrong in ways that a single call does not show: a wait that is too long, a
 //! share that is a point too small, an account that drifts. And it must be tested without a GPU, without a clock, and
-//! so that whatever was found can be shown again. Engines are told the time, so a simulation is only a loop that tells
+//! so that each finding can be shown again. Engines are told the time, so a simulation is only a loop that tells
 //! it to them; everything random in it comes from one printed seed.
 //!
 //! # What is here

@@ -3,7 +3,7 @@
 //! # What is checked
 //! After each event, over any [`ModelStore`]:
 //! - a client's references are the `Serve`s less what it gave back, and nothing that is referenced is evicted;
-//! - only what was loaded, or written and sealed, is served, and only to whom may read it;
+//! - only what was loaded, or written and sealed, is served, and only to a client that may read it;
 //! - a model is loaded into a tier once at a time; memory that was ordered and not freed is never more than the tier;
 //! - no tenant's charge grows beyond its limits;
 //! - a request is answered once, and not after its deadline; a refused event changes nothing.
@@ -383,7 +383,7 @@ impl<S: ModelStore> StoreDriver<S> {
             }
             StoreAction::Seal { arena } => match self.memory.get(&arena) {
                 Some(held) if held.stage == Stage::Sealing => Ok(()),
-                _ => Err("nobody finished writing it".into()),
+                _ => Err("no client finished writing it".into()),
             },
             StoreAction::Serve { ticket, client, arena, model } => {
                 self.answered(ticket, client)?;
@@ -508,7 +508,7 @@ impl<S: ModelStore> StoreDriver<S> {
             self.apply(StoreOp::Leave { slot })?;
         }
         match self.store.arenas().iter().find(|arena| arena.references > 0) {
-            Some(arena) => Err(format!("{} is referenced by nobody who is here", arena.arena)),
+            Some(arena) => Err(format!("{} is referenced by no client that is here", arena.arena)),
             None => Ok(()),
         }
     }

@@ -9,7 +9,7 @@
 //! 1. Each client has one queue (its stream). Only the head of a queue can start.
 //! 2. When a kernel arrives or ends, the heads are tried in the order in which their kernels were launched; each
 //!    that fits into the free SMs starts. One that does not fit is passed over: the hardware's block scheduler gives
-//!    free SMs to whoever can use them, and knows no fairness.
+//!    free SMs to any kernel that can use them, and knows no fairness.
 //! 3. A kernel that started runs for its duration.
 //!
 //! Example: A (60 % of the SMs, 2 ms), B (60 %, 1 ms) and C (40 %, 1 ms) are launched at 0. A and C start at 0, B

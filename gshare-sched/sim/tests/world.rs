@@ -10,7 +10,7 @@ fn read(name: &str, length: &str) -> Scenario {
     Scenario::read(&path, &[("length".to_owned(), length.to_owned())]).unwrap()
 }
 
-/// The scenario of everything, for so long; with `shares`, what of it runs on fractional devices.
+/// The scenario of everything, for this time; with `shares`, what of it runs on fractional devices.
 fn all(length: &str, shares: bool) -> (Scenario, Plan) {
     let mut scenario = read("all.toml", length);
     if shares {

@@ -11,7 +11,7 @@ use gshare_sim::scenario::{Scenario, WorkText};
 use gshare_sim::world::{self, Failure, Plan};
 use std::path::Path;
 
-/// What of the scenario of everything runs on fractional devices, for so long.
+/// The part of the scenario of everything that runs on fractional devices, for this time.
 fn shared(length: &str) -> (Scenario, Plan) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/scenarios/platform/all.toml");
     let mut scenario = Scenario::read(&path, &[("length".to_owned(), length.to_owned())]).unwrap();

@@ -85,7 +85,7 @@ impl Scaling {
         Self { engine, clients: BTreeMap::new(), joined: 0, actions: Vec::new() }
     }
 
-    /// When a period ends; `None` while nobody takes part.
+    /// When a period ends; `None` while no client takes part.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
     }
@@ -204,7 +204,7 @@ impl Scaling {
     }
 }
 
-/// The share that so many of a period's tokens are, within a quota.
+/// The share that `issued` of a period's `max_tokens` are, within a quota.
 fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
     let points = issued.saturating_mul(10_000) / max_tokens.max(1);
     let points = u16::try_from(points).unwrap_or(u16::MAX).max(LEAST);
@@ -291,7 +291,7 @@ mod tests {
         bench.periods(1, &[TRAINER]);
         assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"), "and all of it again");
         bench.scaling.leave(bench.now, TRAINER);
-        assert_eq!(bench.scaling.next_deadline(), None, "nobody takes part: nothing to wake up for");
+        assert_eq!(bench.scaling.next_deadline(), None, "no client takes part: nothing to wake up for");
     }
 
     #[test]

@@ -65,9 +65,9 @@ pub struct DeviceConfig {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// The share, whatever its processes ask for; `None`: the name is not listed, and has what its processes ask for.
+    /// The share, in place of the one that its processes ask for; `None`: the name is not listed, and has what they ask for.
     pub spec: Option<ResourceSpec>,
-    /// The class, whatever its processes say; `None`: as they say.
+    /// The class, in place of the one that its processes say; `None`: as they say.
     pub class: Option<ServiceClass>,
     /// The only user who may use the name; `None`: the first one, while its processes live.
     pub user: Option<u32>,

@@ -85,7 +85,7 @@ impl Debts {
     }
 }
 
-/// `time * by / of`, rounded up: what takes so long at the rate `by` takes at the rate `of`.
+/// `time * by / of`, rounded up: the time at the rate `of` for work that takes `time` at the rate `by`.
 pub(super) fn scaled(time: Duration, by: Quota, of: Quota) -> Duration {
     let product = u128::from(time.as_nanos()) * u128::from(by.get());
     Duration::from_wide_nanos(product.div_ceil(u128::from(of.get().max(1))))

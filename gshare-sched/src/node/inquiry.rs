@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn a_round_is_over_with_the_last_answer_or_when_its_time_is() {
         let mut inquiries = Inquiries::default();
-        assert_eq!(inquiries.begin(at(0), VIEW, [], None), None, "nobody to ask");
+        assert_eq!(inquiries.begin(at(0), VIEW, [], None), None, "no process to ask");
         let (first, asked) = inquiries.begin(at(0), VIEW, [B, C], None).unwrap();
         let (second, _) = inquiries.begin(at(1), STATUS, [B, C], None).unwrap();
         assert_eq!(asked, [B, C]);

@@ -17,7 +17,7 @@
 //!
 //! Without a daemon each process of an instance may hold its **part** of the limit and no more. Parts add up to the limit
 //! at most, so the limit holds whether the daemon is there or not. A part is what its process holds and an even share of
-//! what is free ([`parts`]). Parts are divided anew when a process comes or goes, and when a grant passes the part of
+//! what is free ([`parts`]). Parts are divided again when a process comes or goes, and when a grant passes the part of
 //! its process; those that shrink are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
 //! 862 and 162 MiB.
 //!
@@ -137,11 +137,11 @@ impl Ledger {
     pub(super) fn free(&self, tenant: Tenant) -> Bytes {
         let device = self.devices.get(&tenant.0).copied().unwrap_or_default();
         let own = self.tenants.get(&tenant).copied().unwrap_or_default();
-        // Accounts add up within u64, whatever the limits are.
+        // Accounts add up within u64, for limits of any size.
         device.free().min(own.free()).min(Bytes(u64::MAX - device.held.0))
     }
 
-    /// Bytes that the tenant's own limit leaves, whatever the device does.
+    /// Bytes that the tenant's own limit leaves, without regard to the device's.
     pub(super) fn tenant_free(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).copied().unwrap_or_default().free()
     }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model keeps one number per client and adds them up anew each time.
+        /// The model keeps one number per client and adds them up again each time.
         #[test]
         fn the_ledger_agrees_with_adding_up_every_client(steps in prop::collection::vec(step(), 0..200)) {
             const DEVICE: u64 = 150;

@@ -19,8 +19,9 @@
 //!
 //! # Rules
 //! 1. **Names.** A name belongs to one run of one user while any of its processes lives. A process joins it by the number of
-//!    the run, which is random, and as its user, whom the kernel names. The configuration may reserve a name for a user. The share is the configuration's for that name, else what the first process of the run asked for,
-//!    if the configuration lets unlisted names in.
+//!    the run, which is random, and as its user, which the kernel names. The configuration may reserve a name for a user.
+//!    The share is the configuration's for that name, else what the first process of the run asked for, if the
+//!    configuration lets unlisted names in.
 //! 2. **Admission.** <a id="admission"></a> An instance is admitted to a device if its request for time can be met beside
 //!    those of the instances that are there; an unlisted one also beside the requests of all listed names, there or not.
 //!    So unlisted clients take nothing from listed ones. A listed name may name the one device on which its request is

@@ -61,7 +61,7 @@ pub enum Refusal {
         /// The device's memory.
         device: Bytes,
     },
-    /// So many processes that a basis point for each is more than their share.
+    /// More processes than their share has basis points.
     #[error("{quota} divided by {processes} processes is less than 0.01%")]
     TooManyProcesses {
         /// The share of the instance.

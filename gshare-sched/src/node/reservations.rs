@@ -1,4 +1,4 @@
-//! Memory: reservations, the recall of slack, and what each process may hold without a daemon.
+//! Memory: reservations, whose unused memory is called back for them, and what each process may hold without a daemon.
 
 use super::inquiry::Purpose;
 use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memory_account, note, violation};
@@ -74,7 +74,7 @@ impl Node {
     ) {
         let entry = self.clients.get_mut(client);
         if !entry.is_some_and(|entry| self.ledger.release(&mut entry.account, bytes)) {
-            // Its account and this one differ. It states its own anew when it connects again.
+            // The client's account and this one differ. The client states its own again when it reconnects.
             violation(conn, "released more memory than it holds", out);
         }
     }

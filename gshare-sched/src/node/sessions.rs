@@ -322,7 +322,7 @@ impl Node {
         out.push(NodeAction::Send { conn, frame });
         // A client that is back was served by a daemon before. A new process may have siblings that were, too.
         if kept.is_some() {
-            // There was a daemon before, whatever the configuration says.
+            // There was a daemon before, even if the configuration does not say so.
             self.begun.get_or_insert(now);
         }
         let before = if kept.is_some() { Some(now) } else { self.begun };

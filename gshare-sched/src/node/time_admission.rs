@@ -53,7 +53,7 @@ mod tests {
         let met = |list: &[(&str, u16)]| can_be_met(&shares(list));
         assert!(met(&[("0.6:1", 100), ("0.4", 100)]));
         assert!(!met(&[("0.6:1", 100), ("0.41", 100)]));
-        assert!(met(&[("1", 50), ("1", 50), ("0:1", 100)]), "who asks for nothing is in nobody's way");
+        assert!(met(&[("1", 50), ("1", 50), ("0:1", 100)]), "a request of 0 is in no other's way");
         assert!(met(&[("0.2", 24), ("0.2", 80), ("0.4", 6), ("0.6", 100)]), "the example of the slot table");
         assert!(!met(&[("0.7", 40), ("0.7", 40), ("0.7", 40)]), "only two of them fit side by side");
     }

@@ -136,7 +136,7 @@ impl Node {
             }
         };
         if !taken {
-            // The account of a lease that its siblings outlived is closed now, whatever was named of it.
+            // The account of a lease that its siblings outlived is closed now, even if the report charged nothing.
             if !outlived {
                 note(Note::NoEffect, out);
             }

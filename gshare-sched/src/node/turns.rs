@@ -70,7 +70,7 @@ pub(super) enum Owner {
     Current,
     /// The member, and the engine has settled the lease.
     Late,
-    /// Another member, or nobody.
+    /// Another member, or none.
     Other,
 }
 
@@ -364,11 +364,11 @@ mod tests {
             assert_eq!(
                 turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)),
                 Some(A),
-                "nobody else waits"
+                "no other member waits"
             );
             use_up(&mut turns, A, lease);
         }
-        assert!(turns.ask(at(1_000), B), "nobody holds the lease");
+        assert!(turns.ask(at(1_000), B), "no member holds the lease");
         let mut got = Vec::new();
         for lease in 1_000..1_006 {
             let next = turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)).unwrap();

@@ -16,7 +16,7 @@ pub enum FactSource {
     Configuration,
     /// The driver, asked by the host.
     Driver,
-    /// The first process that attached to it: nobody else was there to ask.
+    /// The first process that attached to it: there was no other source to ask.
     #[default]
     Client,
 }

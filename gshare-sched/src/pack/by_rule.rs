@@ -6,8 +6,8 @@
 //! small pools. [`MaxRects`](super::MaxRects) and [`DiluPacker`](crate::place::DiluPacker) have an index.
 //!
 //! # Invariants
-//! Memory is never passed and members of a group never share a GPU, whatever the rule says; all else is the rule's. Placements
-//! have no offsets.
+//! Memory is never passed and members of a group never share a GPU, with any rule; all else is the rule's. Placements have no
+//! offsets.
 
 use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};

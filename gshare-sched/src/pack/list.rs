@@ -74,7 +74,7 @@ impl List {
         }
     }
 
-    /// The list and whatever lies behind it, and the length of the list.
+    /// The list with the rectangles that are stored behind it, and the length of the list.
     pub(crate) fn and_beyond(&self) -> (&[Rect], usize) {
         (&self.items, self.len)
     }

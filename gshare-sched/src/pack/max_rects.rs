@@ -852,7 +852,7 @@ impl Packer for MaxRects {
         self.place_filtered(demand, &|gpu| allowed(gpu), None)
     }
 
-    /// Apart from the above, since asking nobody is faster.
+    /// Apart from the above, since a search without a filter is faster.
     fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
         self.place_filtered(demand, &|_| true, None)
     }

@@ -8,11 +8,11 @@
 //! [`SlotTable`] is it, and [`SlotScheduler`](crate::token::SlotScheduler) keeps it.
 //!
 //! # Algorithm
-//! At a position of the window, whoever's slot covers it runs ([`SlotTable::running`]). What the slots leave free goes
+//! At a position of the window, the owners whose slots cover it run ([`SlotTable::running`]). What the slots leave free goes
 //! to others that wait, those with the most missing quota first, skipping any that does not fit
 //! ([`SlotTable::dispatch`]), until the next change ([`SlotTable::next_change`]).
 //!
-//! Where nobody packed, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
+//! Without a packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
 //! most the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots
 //! whose SMs need not be contiguous, largest first.
 //!

@@ -330,7 +330,7 @@ fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
     model.profiles.iter().map(lost).sum()
 }
 
-/// The best fit with the idle memory of one GPU cut anew.
+/// The best fit with the idle memory of one GPU cut into new slices.
 fn carve(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Option<Assignment> {
     let model = node.model();
     let base = model.base_profiles();

@@ -263,7 +263,7 @@ impl Way {
     }
 }
 
-/// The ways of so many steps from one ideal.
+/// The ways of exactly `k` steps from one ideal.
 #[derive(Debug)]
 struct Node {
     /// Numbers of the best way found and of the worst; `NONE` before there is one.

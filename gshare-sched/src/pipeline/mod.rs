@@ -20,7 +20,7 @@
 //! (`max_ideals`, `max_steps`), and then series cuts are used and the answer says so.
 //!
 //! **By CV** ([`RankMode::PaperCv`], `balanced`). On one reference slice the stages' times add up to the same `T`
-//! whatever the cut, so for a given number `k` of stages the CV grows with the sum of squares alone, and that is a
+//! for every cut, so for a given number `k` of stages the CV grows with the sum of squares alone, and that is a
 //! length of a path. For every `k` the paths of exactly `k` steps are listed shortest first by the recursive enumeration
 //! of k-best paths (Jiménez and Marzal, 1999): a node knows its shortest ways to the end so far and one candidate per
 //! step; the next best is the smallest candidate, which is then replaced by the next best of the node it leads to. A
@@ -41,7 +41,7 @@
 //!
 //! **Slices** ([`LeastFragmentation`]). Parts go to profiles by least latency, then least memory left over (an
 //! assignment problem, solved by augmenting paths); profiles to slices on the fewest GPUs, then where the idle memory
-//! stays most useful. With `carve`, a pipeline that does not fit is tried on each GPU with its idle memory cut anew.
+//! stays most useful. With `carve`, a pipeline that does not fit is tried on each GPU with its idle memory cut into new slices.
 //!
 //! ## Example
 //! A chain of 2, 3, 4 and 1 ms: `T` = 10. One stage has CV 0 and comes first. Two stages: 5|5 has squares 50, `k*S` =

@@ -94,7 +94,7 @@ impl Partitioner {
         Ok(Self { config })
     }
 
-    /// All pipelines of `dag` by CV, whatever slices there are.
+    /// All pipelines of `dag` by CV, without regard to the slices that there are.
     ///
     /// # Errors
     /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::Config`] for a goal that

@@ -8,7 +8,7 @@ use gshare_core::pipeline::{
 
 /// The most pipelines that are tried: a second or so at the worst.
 const MAX_TRIES: usize = 20_000;
-/// The same where each may be tried on dozens of ways to cut a GPU anew.
+/// The same where each may be tried on dozens of new ways to cut a GPU.
 const MAX_TRIES_CARVING: usize = 500;
 /// The most pipelines of equal CV and as many stages that are compared by how they run.
 const MAX_TIES: usize = 64;

@@ -81,7 +81,8 @@ impl RouterConfig {
     }
 }
 
-/// How long a late request is passed over while its function is `behind`: a fixed time, or so many percent of that if it is longer.
+/// How long a late request is passed over while its function is `behind`: `wait`, or `stretch_percent` of `behind` if that is
+/// longer.
 pub(crate) fn overdue_after(wait: Duration, stretch_percent: u32, behind: Duration) -> Duration {
     wait.max(behind.scaled(stretch_percent.into(), 100))
 }

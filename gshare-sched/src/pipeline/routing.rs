@@ -22,7 +22,7 @@
 //!    one that is late already is served, else the first.
 //! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
 //!    default a request that cannot be in time any more waits behind all that can. Time that the slices lack has to be
-//!    waited by somebody: if few are late they wait long, and without an end to it they would wait for the end of the
+//!    waited by some request: if few are late they wait long, and without an end to it they would wait for the end of the
 //!    overload. So the first of them is **overdue**, and goes before all others, [`RouterConfig::late_wait`] after its
 //!    deadline, or after a multiple of what its function is behind *by then*. What it was behind when the request
 //!    became late would not do: who is late first in a burst would be served in the midst of it, in place of one that
@@ -475,7 +475,7 @@ impl SlackRouter {
                 slice.running += 1;
                 let since = if load.is_zero() { slice.worked } else { Duration::ZERO };
                 slice.worked = since.saturating_add(latency);
-                // The time of who begins is the slice's; nobody falls behind it while idle.
+                // An instance that begins has the slice's time at least: none falls behind it while idle.
                 slice.clock = slice.clock.max(instance.used);
                 instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
             }
@@ -486,7 +486,7 @@ impl SlackRouter {
         }
     }
 
-    /// Gives waiting requests of the function to whoever is free for them.
+    /// Gives waiting requests of the function to the instances that are free for them.
     fn serve(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         self.sift(now, function, actions);
         loop {
@@ -707,7 +707,7 @@ impl SlackRouter {
         self.arrivals += 1;
         let late = self.config.late;
         let in_time = |of: &Function| of.fastest().is_some_and(|fast| now.saturating_add(fast) <= deadline);
-        // The usual case: an exclusive instance has room, so nobody waits.
+        // The usual case: an exclusive instance has room, so no request waits.
         if of.waiting() == 0
             && let Some(&(_, instance)) = of.free.first()
             && (late != Late::Reject || in_time(of))
@@ -755,7 +755,7 @@ impl SlackRouter {
             }
             _ if instance.has_room() => {
                 let key = (instance.latency(), at);
-                // If somebody waits, this is the only place.
+                // If a request waits, this is the only place.
                 if self.waiting(request.function) > 0 {
                     self.sift(now, request.function, actions);
                     if let Some(next) = self.pick(now, request.function, key.0) {

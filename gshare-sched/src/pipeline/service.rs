@@ -30,7 +30,7 @@ pub(super) fn rate(service: &Service) -> u64 {
     1_000_000_000_000_000 / interval.max(1)
 }
 
-/// Time that instances of this `rate` need for so many requests.
+/// Time that instances of this `rate` need for this many requests.
 pub(super) fn time_for(requests: usize, rate: u64) -> Duration {
     Duration::from_wide_nanos(requests as u128 * 1_000_000_000_000_000 / u128::from(rate.max(1)))
 }

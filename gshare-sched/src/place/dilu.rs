@@ -483,7 +483,7 @@ impl Packer for DiluPacker {
         Ok(self.commit(gpu, *demand))
     }
 
-    /// Apart from the above, since asking nobody is faster.
+    /// Apart from the above, since a choice without a filter is faster.
     fn place(&mut self, demand: &Demand) -> Result<Placed, PackError> {
         let gpu = self.choose(demand, &|_| true)?;
         Ok(self.commit(gpu, *demand))

@@ -112,7 +112,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// For GPUs of at most so much free limit, so many SMs and so much memory.
+    /// For GPUs of at most this much free limit, this many SMs and this much memory.
     pub(super) fn new(weights: Weights, most_limit: u32, largest_sm: u32, largest_memory: u64) -> Self {
         let unit = largest_memory / (COLUMNS as u64 - 1) + 1;
         let largest_sm = u64::from(largest_sm);
@@ -201,7 +201,7 @@ impl Grid {
             return None;
         }
         let need_step = self.step(need.limit);
-        // A GPU from here on in each of the three holds the need, whatever the cells leave open.
+        // A GPU from here on in each of the three holds the need, for all that the cells leave open.
         let sure_row = need.request.div_ceil(100) as usize;
         let sure_column = need.memory.div_ceil(self.unit) as usize;
         let sure_step = need.limit.div_ceil(self.step);

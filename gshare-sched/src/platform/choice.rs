@@ -3,7 +3,7 @@
 use gshare_core::platform::{FunctionSpec, Regime, Work};
 
 /// The regime of a function, of those that there are: `devices` tells how many devices of a regime there are, or `None`
-/// where nobody shares such devices out.
+/// where no pool shares such devices out.
 ///
 /// A regime that the function names is the one. Else a pipeline goes to slices, since only those run its stages; training
 /// goes to shares, where it can take what others leave; inference goes to shares, which hold several functions on a device, and

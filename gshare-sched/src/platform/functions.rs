@@ -1,8 +1,8 @@
 //! Functions from their deployment to their removal.
 
 use super::{
-    BTreeMap, Bytes, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection, RequestId,
-    Timestamp, choice,
+    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
+    RequestId, Timestamp, choice,
 };
 use gshare_core::platform::{FunctionSpec, Work};
 use gshare_core::profile::ProfileTable;
@@ -61,9 +61,30 @@ pub(super) struct Function {
     /// Requests that wait for its profile, by arrival.
     pub(super) held: BTreeSet<(Timestamp, RequestId)>,
     pub(super) stats: FunctionStats,
+    /// The GPU time that one of its requests uses: the mean of those answered, recent ones counting more.
+    pub(super) uses: Option<Duration>,
 }
 
 impl Function {
+    /// A request of it was answered after this GPU time.
+    pub(super) fn used(&mut self, time: Duration) {
+        let moved = |mean: Duration| mean.saturating_sub(mean.scaled(1, 8)).saturating_add(time.scaled(1, 8));
+        self.uses = Some(self.uses.map_or(time, moved));
+    }
+
+    /// The GPU time that its next request is expected to use: at its most effective setting, before one was answered.
+    pub(super) fn expected_use(&self) -> Duration {
+        let Work::Inference { profile: Some(profile) } = &self.spec.work else {
+            return self.uses.unwrap_or_default();
+        };
+        let at_best = || {
+            let point = profile.most_effective(|_| true)?;
+            let second = Duration::from_secs(1).scaled(point.area(), 100_000_000);
+            Some(second.scaled(1_000, point.throughput.as_milli()))
+        };
+        self.uses.or_else(at_best).unwrap_or_default()
+    }
+
     pub(super) const fn trains(&self) -> bool {
         matches!(self.spec.work, Work::Training { .. })
     }
@@ -141,7 +162,7 @@ impl Platform {
             actions.push(PlatformAction::Profile { function });
         }
         let (spec, stats) = (spec.clone(), FunctionStats::default());
-        let of = Function { spec, state, pool, instances: 0, held: BTreeSet::new(), stats };
+        let of = Function { spec, state, pool, instances: 0, held: BTreeSet::new(), stats, uses: None };
         self.functions.insert(function, of);
         self.take(pool, orders, actions);
         Ok(())

@@ -2,7 +2,7 @@
 //! cluster.
 //!
 //! # Problem
-//! Somebody deploys a function with a latency to keep and expects the rest to follow: it is profiled, scaled, placed,
+//! A user deploys a function with a latency to keep and expects the rest to follow: it is profiled, scaled, placed,
 //! given its requests, and makes room for others. Each of these is an engine of this crate. A host that wires them itself
 //! writes the same several hundred lines as every other host, and makes other mistakes. [`Platform`] is that wiring, as an
 //! engine: it decides, and a host (processes on one node, pods of a cluster, a simulation) carries out.
@@ -67,6 +67,7 @@ mod choice;
 mod error;
 mod fractional;
 mod functions;
+mod gpu_time;
 mod host_cache;
 mod naming;
 mod requests;
@@ -339,7 +340,7 @@ impl Platform {
         self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
         let mut gone = BTreeSet::new();
         for (instance, of) in self.instances.lose(gpu) {
-            self.forget_instance(instance, &of);
+            self.forget_instance(instance, of);
             gone.insert(instance);
         }
         // A pool whose deadline had come may have begun something there before it heard of the loss.

@@ -1,5 +1,6 @@
 //! Instances by the platform's names and by their pools'.
 
+use super::gpu_time::GpuTime;
 use super::{
     BTreeMap, Bytes, FunctionId, GpuId, InstanceReport, Platform, PlatformAction, PoolEvent, RequestId,
 };
@@ -18,8 +19,8 @@ pub(super) struct Named {
     pub(super) devices: BTreeSet<GpuId>,
     /// Memory that is booked for its tenant.
     pub(super) memory: Bytes,
-    /// The part of a device that it is guaranteed, in 1/10 000 of 1/10 000, summed over its parts.
-    pub(super) area: u64,
+    /// The use of its share by its requests.
+    pub(super) time: GpuTime,
     /// Requests that were dispatched to it; some may be elsewhere by now.
     pub(super) requests: BTreeSet<RequestId>,
 }
@@ -142,7 +143,7 @@ impl Platform {
         match &order {
             PlatformAction::Unpark { instance, parts, .. } => self.instances.moved(*instance, parts),
             PlatformAction::Dispatch { request, instance } => self.dispatched(*request, *instance),
-            PlatformAction::Reject { request, .. } => self.ended(*request, None),
+            PlatformAction::Reject { request, .. } => self.ended(*request, false),
             _ => {}
         }
         actions.push(order);
@@ -159,6 +160,7 @@ impl Platform {
         let all = self.memory();
         let of = self.functions.get_mut(&function)?;
         let (memory, area) = sums(parts);
+        let time = GpuTime::new(area, self.now);
         if !self.tenants.book(of.spec.tenant, memory, all) {
             of.stats.unmet += 1;
             let report = InstanceReport::Refused;
@@ -174,7 +176,7 @@ impl Platform {
             function,
             devices,
             memory,
-            area,
+            time,
             requests: BTreeSet::new(),
         }))
     }
@@ -191,14 +193,14 @@ impl Platform {
         let over =
             matches!(report, InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed);
         if over && let Some(of) = self.instances.remove(instance) {
-            self.forget_instance(instance, &of);
+            self.forget_instance(instance, of);
         }
         self.inform(pool, PoolEvent::Instance { instance: inside, report }, actions);
     }
 
     /// The host has nothing of the instance any more.
-    pub(super) fn forget_instance(&mut self, instance: InstanceId, of: &Named) {
-        self.lose_requests_of(instance, &of.requests);
+    pub(super) fn forget_instance(&mut self, instance: InstanceId, mut of: Named) {
+        self.lose_requests_of(instance, &mut of);
         let function = of.function;
         if let Some(known) = self.functions.get_mut(&function) {
             known.instances = known.instances.saturating_sub(1);

@@ -1,9 +1,10 @@
 //! Requests from their arrival to their end.
 
-use super::functions::FunctionState;
+use super::functions::{Function, FunctionState};
+use super::gpu_time::GpuTime;
+use super::naming::Named;
 use super::{Duration, FunctionId, Platform, PlatformAction, PoolEvent, Rejection, RequestId, Timestamp};
 use gshare_core::{InstanceId, TenantId};
-use std::collections::BTreeSet;
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,11 @@ pub(super) struct Request {
     place: Place,
     /// Whether it was dispatched at least once.
     dispatched: bool,
+    /// GPU time that it was expected to use when it was let in, and that it has used on instances that it has left.
+    expected: Duration,
+    used: Duration,
+    /// Its instance's mark when it came there.
+    came: u128,
 }
 
 impl Request {
@@ -60,7 +66,17 @@ impl Platform {
             actions.push(PlatformAction::Reject { request, reason: Rejection::TenantQueueFull });
             return;
         }
-        let of = Request { function, tenant, arrived: now, deadline, place: Place::Line, dispatched: false };
+        let of = Request {
+            function,
+            tenant,
+            arrived: now,
+            deadline,
+            place: Place::Line,
+            dispatched: false,
+            expected: Duration::ZERO,
+            used: Duration::ZERO,
+            came: 0,
+        };
         self.requests.insert(request, of);
         let until = now.saturating_add(self.config.max_held);
         self.held_until.set(request, deadline.map_or(until, |deadline| deadline.min(until)));
@@ -71,7 +87,14 @@ impl Platform {
     /// Lets in what the tenant may have at work.
     pub(super) fn admit(&mut self, tenant: TenantId, actions: &mut Vec<PlatformAction>) {
         let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
-        while let Some(request) = self.tenants.admit(self.now, tenant, devices) {
+        loop {
+            let (requests, functions) = (&mut self.requests, &self.functions);
+            let expects = |request| {
+                let Some(of) = requests.get_mut(&request) else { return Duration::ZERO };
+                of.expected = functions.get(&of.function).map_or(Duration::ZERO, Function::expected_use);
+                of.expected
+            };
+            let Some(request) = self.tenants.admit(self.now, tenant, devices, expects) else { break };
             self.give(request, actions);
         }
     }
@@ -94,9 +117,11 @@ impl Platform {
 
     /// A pool ordered a dispatch.
     pub(super) fn dispatched(&mut self, request: RequestId, instance: InstanceId) {
+        self.leave(request);
         if let Some(of) = self.requests.get_mut(&request) {
             of.place = Place::Runs(instance);
             if let Some(on) = self.instances.get_mut(instance) {
+                of.came = on.time.count(self.now, on.requests.len());
                 on.requests.insert(request);
             }
             if !core::mem::replace(&mut of.dispatched, true) {
@@ -106,31 +131,40 @@ impl Platform {
     }
 
     pub(super) fn done(&mut self, request: RequestId, took: Duration, actions: &mut Vec<PlatformAction>) {
-        let Some(of) = self.requests.get(&request).copied() else { return };
-        let Some(instance) = of.runs_on().and_then(|instance| self.instances.get_mut(instance)) else {
+        let runs_on = self.requests.get(&request).and_then(Request::runs_on);
+        let Some(pool) = runs_on.and_then(|instance| Some(self.instances.get(instance)?.pool)) else {
             return;
         };
-        instance.requests.remove(&request);
-        let pool = instance.pool;
-        // The time that the instance's share of a device was in use.
-        let used = took.scaled(instance.area, 100_000_000);
-        self.ended(request, Some(used));
+        self.ended(request, true);
         self.inform(pool, PoolEvent::Done { request, took }, actions);
     }
 
-    /// The request was answered after this GPU time, or rejected.
-    pub(super) fn ended(&mut self, request: RequestId, answered: Option<Duration>) {
+    /// The request is on its instance no longer, and has used GPU time there.
+    fn leave(&mut self, request: RequestId) {
+        let runs_on = self.requests.get(&request).and_then(Request::runs_on);
+        let Some(on) = runs_on.and_then(|instance| self.instances.get_mut(instance)) else { return };
+        let mark = on.time.count(self.now, on.requests.len());
+        on.requests.remove(&request);
+        if let Some(of) = self.requests.get_mut(&request) {
+            of.used = of.used.saturating_add(GpuTime::between(of.came, mark));
+        }
+    }
+
+    /// The request was answered, or rejected.
+    pub(super) fn ended(&mut self, request: RequestId, answered: bool) {
+        self.leave(request);
         self.held_until.clear(request);
         let Some(of) = self.requests.remove(&request) else { return };
         self.to_admit.insert(of.tenant);
         if of.place == Place::Line {
             self.tenants.left_line(of.tenant, of.arrived, request);
         } else {
-            self.tenants.ended(of.tenant, answered.unwrap_or_default(), of.dispatched);
+            self.tenants.ended(of.tenant, of.expected, of.used, of.dispatched);
         }
         let Some(function) = self.functions.get_mut(&of.function) else { return };
         function.held.remove(&(of.arrived, request));
-        if answered.is_some() {
+        if answered {
+            function.used(of.used);
             let took = self.now.saturating_since(of.arrived);
             function.stats.answered += 1;
             function.stats.within_slo += u64::from(function.spec.slo.is_none_or(|slo| took <= slo));
@@ -145,7 +179,7 @@ impl Platform {
         reason: Rejection,
         actions: &mut Vec<PlatformAction>,
     ) {
-        self.ended(request, None);
+        self.ended(request, false);
         actions.push(PlatformAction::Reject { request, reason });
     }
 
@@ -172,12 +206,14 @@ impl Platform {
     }
 
     /// The instance is gone: what it had is with its pool again.
-    pub(super) fn lose_requests_of(&mut self, instance: InstanceId, requests: &BTreeSet<RequestId>) {
-        for request in requests {
+    pub(super) fn lose_requests_of(&mut self, instance: InstanceId, lost: &mut Named) {
+        let mark = lost.time.count(self.now, lost.requests.len());
+        for request in &lost.requests {
             if let Some(of) = self.requests.get_mut(request)
                 && of.place == Place::Runs(instance)
             {
                 of.place = Place::Pool;
+                of.used = of.used.saturating_add(GpuTime::between(of.came, mark));
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Limits of tenants, checked before any pool hears of their requests.
+//! Limits of tenants of the cluster, checked before any pool hears of their requests.
 //!
 //! A tenant's requests wait in its own line while it has as many as it may at work, or has used the GPU time that it may in
-//! this window (GPU-enabled FaaS, section VI). GPU time is that of the instances' shares: a request that worked 20 ms on
-//! half of a device has used 10 ms.
+//! this window (GPU-enabled FaaS, section VI). A request at work counts with what those of its function used before; else a
+//! tenant would have all of a burst let in before the first of it has ended.
 
 use gshare_core::request::TenantLimits;
 use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
@@ -19,6 +19,8 @@ struct Tenant {
     waiting: u32,
     /// GPU time used in this window, with what is carried into it, and when the window ends.
     used: Duration,
+    /// GPU time that the requests at work are expected to use.
+    expected: Duration,
     window_ends: Timestamp,
     /// Memory of the instances of its functions.
     memory: Bytes,
@@ -54,9 +56,15 @@ impl Tenants {
         of.line.insert((arrived, request));
     }
 
-    /// The next request of the tenant that may be let in; it is at work from now on. `capacity` is the GPU time that all
-    /// devices have in a window.
-    pub(super) fn admit(&mut self, now: Timestamp, tenant: TenantId, devices: u32) -> Option<RequestId> {
+    /// The next request of the tenant that may be let in; it is at work from now on, and expected to use the GPU time that
+    /// `expects` says.
+    pub(super) fn admit(
+        &mut self,
+        now: Timestamp,
+        tenant: TenantId,
+        devices: u32,
+        expects: impl FnOnce(RequestId) -> Duration,
+    ) -> Option<RequestId> {
         let window = self.window;
         let of = self.tenants.get_mut(&tenant)?;
         if of.line.is_empty() || of.at_work >= of.limits.max_processes {
@@ -66,19 +74,20 @@ impl Tenants {
         let may =
             Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
         if now >= of.window_ends {
-            // A request counts when it has ended: what went beyond the share is carried.
+            // What went beyond the share is carried.
             let over = now.saturating_since(of.window_ends).as_nanos() / window.as_nanos().max(1);
             of.used = of.used.saturating_sub(may.saturating_mul(over.saturating_add(1)));
             of.window_ends = now.saturating_add(window);
         }
         // Before there are devices a request waits for them in its pool, unless the tenant may have nothing of any.
         let least = Duration::from_nanos(u64::from(share > 0));
-        if share < 10_000 && of.used >= may.max(least) {
+        if share < 10_000 && of.used.saturating_add(of.expected) >= may.max(least) {
             self.throttled.insert((of.window_ends, tenant));
             return None;
         }
         let (_, request) = of.line.pop_first()?;
         of.at_work += 1;
+        of.expected = of.expected.saturating_add(expects(request));
         Some(request)
     }
 
@@ -110,9 +119,10 @@ impl Tenants {
     }
 
     /// A request that was let in has ended, after this GPU time; `dispatched` unless it was still waiting.
-    pub(super) fn ended(&mut self, tenant: TenantId, used: Duration, dispatched: bool) {
+    pub(super) fn ended(&mut self, tenant: TenantId, expected: Duration, used: Duration, dispatched: bool) {
         if let Some(of) = self.tenants.get_mut(&tenant) {
             of.at_work = of.at_work.saturating_sub(1);
+            of.expected = of.expected.saturating_sub(expected);
             of.used = of.used.saturating_add(used);
             if !dispatched {
                 of.waiting = of.waiting.saturating_sub(1);
@@ -161,16 +171,28 @@ mod tests {
     fn time_beyond_the_share_is_carried_into_the_next_windows() {
         let (tenant, at) = (TenantId::new(1), |seconds: u64| Timestamp::from_millis(1_000 * seconds));
         let mut tenants = tenants(1_000);
-        assert!(tenants.admit(at(0), tenant, 1).is_some());
-        tenants.ended(tenant, Duration::from_secs(60), true);
-        assert_eq!(tenants.admit(at(60), tenant, 1), None, "54 s of a share of 6 s");
-        assert_eq!(tenants.admit(at(120), tenant, 1), None);
+        let unknown = |_| Duration::ZERO;
+        assert!(tenants.admit(at(0), tenant, 1, unknown).is_some());
+        tenants.ended(tenant, Duration::ZERO, Duration::from_secs(60), true);
+        assert_eq!(tenants.admit(at(60), tenant, 1, unknown), None, "54 s of a share of 6 s");
+        assert_eq!(tenants.admit(at(120), tenant, 1, unknown), None);
         // Ten windows after the request there is none of it left.
-        assert!(tenants.admit(at(600), tenant, 1).is_some());
+        assert!(tenants.admit(at(600), tenant, 1, unknown).is_some());
+    }
+
+    #[test]
+    fn requests_at_work_count_with_what_they_are_expected_to_use() {
+        let (tenant, now) = (TenantId::new(1), Timestamp::ZERO);
+        let (mut tenants, four) = (tenants(1_000), Duration::from_secs(4));
+        assert!(tenants.admit(now, tenant, 1, |_| four).is_some());
+        assert!(tenants.admit(now, tenant, 1, |_| four).is_some());
+        assert_eq!(tenants.admit(now, tenant, 1, |_| four), None, "8 s of a share of 6 s");
+        tenants.ended(tenant, four, Duration::from_secs(1), true);
+        assert!(tenants.admit(now, tenant, 1, |_| four).is_some(), "1 s used and 4 s expected");
     }
 
     #[test]
     fn a_tenant_that_may_have_no_time_has_none() {
-        assert_eq!(tenants(0).admit(Timestamp::ZERO, TenantId::new(1), 4), None);
+        assert_eq!(tenants(0).admit(Timestamp::ZERO, TenantId::new(1), 4, |_| Duration::ZERO), None);
     }
 }

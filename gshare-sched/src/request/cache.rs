@@ -1,7 +1,7 @@
 //! The cache manager: what is in a GPU's memory, and what has to go (GPU-enabled FaaS, section III-D).
 //!
 //! # Algorithm
-//! To make room for a model, copies that nobody uses and that are not pinned are taken in the order of the policy, the
+//! To make room for a model, copies that no request uses and that are not pinned are taken in the order of the policy, the
 //! least worth keeping first, until they suffice. Then every victim that is superfluous is put back, the most worth
 //! keeping first: an early small victim is not lost when a later large one makes the room alone. If all of them together
 //! do not suffice, nothing is evicted.

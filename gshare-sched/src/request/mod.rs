@@ -37,7 +37,7 @@ use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 #[cfg_attr(feature = "serde", serde(tag = "policy", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Policy {
-    /// The head of the queue goes to whichever GPU is idle: the baseline of GPU-enabled FaaS, section V-A.
+    /// The head of the queue goes to any GPU that is idle: the baseline of GPU-enabled FaaS, section V-A.
     LoadBalance,
     /// Locality-aware load balancing, in order (section IV-A).
     Lalb,
@@ -144,7 +144,7 @@ impl SchedulerConfig {
             ConfigError::unless(!wait.is_zero(), "max_wait", wait, "need more than 0, or none")?;
         }
         gshare_core::check_fields!(self {
-            skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips nobody)";
+            skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips no request)";
             max_batch in 1..=1024, "need 1 to 1024";
             eviction in ..=hour, "need at most 3600s";
             deviations in ..=100, "need at most 100";

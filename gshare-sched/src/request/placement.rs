@@ -161,7 +161,7 @@ impl<'a> View<'a> {
 /// use gshare_sched::request::placement::{Decision, PlacementRule, View};
 /// use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
 ///
-/// /// Never loads a second copy of a model: whoever comes while it is in use waits for it.
+/// /// Never loads a second copy of a model: a request that comes while the copy is in use waits for it.
 /// #[derive(Debug)]
 /// struct OneCopy;
 ///
@@ -207,7 +207,7 @@ impl Policy {
     }
 }
 
-/// The head of the queue is loaded on whichever GPU is idle (GPU-enabled FaaS, section V-A).
+/// The head of the queue is loaded on any GPU that is idle (GPU-enabled FaaS, section V-A).
 #[derive(Debug)]
 struct LoadBalance;
 

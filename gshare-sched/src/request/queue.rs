@@ -5,11 +5,11 @@
 //! lines 11-16). Counting that in every request costs O(queue) per dispatch.
 //!
 //! # Algorithm
-//! A request is skipped when one that arrived later leaves the queue first, and whoever overtakes `r` overtakes everyone
+//! A request is skipped when one that arrived later leaves the queue first, and a request that overtakes `r` overtakes all
 //! before `r` too. So the counts never increase from the head to the tail, and their differences suffice: each request
-//! carries a **mark**, and its count is the sum of the marks from itself to the tail. When `x` is dispatched, everyone
-//! before it was skipped once more: its predecessor gets one mark. When `x` goes, for whatever reason, its predecessor
-//! also inherits `x`'s marks; those of the head vanish. The head's count is the sum of all marks, which is kept.
+//! carries a **mark**, and its count is the sum of the marks from itself to the tail. When `x` is dispatched, all before it
+//! were skipped once more: its predecessor gets one mark. When `x` goes, for any reason, its predecessor also inherits
+//! `x`'s marks; those of the head vanish. The head's count is the sum of all marks, which is kept.
 //!
 //! ## Example
 //! Queue `a b c d`, all marks 0. Dispatch `c`: mark(b) = 1; the counts are a 1, b 1, d 0. Dispatch `b`: `a` inherits one

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! Requests for many models arrive; GPUs hold a few models each; loading one takes two to three times as long as running
-//! it. Give requests to GPUs so that few are loaded, no GPU idles while there is work for it, and nobody waits for ever.
+//! it. Give requests to GPUs so that few are loaded, no GPU idles while there is work for it, and no request waits for ever.
 //!
 //! # Terms
 //! The words of [`gshare_core::request`], and
@@ -56,7 +56,7 @@
 //!
 //! If all GPUs are of one kind and nothing is pinned, a request is skipped at most `skip_limit` times: the first one in the
 //! queue that is due is placed by the next GPU that becomes idle. A GPU that cannot serve it passes over it. In a local
-//! queue nobody is overtaken.
+//! queue no request is overtaken.
 //!
 //! # Cost
 //! An event costs O(c log n): c copies on the GPU it concerns, n GPUs that share one of their models. Choosing for an idle
@@ -65,14 +65,14 @@
 //!
 //! # Differences from the paper
 //! - The limit is reached when skips **equal** it, as the text says; Algorithm 1 tests for "higher", which gives everyone
-//!   a free skip under limit 0. Skips are counted when somebody overtakes, not when a scan passes by.
+//!   a free skip under limit 0. Skips are counted when a request overtakes, not when a scan passes by.
 //! - A GPU that was given a request is busy at once, within the same round too; idle means no local queue either.
 //! - Of the busy GPUs the best is taken, not the first below the bound, and whole finish times are compared:
 //!   `wait(j) + infer(j) < load(g) + infer(g)`, which the printed test equals only on GPUs of one kind.
-//! - A model counts as cached from the decision to load it. Copies that somebody runs on or waits for are not evicted.
+//! - A model counts as cached from the decision to load it. Copies that a request runs on or waits for are not evicted.
 //! - A model may have a limit of copies ([`RequestEvent::ModelLimited`]); the paper's may be loaded on every GPU.
 //! - Requests that fit no GPU are rejected (the paper's eviction loop would not end), superfluous victims are put back.
-//! - Skips alone do not bound a wait: while nothing is dispatched nobody is skipped. So there is an age, too.
+//! - Skips alone do not bound a wait: while nothing is dispatched no request is skipped. So there is an age, too.
 
 mod admitting;
 mod check;
@@ -341,7 +341,7 @@ impl LocalityScheduler {
         &self.models[model as usize]
     }
 
-    /// Rejects those for which it became too late, and lets time shares start anew.
+    /// Rejects those for which it became too late, and lets time shares start again.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<RequestAction>) {
         let windows_passed = self.tenants.window_end(self.now) <= now;
         self.now = now;

@@ -1,4 +1,5 @@
-//! Tenants: how many of their requests are let into the queue (GPU-enabled FaaS, section VI), and in which turn.
+//! Tenants of one request scheduler: how many of their requests are let into its queue (GPU-enabled FaaS, section VI), and in
+//! which turn. A platform over several pools has limits of its own before that (`platform/tenant_limits.rs`).
 //!
 //! # Algorithm
 //! A request enters the global queue only through its tenant's gate; otherwise it is held, in the tenant's own order.
@@ -11,7 +12,7 @@
 //!   this last rule is waived.
 //!
 //! ## Example
-//! Horizon 2 s, requests of 1 s. A sends 100 requests: nobody else has work, A itself is the least served; 3 enter (0, 1 and
+//! Horizon 2 s, requests of 1 s. A sends 100 requests: no other tenant has work, A itself is the least served; 3 enter (0, 1 and
 //! 2 s asked), the others as these are served. B's first request finds at most 3 of A before it, not 100.
 
 use gshare_core::request::TenantLimits;

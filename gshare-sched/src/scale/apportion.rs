@@ -1,4 +1,4 @@
-//! Sharing out a whole number in proportion to weights, nobody more than he can use.
+//! Sharing out a whole number in proportion to weights, each part at most what can be used.
 
 /// One who wants a part.
 #[derive(Debug, Clone, Copy)]

@@ -79,8 +79,8 @@ pub struct CoScaler<V = DiluVertical, H = PeakHorizontal> {
 }
 
 impl CoScaler {
-    /// A co-scaler that learns, and beside it a horizontal scaler that counts on what instances do at their limits; at most so
-    /// many clients and otherwise at their defaults.
+    /// A co-scaler that learns, and beside it a horizontal scaler that counts on what instances do at their limits; at most this
+    /// number of clients and otherwise at their defaults.
     ///
     /// # Errors
     /// More clients than [`DiluVerticalConfig::max_clients`] may be.

@@ -1,6 +1,6 @@
 //! The shortest kernel launching cycle of late, per model and batch size.
 //!
-//! A KLC says something only beside the KLC of the same work when nobody was in the way. So minima are kept apart by
+//! A KLC says something only beside the KLC of the same work when no neighbour was in the way. So minima are kept apart by
 //! model and by **bucket** of the batch size (sizes of the same power of two, rounded up), and they age: only the last
 //! [`KEPT`] cycles of at most [`MAX_AGE`] count, so a minimum from a cold or lucky run is forgotten.
 
@@ -167,7 +167,7 @@ mod tests {
         let mut judge = |secs, micros, clean| cycles.judge(at(secs), MODEL, 1, micros, clean, true);
         let first = judge(0, 200, false);
         assert_eq!((first.ratio, first.sure, first.asks), (None, false, true));
-        assert_eq!(judge(1, 100, false).ratio, Some(10_000), "nobody makes a cycle shorter");
+        assert_eq!(judge(1, 100, false).ratio, Some(10_000), "no neighbour makes a cycle shorter");
         let later = judge(29, 150, false);
         assert_eq!((later.ratio, later.asks), (Some(15_000), false), "asked once in 30 s");
         assert!(judge(30, 150, false).asks);

@@ -1,4 +1,4 @@
-//! The instances of all functions: what every horizontal scaler keeps, whatever it decides by.
+//! The instances of all functions, which every horizontal scaler keeps, by any rule of decision.
 //!
 //! ```text
 //! Start ─▶ starting ─ InstanceReady ─▶ ready ─ Drain ─▶ draining ─ InstanceGone ─▶ gone

@@ -1,7 +1,7 @@
 //! Heuristic scaling by profile (FaST-GShare, section 3.4.1, Algorithm 1), with its gaps closed.
 //!
 //! # Problem
-//! A function has a profile: so many requests per second at this SM share and that quota. Its load changes. Choose how
+//! A function has a profile: requests per second at each SM share and quota. Its load changes. Choose how
 //! many instances to run and at which points, so that the load is served within the SLO on as little of the GPUs as
 //! possible.
 //!
@@ -54,7 +54,7 @@
 //! 7. The scale-down loop never ends if the first pod is larger than the gap. One pass, and it looks at all of them.
 //! 8. Ties are not given: see step 2.
 //! 9. How load is predicted is not given: see the terms.
-//! 10. Throughput is what a closed loop measures, where nobody waits but as many as are served. Of requests that come as they
+//! 10. Throughput is what a closed loop measures, where no more requests wait than are served. Of requests that come as they
 //!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::forecast::Forecast;
@@ -74,7 +74,7 @@ crate::settings_table::settings! {
         /// Capacity beyond the predicted load, however even arrivals are. 10 %: what comes while an instance starts.
         #[cfg_attr(feature = "serde", serde(rename = "headroom_basis_points"))]
         pub headroom: BasisPoints = BasisPoints::percent(10), with_headroom;
-        /// Part of the requests that may wait so long that they miss twice the function's bound on p95. 1 %. 0: it is not asked.
+        /// Part of the requests that may miss twice the function's bound on p95 by their wait. 1 %. 0: it is not asked.
         #[cfg_attr(feature = "serde", serde(rename = "late_share_basis_points"))]
         pub late_share: BasisPoints = BasisPoints::percent(1), with_late_share;
         /// Capacity beyond the target that is put up with. 10 %: twice the error of the prediction at 100 requests/s.
@@ -137,7 +137,7 @@ impl HeuristicHorizontal {
         Forecast::of(&known.state.reports, self.config.fleet.tick, known.start_time())
     }
 
-    /// The queue of a function before the most effective of its points; `None` where nobody said how long it may be.
+    /// The queue of a function before the most effective of its points; `None` where no setting says how long it may be.
     fn queue(&self, known: &Function<History>, forecast: Forecast) -> Option<Queue> {
         let (late, max_p95, server) = (self.late?, known.spec().max_p95?, known.best()?);
         // p95 is at most half of what a request may take.

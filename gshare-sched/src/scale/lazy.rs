@@ -20,7 +20,7 @@
 //!    not ready yet; never below the minimum, and never the last;
 //! 4. only one is deployed, the minimum is 0, and no request came for `keep_alive`: drain it.
 //!
-//! After 2 or 3 the window starts anew. Between two such steps of a function lie at least `cooldown`.
+//! After 2 or 3 the window starts empty. Between two such steps of a function lie at least `cooldown`.
 //!
 //! ## Example
 //! One instance serves 50 requests/s. Load jumps to 80 for 15 s and back to 40: 15 reports are above 50, nothing is started.
@@ -116,12 +116,12 @@ impl History {
         self.last_step.is_none_or(|at| now.saturating_since(at) >= config.cooldown)
     }
 
-    /// Whether no request came for so long that the last instance may go.
+    /// True if no request came for `keep_alive`: the last instance may go.
     pub(super) fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
         now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
     }
 
-    /// A step was done: the window starts anew.
+    /// A step was done: the window starts empty.
     pub(super) fn stepped(&mut self, now: Timestamp) {
         self.window.clear();
         self.last_step = Some(now);

@@ -4,7 +4,7 @@
 //! The lazy scaler ([`lazy`](super::lazy)) takes an instance for one number, well below what it can do, for bursts have to fit.
 //! That is right for one instance. For several it is too much: beside a co-scaler each surges to its limit, and together
 //! they have room for the burst before the next is started. Starting late on one instance, on the other hand, is what makes
-//! requests late: a burst then finds nobody else. So the question *when* is answered as the lazy scaler does, the question
+//! requests late: a burst then finds no other instance. So the question *when* is answered as the lazy scaler does, the question
 //! *whether* by what the running instances can do at their limits.
 //!
 //! # Terms
@@ -43,7 +43,7 @@
 //! function and its profile.
 //!
 //! # Differences from the paper
-//! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts whatever is entitled.
+//! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts all that are entitled.
 use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
 use gshare_core::profile::RequestRate;
@@ -96,7 +96,7 @@ fn another(known: &Function<History>) -> RequestRate {
 #[derive(Debug, Default)]
 struct History {
     window: Window,
-    /// The last reports, whatever steps were done; the newest at the back.
+    /// The last reports, kept when a step is done; the newest at the back.
     reports: VecDeque<RequestRate>,
     entitled: u32,
 }

@@ -88,7 +88,7 @@ impl Queue {
     ) -> Self {
         let (load, server) = (load.as_milli(), server.as_milli().max(1));
         let decay = u128::from(wait.as_nanos()) * 2 * LOG_E / u128::from(dispersion.max(1));
-        // Beyond that a thousandth of a request more is enough for whatever is needed.
+        // Beyond that a thousandth of a request more is enough for any need.
         let decay = u64::try_from(decay).unwrap_or(u64::MAX);
         Self { load, log: log2(load), server, decay, late }
     }

@@ -3,7 +3,7 @@
 //! # Problem
 //! An inference instance and a trainer share a GPU. Most of the time the instance is idle or far below what its latency
 //! needs, and the trainer should have the rest; when a burst comes, the instance must have its SMs back within
-//! milliseconds. Static shares waste one or break the other. So the shares are set anew in every period (5 ms), from
+//! milliseconds. Static shares waste one or break the other. So the shares are set again in every period (5 ms), from
 //! the one sign of trouble that the launches themselves show: the kernel launching cycle of the instance gets longer.
 //!
 //! # Terms
@@ -86,9 +86,9 @@
 //!
 //! # Beyond the paper
 //! With [`learn`](DiluVerticalConfig::learn):
-//! - **Minima.** A minimum is worth something only if nobody was in the way. Beside a neighbour that never rests, the shortest KLC
+//! - **Minima.** A minimum is worth something only if no neighbour was in the way. Beside one that never rests, the shortest KLC
 //!   of late is a contended one, ratios are 1, and the neighbour grows step by step without ever being noticed. So only **clean**
-//!   KLCs become minima: those during which everybody else who is not an owner was idle or at its floor; and any that is
+//!   KLCs become minima: those during which every other client that is not an owner was idle or at its floor; and any that is
 //!   shorter than all before, for neighbours never make one shorter. Minima do not age: a model that gets slower has its
 //!   neighbours at their floors, and its KLCs are clean then. At the first KLC of a model and bucket, and every 30 s until a clean
 //!   one is known, the others step down to their floors, and the owner is raised to its limit, until a clean KLC ends or a window
@@ -140,7 +140,7 @@ crate::settings_table::settings! {
         /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
         #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
         pub period: Duration = Duration::from_millis(5), with_period;
-        /// The unit of tokens. Microseconds: the bound on a client is then a time, whatever its kernels look like.
+        /// The unit of tokens. Microseconds: the bound on a client is then a time, for kernels of any kind.
         pub unit: TokenUnit = TokenUnit::Micros, with_unit;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
@@ -164,7 +164,7 @@ crate::settings_table::settings! {
         /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
         pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
-        /// Whether owners learn what their KLCs are alone, and get what nobody else wants. See "Beyond the paper"; off, as
+        /// Owners learn what their KLCs are alone, and get what no other client wants. See "Beyond the paper"; off, as
         /// in the paper.
         pub learn: bool = false, with_learn;
         /// Number of client slots. 4,096.
@@ -190,7 +190,7 @@ impl DiluVerticalConfig {
         })
     }
 
-    /// `M` of a GPU that nobody calibrated; `None` if that cannot be known.
+    /// `M` of a GPU that was not calibrated; `None` if that cannot be known.
     fn default_max_tokens(&self) -> Option<u64> {
         match self.unit {
             TokenUnit::Micros => Some(self.period.as_nanos() / 1_000),
@@ -293,7 +293,7 @@ impl Client {
         };
     }
 
-    /// With `small` it is 1 % of the request whatever was launched.
+    /// With `small` the floor is 1 % of the request, for kernels of any size.
     fn floor(&self, block: u64, small: bool) -> u64 {
         if self.class.is_slo_sensitive() {
             return self.request;
@@ -446,7 +446,7 @@ impl DiluVertical {
         }
     }
 
-    /// Ends the periods that are over. Those that nobody told us about in time saw no launches.
+    /// Ends the periods that are over. Those of which the host did not tell in time saw no launches.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<VerticalAction>) {
         self.now = now;
         if self.present == 0 || now < self.period_end {
@@ -499,7 +499,7 @@ impl DiluVertical {
         self.invariants(index, ended);
     }
 
-    /// Whether somebody who is not an owner used more than its floor in the period that ended; what it launched may run
+    /// Notes whether a client that is not an owner used more than its floor in the period that ended; what it launched may run
     /// for one more.
     fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
         let block = self.block(ended);

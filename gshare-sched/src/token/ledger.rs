@@ -1,7 +1,7 @@
 //! The accounts and leases of the policies that settle quotas by window: who has used what, who holds what, who waits.
 //!
-//! [`MultiToken`](super::MultiToken) and [`SlotScheduler`](super::SlotScheduler) differ in whom they serve next, and in
-//! nothing else: both keep one [`Ledger`]. It does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)),
+//! [`MultiToken`](super::MultiToken) and [`SlotScheduler`](super::SlotScheduler) differ in the client that they serve next, and
+//! in nothing else: both keep one [`Ledger`]. It does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)),
 //! marks the GPUs on which a client may now be served ([`Gpu::dirty`]), and carries out a grant. The policy dispatches.
 //!
 //! # Invariants
@@ -132,8 +132,8 @@ pub(super) struct Rank {
 
 /// A whole request, and a whole window, in the order of dispatch.
 const WHOLE: i64 = 1 << 16;
-/// The time that a client waits counts as lag by this divisor, up to so many windows. Whole kernels divide windows into equal parts but
-/// for microseconds: the longer wait decides then.
+/// The time that a client waits counts as lag by this divisor, up to `AGED` windows. Whole kernels divide windows into equal
+/// parts but for microseconds: the longer wait decides then.
 const AGING: i64 = 12;
 const AGED: u64 = 4;
 
@@ -166,7 +166,7 @@ pub(super) struct Client {
     brought: Duration,
     /// The client came or its share changed in this window: it may lack a part of a whole one.
     fresh: bool,
-    /// Time beyond its request that nobody else claimed, fading.
+    /// Time beyond its request that no other client claimed, fading.
     pub(super) surplus: Duration,
     pub(super) total: Duration,
     /// Serial number and time of the request that this token answered.
@@ -612,7 +612,7 @@ impl Ledger {
                 // The difference was lost to all of them alike.
                 lag - (behind - ahead) * i128::from(signed(client.request)) / requests.max(1)
             } else if ahead > behind && lag < 0 {
-                // The difference was taken from nobody.
+                // The difference was taken from no client.
                 lag * behind / ahead
             } else {
                 lag

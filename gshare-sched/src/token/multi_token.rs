@@ -10,7 +10,7 @@
 //!
 //! The difficulty is what to charge. A kernel cannot be stopped, so a client may take more than it was granted. A host may
 //! pause between kernels, so a client may hold the GPU and use a tenth of it. The engine therefore keeps two accounts. *Order* goes
-//! by what a client **occupied**, since nobody else could have that time; the *limit* goes by what it **used**, since that is
+//! by what a client **occupied**, since no other client could have that time; the *limit* goes by what it **used**, since that is
 //! what it was sold.
 //!
 //! # Terms
@@ -38,7 +38,7 @@
 //!      The lag of a client with overuse becomes minus that, at most: it pays in both accounts.
 //!    - Let `P` be the sum of all positive lags and `N` that of the negative ones. `P > N`: the difference was lost to
 //!      hand-overs; every waiting client's lag falls by its part of it, in proportion to the requests. `N > P`: the difference
-//!      was taken from nobody; negative lags shrink by the factor `P / N`, and what is forgiven counts as surplus only.
+//!      was taken from no client; negative lags shrink by the factor `P / N`, and what is forgiven counts as surplus only.
 //!    - The limit of the new window is raised by the positive lag that is left, as far as the request was missed by use as well:
 //!      what others overran can be made good. Then `lag += r*W`.
 //! 2. **Account** for the event. A lease takes what it occupies off its client's lag, and what it uses off the limit. Usage counts
@@ -66,8 +66,8 @@
 //! ## Example
 //! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
 //! ask again. Lags are 20 and 30 ms. A asked first and runs 0-10 ms: its lag is half of its request. B runs 10-20 ms (two thirds)
-//! and 20-30 ms (one third); A runs 30-40 ms and is throttled. B runs 40-50 ms, its lag is 0, nobody else is ready, and
-//! it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from nobody: it is forgiven, and is surplus.
+//! and 20-30 ms (one third); A runs 30-40 ms and is throttled. B runs 40-50 ms, its lag is 0, no other client is ready,
+//! and it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from no client: it is forgiven, and is surplus.
 //!
 //! ## Example of a pause
 //! A and B have 50 % each. A's host pauses for 90 % of the time it holds a token; B is busy. A token of A lasts 12 ms by the clock,
@@ -85,10 +85,11 @@
 //! - every holder is in the table of release times.
 //!
 //! From these: over `n` windows a client uses at most `n` limits, one request and one kernel. If the requests of a GPU add up to at
-//! most the whole, a client that keeps asking and keeps the GPU busy while it holds a token gets its request, **whatever the
-//! others do with theirs**, less hand-over times; what a window's last turn takes from it comes back in the next. An eligible client waits at
-//! most for one token of each other client, its slack and grace, and one window. A client whose request is 0 is promised nothing. For
-//! sums of requests above the whole (which SM partitions allow) see [`SlotScheduler`](super::SlotScheduler).
+//! most the whole, a client that keeps asking and keeps the GPU busy while it holds a token gets its request, **however the
+//! others use theirs**, less hand-over times; what a window's last turn takes from it comes back in the next. An eligible client
+//! waits at most for one token of each other client, its slack and grace, and one window. A client whose request is 0 is
+//! promised nothing. For sums of requests above the whole (which SM partitions allow) see
+//! [`SlotScheduler`](super::SlotScheduler).
 //!
 //! # Cost
 //! O(log n) per event for n clients on the GPU, plus eight candidates, the holders looked at for a reservation and at most
@@ -117,7 +118,7 @@ use gshare_core::{
 crate::settings_table::settings! {
     /// Settings of [`MultiToken`].
     pub struct MultiTokenConfig {
-        /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and nobody who is owed time is
+        /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and no client that is owed time is
         /// without it for longer than people notice.
         #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
         pub window: Duration = Duration::from_millis(100), with_window;
@@ -276,7 +277,7 @@ impl MultiToken {
                 return Reservation { at: release, beside: free - needed };
             }
         }
-        // Free and held SMs are the whole GPU, and nobody needs more.
+        // Free and held SMs are the whole GPU, and no client needs more.
         Reservation { at: self.ledger.now, beside: 0 }
     }
 }
@@ -557,7 +558,7 @@ mod tests {
         assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(2), "12 ms used of a limit of 10");
     }
 
-    /// Otherwise whoever holds the last token of a window would have its time for nothing.
+    /// Otherwise the client that holds the last token of a window would have its time for nothing.
     #[test]
     fn a_return_after_the_end_of_its_window_counts_as_surplus() {
         let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
@@ -658,8 +659,8 @@ mod tests {
             TokenAction::Throttle { until, .. } => Some(*until),
             _ => None,
         });
-        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left; nobody else wants them, and at that pace
-        // they are paid back in the middle of the next.
+        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left; no other client wants them, and at that
+        // pace they are paid back in the middle of the next.
         assert_eq!(throttle, Some(at(200)));
         bench.log.clear();
         bench.run_until(at(249));

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //! A packer puts several clients on a GPU whose quotas add up to more than the window, because their SMs fit beside each
-//! other. Whether each then gets its quota depends on who runs beside whom, and a queue finds that out only by luck: by
-//! missing quota (FaST-GShare, section 3.3.3) the quotas of a GPU packed to the brim are met on less than half of such
-//! GPUs. But the packing itself says who runs when. [`SlotScheduler`] honours it.
+//! other. Whether each then gets its quota depends on which clients run side by side, and a queue finds that out only by luck:
+//! by missing quota (FaST-GShare, section 3.3.3) the quotas of a GPU packed to the brim are met on less than half of such
+//! GPUs. But the packing itself says which client runs when. [`SlotScheduler`] honours it.
 //!
 //! # Terms
 //! Those of [`multi_token`](super::multi_token), and
@@ -12,7 +12,8 @@
 //!   round the window's end, and is then two **stretches** of each window;
 //! - **table**: the slots of a GPU ([`SlotTable`]): at no instant do their SMs add up to more than the whole;
 //! - **claim**: a stretch, from now on, of a client that is unmet and holds a token or waits for one; at most as long as
-//!   what it misses and what is left of its token (which is used before or after the stretch begins: nobody knows yet). Who is idle, or has had its request earlier in the window, claims nothing;
+//!   what it misses and what is left of its token (which is used before or after the stretch begins: the engine does not
+//!   know yet). A client that is idle, or has had its request earlier in the window, claims nothing;
 //! - **horizon** of a client: the first instant from now on at which its SMs, the tokens that others hold then and the
 //!   claims of others would together be more than the whole; the end of the window where there is none. A holder counts
 //!   once, with what it holds.
@@ -22,23 +23,23 @@
 //! changed or a claim begins:
 //!
 //! 1. **Table.** When the clients of the GPU or their shares have changed, the next window gets another table (a GPU
-//!    without one gets it at once). Clients to whom the host gave an offset ([`TokenEvent::SlotAssigned`]) get that slot,
+//!    without one gets it at once). Clients to which the host gave an offset ([`TokenEvent::SlotAssigned`]) get that slot,
 //!    the others the first place that is left. Where no offset was given, the table is looked for
 //!    ([`SlotTable::arrange`]). If none is found, the GPU is oversold: its slots follow each other, in proportion to the
 //!    requests, in nine tenths of the window.
-//! 2. **Slots.** Whoever waits, is unmet and in its slot gets a token for what it misses, to the end of the stretch.
+//! 2. **Slots.** A client that waits, is unmet and in its slot gets a token for what it misses, to the end of the stretch.
 //! 3. **Spare time.** The others that wait follow in the order of the multi-token scheduler (unmet before met, the least
-//!    served first), skipping whoever does not fit; but who holds a token already gets no more of it while one before it
-//!    is skipped. A token is as long as there, but ends `slack` before the horizon
-//!    (its last kernels may complete), and is not given below `min_token`. If thereby nobody would hold a token, the
-//!    first that has a horizon ahead gets one up to it.
+//!    served first), skipping any that does not fit; but a client that holds a token already gets no more of it while
+//!    one before it is skipped. A token is as long as there, but ends `slack` before the horizon
+//!    (its last kernels may complete), and is not given below `min_token`. If thereby no client would hold a token,
+//!    the first that has a horizon ahead gets one up to it.
 //!
-//! No token expires after its client's horizon. Who leaves or changes its share gives up its slot at once.
+//! No token expires after its client's horizon. A client that leaves or changes its share gives up its slot at once.
 //!
 //! ## Example
 //! `W` = 100 ms; quota x SMs in per cent: a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100; all always want more. The
 //! quotas add up to 140 % of a window. Packed: d 0-60 ms, a 60-80 ms, b 80-100 ms, c 60-100 ms. At 0 all ask. d is in its
-//! slot and gets 60 ms; nobody fits beside it. At 60 a gets 20 ms and c 40 ms; b (80 % of the SMs, 70 % are free) waits.
+//! slot and gets 60 ms; no other fits beside it. At 60 a gets 20 ms and c 40 ms; b (80 % of the SMs, 70 % are free) waits.
 //! At 80 a returns its token and b gets 20 ms. In each window all four quotas are met. The paper's queue starts c, the
 //! one that misses second most, and so keeps d from the whole GPU: it serves .70, .65, .82 and .88 of them.
 //!
@@ -48,9 +49,9 @@
 //! - stretches lie inside the window and have a client.
 //!
 //! From these: a client that is there for a whole window, whose slot is as long as its request, and that keeps the GPU busy
-//! whenever it holds a token gets its request in that window **whatever the others' requests add up to**, as long as
-//! they give their tokens back when they expire. Proof: at the begin of its stretch nobody beside those whose slots
-//! cover it holds a token (their horizons ended there), so its SMs are free, and nobody is let in before it is done.
+//! whenever it holds a token gets its request in that window **for any sum of the others' requests**, as long as
+//! they give their tokens back when they expire. Proof: at the begin of its stretch no client but those whose slots
+//! cover it holds a token (their horizons ended there), so its SMs are free, and no other is let in before it is done.
 //! One that gives its token back late delays those after it by as much, `grace` at most.
 //!
 //! # Cost
@@ -84,7 +85,7 @@ use gshare_core::{
 /// let offset = Quota::from_percent(40).ok_or("at most 100 %")?;
 /// engine.handle(now, TokenEvent::SlotAssigned { client, offset }, &mut actions)?;
 /// engine.handle(now, TokenEvent::TokenRequested { client }, &mut actions)?;
-/// // Nobody else is here: it may start before its slot.
+/// // No other client is here: it may start before its slot.
 /// assert!(matches!(actions[..], [TokenAction::Grant { .. }]));
 /// assert_eq!(engine.table(GpuId::new(0)).ok_or("clients")?.slots()[0].offset, offset);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -246,7 +247,7 @@ impl SlotScheduler {
         self.schedules[index].next_claim = self.claims.iter().filter(waits).map(|claim| claim.from).min();
     }
 
-    /// Step 2: whoever waits and is in its slot. Answers whether to go through them again.
+    /// Step 2: the clients that wait and are in their slots. Answers whether to go through them again.
     fn serve_slots(&mut self, index: usize, actions: &mut Vec<TokenAction>) -> bool {
         let now = self.ledger.now;
         let since = self.since_begin(index);
@@ -300,7 +301,7 @@ impl SlotScheduler {
                 break;
             }
         }
-        // Between two claims that are close to each other nobody may be let in by the rule; but a GPU is not left idle.
+        // Between two claims that are close to each other no client may be let in by the rule; but a GPU is not left idle.
         if self.ledger.gpus[index].releases.is_empty() {
             for rank in &queue {
                 let horizon = self.horizon(index, rank.slot);
@@ -377,7 +378,7 @@ impl SlotScheduler {
             let waits = matches!(client.filed, Filed::Ready(_));
             let sm = client.holds.map_or(client.share.sm.get(), |lease| lease.sm);
             if let Some(lease) = client.holds {
-                // One that has expired and was not returned is in the way still, nobody knows how long.
+                // One that has expired and was not returned is in the way still, for an unknown time.
                 let until = lease.expires.max(now.saturating_add(Duration::from_nanos(1)));
                 claims.push(Claim { client: slot, sm, from: now, until });
             }

@@ -1,4 +1,4 @@
-//! Any bytes are a DAG, or what somebody took for one: refused by name, or cut in every mode within bounds. Shared by the
+//! Any bytes are a DAG, or what a caller takes for one: refused by name, or cut in every mode within bounds. Shared by the
 //! fuzz target and the test that replays its regressions.
 
 use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};

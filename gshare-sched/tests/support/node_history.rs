@@ -1,6 +1,6 @@
 //! Any bytes are a node and what goes wrong on it: devices, instances, programs, delays and faults. Both engines that decide, the
 //! daemon's and the meter of each process, are driven through it, and the book of the whole node is checked: no panic, no promise
-//! of memory broken, nobody waits past the bound.
+//! of memory broken, no process waits past the bound.
 
 use arbitrary::{Result, Unstructured};
 use gshare_core::wire::OnDaemonLoss;

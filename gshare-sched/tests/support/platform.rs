@@ -298,8 +298,8 @@ fn spec(function: u32) -> FunctionSpec {
     }
 }
 
-/// Runs a history of three bytes for each thing that happens: what, of which, and how long until the next. Whatever it
-/// is, each request ends once, nothing is oversold, and at the end nobody waits and nothing is left.
+/// Runs a history of three bytes for each thing that happens: what, of which, and how long until the next. In any history
+/// each request ends once, nothing is oversold, and at the end no request waits and nothing is left.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let mut host = Host::with(&[16, 16, 16]);
     let device = |gpu| DeviceSpec::new(NodeId::new(gpu / 2), gib(16));

@@ -81,7 +81,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             Fate::Served { waited, .. } => waited,
             Fate::Rejected { after, .. } => after,
         };
-        // Nobody is given to a GPU after the bound; what was given to one before it may fail there, and be tried again
+        // No request is given to a GPU after the bound; one that was given before it may fail there, and be tried again
         // as often as is allowed: an eviction, a load and a run each time.
         let attempt = Duration::from_secs(20);
         if waited > BOUND.saturating_add(attempt.saturating_mul(config.max_attempts.into())) {

@@ -274,7 +274,7 @@ impl Literal {
         }
     }
 
-    /// Hole 2: whoever stands before one that leaves is skipped.
+    /// Hole 2: every request before one that leaves is skipped.
     fn leave(&mut self, at: usize) -> Request {
         self.queue[..at].iter_mut().for_each(|request| request.skips += 1);
         self.queue.remove(at)

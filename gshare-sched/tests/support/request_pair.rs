@@ -260,7 +260,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Cluster, Vec<Step>)> {
     Some((cluster, steps.collect()))
 }
 
-/// Runs what the bytes say; the model is quadratic in what happened, so long runs are cut.
+/// Runs what the bytes say; the model is quadratic in what happened, so a long run is cut.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let Some((cluster, steps)) = decode(bytes) else { return };
     let mut pair = Pair::new(cluster);

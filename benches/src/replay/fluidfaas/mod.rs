@@ -29,8 +29,8 @@
 //! end: half a second is a thousandth of it. `while_sent_per_s` counts those answered by the time the last one came, up to
 //! then; `in_time_per_s` only those within the deadline. GPU and MIG time are those of the whole run, for work that came
 //! too late as well; so that who serves more is not blamed for it, they are also given for each request that was answered
-//! within its deadline. Where fewer than 95 % are, the P95 is that of a request that was late anyway. Whoever serves as
-//! much has as much waiting in all, whatever the order: the mean says how much, and a share `mean / w` of the requests is
+//! within its deadline. Where fewer than 95 % are, the P95 is that of a request that was late anyway. A platform that
+//! serves as much has as much waiting in all, in any order: the mean says how much, and a share `mean / w` of the requests is
 //! late at least if none waits for more than `w`. So P99 and the longest are given as well.
 //!
 //! `queue_ms`, `load_ms`, `execution_ms` and `transfer_ms` add up to the mean (Figure 14), `pipelines_percent` is the

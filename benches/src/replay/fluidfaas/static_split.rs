@@ -24,7 +24,7 @@ pub(super) struct StaticSplit {
 
 impl StaticSplit {
     /// Every slice of a node, as the first node of the plan has them, goes to one function that fits it as a whole: the largest
-    /// first, each to whom has got the least so far of what the node could do for it.
+    /// first, each to the one that has got the least so far of what the node could do for it.
     pub(super) fn new<'a>(
         plan: &'a Plan,
         model: &GpuModel,

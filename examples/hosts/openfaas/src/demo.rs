@@ -214,7 +214,7 @@ fn chosen(of: &Value) -> String {
     )
 }
 
-/// Sends requests at their times, whatever became of those before.
+/// Sends requests at their times, no matter what became of those before.
 fn load(url: &str, part: &Part) {
     let (begun, address) = (Instant::now(), format!("{url}/function/{}", part.name));
     std::thread::scope(|scope| {

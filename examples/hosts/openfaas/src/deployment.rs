@@ -195,7 +195,7 @@ impl Plan {
         )
     }
 
-    /// The function for the platform, with these bounds. Memory that nobody has told is booked as `guess`.
+    /// The function for the platform, with these bounds. Memory that is not known is booked as `guess`.
     ///
     /// # Errors
     /// 400 that names the field.
@@ -207,7 +207,7 @@ impl Plan {
             _ => guess,
         });
         let point = |sm, quota, rate: Option<f64>| {
-            // The latency of a share that somebody gave is not looked at.
+            // The latency of a share that was given is not looked at.
             let any = Duration::from_nanos(1);
             let point =
                 ProfilePoint::measured(sm, quota, self.concurrency, rate.unwrap_or(ANY_RATE), any, any);
@@ -485,7 +485,7 @@ impl Annotations<'_> {
             }
             "training" => {
                 let workers = self.count("gshare/workers", 1, 1..=64)?;
-                // Best effort unless a share says otherwise: a tenth of the time, and whatever others leave.
+                // Best effort unless a share says otherwise: a tenth of the time, and what others leave.
                 let tenth =
                     Quota::from_percent(10).and_then(|tenth| QuotaRange::new(tenth, Quota::WHOLE).ok());
                 let time = timed.map_or(tenth.unwrap_or(QuotaRange::BEST_EFFORT), |share| share.quota());

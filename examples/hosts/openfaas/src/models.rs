@@ -78,8 +78,8 @@ impl Models {
         Ok(Self { socket, taken: Mutex::default(), errands, running: None })
     }
 
-    /// Has the store take a file as a model. One that it has, for another function or another version, is taken anew only if the file
-    /// has changed.
+    /// Has the store take a file as a model. One that it has, for another function or another version, is taken again only if the
+    /// file has changed.
     ///
     /// # Errors
     /// 400 that names the file and what is wrong with it, the bound that it would pass, or that it has changed while instances use it.

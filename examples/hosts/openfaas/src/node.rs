@@ -125,7 +125,7 @@ impl Drop for Events<'_> {
     }
 }
 
-/// A request on its way. Dropping it ends it, whatever it has come to.
+/// A request on its way. Dropping it ends it, no matter how far it has come.
 #[derive(Debug)]
 pub struct Ticket {
     node: Arc<Node>,
@@ -681,7 +681,7 @@ mod tests {
             let end = Err(rustix::io::Errno::MFILE.into());
             let (name, instance) = ("f".to_owned(), client("f", id, launch.index, 2));
             attend(Arc::clone(&node), launch.clone(), name, instance, process, 1, end).await;
-            assert!(!entry.exists(), "worker {} is still there, or nobody asked how it ended", launch.index);
+            assert!(!entry.exists(), "worker {} is still there, or was not waited for", launch.index);
         }
         let view = node.view("f").unwrap();
         assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);

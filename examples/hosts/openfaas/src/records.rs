@@ -32,7 +32,7 @@ struct Profile {
     measured: Measured,
 }
 
-/// Key on which a measurement depends: another program, environment or way to call it is measured anew.
+/// Key on which a measurement depends: another program, environment or way to call it is measured again.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Program {
@@ -161,7 +161,7 @@ impl Store {
         )
     }
 
-    /// The measurement of a function, if the program is the same still. A function whose file cannot be read is measured anew.
+    /// The measurement of a function, if the program is the same still. A function whose file cannot be read is measured again.
     pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
         let bytes = std::fs::read(self.profiles.join(format!("{}.json", deployment.service))).ok()?;
         let profile: Profile = serde_json::from_slice(&bytes).ok()?;

@@ -203,7 +203,7 @@ pub fn begin(
 }
 
 impl Traced {
-    /// An instance of so many processes has taken the request.
+    /// An instance of `processes` processes has taken the request.
     pub fn reached(&mut self, instance: InstanceId, processes: usize) {
         let name = |index| super::host::client(&self.function, instance, index, processes);
         self.clients = (0..processes).map(name).collect();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Statuses of calls that go on, on so many connections, while `during` runs; 0 for none. It is handed how many were
+/// Statuses of calls that go on, on `connections` connections, while `during` runs; 0 for none. It is handed how many were
 /// answered by then.
 fn under_load(
     address: SocketAddr,
@@ -40,7 +40,7 @@ fn under_load(
     })
 }
 
-/// Waits until so many more calls have been answered.
+/// Waits until `calls` more calls have been answered.
 fn more(answered: &AtomicUsize, calls: usize) {
     let before = answered.load(Ordering::SeqCst);
     within(|| answered.load(Ordering::SeqCst) >= before + calls);

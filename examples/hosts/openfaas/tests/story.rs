@@ -345,7 +345,7 @@ fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
     assert_eq!(story.status("crash")["state"], "failing");
 }
 
-/// A safetensors file with one tensor of so many bytes.
+/// A safetensors file with one tensor of `bytes` bytes.
 fn safetensors(path: &std::path::Path, bytes: usize, claimed: usize) {
     let header = json!({"w": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).to_string();
     let mut file = u64::try_from(header.len()).unwrap().to_le_bytes().to_vec();

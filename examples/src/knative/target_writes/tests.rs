@@ -19,7 +19,7 @@ enum Op {
     Reachable(bool),
     /// Pods are lost; the Deployment makes others.
     Crash,
-    /// Somebody else scales the target.
+    /// Another client scales the target.
     Meddle(u32),
     /// The activator does not get the requests any more, or gets them again.
     Route(bool),
@@ -44,7 +44,7 @@ fn annotate(cluster: &mut Cluster, name: &str, value: u32) {
 }
 
 proptest! {
-    /// Whatever happens, and in whatever order: what was just written needs no second write, the last pods go only when
+    /// After any events, in any order: what was just written needs no second write, the last pods go only when
     /// requests have gone to the activator for long enough, and the conditions say what is.
     #[test]
     fn a_pass_is_enough_and_pods_are_never_taken_from_under_requests(
@@ -143,7 +143,7 @@ proptest! {
     }
 }
 
-/// A cluster after a load of so many pods for a minute.
+/// A cluster after a load of `pods` pods for a minute.
 fn running(pods: u32) -> (Cluster, Settings, Defaults) {
     let defaults = Defaults::default();
     let mut cluster = Cluster::new(&[], START);

@@ -133,7 +133,7 @@ impl Directory {
         Ok(names(&self.specs)?.into_iter().filter_map(uid).collect())
     }
 
-    /// The spec of a claim, if there is one. A file that cannot be read as one counts as none: it is written anew.
+    /// The spec of a claim, if there is one. A file that cannot be read as one counts as none: it is written again.
     ///
     /// # Errors
     /// When the file is there and cannot be read.
@@ -236,7 +236,7 @@ mod tests {
         Directory::open(&specs, &hook).unwrap();
         assert!(share.exists());
         fs::write(cdi.file("u"), "{").unwrap();
-        assert_eq!(cdi.read("u").unwrap(), None, "not a spec: written anew");
+        assert_eq!(cdi.read("u").unwrap(), None, "not a spec: written again");
         cdi.write("u", &spec).unwrap();
         cdi.remove("u").unwrap();
         cdi.remove("u").unwrap();

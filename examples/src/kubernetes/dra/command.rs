@@ -29,7 +29,7 @@ pub struct Options {
     /// Name of this node [default: `$NODE_NAME`].
     #[arg(long)]
     pub node: Option<String>,
-    /// So many simulated GPUs in place of those that nvidia-smi lists.
+    /// Number of simulated GPUs, in place of those that nvidia-smi lists.
     #[arg(long, value_name = "GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub sim: Option<u32>,
     /// Memory of a simulated GPU.

@@ -52,7 +52,7 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Gpu>> {
     Ok(gpus)
 }
 
-/// So many GPUs that are none.
+/// Makes `count` simulated GPUs.
 pub fn simulated(count: u32, memory: Bytes) -> Vec<Gpu> {
     let one = |index| Gpu {
         index,

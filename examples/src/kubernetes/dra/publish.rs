@@ -22,7 +22,7 @@ pub enum PublishError {
         "the API server dropped allowMultipleAllocations: it needs Kubernetes 1.34 with the feature gate DRAConsumableCapacity"
     )]
     NotShareable,
-    /// Somebody else wrote in between.
+    /// Another client wrote in between.
     #[error("the slice changed while it was written")]
     Conflict,
     /// Another answer of the API server, or none.

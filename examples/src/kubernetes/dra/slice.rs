@@ -17,7 +17,7 @@ pub const QUOTA: &str = "quota";
 /// GPU memory.
 pub const MEMORY: &str = "memory";
 
-/// Most shares of a GPU. Where a capacity is no sum but a bound on each claim, it is so many times the whole.
+/// Most shares of a GPU. Where a capacity is no sum but a bound on each claim, it is this many times the whole.
 const SHARES: u64 = 100;
 const MIB: u64 = 1 << 20;
 

@@ -117,7 +117,7 @@ impl<'a> Gpus<'a> {
         })
     }
 
-    /// Puts every pod that is there where it was made for: node, GPU and share are in its spec, which nobody changes. Only the
+    /// Puts every pod that is there where it was made for: node, GPU and share are in its spec, which does not change. Only the
     /// offsets of its rectangle are in annotations.
     /// `known`: whether the FaSTPod that a pod says it is of is there.
     pub(super) fn hold<'p>(
@@ -130,7 +130,7 @@ impl<'a> Gpus<'a> {
         let mut later = Vec::new();
         for pod in pods.iter().copied().filter(|pod| !is_over(pod)) {
             let Some(given) = Given::of(pod) else {
-                // Made before the spec had it: it may run, and nobody knows on which GPU.
+                // Made before the spec had it: it may run, and its GPU is not known.
                 if let Some(node) = node_name(pod).filter(|_| known(pod)) {
                     complaints.push(format!(
                         "pod {}: its annotations were changed: node {node} gets no more",

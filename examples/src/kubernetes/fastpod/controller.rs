@@ -1,13 +1,13 @@
 //! Asks the API server what there is, and writes what [`reconcile`] wants.
 //!
-//! - **Conflict (409)**, **not found (404)**, **gone (410)** on a write: somebody else was faster. Pods are deleted, bound and
+//! - **Conflict (409)**, **not found (404)**, **gone (410)** on a write: another client was faster. Pods are deleted, bound and
 //!   annotated by their UID and statuses written at the version they were read at, so nothing of theirs is overwritten; the next
 //!   look, soon after, sees what there is now.
 //! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
 //!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
 //! - Writes are made `AT_ONCE` at a time; those that make pods after all others, and each namespace in its own order.
-//! - **A watch** that ends or has gone too far back (410) is begun anew by a list. Watches only say when to look, and are read during
-//!   looks, so that what came meanwhile makes one look more.
+//! - **A watch** that ends or has gone too far back (410) is begun again by a list. Watches only say when to look, and are read
+//!   during looks, so that what came meanwhile makes one look more.
 
 use super::backoff::{Backoff, WINDOW};
 use super::fastpod_writes::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
@@ -125,7 +125,7 @@ impl Controller {
         Self { metrics, ..self }
     }
 
-    /// The objects as they are now: read anew each time, so that the controller's own writes are seen.
+    /// The objects as they are now: read again each time, so that the controller's own writes are seen.
     ///
     /// # Errors
     /// When one of the lists cannot be read.
@@ -356,7 +356,7 @@ impl Controller {
     }
 
     /// Something to look at: an event of a FaSTPod, of a pod of one, or of a node. A watch that ends or is too old is
-    /// begun anew, with a pause that grows; so is one that cannot be begun.
+    /// begun again, with a pause that grows; so is one that cannot be begun.
     pub fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
         let fastpods = Api::<FaSTPod>::all(self.client.clone());
         let pods = (Api::<Pod>::all(self.client.clone()), Config::default().labels(LABEL));

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Pods that are made after one look: so many are in memory whole, and are bound before others are made.
+/// Pods that are made after one look: this many are in memory whole, and are bound before others are made.
 const MOST_NEW: usize = 1500;
 /// How long a pod that failed keeps its node out for its FaSTPod.
 const FAILED_S: i64 = 60;
@@ -174,7 +174,7 @@ pub struct Wanted {
     pub writes: Vec<Write>,
     /// After them: what is to be said of each FaSTPod.
     pub statuses: Vec<Told>,
-    /// Look again after so long, even if nothing changes.
+    /// Look again after this time, even if nothing changes.
     pub again: Option<Duration>,
     /// Faults of nodes or pods, for people.
     pub complaints: Vec<String>,

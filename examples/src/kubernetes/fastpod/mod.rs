@@ -16,7 +16,7 @@
 //! # Algorithm
 //! [`self::fastpod_writes::reconcile`] is a pure function from what the API server has to what is to be written;
 //! [`self::controller`] asks and writes, whenever a FaSTPod, a pod of one, or a node changes. Each time:
-//! 1. The packer is built anew from the nodes' labels and the pods' annotations (`place_at`), so there is no state to lose,
+//! 1. The packer is built again from the nodes' labels and the pods' annotations (`place_at`), so there is no state to lose,
 //!    and a restart is like any other time.
 //! 2. A pod that has a place and no node is bound to it (Binding subresource). One whose place is gone before that is deleted.
 //! 3. Surplus pods are deleted: of an older template, unbound and unready ones first.

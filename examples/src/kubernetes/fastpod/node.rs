@@ -16,7 +16,7 @@
 //!   operator says `--cdi`.
 //!
 //! # Algorithm
-//! The plugin is found by the kubelet's plugin watcher, like a driver, so that a kubelet that starts anew finds it again. It offers
+//! The plugin is found by the kubelet's plugin watcher, like a driver, so that a kubelet that starts again finds it again. It offers
 //! `slots` devices, of which each container takes one: they count nothing, since shares are packed by the controller. They are
 //! healthy while all files are there: a node without them offers none, and the controller sends it nothing
 //! ([`super::nodes::Excluded::Resource`]); a kubelet would start a pod whose resource it does not know.

@@ -148,7 +148,7 @@ impl Place {
             .into()
     }
 
-    /// Reads it back; nothing if the pod has none, or somebody has changed it into nonsense.
+    /// Reads it back; nothing if the pod has none, or it was changed into nonsense.
     pub fn of(pod: &Pod) -> Option<Self> {
         let annotation = |name: &str| pod.annotations().get(&key(name));
         let mut numbers = annotation("rectangle")?.split(',').map(|number| number.parse::<u16>().ok());
@@ -307,7 +307,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     !is_going(pod) && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-/// Changes whenever pods must be made anew: with what they run, their share, and their labels.
+/// Changes whenever pods must be made again: with what they run, their share, and their labels.
 pub fn template(fastpod: &FaSTPod, share: &ResourceSpec) -> String {
     let text =
         serde_json::json!([fastpod.spec.pod_spec, fastpod.spec.selector, pod_share::annotations(share)]);

@@ -190,7 +190,7 @@ impl Calls {
 pub struct KernelCost {
     /// Name, or its beginning followed by `*`.
     pub name: String,
-    /// Duration in ns whatever the launch.
+    /// Duration in ns of any launch.
     pub duration_ns: Option<u64>,
     /// Duration in ns per block, instead.
     pub ns_per_block: Option<u64>,
@@ -254,9 +254,9 @@ pub struct Named {
 /// Where a kernel's duration comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duration {
-    /// Always so many ns.
+    /// A fixed number of ns.
     Fixed(u64),
-    /// So many ns a block.
+    /// A number of ns for each block.
     PerBlock(u64),
     /// As many ns as the first argument says.
     FirstArgument,

@@ -45,7 +45,7 @@ fn primary_state(dev: CUdevice) -> Res<(Ref<Context>, MutexGuard<'static, Primar
     Ok((context, state))
 }
 
-/// A device's primary context, made if there is none; nobody retains it by this call.
+/// A device's primary context, made if there is none; this call does not retain it.
 #[cfg(feature = "runtime-tables")]
 pub(crate) fn primary(dev: CUdevice) -> Res<Ref<Context>> {
     Ok(primary_state(dev)?.0)

@@ -64,7 +64,7 @@ struct Arena {
     end: u64,
     /// Freed spans by size.
     free: BTreeMap<u64, Vec<u64>>,
-    /// Freed spans of sizes nobody asked for, when the range is used up.
+    /// Freed spans of sizes that no call asked for, when the range is used up.
     pieces: BTreeMap<u64, u64>,
 }
 

@@ -3,7 +3,7 @@
 //! A pool reserves device memory in chunks, whole steps of 32 MiB, and is charged for them. Freed bytes stay reserved until a
 //! synchronising call trims the pool to its release threshold (0 by default), as the driver does. They serve an allocation
 //! that fits into one free stretch of one chunk, and a chunk is given back when nothing is left in it: a pool may keep much
-//! that is of use to nobody. A free takes effect when it is called, not when its stream reaches it.
+//! that is of no use. A free takes effect when it is called, not when its stream reaches it.
 //!
 //! A pool of host memory costs the device nothing.
 

@@ -48,7 +48,7 @@ impl Ticket {
 }
 
 fn new_file(bytes: u64) -> Res<c_int> {
-    // SAFETY: a valid name; the result is checked, and the descriptor is nobody else's.
+    // SAFETY: a valid name; the result is checked, and the descriptor is owned here alone.
     let file = unsafe {
         let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
         refuse_if(file < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
@@ -209,7 +209,7 @@ impl Physical {
         }
         if let Some(own) = place.own {
             this.device.driver.leave(own.id, own.generation);
-            // SAFETY: our descriptor, used by nobody else.
+            // SAFETY: our descriptor, used nowhere else.
             unsafe { libc::close(own.file) };
         } else {
             this.device.refund(MemKind::Vmm, this.bytes);
@@ -389,7 +389,7 @@ entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| 
     let bytes = size.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
     let mut ticket = read_ticket(given, bytes)?;
     let device = Device::of_gpu(ticket.gpu)?;
-    // If every holder has gone, the descriptor alone kept the memory: it is charged anew, to us.
+    // If every holder has gone, the descriptor alone kept the memory: it is charged again, to us.
     let joined = driver.device.with(|engine, now| {
         driver.device.sweep(engine, now);
         engine.join(driver.process, ticket.id, ticket.generation)

@@ -33,7 +33,7 @@ fn header(bytes: &[u8]) -> Result<&Header, ImageError> {
     }
 }
 
-/// Where the table of sections ends, as the header declares: so many bytes must be read for [`size`].
+/// The end of the table of sections, as the header declares: all bytes before it must be read for [`size`].
 pub(crate) fn table_end(bytes: &[u8; HEADER]) -> Result<u64, ImageError> {
     let header = header(bytes)?;
     let size = u64::from(header.e_shnum(LE)) * u64::from(header.e_shentsize(LE));

@@ -210,7 +210,7 @@ impl Image {
 }
 
 /// The entries that a device of an architecture runs: the closest cubins that it can run, else the newest PTX that it can
-/// compile, and whatever is for any device. A cubin runs on devices of its major version with at least its minor one.
+/// compile, and all that are for any device. A cubin runs on devices of its major version with at least its minor one.
 pub(crate) fn chosen<'a>(entries: &[Entry<'a>], architecture: u32) -> Vec<Entry<'a>> {
     let runs = |entry: &&Entry<'_>| {
         entry.architecture != 0

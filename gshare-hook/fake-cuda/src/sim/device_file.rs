@@ -5,7 +5,7 @@
 //!
 //! # Algorithm
 //! - The file holds a header with the profile's text, a robust process-shared mutex, and the state (module `layout`).
-//! - Whoever needs the device takes the mutex, reads the clock and advances the schedule to that time.
+//! - A process that needs the device takes the mutex, reads the clock and advances the schedule to that time.
 //!   If the last holder died inside, the mutex says so and derived state is rebuilt before anything else.
 //! - A process is identified by its process id and a random number that the kernel gave its program: processes of different PID
 //!   namespaces (several containers with one device file) may have the same id.
@@ -183,7 +183,7 @@ impl SimDevice {
         for _ in 0..100 {
             let opened = open_once(path).map_err(io)?;
             let file = &opened.file;
-            // Until the file is the one to use, or is gone: whoever removes it holds its lock, so nobody removes another.
+            // Until the file is the one to use, or is gone: a process that removes it holds its lock, so none removes another.
             let _lock = FileLock::take(file).map_err(io)?;
             let meta = file.metadata().map_err(io)?;
             let same = std::fs::metadata(path).is_ok_and(|m| m.ino() == meta.ino() && m.dev() == meta.dev());
@@ -516,7 +516,7 @@ fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
 }
 
 /// # Safety
-/// `image` is a zeroed mapping nobody else uses yet.
+/// `image` is a zeroed mapping that no other process uses yet.
 unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
     // SAFETY: by the contract.
     unsafe {

@@ -268,7 +268,7 @@ impl Engine<'_> {
         self.o.streams[s as usize].completed.store(self.completed(s) + 1, Release);
     }
 
-    /// Consumes what takes no time, and shows the stream's head to whom it concerns.
+    /// Consumes what takes no time, and puts the stream into the state and the list that its head asks for.
     fn settle(&mut self, s: u32, t: u64) {
         loop {
             if self.completed(s) == self.stream(s).tail {
@@ -541,7 +541,7 @@ impl Engine<'_> {
         self.completed(s) == position && self.is(s, StreamState::Host)
     }
 
-    /// A time before which the entry at `position` cannot be done, whatever the other processes do.
+    /// A time before which the entry at `position` cannot be done, for anything that the other processes do.
     /// `None`: it waits for a host, nothing can be said.
     pub(crate) fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
         let stream = &self.l.streams[s as usize];
@@ -673,7 +673,7 @@ impl Engine<'_> {
         (0_u32..).zip(&self.l.procs).filter(|(_, p)| p.state == PROC_LIVE).map(|(i, p)| (i, p.pid, p.image))
     }
 
-    /// Builds every list and sum anew from rings, positions, run intervals and accounts.
+    /// Builds every list and sum again from rings, positions, run intervals and accounts.
     pub(crate) fn rebuild(&mut self) {
         let t = self.l.time;
         for g in 0..self.l.gpus_len as usize {

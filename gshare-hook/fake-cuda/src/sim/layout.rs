@@ -100,7 +100,7 @@ pub(crate) struct Stream {
     pub(crate) gpu: u32,
     pub(crate) closing: u32,
     pub(crate) state: u32,
-    /// Link in whichever list the state says.
+    /// Link in the list that the state says.
     pub(crate) next: u32,
     pub(crate) next_free: u32,
     pub(crate) tail: u64,
@@ -224,7 +224,7 @@ pub(crate) struct Locked {
     pub(crate) stream_free: u32,
     pub(crate) event_high: u32,
     pub(crate) event_free: u32,
-    /// How often a lock was found held by a dead process and the derived state was built anew.
+    /// How often a lock was found held by a dead process and the derived state was built again.
     pub(crate) repairs: u64,
     pub(crate) gpus: [Gpu; MAX_GPUS],
     pub(crate) procs: [Proc; PROCS],

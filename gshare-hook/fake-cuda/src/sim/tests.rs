@@ -351,7 +351,7 @@ proptest! {
                     now += ns;
                     model.advance(now);
                     if lazy {
-                        // Nobody looks at the device: the next push must find the same state.
+                        // No call looks at the device: the next push must find the same state.
                         continue;
                     }
                     e.advance(now);

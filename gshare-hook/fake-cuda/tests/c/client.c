@@ -44,7 +44,7 @@ DRIVER(cuMemGetInfo, size_t *, size_t *)
 
 #define OK(call) do { R r = (call); if (r) { fprintf(stderr, "%s: %d\n", #call, r); exit(2); } } while (0)
 
-/* Whether whoever started this has closed its standard input. */
+/* Tells if the process that started this one has closed its standard input. */
 static int told_to_end(void) {
     struct pollfd input = {0, POLLIN, 0};
     return poll(&input, 1, 0) != 0;

@@ -25,7 +25,7 @@ def demo(context, *options):
     sim = [f"--sim={context.machine.simulator.profile}"] if context.machine.simulator else []
     argv = [str(context.machine.bin / "gshare"), "demo", "--json", "--seconds", str(context.effort.demo_seconds), *sim, *options]
     env = {name: value for name, value in os.environ.items() if name != "GSHARE_SOCKET"}
-    # In a checkout the demo builds both libraries anew unless they are named.
+    # In a checkout the demo builds both libraries again unless they are named.
     env |= context.machine.libraries()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=context.left(300))
     if done.returncode != 0:

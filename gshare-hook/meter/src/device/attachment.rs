@@ -1,4 +1,4 @@
-//! Who lets launches in: the daemon, the process itself by its own clock, or nobody.
+//! The party that lets launches in: the daemon, the process itself by its own clock, or none.
 //!
 //! The host of the meter ([`Meter`](crate::Meter)) knows the connection and says what has become of it; this file says what a device
 //! does about it: which spec it takes, whether launches run free, wait or fail, and whether a lease of the party before ends.
@@ -19,11 +19,11 @@ pub(super) const LOCAL_WINDOW: Duration = Duration::from_millis(100);
 /// The party that lets launches in.
 #[derive(Debug)]
 pub(crate) enum Attachment {
-    /// Nobody yet: no daemon has answered, and none has been given up.
+    /// No party yet: no daemon has answered, and none has been given up.
     Asking,
     /// The daemon, under this name.
     Served(ClientId),
-    /// Nobody: the daemon refuses the process or the device. Launches that wait for another answer fail at `fails_at` (ns).
+    /// No party: the daemon refuses the process or the device. Launches that wait for another answer fail at `fails_at` (ns).
     Refused { fails_at: u64 },
     /// The process itself, by its own clock.
     Local(LocalClock),
@@ -109,7 +109,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The daemon refuses the process: nobody lets launches in until it is decided what becomes of it. `runs`: as under this
+    /// The daemon refuses the process: no launch is let in until it is decided what becomes of the process. `runs`: as under this
     /// spec before.
     pub(crate) fn turn_away(&mut self, runs: Option<ResourceSpec>) {
         self.asked = false;

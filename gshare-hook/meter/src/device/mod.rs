@@ -314,7 +314,7 @@ impl<G: Ground> Device<G> {
         let queued = self.queued(now);
         let credit = u64::try_from(self.ground.gate().left_ns()).unwrap_or(0);
         if holds && !waits && queued < UNKNOWN && credit > REMAINDER {
-            // Launches go on for so long without a look, and a thread that finds nothing left asks for one.
+            // Launches go on for the credit's time without a look, and a thread that finds nothing left asks for one.
             return credit.clamp(CYCLE_LOOK, longest).min(until_end);
         }
         let closed = matches!(self.tenure, Tenure::Draining { .. } | Tenure::Owing { .. });

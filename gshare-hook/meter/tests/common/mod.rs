@@ -187,7 +187,7 @@ impl Bench {
         self.hear(ToClient::Attached { ordinal, client, gpu, spec, window, in_flight });
     }
 
-    /// A lease of so much GPU time in all, for so long, in ns.
+    /// A lease of GPU time: `budget` in all, which `lasts` from now, in ns.
     pub fn grant(&mut self, lease: u64, budget: u64, lasts: u64) {
         let (lease, budget) = (LeaseId::new(lease), Duration::from_nanos(budget));
         let expires = Timestamp::from_nanos(self.now + lasts);
@@ -338,7 +338,7 @@ impl Bench {
         self.now = self.now.max(self.idle_since);
     }
 
-    /// So many kernels are to be launched.
+    /// Adds a number of kernels to be launched.
     pub fn launches(&mut self, count: usize, kernel: Kernel) {
         self.program.extend(core::iter::repeat_n(kernel, count));
     }

@@ -9,8 +9,8 @@
 //! - an arena is locked from when it is sealed until it goes: by the driver where the store has a context
 //!   ([`PinnedBackend::registered`]), else by the kernel (`mlock`, [`PinnedBackend::locked`]), since a context takes hundreds of MB of
 //!   the GPU;
-//! - whoever copies registers its own map of the arena, if that was not done, for the time of the copy, and the driver copies
-//!   straight from it or to it.
+//! - a process that copies registers its own map of the arena, if that was not done, for the time of the copy, and the driver
+//!   copies straight from it or to it.
 //!
 //! Only maps of sealed files are kept, and those for reading, so a sealed arena stays what it is. What cannot be locked
 //! (`RLIMIT_MEMLOCK`, a driver that registers no memory that is only read) serves all the same; the store's figures say how many
@@ -149,11 +149,11 @@ impl ArenaMemory for PinnedArena {
 
 // --- Copies ----------------------------------------------------------------------------------------
 
-/// A file of host memory, mapped by who copies.
+/// A file of host memory, mapped by the process that copies.
 #[derive(Debug)]
 enum HostMap {
     Sealed(SealedMap),
-    /// That is to be filled, and nobody else writes.
+    /// A file that is to be filled, and that no other process writes.
     Fresh(MmapRaw),
 }
 

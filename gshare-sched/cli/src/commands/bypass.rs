@@ -2,8 +2,8 @@
 //! far as an `LD_PRELOAD` limit that is not in force can be seen from outside, and memory of metered ones
 //! that they did not allocate.
 //!
-//! NVML lists the processes on each device, the daemon those that are registered; whoever is on the first list alone gets GPU
-//! time and memory that nobody counts. Why, the process itself tells: what it has mapped, and how it was started. Not to be
+//! NVML lists the processes on each device, the daemon those that are registered; a process on the first list alone gets GPU
+//! time and memory that are not counted. Why, the process itself tells: what it has mapped, and how it was started. Not to be
 //! seen this way: clients of MPS (NVML names its server), private functions of the driver, and libraries that were opened
 //! with `RTLD_DEEPBIND` in a process that has the hook.
 

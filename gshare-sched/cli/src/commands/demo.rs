@@ -88,7 +88,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The device waits for programs that wait for a CPU: then nobody gets his share, whatever the scheduler does.
+/// The device waits for programs that wait for a CPU: then no program gets its share, no matter what the scheduler does.
 fn warn_of_load() {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);

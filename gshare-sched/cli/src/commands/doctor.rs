@@ -232,7 +232,7 @@ fn daemon(place: &Where) -> Check {
         };
     }
     let advice = "start it (`gshare daemon`, or the systemd unit), or let `gshare run` start a private one";
-    check("daemon", Status::Notice, format!("nobody listens at {found}"), Some(advice))
+    check("daemon", Status::Notice, format!("no daemon listens at {found}"), Some(advice))
 }
 
 /// Devices whose memory is a client's word: neither the configuration nor NVML says anything of them.

@@ -109,7 +109,7 @@ pub(crate) struct Where {
 }
 
 impl Where {
-    /// The socket that was named, or the first at which somebody listens.
+    /// The socket that was named, or the first at which a daemon listens.
     fn socket(&self) -> PathBuf {
         self.named().unwrap_or_else(|| {
             let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);

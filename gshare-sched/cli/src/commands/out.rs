@@ -7,17 +7,17 @@
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
-/// [`std::println`] that is quiet when nobody reads.
+/// [`std::println`] that is quiet when no process reads.
 macro_rules! println {
     ($($text:tt)*) => { $crate::commands::out::print(format_args!("{}\n", format_args!($($text)*))) };
 }
 
-/// [`std::print`] that is quiet when nobody reads.
+/// [`std::print`] that is quiet when no process reads.
 macro_rules! print {
     ($($text:tt)*) => { $crate::commands::out::print(format_args!($($text)*)) };
 }
 
-/// Writes all of it at once; false when nobody reads, for commands that then have nothing left to do.
+/// Writes all of it at once; false when no process reads, for commands that then have nothing left to do.
 ///
 /// # Errors
 /// Another reason not to write.
@@ -31,7 +31,7 @@ pub(crate) fn write(to: &mut impl Write, bytes: &[u8]) -> std::io::Result<bool> 
 /// Prints on standard output.
 ///
 /// # Panics
-/// When that fails for another reason than that nobody reads, as the standard macros do.
+/// When that fails for another reason than that no process reads, as the standard macros do.
 pub(crate) fn print(text: Arguments<'_>) {
     match std::io::stdout().lock().write_fmt(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => panic!("standard output: {error}"),

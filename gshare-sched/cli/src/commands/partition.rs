@@ -51,10 +51,10 @@ pub(crate) struct Options {
     /// Bytes per second between a slice and host memory.
     #[arg(long, value_name = "BYTES", default_value = "10GB")]
     hand_off_rate: Bytes,
-    /// Time for each hand-off whatever its size.
+    /// Time that each hand-off takes besides, the same for any size.
     #[arg(long, value_name = "TIME", default_value = "100us")]
     hand_off_time: Duration,
-    /// Let idle memory of one GPU be cut anew where the free slices do not do.
+    /// Let idle memory of one GPU be cut into new slices where the free ones do not do.
     #[arg(long)]
     carve: bool,
     /// How many to list of those passed over, and of the alternatives; at most 1000.

@@ -1,8 +1,8 @@
 //! Daemons that `gshare run` starts where none listens: one per user for real devices, one for simulated ones.
 //!
 //! Such a daemon is a detached `gshare daemon` at a socket of the user's; several `gshare run` meet there. It ends by
-//! itself when nobody has been connected for a while. A program may take longer than that to make its first context, so
-//! whoever starts one keeps a connection of his own until it has ended.
+//! itself when no process has been connected for a while. A program may take longer than that to make its first context, so
+//! the command that starts one keeps a connection of its own until the program has ended.
 
 use anyhow::Context as _;
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, ToClient, ToDaemon};
@@ -48,7 +48,7 @@ pub(crate) fn found(simulated: bool) -> Option<PathBuf> {
     Some(socket(simulated)).filter(|socket| own && listens(socket))
 }
 
-/// Whether somebody listens at a socket.
+/// Whether a daemon listens at a socket.
 pub(crate) fn listens(path: &Path) -> bool {
     connected(path).is_some()
 }
@@ -67,7 +67,7 @@ pub(crate) struct Held {
     _connection: Option<OwnedFd>,
 }
 
-/// Says Hello; gives the answer with the connection. `None`: nobody answers.
+/// Says Hello; gives the answer with the connection. `None`: no daemon answers.
 fn greet(path: &Path, hello: &ToDaemon) -> Option<(ToClient, OwnedFd)> {
     let socket = connected(path)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
@@ -136,7 +136,7 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let dir = path.parent().context("a socket needs a directory")?;
     let private = dir == runtime_dir();
     if private {
-        // Before anybody there is believed: in a common /tmp somebody else may have made it first, to be the daemon of this
+        // Before anybody there is believed: in a common /tmp another user may have made it first, to be the daemon of this
         // user's processes.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         check_own(&dir.symlink_metadata()?, own_uid()).with_context(|| dir.display().to_string())?;
@@ -175,7 +175,7 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     }
 }
 
-/// Whether a directory is this user's (or root's), and nobody else can put a socket there.
+/// Whether a directory is this user's (or root's), and no other user can put a socket there.
 fn check_own(dir: &Metadata, own: u32) -> anyhow::Result<()> {
     anyhow::ensure!(dir.is_dir(), "not a directory");
     anyhow::ensure!(dir.uid() == own || dir.uid() == 0, "belongs to user {}", dir.uid());

@@ -372,7 +372,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     let simulated = options.simulate.announce("profile")?.is_simulated();
     // The node's daemon where there is one: a private one beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
-    // A partition that nobody enforces would be measured as if it were the whole.
+    // A partition that is not enforced would be measured as if it were the whole.
     let partitioned = Enforcement::of_node(simulated).strongest(Limit::Sm).is_some();
     let (simulate, command, place) =
         (options.simulate.clone(), options.command.clone(), options.place.clone());

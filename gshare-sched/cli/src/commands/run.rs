@@ -4,11 +4,11 @@
 //!
 //! | variable | value |
 //! |---|---|
-//! | `LD_PRELOAD` | the hook, before whatever was there |
+//! | `LD_PRELOAD` | the hook, before what was there |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
-//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before whatever was there |
+//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before what was there |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
 //! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
@@ -42,7 +42,7 @@ use std::process::{Child, Command, ExitCode};
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,
-    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: whatever is free].
+    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: the time that is free].
     #[arg(long, value_name = "SHARE")]
     pub(crate) quota: Option<QuotaRange>,
     /// SM partition, in per cent of the SMs [default: 100].
@@ -54,8 +54,8 @@ pub(crate) struct Options {
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// The program has a latency to keep: others give way when its launching cycles get longer by more than so many
-    /// per cent [30 if left out].
+    /// The program has a latency to keep: others give way when its launching cycles get longer by more than this
+    /// percentage [30 if left out].
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "best_effort", value_parser = parse_tolerance)]
     pub(crate) slo_sensitive: Option<ServiceClass>,

@@ -51,7 +51,7 @@ impl Shim {
             )
         })?;
         let library = STORE.find().context("--shim")?;
-        // Code that the program runs is for this user alone to write, whatever the umask.
+        // Code that the program runs is for this user alone to write, under any umask.
         let own = std::fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
         std::fs::create_dir(dir.path().join("gshare_store"))?;

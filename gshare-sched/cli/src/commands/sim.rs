@@ -113,7 +113,7 @@ pub(crate) fn kind(driver: &cuda::Driver) -> Kind {
 const JAX_NODES: [&str; 2] = ["/dev/nvidia0", "/dev/nvidiactl"];
 
 /// What to do about JAX, where it would use the CPU and say nothing.
-pub(crate) const JAX_ADVICE: &str = "JAX uses a GPU only where /dev/nvidia0 or /dev/nvidiactl exists, whatever the driver says, and takes \
+pub(crate) const JAX_ADVICE: &str = "JAX uses a GPU only where /dev/nvidia0 or /dev/nvidiactl exists, even if a driver is there, and takes \
      the CPU otherwise; to have it use the simulated device, make an empty file: sudo touch /dev/nvidiactl (in a container: \
      -v /dev/null:/dev/nvidiactl)";
 

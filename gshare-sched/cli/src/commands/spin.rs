@@ -9,7 +9,7 @@ use std::ffi::CString;
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
-/// A kernel whose every thread looks at the clock until so many milliseconds have passed. The simulated driver takes the
+/// A kernel whose every thread looks at the clock until `ms` milliseconds have passed. The simulated driver takes the
 /// time from the name.
 fn ptx(ms: u32) -> String {
     format!(
@@ -42,7 +42,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Loads the driver and a kernel of so many milliseconds, and asks the operating system to end this process with its
+    /// Loads the driver and a kernel of `ms` milliseconds, and asks the operating system to end this process with its
     /// parent: the parent may be killed, and its programs must not go on.
     ///
     /// # Errors

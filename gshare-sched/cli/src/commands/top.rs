@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// Time between two tables, over which shares are measured.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Stop after so many tables, printed as with --plain.
+    /// Stop after N tables, printed as with --plain.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Print tables one after another also on a terminal.

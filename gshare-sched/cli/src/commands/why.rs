@@ -30,7 +30,7 @@ pub(crate) struct Options {
     /// What held it up at this time since the run began, such as 12.5s; else what did so last before.
     #[arg(long, value_name = "TIME")]
     at: Option<Duration>,
-    /// Print at most so many.
+    /// Print at most N.
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     last: usize,
     /// Print one JSON object: {"findings": […]}, times in ns of the daemon's clock.
@@ -263,7 +263,7 @@ impl Inquest {
     }
 }
 
-/// True if a wait goes on: the same rule, whatever its figures are meanwhile, and the same holders.
+/// True if a wait goes on: the same rule, even with other figures, and the same holders.
 fn goes_on(rule: &Rule, before: &Rule) -> bool {
     match (rule, before) {
         (Rule::WaitForHolder { holders, .. }, Rule::WaitForHolder { holders: before, .. }) => {

@@ -1,7 +1,7 @@
 /* A process that allocates when it is told to, and prints every view of memory that a program has.
 
    alloc BYTES   "ok" or "oom"
-   fill BYTES    allocates blocks of so many bytes until there is no memory; prints how many it got
+   fill BYTES    allocates blocks of this size until there is no memory; prints how many it got
    free          frees all blocks
    view          cuMemGetInfo free and total, cuDeviceTotalMem, NVML v1 and v2 (total, free, used), processes (pid:bytes) */
 #include <dlfcn.h>

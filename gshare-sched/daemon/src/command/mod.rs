@@ -21,7 +21,7 @@ pub struct Options {
     /// Read no configuration file.
     #[arg(long, conflicts_with = "config")]
     no_config: bool,
-    /// End when no process has been connected for so long.
+    /// End when no process has been connected for this long.
     #[arg(long, value_name = "TIME")]
     idle_exit: Option<gshare_core::Duration>,
     /// Socket for hooked processes, instead of the configuration's. The admin socket is beside it, unless the configuration sets one.

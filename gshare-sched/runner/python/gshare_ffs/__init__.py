@@ -52,7 +52,7 @@ class Value:
 
 
 class Module(_Base):
-    """A component. With torch it is a `torch.nn.Module`; without, whatever has `forward`."""
+    """A component. With torch it is a `torch.nn.Module`; without, any class that has `forward`."""
 
     if torch is None:
 
@@ -206,7 +206,7 @@ class FFaaS:
             return
         if only not in self.components:
             raise KeyError(f"no component {only!r} in the DAG")
-        # A line is an answer: whatever the function prints goes to standard error.
+        # A line is an answer: all that the function prints goes to standard error.
         answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         for need in self.components[only][1]:

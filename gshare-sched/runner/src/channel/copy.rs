@@ -1,9 +1,9 @@
 //! Copies between private memory and memory that another process may read and write. `unsafe` is here for what is read and
 //! written by address; that it stays within two slices is checked in this file.
 //!
-//! One side is atomics, so no reference promises that its bytes stay as they are. They are not copied atomically: what a copy
-//! makes of bytes that somebody writes meanwhile is any bytes. The channel's protocol keeps both sides off the same bytes, but
-//! for a message that is written anew by a successor, whose first copy is thrown away.
+//! One side is atomics, so no reference promises that its bytes stay as they are. They are not copied atomically: a copy
+//! of bytes that are written meanwhile may have any bytes. The channel's protocol keeps both sides off the same bytes, but
+//! for a message that is written again by a successor, whose first copy is thrown away.
 //!
 //! The C library copies a chunk by one string instruction where the CPU has it. That is fast as long as the lines are
 //! this core's; where they have to come from another core it took two to three times as long as a loop over them.
@@ -38,7 +38,7 @@ const FASTER: u32 = 3;
 ///
 /// Through its cache is the faster one for both sides if they share a cache. If they do not, each line that is written
 /// has to be taken from the receiver's cache first, one by one, which takes ten times as long as to write it past the
-/// caches, to memory. Where threads run is up to the system and, below a virtual machine, to somebody else: so it is
+/// caches, to memory. Where threads run is up to the system and, below a virtual machine, to its host: so it is
 /// tried out.
 #[derive(Debug, Default)]
 pub(super) struct Route {
@@ -74,14 +74,14 @@ impl Route {
         2 * TRIAL
     }
 
-    /// Both ways took so long for as many bytes.
+    /// Chooses the way by the times that both took for as many bytes.
     fn tried(&mut self, cached: Duration, past: Duration) {
         self.past = cached > past * FASTER;
     }
 }
 
 /// Copies `from` to the beginning of `to`, as much as there is room for. With `past` without fetching the lines that it
-/// writes and past the cache of this core. What was copied is seen by whoever sees a later `Release` store.
+/// writes and past the cache of this core. What was copied is seen by a thread that sees a later `Release` store.
 pub(super) fn copy(to: &[AtomicU8], from: &[u8], past: bool) {
     let bytes = to.len().min(from.len());
     let (to, from) = (to.as_ptr().cast::<u8>().cast_mut(), from.as_ptr());
@@ -113,14 +113,14 @@ pub(super) fn append(to: &mut Vec<u8>, from: &[AtomicU8], far: bool) {
     }
     // The reader of the copy reads the copy: the compiler may not look at where it came from again.
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: so many were reserved, and `copy_to` has written each of them.
+    // SAFETY: `bytes` were reserved, and `copy_to` has written each of them.
     unsafe { to.set_len(length) };
 }
 
 /// Copies `bytes`.
 ///
 /// # Safety
-/// So many bytes can be read at `from` and written at `to`, and they do not overlap.
+/// `bytes` of memory can be read at `from` and written at `to`, and they do not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::{
@@ -185,7 +185,7 @@ unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u
 /// Copies `bytes`.
 ///
 /// # Safety
-/// So many bytes can be read at `from` and written at `to`, and they do not overlap.
+/// `bytes` of memory can be read at `from` and written at `to`, and they do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_to<const PAST: bool, const FAR: bool>(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: as the caller promises.

@@ -65,7 +65,7 @@ impl Layout {
         Ok(Self { slots, slot_bytes, bytes, data })
     }
 
-    /// The layout of a file of so many bytes that somebody else made.
+    /// The layout of a file of `bytes` that another process made.
     pub(super) fn of(header: Header, bytes: u64) -> Result<Self, ChannelError> {
         if (header.magic, header.version) != (MAGIC, VERSION) {
             return Err(ChannelError::Foreign { what: "it has another mark or version" });
@@ -156,7 +156,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the header says: it is refused, or every place of every message lies in the file, aligned, and no two
+        /// Any header is refused, or every place of every message lies in the file, aligned, and no two
         /// overlap.
         #[test]
         fn a_header_is_refused_or_all_places_lie_in_the_file(header in header(), size in any::<u64>(), first in any::<u32>()) {

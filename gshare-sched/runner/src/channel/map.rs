@@ -89,7 +89,7 @@ impl Map {
         Ok(map)
     }
 
-    /// Maps a file that somebody else made, after checking that it is what it says.
+    /// Maps a file that another process made, after checking that it is what it says.
     pub(super) fn open(fd: OwnedFd) -> Result<Self, ChannelError> {
         let foreign = |what| ChannelError::Foreign { what };
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| foreign("it is no memory file"))?;
@@ -138,8 +138,8 @@ impl Map {
         (self.pages.u64_at(at), self.pages.u64_at(at + 8))
     }
 
-    /// Length and tag of a published message, when so many were `published`: off the counter's line if it is the last
-    /// one, else from its descriptor.
+    /// Length and tag of a published message, where `published` is the number of all: off the counter's line if it is the
+    /// last one, else from its descriptor.
     #[inline]
     pub(super) fn described(&self, message: u32, published: u32) -> (u64, u64) {
         if published == message.wrapping_add(1) {
@@ -186,14 +186,14 @@ impl Map {
         self.coming_at(message).store(word, Ordering::Release);
     }
 
-    /// How often somebody began to copy a message into that slot.
+    /// How often a sender began to copy a message into that slot.
     #[inline]
     pub(super) fn attempt(&self, message: u32) -> &AtomicU64 {
         self.pages.u64_at(self.layout.descriptor(message) + 24)
     }
 
     /// The slot of a message. Nothing keeps the other process from writing there, and while a message is copied ahead or
-    /// anew it does.
+    /// again it does.
     #[inline]
     pub(super) fn slot(&self, message: u32) -> &[AtomicU8] {
         let slot = self.layout.slot(message);

@@ -10,7 +10,7 @@
 //! - **loan**: a slot that the sender writes into, before it publishes it. **Release**: the receiver is done with it.
 //!
 //! # Algorithm
-//! 1. A memory file holds two counters, a descriptor per slot and the slots. Its size is sealed, so that nobody can cut
+//! 1. A memory file holds two counters, a descriptor per slot and the slots. Its size is sealed, so that no process can cut
 //!    it under a reader, and every page is touched before the first message. Message `n` is in slot `n % slots`.
 //! 2. **Send**: while `published - released` is the number of slots, wait (back-pressure). Write in place, store length
 //!    and tag, move `published`. **Receive**: while `published` is `released`, wait; check the length; read in place;
@@ -20,11 +20,11 @@
 //! 4. **Copies**, where a side has the message elsewhere: [`Sender::send`] copies it in by chunks of 64 KiB and tells
 //!    how far it is; [`Receiver::receive_into`] copies out what is there while the rest is coming. So both copies take
 //!    about the time of one. A receiver that sleeps is woken before the first chunk, not after it. What is told is a
-//!    hint: the message counts when it is published, and is copied out anew if somebody else began to write it
+//!    hint: the message counts when it is published, and is copied out again if another sender began to write it
 //!    meanwhile. A large message is copied past the caches, and a smaller one too while a trial every few messages says
 //!    that this is far faster, as it is where the two cores share no cache.
-//! 5. **Crash**: a message is there until it is released, so a receiver that starts anew gets the one its predecessor
-//!    died over. A sender that starts anew asks for [`Sender::last_tag`] and does not send again what was published.
+//! 5. **Crash**: a message is there until it is released, so a receiver that starts again gets the one its predecessor
+//!    died over. A sender that starts again asks for [`Sender::last_tag`] and does not send again what was published.
 //!    With tags that grow, a stage that releases its input after it published its output loses nothing and doubles
 //!    nothing. A side that was given the other's pidfd notices its death while it waits, and answers
 //!    [`ChannelError::PeerGone`].
@@ -151,7 +151,7 @@ impl Default for ChannelOptions {
     }
 }
 
-/// A channel that nobody uses yet: a memory file, to be given to two processes.
+/// A channel that no process uses yet: a memory file, to be given to two processes.
 #[derive(Debug)]
 pub struct Channel {
     map: Map,
@@ -348,7 +348,7 @@ impl Sender {
         if length > slot_bytes { Err(ChannelError::TooLong { length, slot_bytes }) } else { Ok(()) }
     }
 
-    /// The tag of the last message that was published, by whatever process; none before the first.
+    /// The tag of the last message that was published, by any process; none before the first.
     pub fn last_tag(&self) -> Option<u64> {
         let tag = self.side.map.tag(self.next.wrapping_sub(1)).load(Ordering::Acquire);
         (tag != u64::MAX).then_some(tag)
@@ -565,14 +565,14 @@ impl Receiver {
         let published = || map.published().seen() != number;
         let left = || deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let begun = || map.coming(number).is_some() && map.attempt(number).load(Ordering::Relaxed) != 0;
-        // Whatever goes wrong here shows when the message is received.
+        // An error here shows when the message is received.
         side.wait(left(), false, || published() || begun()).ok()?;
         let attempt = map.attempt(number).load(Ordering::Acquire);
         let mut copied = 0;
         while !published() {
             let (chunks, far) = there(copied);
             if chunks < copied || map.attempt(number).load(Ordering::Relaxed) != attempt {
-                // Somebody else writes it anew: it will be copied when that is done.
+                // Another sender writes it again: it will be copied when that is done.
                 return None;
             }
             if chunks > copied {
@@ -611,7 +611,7 @@ pub struct Message<'a> {
 
 impl Message<'_> {
     /// Its bytes, in place. Atomics, since nothing keeps the other process from writing there: one that breaks the protocol may
-    /// change a byte after it was looked at. Whoever decides by what he reads copies it first ([`Message::read`]).
+    /// change a byte after it was looked at. A reader that decides by the bytes copies them first ([`Message::read`]).
     #[inline]
     pub fn bytes(&self) -> &[AtomicU8] {
         let slot = self.receiver.side.map.slot(self.receiver.next);

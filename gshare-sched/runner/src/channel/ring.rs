@@ -49,7 +49,7 @@ impl Turn<'_> {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) != 0 {
             // Only the sleeper takes its word back: cleared here it could be the word of its next sleep, which then
-            // nobody would end.
+            // no thread would end.
             futex.wake(self.count);
         }
     }
@@ -113,7 +113,7 @@ mod loom_tests {
     }
 
     /// One slot, two messages: the producer has to wait for the consumer and the other way round. Loom fails on a lost
-    /// wake-up (nobody can go on) and on a slot that both touch at once.
+    /// wake-up (neither side can go on) and on a slot that both touch at once.
     #[test]
     fn loom_no_wake_up_is_lost_and_no_slot_is_torn() {
         // Every interleaving with up to three preemptions; unbounded it does not end within minutes.

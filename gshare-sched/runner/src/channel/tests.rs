@@ -124,7 +124,7 @@ fn chunks_are_copied_out_before_the_message_is_whole() {
         loan.begin();
         assert_eq!(receiver.copy_ahead(&mut buffer, soon()), None, "it is not published");
         assert!(buffer.is_empty());
-        // Two chunks and a byte of the third, of which nobody is told.
+        // Two chunks and a byte of the third, of which the receiver is not told.
         loan.copy_in(&message[..2 * CHUNK + 1], 0, far);
         assert_eq!(receiver.copy_ahead(&mut buffer, soon()), None, "it is not published");
         assert!(buffer == message[..2 * CHUNK], "far: {far}");
@@ -160,7 +160,7 @@ fn who_sleeps_is_woken_before_the_first_chunk_and_again_when_it_is_published() {
         loan.begin();
         match wakes.recv_timeout(Duration::from_millis(1)) {
             Ok(seen) => break seen,
-            Err(_) => assert!(begun.elapsed() < Duration::from_secs(60), "nobody was woken"),
+            Err(_) => assert!(begun.elapsed() < Duration::from_secs(60), "no receiver was woken"),
         }
     };
     assert_eq!(seen, 0, "nothing was published");

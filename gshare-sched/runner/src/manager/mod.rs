@@ -1,7 +1,7 @@
 //! The GPU manager: starts, feeds and kills the model processes of a node (GPU-enabled FaaS, sections III-C and III-E).
 //!
 //! # Problem
-//! A request scheduler ([`gshare_core::request`]) decides which GPU loads, evicts and runs what. Somebody has to do it: one
+//! A request scheduler ([`gshare_core::request`]) decides which GPU loads, evicts and runs what. A manager has to do it, with one
 //! process per model and GPU, under the hook, and to notice when one of them dies. And nothing may be left behind when
 //! the manager itself is killed.
 //!

@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 /// A process under the hook that ends with the thread that started it, or a container that ends with this process. Dropping it kills it
-/// and whatever it started.
+/// and all that it started.
 #[derive(Debug)]
 pub struct HookedProcess {
     child: Child,
@@ -109,12 +109,12 @@ impl HookedProcess {
         self.pidfd.as_fd()
     }
 
-    /// Its standard output and error, if the command had pipes for them and nobody took them before.
+    /// The standard output and error, if the command had pipes for them and they were not taken before.
     pub fn take_output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
         (self.child.stdout.take(), self.child.stderr.take())
     }
 
-    /// Kills it and whatever it started: its process group, and its cgroup where it has one. A container is gone some time later.
+    /// Kills it and all that it started: its process group, and its cgroup where it has one. A container is gone some time later.
     pub fn kill(&self) {
         if let Some(container) = &self.container {
             return container.end();

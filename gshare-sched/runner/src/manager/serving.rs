@@ -187,7 +187,7 @@ impl ServingHandle {
     /// Submits a request.
     ///
     /// # Errors
-    /// When serving has stopped. Whatever is wrong with the request is told by its ticket.
+    /// When serving has stopped. An error in the request is told by its ticket.
     pub fn submit(&self, submission: Submission) -> Result<Ticket, ManagerError> {
         let (sender, receiver) = channel();
         self.submit_to(submission, sender)?;
@@ -271,7 +271,7 @@ impl Serving {
             open: BTreeMap::new(),
             actions: Vec::new(),
         };
-        // Model processes die with this thread, whatever ends it.
+        // Model processes die with this thread, also where it panics.
         let thread = std::thread::Builder::new().name("gshare-serving".into()).spawn(move || desk.serve())?;
         Ok(Self { handle, thread: Some(thread) })
     }

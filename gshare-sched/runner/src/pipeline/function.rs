@@ -70,7 +70,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Fails what is open, and whatever comes.
+    /// Fails the requests that are open, and all that come later.
     fn end(&self, why: &FfsError) {
         self.over.lock().get_or_insert_with(|| why.clone());
         for (_, ticket) in std::mem::take(&mut *self.tickets.lock()) {

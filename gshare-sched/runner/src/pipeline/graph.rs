@@ -199,7 +199,7 @@ impl Graph {
             needs.into_iter().flatten().for_each(|&need| needed[need] = true);
         }
         let answer = self.nodes.len();
-        // Whoever makes the answer early: it goes on to the last stage.
+        // An answer that an earlier stage makes goes on to the last one.
         needed[answer] = !last;
         let mut loaded = Vec::new();
         for index in mine {

@@ -1,7 +1,7 @@
 //! Functions that run as pipelines: a process per stage, each on its slice.
 //!
 //! # Problem
-//! The partitioner cuts a function into stages and the assigner finds a slice for each; somebody has to start the
+//! The partitioner cuts a function into stages and the assigner finds a slice for each; a host has to start the
 //! processes, connect them, and keep every request that was accepted while processes die (FluidFaaS, section 5.2.1 and
 //! Listing 1).
 //!
@@ -29,7 +29,7 @@
 //!
 //! ## Example
 //! Stages A and B. B is killed while it works on request 7. Requests 8 and 9 wait in front of it, A waits for a slot. B
-//! starts again, finds 7 in its input and 6 as the last tag it published, and runs 7 again. Nobody upstream noticed.
+//! starts again, finds 7 in its input and 6 as the last tag it published, and runs 7 again. No stage upstream noticed.
 //!
 //! # Differences from the paper
 //! Its processes share a queue and a segment per stage, and end with an instance; a crash ends the function. Eviction is

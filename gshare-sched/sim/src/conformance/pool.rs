@@ -1,9 +1,9 @@
 //! A host in virtual time around any [`Pool`], with a book of its own.
 //!
 //! # Problem
-//! A pool orders instances and gives them requests; its contract has to hold whatever the host reports, and whenever. The
+//! A pool orders instances and gives them requests; its contract has to hold for any report of the host, at any time. The
 //! host here carries orders out in times that it draws, and makes what goes wrong: starts that are refused, processes that
-//! die, devices that are lost and come back, callers that give up, functions that are removed and deployed anew, reports
+//! die, devices that are lost and come back, callers that give up, functions that are removed and deployed again, reports
 //! that are too old, and events that make no sense.
 //!
 //! # What is checked

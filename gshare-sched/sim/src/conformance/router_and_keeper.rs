@@ -116,7 +116,7 @@ fn arrivals(rng: &mut Rng) -> Result<Arrivals, ArrivalError> {
     }
 }
 
-/// A chain of components with these times in ms on 1g.10gb of an A100-80, less on larger slices, and so many GiB each.
+/// A chain of components with these times in ms on 1g.10gb of an A100-80, less on larger slices, and `gib` GiB each.
 ///
 /// # Errors
 /// When that is no DAG: no components, or too many.

@@ -9,8 +9,8 @@
 //! 4. **Keen clients**: they always want more, use what they are given at once and to the nanosecond, and sometimes ask
 //!    ahead of time. Then requests must be met to the nanosecond in every window, and waits must be bounded, for shapes from
 //!    narrow to wide.
-//! 5. **Scenes**: who leaves frees his SMs in the same call, who dies frees them at the end of his lease, a wide client is
-//!    not passed over, time nobody claims goes to who can use it.
+//! 5. **Scenes**: a client that leaves frees its SMs in the same call, one that dies frees them at the end of its lease, a wide
+//!    client is not passed over, time that no client claims goes to one that can use it.
 //!
 //! A claim that was never put to the test counts as a failure of the suite.
 
@@ -112,10 +112,10 @@ pub fn token_scheduler(
             .map_err(|violation| fail("keen clients", violation))?;
     }
     let scenes: [(&str, Scene); 5] = [
-        ("who leaves frees his SMs in the same call", leaving),
-        ("who never returns loses his SMs at the end of his lease", dying),
+        ("a client that leaves frees its SMs in the same call", leaving),
+        ("a client that never returns loses its SMs at the end of its lease", dying),
         ("a wide client is not passed over by narrow ones", wide_and_narrow),
-        ("time nobody claims goes to who can use it", elastic),
+        ("time that no client claims goes to one that can use it", elastic),
         ("a return makes room in the same call", returning),
     ];
     for (name, scene) in scenes {
@@ -202,7 +202,7 @@ fn keen_clients(
     Ok(())
 }
 
-/// Shares whose requests add up to at most the whole, or (one seed in four) to whatever comes; SMs of one of four shapes.
+/// Shares whose requests add up to at most the whole, or (one seed in four) to any sum; SMs of one of four shapes.
 fn keen_shares(rng: &mut Rng, clients: u64) -> Vec<Share> {
     let shape = rng.below(4);
     let feasible = !rng.percent(25);

@@ -4,7 +4,7 @@
 //! | rule | claim |
 //! |---|---|
 //! | shares | GPU time that the device saw, of each instance that keeps it busy: see [`share_report`](super::share_report) |
-//! | rate | while a daemon serves, whoever comes and goes under its name, an instance has at most its limit of the time and what is said below |
+//! | rate | while a daemon serves, with any coming and going under its name, an instance has at most its limit of the time and what is said below |
 //! | memory | an instance's processes never hold more device memory than its limit, whether a daemon is there or not |
 //! | wait | no thread waits for credit longer than [`Book::bound`] says |
 //! | answer | every question of a process, and every frame that wants one, is answered in time, or its connection is closed |
@@ -264,7 +264,7 @@ impl Book {
         match asked {
             Some(asked) => self.was_answered(now, asked, frame.label()),
             None => {
-                self.fail(now, "answer", || format!("{} on {conn}, which nobody asked for", frame.label()));
+                self.fail(now, "answer", || format!("{} on {conn}, which was not asked for", frame.label()));
             }
         }
     }
@@ -397,7 +397,7 @@ impl Book {
         }
     }
 
-    /// Waits on a device do not count from now on for so long.
+    /// Waits on a device do not count for `lasts` after `from`.
     pub(super) fn excuse(&mut self, gpu: usize, from: Timestamp, lasts: Duration) {
         self.gpus[gpu].excused.push((from, from.saturating_add(lasts)));
     }
@@ -471,7 +471,7 @@ impl Book {
         if length <= LONG.as_nanos() {
             entry.level += length;
         } else if self.processes[process].strange && !self.processes[process].gone {
-            // The kernel of a killed process is not known to have been so long.
+            // The kernel of a killed process is not known to have been that long.
             (entry.level, entry.excess) = (entry.level + length, entry.excess + length);
         }
         let quota = entry.spec.quota();

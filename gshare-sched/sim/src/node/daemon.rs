@@ -247,7 +247,7 @@ impl Daemon {
         }
     }
 
-    /// The configuration is loaded anew, with another share for a name. Gives whether it is in force.
+    /// The configuration is loaded again, with another share for a name. Gives whether it is in force.
     pub(super) fn reload(
         &mut self,
         now: Timestamp,

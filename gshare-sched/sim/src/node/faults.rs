@@ -67,7 +67,7 @@ pub enum Fault {
         /// How much later.
         back: u32,
     },
-    /// The configuration is loaded anew with smaller shares for an instance.
+    /// The configuration is loaded again with smaller shares for an instance.
     Shares {
         /// Which instance.
         instance: u16,
@@ -169,7 +169,7 @@ pub(super) fn draw(kinds: Kinds, length: Duration, rng: &mut Rng) -> Vec<(Timest
     some(kinds.forks, 3, rng, &|rng| Fault::Fork { process: process(rng) });
     some(kinds.daemon_kills, 2, rng, &|rng| Fault::DaemonKilled { lasts: micros(rng, 1_000, 1_000_000) });
     some(kinds.daemon_stops, 1, rng, &|rng| {
-        // Now and then so long that it is given up.
+        // Now and then long enough for it to be given up.
         let longest = if rng.percent(15) { 5_000_000 } else { 300_000 };
         Fault::DaemonStopped { lasts: micros(rng, 1_000, longest) }
     });

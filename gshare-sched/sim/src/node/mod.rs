@@ -24,7 +24,7 @@
 //!
 //! # Faults
 //! All in `faults.rs`. A seed switches each kind on or off: killed, stopped, leaving and late processes; a daemon that is killed,
-//! stopped, loaded anew; late frames; a clock that was set back, which both engines must refuse; a lost device; kernels of 30 to 400 ms;
+//! stopped, reloaded; late frames; a clock that was set back, which both engines must refuse; a lost device; kernels of 30 to 400 ms;
 //! garbage on a connection.
 //!
 //! # What is checked
@@ -32,7 +32,7 @@
 //! the [checkers](crate::token::check) look at every call of the token scheduler, and both engines at their own invariants in
 //! builds with debug assertions.
 //!
-//! Three things are excepted, since nobody can keep them today:
+//! Three things are excepted, since they cannot be kept today:
 //! - A process that starts while no daemon is there knows of no siblings: until it is served, and its siblings are again, it may
 //!   have the whole share of its instance. Its GPU time is not counted. Memory is not excepted: such a process has none of its
 //!   own.

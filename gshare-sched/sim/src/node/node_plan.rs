@@ -9,7 +9,7 @@ use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Tim
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// Request and limit are equal, any SMs; the limits add up to what fits even one after the other. An instance that keeps
-    /// the device busy gets its limit, whatever the others do.
+    /// the device busy gets its limit, no matter what the others do.
     Capped,
     /// Request and limit are equal, and all SMs fit at once: limits may add up to more than one.
     SideBySide,
@@ -25,7 +25,7 @@ pub enum Shape {
 pub struct Program {
     /// Its kernels take from this to this.
     pub kernel: (Duration, Duration),
-    /// Kernels are of so many functions, each with its own length.
+    /// Kernels are of this number of functions, each with its own length.
     pub functions: u64,
     /// How far a launch lies around the length of its function, in per cent: as far, its predicted cost is wrong.
     pub spread_percent: u64,

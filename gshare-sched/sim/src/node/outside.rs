@@ -152,7 +152,7 @@ impl Outside {
         now.saturating_add(delay)
     }
 
-    /// A process connects; `None`: nobody listens.
+    /// A process connects; `None`: no daemon listens.
     pub(super) fn connect(&mut self, now: Timestamp, process: usize) -> Option<ConnId> {
         if !self.listening {
             return None;

@@ -6,8 +6,8 @@
 //! depends on, from the second whole window after such a change on:
 //!
 //! - for a client of a [capped or side-by-side](Shape) GPU: it was there, never silent, and its share was the same. It is
-//!   entitled to its limit, whatever the others did.
-//! - for a client of an [elastic](Shape::Elastic) GPU: besides, nobody came, left or changed. The clients together are
+//!   entitled to its limit, no matter what the others did.
+//! - for a client of an [elastic](Shape::Elastic) GPU: besides, no client came, left or changed. The clients together are
 //!   entitled to what the device delivered to them, divided thus: while it is less than the requests, in proportion to
 //!   the requests; beyond them, each gets its request and an amount in proportion to its limit on top, up to its limit ([`divide`]).
 //!
@@ -34,7 +34,7 @@ struct Calm {
     shape: Shape,
     share: Share,
     windows: Windows,
-    /// Number of these windows on the device: they begin anew with the first client of a device and of a daemon.
+    /// Number of these windows on the device: they begin again with the first client of a device and of a daemon.
     era: u64,
     /// Number of the calm time on this GPU: in an elastic one all instances share it.
     epoch: u64,

@@ -1,4 +1,4 @@
-//! The loop: takes what happens next to whom it happens to.
+//! The loop: takes what happens next to the part of the node that it happens to.
 
 use super::book::{Book, LONG};
 use super::daemon::{Daemon, garbage, hello, name_of, uuid};
@@ -72,7 +72,7 @@ pub struct World<'a> {
 }
 
 /// How long after the daemon is back all processes are connected again, which takes 375 ms at most, and have paid back what they
-/// were charged while nobody kept their kernels apart.
+/// were charged while no daemon kept their kernels apart.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(2_500);
 /// When a daemon that says nothing is given up: 3 s of silence, 1 s of waiting for a probe, and a look.
 const GIVEN_UP: Duration = Duration::from_millis(4_400);

@@ -7,7 +7,7 @@
 //!
 //! # Form
 //! ```toml
-//! length = "10m"                  # load and faults come for so long
+//! length = "10m"                  # load and faults come for this time
 //! seed = 1                        # where runs begin to count their seeds; default 0
 //! jitter_percent = 10             # times are off by up to this much; default 10
 //!
@@ -87,7 +87,7 @@ use std::path::{Path, PathBuf};
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Scenario {
-    /// Load and faults come for so long; more than 0.
+    /// Load and faults come for this time; more than 0.
     pub length: Span,
     /// The first seed.
     #[serde(default)]

@@ -79,7 +79,7 @@ impl Terms {
 pub enum Origin {
     /// At time 0, for every GPU.
     Epoch,
-    /// When the GPU gets a client and has none; anew when it has been empty.
+    /// When the GPU gets a client and has none; again each time that it has been empty.
     FirstClient,
 }
 

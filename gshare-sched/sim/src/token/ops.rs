@@ -20,7 +20,7 @@ pub enum TokenOp {
         /// How long.
         micros: u16,
     },
-    /// Time passes and nobody calls the scheduler, whatever its deadlines.
+    /// Time passes without a call of the scheduler, even past its deadlines.
     Sleep {
         /// How long, in 100 microseconds.
         tenths_ms: u16,
@@ -53,7 +53,7 @@ pub enum TokenOp {
         /// Per cent of the SMs, at least 1.
         sm: u8,
     },
-    /// A client leaves, with whatever it holds.
+    /// A client leaves, with all that it holds.
     Leave {
         /// Its slot.
         slot: u8,

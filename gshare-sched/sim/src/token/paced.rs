@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! A [keen](super::keen) client always has work. A program that waits for each of its kernels does not: between two of them
-//! its host is busy, and while it holds a token that nobody shares, those pauses are nobody's. So it cannot reach a request
-//! near the part of time that its kernels take when it is alone, its token runs out by the clock, and what two of them
+//! its host is busy, and while it holds a token that no other shares, no client uses the GPU in those pauses. So it cannot reach
+//! a request near the part of time that its kernels take when it is alone, its token runs out by the clock, and what two of them
 //! should get is said of the time that they would have alone: in proportion to their requests.
 //!
 //! # Model

@@ -183,7 +183,7 @@ where
         // Faults that wait for an occasion are over too.
         self.armed = [false; Fault::ALL.len()];
         let settle = self.plan.settle;
-        // Half of it passes whatever happens, so that what comes with idleness comes.
+        // Half of it passes in any case, so that what comes with idleness comes.
         self.until(end.saturating_add(Duration::from_nanos(settle.as_nanos() / 2)), |_| false)?;
         self.until(end.saturating_add(settle), |world| world.book.quiet().is_ok())?;
         self.book.quiet().map_err(|left| format!("{settle} after load and faults have ended, {left}"))?;
@@ -700,7 +700,7 @@ where
         }
     }
 
-    /// A request is about to end, and `took` so long if it was answered: in a closed loop the next one follows.
+    /// A request is about to end, and lasted for `took` if it was answered: in a closed loop the next one follows.
     fn ended(&mut self, request: RequestId, took: Option<Duration>) {
         if !self.closed && self.floor.record.is_none() {
             return;

@@ -20,12 +20,12 @@
 //! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
 //!   its slice, with hand-offs; the components behind a branch are drawn for each request;
 //! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
-//!   a job that has completed begins anew when it is started again.
+//!   a job that has completed begins from the start when it is started again.
 //!
 //! At [`Depth::Kernels`] fractional devices belong to nodes as [`node`](crate::node) simulates them: the daemon's engine, the
 //! hook's engine in a process of each part, and kernels of 1 ms. A request is the GPU time that its profile has at the whole
 //! quota, divided by its batch; how long that takes is decided by tokens. Training does all of its work on each of its parts,
-//! and ends with the last of them. Slices and whole devices are nobody's but their holder's: they serve by the profile here too.
+//! and ends with the last of them. Slices and whole devices are their holder's alone: they serve by the profile here too.
 //! GPU time that was used is what kernels took.
 //!
 //! # Faults
@@ -52,7 +52,7 @@
 //! # use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
 //! use gshare_sim::arrivals::Arrivals;
 //! use gshare_sim::world::{self, Function, Plan};
-//! /// Serves nobody, and says so.
+//! /// Serves no function, and says so.
 //! struct Closed;
 //! impl Engine for Closed {
 //!     type Event = PlatformEvent;

@@ -63,7 +63,7 @@ impl FunctionOutcome {
         (counted > 0).then(|| self.within_slo as f64 / counted as f64)
     }
 
-    /// The latency that so many per cent of the answered requests did not exceed (nearest rank); 0 without any.
+    /// The latency that `percent` per cent of the answered requests did not exceed (nearest rank); 0 without any.
     pub fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.latencies.len() * percent).div_ceil(100).max(1);
         self.latencies.get(rank - 1).copied().unwrap_or(Duration::ZERO)

@@ -40,7 +40,7 @@ pub enum Load {
     None,
     /// As a process says; it is drawn by the seed.
     Process(Arrivals),
-    /// So many times in each bin, at times within it that are drawn by the seed.
+    /// As many times in each bin as it counts, at times within it that are drawn by the seed.
     Counts {
         /// Length of a bin; more than 0.
         bin: Duration,
@@ -103,7 +103,7 @@ pub struct Plan {
     pub tenants: Vec<(TenantId, TenantLimits)>,
     /// The faults of the run.
     pub faults: Faults,
-    /// Requests and faults come for so long.
+    /// Requests and faults come for this time.
     pub length: Duration,
     /// Times of starts and requests are off by up to this much, in per cent; at most 100.
     pub jitter: u64,

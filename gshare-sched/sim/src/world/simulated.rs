@@ -304,7 +304,7 @@ impl<'a> Floor<'a> {
                 // Kernels count what they take.
                 return 0;
             }
-            // With those that it has already it is a batch of so many.
+            // The batch is this request and those that it has already.
             let count = body.jobs.len() + 1;
             let measured = body.times.iter().find(|one| one.batch as usize >= count).or(body.times.last());
             let (batch, time, curve) = measured

@@ -396,7 +396,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever processes come, go, work and rest: the bench adds up what really ran.
+    /// Processes come, go, work and rest in any order: the bench adds up what really ran.
     #[test]
     fn an_instance_never_exceeds_its_limit(
         steps in prop::collection::vec(step(), 1..60),

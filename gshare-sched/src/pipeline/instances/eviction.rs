@@ -1,4 +1,4 @@
-//! The instance to evict when memory is wanted: the least recently used, or the one that is missed least.
+//! The instance to evict from MIG slices when memory is wanted: the least recently used, or the one that is missed least.
 //!
 //! # Problem
 //! The least-recently-used rule (FluidFaaS, section 5.3) looks at the last use alone. What an eviction costs is the time
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(order.victim(), Some(0), "nine times the reload");
     }
 
-    /// Literal: faded counts as floating point, scores computed anew for every choice.
+    /// Literal: faded counts as floating point, scores computed again for every choice.
     #[test]
     fn the_order_is_that_of_scores_computed_at_the_time_of_the_choice() {
         let half_life = Duration::from_secs(30);

@@ -90,7 +90,7 @@ pub struct Stay {
 const BINS: usize = 80;
 /// Gaps of others that count as much as a function's own.
 const PRIOR: u64 = 4;
-/// A histogram with so many gaps is halved.
+/// A histogram with this many gaps is halved.
 const MEMORY: u64 = 512;
 
 /// The gaps between requests that one function had, or all of them.

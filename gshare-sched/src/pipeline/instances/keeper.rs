@@ -55,7 +55,7 @@ pub(super) struct Instance {
     pub(super) since: Timestamp,
     /// Time it worked in the window before.
     pub(super) was_busy: u64,
-    /// For whom it drains.
+    /// The function for which it drains.
     pub(super) taken_for: Option<FunctionId>,
 }
 
@@ -118,7 +118,7 @@ pub struct Keeper {
     expiries: BTreeSet<(Timestamp, FunctionId)>,
     expiry_of: BTreeMap<FunctionId, Timestamp>,
     all_gaps: Gaps,
-    /// Whether somebody found no slices since the window began, and whether so before.
+    /// True if a function found no slices since the window began, and if one found none in the window before.
     pub(super) wanting: bool,
     pub(super) was_wanting: bool,
 }
@@ -615,7 +615,7 @@ impl InstanceKeeper for Keeper {
                     assert!(!instance.is_shared() && instance.places.contains(&place), "{id} at {place}");
                     assert!(slice.instances.is_empty() && slice.order.residents() == 0, "{place}: alone");
                 }
-                Owner::Shared => assert!(!slice.instances.is_empty(), "{place} is shared by nobody"),
+                Owner::Shared => assert!(!slice.instances.is_empty(), "{place} is shared by no instance"),
                 _ => assert!(slice.instances.is_empty() && slice.used == Bytes::ZERO, "{place} is free"),
             }
             let mut used = 0;
@@ -629,7 +629,7 @@ impl InstanceKeeper for Keeper {
             assert!(used <= self.slices.memory(slice.at.profile).get(), "{place} is too full");
         }
         for (id, instance) in &self.instances {
-            assert!(self.functions[&instance.function].instances.contains(id), "{id} of nobody");
+            assert!(self.functions[&instance.function].instances.contains(id), "{id} is not of its function");
             assert_eq!(instance.places.len(), instance.home.slices().count(), "{id}: slices");
             if !instance.is_shared() {
                 let owned = |&place: &usize| self.slices.all[place].owner == Owner::Exclusive(*id);

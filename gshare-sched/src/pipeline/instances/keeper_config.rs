@@ -10,7 +10,7 @@ use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 #[non_exhaustive]
 pub enum Choice {
     /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
-    /// The default: a pipeline works on slices that hold the whole of nobody, or are the last ones.
+    /// The default: a pipeline works on slices that hold no function as a whole, or are the last ones.
     #[default]
     Ranked,
     /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`; of those that
@@ -83,8 +83,8 @@ crate::settings_table::settings! {
         /// Which plan is taken.
         pub choice: Choice = Choice::Ranked, with_choice;
         /// With [`Choice::PerSlice`]: how much more than the least a plan may need and still be as good, in percent, as
-        /// long as nobody lacks slices. 10: a cut that gains less than that over one slice answers later, and its slices
-        /// work longer in all. 0: none may need more.
+        /// long as no function lacks slices. 10: a cut that gains less than that over one slice answers later, and its
+        /// slices work longer in all. 0: none may need more.
         pub alike_percent: u32 = 10, with_alike_percent;
         /// The policy that chooses the instance to evict.
         pub eviction: EvictionPolicy = EvictionPolicy::default(), with_eviction;

@@ -9,28 +9,28 @@
 //! 2. **Busy** (30 % of a window, section 5.3), or **short** (its requests cannot be served in time): an exclusive
 //!    instance. A busy one that is alone on its slice just keeps it; else it is the whole on the smallest free slice that
 //!    will do, and without one the first pipeline of the partitioner's list for which the assigner finds slices. With
-//!    [`Choice::PerSlice`] it is the plan with the least `bottleneck * compute slices`, and as long as nobody lacks slices
-//!    the fastest of those that need a tenth more at most.
+//!    [`Choice::PerSlice`] it is the plan with the least `bottleneck * compute slices`, and as long as no function lacks
+//!    slices the fastest of those that need a tenth more at most.
 //! 3. **Not busy** for some windows in a row, below a second, lower threshold: of several exclusive instances the
 //!    slowest is drained if the others can do its work; the last one shares its slice from now on, or, a pipeline, makes
 //!    place for a shared instance, or is given up when it is not used at all.
 //! 4. **Eviction**: a shared instance that must serve is loaded, and others leave its slice until it fits
 //!    ([`EvictionOrder`]). Weights stay in host memory (warm) as long as that pays, and are fetched when it pays again
 //!    ([`KeepAlive`]).
-//! 5. **Migration**: at the end of a window in which nobody lacked slices, a pipeline moves to one slice that suits the
-//!    whole. The new instance is started first; when it is up the old one drains.
+//! 5. **Migration**: at the end of a window in which no function lacked slices, a pipeline moves to one slice that suits
+//!    the whole. The new instance is started first; when it is up the old one drains.
 //! 6. **Reclaim**: a function that finds no slices takes those of an instance that was idle for a window, or of the least
 //!    used of several shared slices. Neighbours of a busy instance on a shared slice leave it when they are served
-//!    elsewhere too. What becomes free that way goes to whom it was taken for.
+//!    elsewhere too. What becomes free that way goes to the function for which it was taken.
 //! 7. **Evening out** ([`KeeperConfig::even_out`], off): it also takes them of a function that needs them clearly less: one
 //!    that is not short now and can spare an instance, or would still be less than a third as far behind without it
 //!    ([`InstanceEvent::Short`] says how far a function is behind; one that is not short is not behind as long as its others
 //!    can do its work). The gap has to exceed the time of a start, or half of it for what can be spared, and an instance
 //!    stays for a window at least.
 //!
-//! 8. **Minimum** ([`InstanceEvent::MinimumSet`], 0): so many instances of a function are started at once, shared ones first; no rule
-//!    above gives up one of them, and idle ones share their slice as far as they may. One that is gone is started again when the
-//!    host tells the minimum again, since with several nodes another one may be to do it.
+//! 8. **Minimum** ([`InstanceEvent::MinimumSet`], 0): that number of instances of a function is started at once, shared ones
+//!    first; no rule above gives up one of them, and idle ones share their slice as far as they may. One that is gone is
+//!    started again when the host tells the minimum again, since with several nodes another one may be to do it.
 //!
 //! ## Example
 //! On slices of 1g, 2g and 4g a function that needs 2g as a whole is called for the first time: it shares the 2g. At 35 %
@@ -38,8 +38,8 @@
 //! below 15 % for a minute the larger instance is drained, and a minute later the other shares the 2g again.
 //!
 //! # Invariants
-//! Every slice has one owner; residents of a shared slice fit its memory; nobody is evicted from an exclusive slice; a
-//! function has at most `max_shared` shared instances; instances and slices agree on who is where.
+//! Every slice has one owner; residents of a shared slice fit its memory; no instance is evicted from an exclusive slice; a
+//! function has at most `max_shared` shared instances; instances and slices agree on where each instance is.
 //!
 //! # Cost
 //! O(log n) for a request, a use and the choice of a victim; a plan (see [`super`]) for each instance that is started, and

@@ -22,7 +22,7 @@ const DRAIN_BELOW: u64 = 60;
 /// How far behind a function has to be to be given what another can spare, in percent of the time of a start.
 const SPARE_GAP: u64 = 50;
 /// How many times as far behind a function has to be to be given an instance of one that is short too. With less they go
-/// to and fro with the bursts, and each time slices serve nobody while one starts.
+/// to and fro with the bursts, and each time slices serve no request while an instance starts.
 const FURTHER_BEHIND: u64 = 3;
 /// A share of a window that says how matters stand now, in percent: whether a function is short still, and what it uses.
 const RECENT: u64 = 20;

@@ -89,7 +89,7 @@ impl Slices {
         self.version += 1;
     }
 
-    /// From now on the GPU's slices are lost as soon as nobody has them.
+    /// From now on the GPU's slices are lost as soon as no instance of the keeper has them.
     pub(super) fn lose(&mut self, gpu: GpuId) {
         self.gpus.retain(|one| *one != gpu);
         for slice in self.all.iter_mut().filter(|slice| slice.gpu == gpu) {

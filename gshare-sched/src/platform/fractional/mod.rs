@@ -33,7 +33,8 @@
 //!
 //! # Example
 //! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time
-//! and no memory: whichever of the two was idle for longer is parked, and its request is answered after that and the load.
+//! and no memory: the one of the two that was idle for longer is parked, and the third's request is answered after that and
+//! the load.
 //! Each function is served from then on, at the price of a load when it was parked since its last request.
 //!
 //! # Invariants
@@ -49,12 +50,12 @@
 //! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
-mod late_last;
 mod least_instances;
+mod parking;
 mod placing;
 mod pool_config;
 mod queueing;
-mod room;
+mod request_order;
 mod spread;
 
 pub use pool_config::{FractionalConfig, FractionalPolicies};
@@ -74,13 +75,13 @@ use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, Horiz
 use gshare_core::{
     ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
-use late_last::LateLast;
+use request_order::LateLast;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A state of an instance, finer than [`Life`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Ordered by the scaler; nobody has room for it yet.
+    /// Ordered by the scaler; no device has room for it yet.
     WaitingForRoom,
     Starting,
     Ready,
@@ -191,7 +192,7 @@ pub struct FractionalPool {
     by_scaler: BTreeMap<InstanceId, InstanceId>,
     requests: BTreeMap<RequestId, Request>,
     /// Instances that wait for room, the longest waiting first: new ones, and parked ones that are wanted.
-    wanting: VecDeque<room::Wanting>,
+    wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
     next: u64,

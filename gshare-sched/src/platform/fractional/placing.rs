@@ -313,7 +313,7 @@ impl FractionalPool {
         self.close(instance);
         self.timers.clear(Timer::Answer(instance));
         if self.enter(instance, State::Stopping) == Some(State::WaitingForRoom) {
-            // Nobody was told of it.
+            // The host was not told of it.
             self.gone(instance, actions);
         } else {
             self.unwant(instance);

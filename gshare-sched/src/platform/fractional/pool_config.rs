@@ -60,7 +60,7 @@ crate::settings_table::settings! {
 }
 
 impl FractionalConfig {
-    /// The same settings without parking: a function that finds no room waits until somebody leaves.
+    /// The same settings without parking: a function that finds no room waits until an instance leaves.
     #[must_use]
     pub fn without_parking(self) -> Self {
         Self { park: false, ..self }

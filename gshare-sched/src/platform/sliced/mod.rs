@@ -77,7 +77,7 @@ use gshare_core::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins anew.
+/// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins again.
 const SHORT_LASTS: Duration = Duration::from_secs(1);
 
 /// The policy that gives requests to instances on slices.
@@ -717,7 +717,7 @@ impl Pool for SlicedPool {
             let node = &self.nodes[&one.node];
             assert_eq!(node.keeper.home(one.local), Some(&one.home), "home of {id}");
             assert_eq!(node.names.get(&one.local), Some(id), "name of {id}");
-            assert!(self.functions[&one.function].instances.contains(id), "{id} of nobody");
+            assert!(self.functions[&one.function].instances.contains(id), "{id} is not of its function");
             assert!(one.home.slices().all(|slice| node.slices[&slice].contains(id)), "slices of {id}");
             assert!(
                 one.requests

@@ -180,7 +180,7 @@ impl SlicedPool {
         }
     }
 
-    /// Orders the `Unpark` that slices wait for, unless somebody is still to leave them.
+    /// Orders the `Unpark` that slices wait for, unless an instance is still to leave them.
     pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], actions: &mut Vec<PoolAction>) {
         // While those on a lost device are forgotten one by one, none of them is to come.
         let there = slices.iter().filter(|slice| self.gpus.contains_key(&slice.gpu));
@@ -257,7 +257,7 @@ impl SlicedPool {
         }
     }
 
-    /// Has the host run a request; answers for it when nobody waits for it any more.
+    /// Has the host run a request; answers for it when no caller waits for it any more.
     pub(super) fn send(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
         let holder = self.tickets.holder(ticket);
         let late = |request: &RequestId| {
@@ -301,7 +301,7 @@ impl SlicedPool {
         }
         self.keep(node, InstanceEvent::Short { function, waiting, behind });
         if new {
-            // What it starts there ends when nobody calls it, as after a first request.
+            // An instance that it starts there ends when no request comes, as after a first request.
             self.keep(node, InstanceEvent::Requested { function });
         }
     }

@@ -40,7 +40,7 @@ fn mig(node: u32, model: &str, slices: &[&str]) -> DeviceSpec {
     DeviceSpec::new(NodeId::new(node), Bytes::from_gib(80)).with_mig(layout)
 }
 
-/// Components of 20 ms on any slice, with so many GiB each; the run-time takes one more.
+/// Components of 20 ms on any slice, with `gib` GiB each; the run-time takes one more.
 fn chain(components: usize, gib: u64) -> FunctionSpec {
     let mut dag = Dag::builder("chain");
     for index in 0..components {
@@ -62,7 +62,8 @@ fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
     matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.number() == instance && parts.len() == 1)
 }
 
-/// The example of the module: whoever comes waits until whoever leaves has left, and its request waits until it has come.
+/// The example of the module: an instance that comes waits until the one that leaves has left, and its request waits until it
+/// has come.
 #[test]
 fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);

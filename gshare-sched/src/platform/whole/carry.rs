@@ -102,7 +102,7 @@ impl WholePool {
     ) {
         let known = self.models.get(&model).and_then(|id| Some((*id, self.functions.get_mut(id)?)));
         let Some((function, of)) = known.filter(|(_, of)| !of.removed) else {
-            // Nobody waits for it any more.
+            // No request waits for it any more.
             return self.tasks.push_back(RequestEvent::LoadFailed { gpu, model });
         };
         let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
@@ -132,7 +132,7 @@ impl WholePool {
         let deadline = holder.and_then(|request| self.tickets.get(request)?.deadline);
         let Some(request) = holder.filter(|_| deadline.is_none_or(|at| at > self.now)) else {
             self.warming.remove(&ticket);
-            // Nobody waits for it: the GPU is free at once. What the scheduler learns is what it knew from the profile.
+            // No caller waits for it: the GPU is free at once. What the scheduler learns is what it knew from the profile.
             let of = self.models.get(&model).and_then(|function| self.functions.get(function));
             let took = of.map_or(Duration::ZERO, |of| of.infer);
             if let Some(request) = holder {

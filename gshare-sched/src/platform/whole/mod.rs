@@ -17,7 +17,7 @@
 //! used again for another one with other memory.
 //!
 //! **A minimum** of 1: a request without a caller has the scheduler load the model where it suits best, the copy is pinned there, and
-//! the request is answered at once. One that is gone is loaded and pinned anew, after loads that failed in ten seconds.
+//! the request is answered at once. One that is gone is loaded and pinned again, after loads that failed in ten seconds.
 //! `Unmet` is told when no device has room for it beside the copies that are kept there for others, or when its tenant may not
 //! have so much memory; not while it waits for a device that is busy. More than one are refused: a second request would be
 //! sent to the first copy, and the scheduler has no order that loads another.
@@ -511,7 +511,7 @@ impl Pool for WholePool {
             let on = |request: &RequestId| self.tickets.get(*request).and_then(|held| held.on);
             assert!(one.requests.iter().all(|request| on(request) == Some(*id)), "requests of {id}");
             let of = &self.functions[&one.function];
-            assert!(of.instances.contains(id) && of.model == one.model, "{id} of nobody");
+            assert!(of.instances.contains(id) && of.model == one.model, "{id} is not of its function");
             *used.entry(one.gpu).or_default() += of.spec.memory.get();
             running += one.requests.len();
         }

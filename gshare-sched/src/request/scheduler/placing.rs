@@ -91,7 +91,7 @@ impl LocalityScheduler {
                 }
             }
         }
-        // Nothing waits for a copy on this GPU (or nobody cares): in order of arrival until one lands here.
+        // No request waits for a copy on this GPU (or the rule does not ask): in order of arrival until one lands here.
         let mut walk = Walk::new(&self.queue, self.g(gpu).kind);
         while let Some((cursor, slot)) = walk.first(&self.queue) {
             // The request may be gone, and others of its model with it; the one before it is not.

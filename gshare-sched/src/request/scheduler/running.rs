@@ -112,7 +112,7 @@ impl LocalityScheduler {
                 self.run(gpu, slot, actions);
                 return;
             }
-            // The model is gone: somebody else may be better placed by now.
+            // The model is gone: another GPU may suit the request better by now.
             self.requeue(slot);
         }
         let on = self.g_mut(gpu);

@@ -5,13 +5,13 @@
 //! | `/` | runs `$KERNELS` (5) kernels of 2 ms one after the other, and says in JSON how long that took |
 //! | `/echo` | the request's body, as it comes |
 //! | `/stream?lines=N` | N lines, one every 50 ms |
-//! | `/slow?ms=N` | after so long, without the GPU |
+//! | `/slow?ms=N` | after N ms, without the GPU |
 //! | `/headers` | the request's headers |
 //! | `/secret/NAME` | a secret |
 //! | `/exit` | none: the process ends |
 //!
-//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes so long on that many SMs,
-//! and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
+//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes that time on
+//! that many SMs, and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
 //! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
 //! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
 //! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends. On several
@@ -94,7 +94,7 @@ struct Work {
     weights: usize,
 }
 
-/// PTX of a kernel each of whose threads looks at the device's clock until so many us have passed. The simulated driver goes by
+/// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver goes by
 /// its name.
 fn spin_ptx(name: &str, micros: u32) -> String {
     format!(

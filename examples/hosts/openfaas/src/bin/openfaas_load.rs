@@ -1,4 +1,4 @@
-//! Load for the OpenFaaS host, by an open loop: a request is sent when its time has come, whatever became of those before
+//! Load for the OpenFaaS host, by an open loop: a request is sent when its time has come, no matter what became of those before
 //! it, and its latency counts from that time.
 //!
 //! ```sh

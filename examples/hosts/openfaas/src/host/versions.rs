@@ -147,7 +147,7 @@ impl Host {
         true
     }
 
-    /// Asks for so many instances. A function whose load scales it keeps at least so many; 0 lets the next request wake it up.
+    /// Asks for `replicas` instances. A function whose load scales it keeps at least that many; 0 lets the next request wake it up.
     ///
     /// # Errors
     /// When there is no such function, or more are asked for than its most.
@@ -164,7 +164,7 @@ impl Host {
             return Err(ApiError::bad(format!("replicas: {replicas}: need at most {most}")));
         }
         if replicas == 0 {
-            // The scaler lets instances go when no load has come for a while; here somebody asked for it.
+            // The scaler lets instances go when no load has come for a while; here the caller asked for it.
             let mut plan = plan.clone();
             if let Some(view) = self.platform.function(newest)
                 && let (Wants::Measured, Work::Inference { profile: Some(table) }) =
@@ -251,7 +251,7 @@ impl Host {
     }
 }
 
-/// Fewest and most instances, when so many were asked for.
+/// Fewest and most instances, when `replicas` were asked for.
 fn bounds(plan: &Plan, replicas: Option<u32>) -> (u32, u32) {
     match replicas {
         None => plan.bounds,

@@ -43,7 +43,7 @@ struct Input<Event, Config> {
     now_ns: Option<Timestamp>,
     #[schemars(required)]
     event: Option<Event>,
-    /// Configures the engine anew: on the first line of the token engine's part of a journal.
+    /// Replaces the engine by one of this configuration: on the first line of the token engine's part of a journal.
     #[schemars(skip)]
     engine: Option<Config>,
 }

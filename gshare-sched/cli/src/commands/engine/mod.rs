@@ -3,7 +3,7 @@
 //! # Cost, and why there is no C interface
 //! `benches/scripts/filter_cost.py` measures it. On two idle CPUs of a virtual machine a round trip through the token engine
 //! takes 60 us where the same bytes through `cat` take 53 us; on CPUs that are kept busy it is 11 us and 7.5 us. So most of
-//! it is waking a sleeping process, twice. An event that nobody waits for takes 2.2 us, of which deciding is some 0.5 us.
+//! it is waking a sleeping process, twice. An event that no process waits for takes 2.2 us, of which deciding is some 0.5 us.
 //! A token is 10 ms long and costs two events: 1.2 % of its time where the host waits for each answer, 0.05 % where it does
 //! not; scaling and placement come once a second. A C interface would save that, and in return freeze the layout of events
 //! and actions, which grow, bring `unsafe` to the host, and take crashes and memory of two languages into one process. It
@@ -27,7 +27,8 @@ mod token_scheduler;
 /// Each line in, `{"now_ns": N, "event": {…}}`, gives one line out: `{"now_ns": N, "actions": […],
 /// "next_deadline_ns": N or null}`, or `{"error": "…", "line": N}` if the event is refused, which changes nothing. The
 /// host calls again at the deadline with `deadline_reached`. A line without an event is passed over; one with an
-/// `"engine"` configures the engine anew. `gshare replay --tokens` prints the token engine's part of a journal so.
+/// `"engine"` replaces the engine by one of that configuration. `gshare replay --tokens` prints the token engine's part of a
+/// journal so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// The engine.
@@ -53,7 +54,7 @@ enum Kind {
     SlotToken(filter::Options),
     /// The packers: which GPU a demand goes to. A line in is a call, `{"call": "place", …}`, a line out its answer.
     Pack(filter::Options),
-    /// The model store: what stands in memory, and for whom.
+    /// The model store: what stands in memory, and for which clients.
     Store(filter::Options),
     /// Pipelines over MIG slices: each line a DAG and a node, each answer a cut and its slices.
     Partition(filter::Options),

@@ -184,8 +184,8 @@ impl View {
         }
     }
 
-    /// Takes over what the daemon says now. A share is measured since the time before; another run of the daemon, whose
-    /// ids are others', begins anew.
+    /// Takes over what the daemon says now. A share is measured since the time before; with another run of the daemon,
+    /// whose ids are others', measuring begins again.
     pub(super) fn update(&mut self, mut snapshot: Snapshot) {
         let before = self
             .snapshot

@@ -3,7 +3,7 @@
 //! A scheduler that divides a GPU by lag does not forget at the end of a window who had more than a fair part of it. A
 //! client is **ahead** after a window in which clients that wanted more missed a part `m` of their requests `R`, all together:
 //! then the fair part of a client with the request `r` is `r * (1 - m / R)`, and what it was charged beyond that it had
-//! before its turn, but `m` at most. After a window in which nobody missed anything, nobody is ahead.
+//! before its turn, but `m` at most. After a window in which no client missed anything, no client is ahead.
 //!
 //! Example: requests of 30 and 70 ms; charged 35 and 55 ms, since 10 ms went to hand-overs. The second missed 15 of 100 ms, so the
 //! fair parts are 25.5 and 59.5 ms, and the first is ahead by 9.5 ms.

@@ -8,12 +8,12 @@
 //! `wait <= sum over the other clients of (longest token + overtime) + one window`
 //!
 //! The window pays for the narrow clients that are let in beside a wide one, and for the turn of the window that makes
-//! everybody owed again. The clock of a wait starts anew when the client is granted a token or is owed nothing, when
+//! everybody owed again. The clock of a wait starts again when the client is granted a token or is owed nothing, when
 //! clients come to its GPU, and when shares change. It is read after every call, so a wait that is too long is found
 //! when it becomes so and not when it ends.
 //!
-//! This is also what forbids starvation of a wide client by narrow ones (a defect of schedulers that skip whoever does
-//! not fit), and what gives a dead client's SMs to others: nobody waits for it for longer than one token and overtime.
+//! This is also what forbids starvation of a wide client by narrow ones (a defect of schedulers that skip one that does
+//! not fit), and what gives a dead client's SMs to others: no client waits for it for longer than one token and overtime.
 
 use super::Checker;
 use super::advance::Advance;

@@ -55,7 +55,7 @@ pub trait Checker: Debug + Send {
     }
 }
 
-/// All checkers that hold for every scheduler of tokens, whatever its clients do.
+/// All checkers that hold for every scheduler of tokens, no matter what its clients do.
 pub fn always() -> Vec<Box<dyn Checker>> {
     vec![
         Box::new(sm_sum::SmSum::default()),

@@ -1,7 +1,7 @@
 //! In no window is a client granted more than its limit and what it may be owed, less the overuse it carries.
 //!
 //! FaST-GShare, section 3.3.2: clients with `Q_remain = Q_limit - Q_used <= 0` wait for the next window. A full token
-//! for whoever has any time left overshoots by up to a token in every window; so what is checked at a grant is the
+//! for a client that has any time left overshoots by up to a token in every window; so what is checked at a grant is the
 //! budget itself against what the [account](crate::token::account) still has, with other leases of the window charged
 //! at what they surely used. GPU time used beyond a budget is the client's doing (a kernel cannot be stopped); it is
 //! charged, and carried.

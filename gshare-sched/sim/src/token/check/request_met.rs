@@ -1,10 +1,10 @@
-//! A client that keeps asking and keeps the GPU busy gets its request, whatever the others do with their tokens.
+//! A client that keeps asking and keeps the GPU busy gets its request, no matter what the others do with their tokens.
 //!
 //! FaST-GShare, section 3.3.2: `quota_request` is the minimal allocation. It can be promised only if it can be kept at
 //! all, and only to a client that takes what it is given. So the claim is made for a client and a window when, through
 //! the whole window,
 //!
-//! - the requests of its GPU add up to at most the whole (one after the other they fit whatever their SMs);
+//! - the requests of its GPU add up to at most the whole (one after the other they fit with any SMs);
 //! - no client of the GPU uses more than its budget, is revoked, joins, leaves or gets another share, and none carries overuse
 //!   in;
 //! - this client holds or asks at every instant, and keeps the GPU busy while it holds a token.
@@ -38,7 +38,7 @@ pub struct RequestMet {
 struct Watch {
     window: u64,
     clean: bool,
-    /// Somebody held a token in it and did not keep the GPU busy.
+    /// A client held a token in it and did not keep the GPU busy.
     paused: bool,
     /// Clients that have held or asked at every instant so far, and kept the GPU busy; with the shortfalls of the windows before.
     keen: BTreeMap<ClientId, Duration>,

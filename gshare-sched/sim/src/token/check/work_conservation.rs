@@ -1,16 +1,16 @@
 //! Free SMs are not kept from the only one who wants them.
 //!
-//! A policy may keep room for a wide client and let a narrow one wait, so "whoever fits runs" is too strong a claim.
+//! A policy may keep room for a wide client and let a narrow one wait, so "a client that fits runs" is too strong a claim.
 //! What no policy needs is an idle GPU, and a queue of one. After each call, per GPU, over the clients that ask, hold
 //! nothing and have something left of their limit:
 //!
-//! - if nobody holds a token, nobody of them may be left;
+//! - if no client holds a token, none of them may be left;
 //! - if exactly one is left, no holder asks for more, and its SMs are free, it may not be left.
 //!
 //! Where the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back what it overused
 //! before the window, at the pace of that limit: it can have what is left of it all the same.
 //!
-//! And the scheduler must wake up in time to keep this true: whenever a lease is open, or somebody asks, there is a
+//! And the scheduler must wake up in time to keep this true: whenever a lease is open, or a client asks, there is a
 //! deadline, it lies after `now`, and it is no later than the end of the window (for a client that asks) and the
 //! revocation of every lease.
 

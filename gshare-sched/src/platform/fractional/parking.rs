@@ -1,6 +1,6 @@
-//! Room for an instance where there is time left on a device but no memory.
+//! The instances to park, so that another one finds room where there is time left on a device but no memory.
 //!
-//! Who waits for room is given it in the order in which they began to wait. An instance that nobody calls is parked for
+//! Instances that wait for room are given it in the order in which they began to wait. An instance without calls is parked for
 //! one that is called; the choice of device and victims is that of the fewest victims, of those the longest unused.
 
 use super::{
@@ -68,7 +68,7 @@ impl FractionalPool {
         }
     }
 
-    /// Places those who wait where there is room, and makes room for those for whom there is none.
+    /// Places the instances that wait where there is room, and makes room for those for which there is none.
     pub(super) fn give_room(&mut self, actions: &mut Vec<PoolAction>) {
         let mut index = 0;
         while let Some(wanting) = self.wanting.get(index) {
@@ -164,7 +164,7 @@ impl FractionalPool {
         (count > 1).then(|| with(0)).flatten().or_else(|| with(1))
     }
 
-    /// The instances, at least so many, that have to leave a device for this one, the longest unused first; none where that is
+    /// The instances, at least `least`, that have to leave a device for this one, the longest unused first; none where that is
     /// not enough.
     fn victims_on(&self, gpu: GpuId, wanting: &Instance, least: usize, busy_too: bool) -> Option<Victims> {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
