@@ -39,8 +39,9 @@ pub(crate) fn pointer(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     }
 }
 
-/// Keeps the answer to a look-up; the first one stays.
+/// Keeps the answer to a look-up; the first one stays, and so does the driver, however often the program closes it.
 pub(crate) fn remember(index: usize, pointer: *mut c_void) {
+    let _ = loaded_driver();
     let _ = REAL[index].compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Relaxed);
 }
 

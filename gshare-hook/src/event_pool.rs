@@ -8,6 +8,7 @@
 //! `f32` milliseconds, which is 60 ns coarse at one second, so the anchor moves along.
 #![allow(unsafe_code)] // calls to the driver
 
+use core::ffi::c_uint;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gshare_cuda_abi::types::{CUresult, sys};
@@ -18,6 +19,8 @@ use crate::hold::Hold;
 
 /// At most this many events per context; a launch that finds none free is charged without being measured.
 const EVENTS: usize = 1024;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(crate) const RELAXED: c_uint = 2;
 /// How old an anchor may become, in ns.
 const ANCHOR_AGE: u64 = 500_000_000;
 
@@ -143,7 +146,7 @@ impl Context {
     pub(crate) fn is_idle(stream: usize) -> bool {
         let Some(query) = real!(cuStreamQuery) else { return false };
         // SAFETY: the stream is the one that the program is launching on.
-        unsafe { query(core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
+        relaxed(|| unsafe { query(core::ptr::with_exposed_provenance_mut(stream)) }.is_ok())
     }
 
     /// Whether the device has passed the event.
@@ -217,6 +220,22 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     let result = unsafe { real!(cuEventElapsedTime)?(&raw mut milliseconds, start.raw(), end.raw()) };
     #[allow(clippy::cast_possible_truncation)] // a float saturates
     result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
+}
+
+/// Does what a capture of another thread may forbid, and what would spoil that capture: looks at events, page-locks memory and frees
+/// device memory, in a thread of the program's. It may begin between our look at whether anything is captured and the call.
+pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let before = exchange_capture_mode(RELAXED);
+    let done = work();
+    let _ = before.map(exchange_capture_mode);
+    done
+}
+
+/// Sets the calling thread's capture mode; gives the one before.
+pub(crate) fn exchange_capture_mode(mut mode: c_uint) -> Option<c_uint> {
+    // SAFETY: a valid in-out pointer; the mode is this thread's own.
+    let exchanged = unsafe { real!(cuThreadExchangeStreamCaptureMode)?(&raw mut mode) };
+    exchanged.is_ok().then_some(mode)
 }
 
 /// A context that is current in this thread while this lives, above the one that the program has.

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::clock;
 use crate::control::{CONTROL, State};
-use crate::event_pool::Progress;
+use crate::event_pool::{Progress, RELAXED, exchange_capture_mode};
 use crate::gpu::{Device, Pending};
 use crate::lifecycle::{self, Answer, Request, Runtime};
 use crate::runs::{RUNS, ThreadRecord};
@@ -65,12 +65,8 @@ pub(crate) fn look_up() {
 
 /// Lets this thread use events while other threads capture, and wake on time.
 fn relax() {
-    #![allow(unsafe_code)] // one call to the driver, one to the kernel
-    let mut mode = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
-    if let Some(exchange) = crate::driver::real!(cuThreadExchangeStreamCaptureMode) {
-        // SAFETY: a valid in-out pointer; the mode is this thread's own.
-        let _ = unsafe { exchange(&raw mut mode) };
-    }
+    #![allow(unsafe_code)] // calls to the kernel
+    let _ = exchange_capture_mode(RELAXED);
     // SAFETY: sets the timer slack and the name of this thread.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000);
@@ -83,6 +79,8 @@ fn relax() {
 struct Watched {
     device: &'static Device,
     running: VecDeque<(SegmentId, Pending)>,
+    /// Charged cost of launches that were presumed complete since the last look, in ns.
+    presumed: u64,
 }
 
 /// A question of a thread's; `memory`: what is reserved for it with the answer.
@@ -182,9 +180,10 @@ impl Helper {
                     device.measures_all.store(on, Ordering::Relaxed);
                 }
             }
-            MeterAction::PresumeDone { run, predicted, .. } => {
-                if let Some(thread) = self.threads.get(run / RUNS) {
-                    thread.presume_done(run % RUNS, predicted);
+            MeterAction::PresumeDone { device, run, predicted } => {
+                let watched = self.devices.iter_mut().find(|watched| ordinal_of(watched.device) == device);
+                if let (Some(thread), Some(watched)) = (self.threads.get(run / RUNS), watched) {
+                    watched.presumed += thread.presume_done(watched.device, run % RUNS, predicted);
                 }
             }
             MeterAction::Explain { device, why } => {
@@ -216,7 +215,7 @@ impl Helper {
         for request in requests {
             match request {
                 Request::Attach(device, uuid, answer) => {
-                    self.devices.push(Watched { device, running: VecDeque::new() });
+                    self.devices.push(Watched { device, running: VecDeque::new(), presumed: 0 });
                     let ticket = self.ask(answer, None);
                     let ordinal = ordinal_of(device);
                     self.feed(MeterEvent::DeviceFound { device: ordinal, uuid, ground: device, ticket });
@@ -335,7 +334,7 @@ impl Helper {
         for index in 0..self.devices.len() {
             self.measure(index);
             let device = self.devices[index].device;
-            let facts = self.facts(device, launches);
+            let facts = self.facts(index, launches);
             self.feed(MeterEvent::Looked { device: ordinal_of(device), facts });
         }
         self.feed(MeterEvent::DeadlineReached);
@@ -366,7 +365,8 @@ impl Helper {
         }
     }
 
-    fn facts(&self, device: &'static Device, launches: u64) -> Facts {
+    fn facts(&mut self, index: usize, launches: u64) -> Facts {
+        let Watched { device, presumed, .. } = &mut self.devices[index];
         // What is launched on one device says nothing about another.
         let several = self.runtime.sole_device().is_none();
         Facts {
@@ -375,6 +375,7 @@ impl Helper {
             waited: Duration::from_nanos(device.waited_ns.load(Ordering::Relaxed)),
             settled: device.settled.swap(0, Ordering::AcqRel),
             refused: device.refused.swap(0, Ordering::AcqRel),
+            presumed: core::mem::take(presumed),
             open: self.threads.iter().flat_map(|thread| thread.open_runs(device)).collect(),
         }
     }

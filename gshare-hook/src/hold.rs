@@ -31,6 +31,7 @@ use std::sync::OnceLock;
 
 use crate::clock;
 use crate::driver::real;
+use crate::event_pool::relaxed;
 
 /// The longest that a stream is kept waiting, in ns.
 const LONGEST: u64 = 1_000_000;
@@ -61,8 +62,9 @@ impl Word {
     fn make() -> Option<Self> {
         let page: &'static Page = Box::leak(Box::new(Page { word: AtomicU32::new(0), rest: [0; 4092] }));
         let address = core::ptr::from_ref(page).cast_mut().cast::<c_void>();
+        let register = real!(cuMemHostRegister_v2)?;
         // SAFETY: a page of this library's own that is never freed.
-        let locked = unsafe { real!(cuMemHostRegister_v2)?(address, size_of::<Page>(), DEVICEMAP) };
+        let locked = relaxed(|| unsafe { register(address, size_of::<Page>(), DEVICEMAP) });
         let mut device = 0;
         // SAFETY: a valid out-pointer, and a page that was just registered.
         let found = locked.is_ok()

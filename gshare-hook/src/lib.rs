@@ -81,7 +81,7 @@
 //! Memory that a context takes for itself (its size is the driver's, and NVML tells it by a process id that a container
 //! does not know): `gshare doctor` says how much it is, and the daemon's `memory_headroom` leaves room for it. Code and globals of
 //! modules, local memory; graphs' memory before their first launch; memory mapped into a sparse array once its handle is
-//! released. Work that device-side launches start is counted by its duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
+//! released; physical memory that only an import still holds, of another process or of its own: no call tells whose it is. Work that device-side launches start is counted by its duration, like any kernel's. Costs are learned per function handle and size: a kernel whose duration depends on its
 //! data is charged as measured, but predicted by its average. Kernels that are shorter than the calls that launch them are charged what
 //! they take one after the other, also where those of several streams run side by side. A program that synchronises after every kernel of some
 //! microseconds leaves the device idle while it holds a token: its share of GPU time is then bounded by its own pace.

@@ -35,10 +35,8 @@ const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 /// What kind of name an object has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    /// A device pointer.
+    /// A device pointer, also one that came out of a pool: an address has one record, of the call that gave it last.
     Pointer,
-    /// A device pointer that came out of a pool.
-    Pooled,
     /// A physical memory handle.
     Handle,
     /// A start address of a mapping of a physical handle.

@@ -18,6 +18,7 @@ use crate::event_pool::{Context, Event};
 use crate::gpu::Device;
 use crate::probe::Alone;
 use crate::segments::{Ending, end};
+use crate::streams::PER_THREAD_STREAM;
 use crate::tls;
 
 /// Streams that a thread's launches are tracked on at once.
@@ -25,6 +26,9 @@ pub(crate) const RUNS: usize = 4;
 
 /// The segment has launches in it that say nothing about its row.
 pub(crate) const MIXED: u32 = u32::MAX;
+
+/// The part of a word that is a time, in ns: three days.
+const TIME: u64 = (1 << 48) - 1;
 
 /// One thread's launches on one stream.
 #[derive(Debug)]
@@ -41,11 +45,12 @@ pub(crate) struct Shared {
     pub(crate) device: AtomicPtr<Device>,
     /// Credit that is charged already, in ns.
     pub(crate) prepaid: AtomicU64,
-    /// Predicted cost of the launches since the segment began, of those before it that no event covers, and of those of both
-    /// that the helper presumes complete, in ns.
+    /// Predicted cost of the launches since the segment began, and of those before it that no event covers, in ns.
     pub(crate) predicted: AtomicU64,
     pub(crate) carried: AtomicU64,
-    pub(crate) presumed: AtomicU64,
+    /// Predicted cost of those of both that the helper presumes complete, in the bits of [`TIME`]; above them, how often the open
+    /// launches were taken out.
+    presumed: AtomicU64,
 }
 
 /// The part of a run that only its thread touches.
@@ -147,7 +152,8 @@ impl Mine<'_> {
     /// Takes the open launches out.
     pub(crate) fn take_open(&mut self) -> Taken {
         self.count = 0;
-        let presumed = self.shared.presumed.swap(0, Ordering::AcqRel);
+        let next = (self.shared.presumed.load(Ordering::Relaxed) | TIME).wrapping_add(1);
+        let presumed = self.shared.presumed.swap(next, Ordering::AcqRel) & TIME;
         let (predicted, carried) =
             (self.shared.predicted.swap(0, Ordering::AcqRel), self.shared.carried.swap(0, Ordering::AcqRel));
         // What was launched first was over first.
@@ -171,6 +177,10 @@ impl Mine<'_> {
         }
         end(self, Ending::Taken);
         self.refund();
+        // The default streams of threads are made without a call.
+        if stream == PER_THREAD_STREAM {
+            CONTROL.blocking_stream_made();
+        }
         (self.stream, self.mixed, self.skip) = (stream, 0, 0);
         self.shared.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
     }
@@ -229,15 +239,23 @@ impl ThreadRecord {
             }
             OpenRun {
                 predicted: shared.predicted.load(Ordering::Acquire) + shared.carried.load(Ordering::Acquire),
-                presumed: shared.presumed.load(Ordering::Acquire),
+                presumed: shared.presumed.load(Ordering::Acquire) & TIME,
                 prepaid: shared.prepaid.load(Ordering::Acquire),
             }
         })
     }
 
-    /// Presumes a run's open launches complete: its thread has been elsewhere for long.
-    pub(crate) fn presume_done(&self, index: usize, predicted: u64) {
-        self.runs[index % RUNS].shared.presumed.store(predicted, Ordering::Release);
+    /// Presumes a run's open launches complete: its thread has been elsewhere for long. Gives how much more that is than before, in ns;
+    /// nothing where the thread has taken them out, or launched more, since they were looked at.
+    pub(crate) fn presume_done(&self, device: &Device, index: usize, predicted: u64) -> u64 {
+        let Run { shared, .. } = &self.runs[index % RUNS];
+        let before = shared.presumed.load(Ordering::Acquire);
+        let open = shared.predicted.load(Ordering::Acquire) + shared.carried.load(Ordering::Acquire);
+        let after = before & !TIME | predicted & TIME;
+        let done = open == predicted
+            && core::ptr::eq(shared.device.load(Ordering::Relaxed), device)
+            && shared.presumed.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if done { predicted.saturating_sub(before & TIME) } else { 0 }
     }
 
     /// The run that a stream uses.

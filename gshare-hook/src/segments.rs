@@ -15,7 +15,7 @@ use gshare_meter::{Measured, Segment};
 
 use crate::clock;
 use crate::control::CONTROL;
-use crate::event_pool::{Context, Pair};
+use crate::event_pool::{Context, Pair, relaxed};
 use crate::gpu::Pending;
 use crate::lifecycle::Runtime;
 use crate::runs::{MIXED, Mine, Taken, ThreadRecord, metered};
@@ -180,7 +180,7 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         // Everything was queued before the device could have finished the first launch, or even begun.
         let dense = presumed == 0
             && (clock::now_ns() - run.opened < run.first.saturating_add(run.lead.into())
-                || Context::passed(start) == Some(false));
+                || relaxed(|| Context::passed(start)) == Some(false));
         context.take_recorded(run.stream).map(|end| (end, dense))
     };
     drop(pushed);

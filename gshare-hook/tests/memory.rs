@@ -56,10 +56,17 @@ fn interrupted(kind: &str) -> String {
 /// Memory that a pool keeps was taken for room: the pool grew beyond the limit, and no process was charged.
 #[test]
 fn a_pool_does_not_grow_beyond_the_limit_because_it_keeps_what_it_cannot_use() {
-    let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\nreserved 256 MiB\n20 MiB: 0\n\
+    let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\naddress: 0\nreserved 256 MiB\n20 MiB: 0\n\
         held: 268435456 bytes taken\nfreed: 0 bytes taken\n";
     assert_eq!(limited("pieces"), told);
     assert_eq!(limited("kept"), "160 MiB: 0\nreserved 160 MiB\n");
+}
+
+/// A program that frees what it has, after an allocation that failed, freed the memory of others.
+#[test]
+fn an_allocation_that_is_undone_leaves_the_callers_pointer_as_it_was() {
+    let told = "1000 times 1040: 2\naddress: 0, pitch: 7\n1 MiB: 0\n";
+    assert_eq!(limited("pitch_beyond"), told);
 }
 
 #[test]
@@ -113,9 +120,15 @@ fn a_name_of_physical_memory_may_be_given_to_another_thread_while_it_is_unmapped
     same(&["unmap_refused"], None);
 }
 
+/// The free of the second memory was taken for one of the first: it was charged for ever.
+#[test]
+fn memory_at_an_address_that_came_out_of_a_pool_before_is_charged_until_it_is_freed() {
+    assert_eq!(interrupted("address_again"), "start: 0 bytes taken\nsame address: 1\nend: 0 bytes taken\n");
+}
+
 #[test]
 fn a_pool_is_not_destroyed_while_the_hook_trims_it_and_devices_do_not_wait_for_each_other() {
     let told = interrupted("trim_and_destroy");
-    assert_eq!(told, "destroys the pool: waits\ntrimmed: 0\n128 MiB: 0\n");
+    assert_eq!(told, "destroys the pool: waits\ntrimmed: 0, in capture mode 2\n128 MiB: 0\n");
     assert_eq!(interrupted("two_at_once"), "allocates on the other device: done\n");
 }

@@ -1,13 +1,20 @@
 //! Programs that are within their rights and that a meter easily hangs, loses or stops to measure.
 
+use std::path::PathBuf;
+
 use crate::common::daemon::{Daemon, Told};
 use crate::common::{Done, Run, assert_same, program};
 use gshare_core::{Duration, ResourceSpec};
 
+/// What its other half, `between.c`, calls must be visible.
+fn odd() -> PathBuf {
+    program("odd", &["-rdynamic"])
+}
+
 /// Runs a kind bare and under a daemon, sees that both print the same, and gives what the daemon was told and what the devices did,
 /// in ns.
 fn served(kinds: &[&str]) -> (Told, u64) {
-    let program = program("odd", &[]);
+    let program = odd();
     let bare = Run::bare(&program, kinds).env("GSHARE_SIM_PROFILE", "tiny").finish();
     assert_eq!(bare.code, Some(0), "{kinds:?}: {} {}", bare.stdout, bare.stderr);
     let (told, truth, served) = served_by_calls_of(0, kinds);
@@ -17,7 +24,7 @@ fn served(kinds: &[&str]) -> (Told, u64) {
 
 /// A run of a kind under a daemon, where a call that launches a kernel takes `call_ns`, and others in proportion.
 fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
-    let program = program("odd", &[]);
+    let program = odd();
     let place = tempfile::tempdir().unwrap();
     let daemon =
         Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
@@ -37,7 +44,7 @@ fn charged(kinds: &[&str]) -> u64 {
 /// What waits fills the bound on work in flight; what it waits for has yet to be launched.
 #[test]
 fn work_that_waits_for_a_later_launch_does_not_wait_for_ever() {
-    let program = program("odd", &[]);
+    let program = odd();
     for kind in ["waits_for_word", "waits_on_host"] {
         let used = charged(&[kind]);
         assert!((50..=200).contains(&used), "{kind}: {used} %");
@@ -135,12 +142,13 @@ fn work_for_a_stream_of_another_device_is_measured_there() {
 #[test]
 fn no_event_makes_streams_wait_for_each_other() {
     served(&["legacy"]);
+    served(&["legacy_per_thread"]);
 }
 
 /// By the clock its helper thread had been silent for as long as it was stopped, and was taken for gone: no limit from then on.
 #[test]
 fn a_process_that_was_stopped_is_metered_when_it_goes_on() {
-    let program = program("odd", &[]);
+    let program = odd();
     let done = Run::hooked(&program, &["stopped"]).env("GSHARE_QUOTA", "0.05").finish();
     assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("goes on\n", "", Some(0)));
     let busy = done.truth[0].gpus[0].busy_ns;
@@ -149,7 +157,7 @@ fn a_process_that_was_stopped_is_metered_when_it_goes_on() {
 
 #[test]
 fn physical_memory_counts_before_there_is_a_context() {
-    let program = program("odd", &[]);
+    let program = odd();
     let done = Run::hooked(&program, &["physical_first"]).env("GSHARE_MEM", "256MiB").finish();
     let expected = "4 of 64 MiB\nfree 0 of 256 MiB\nfree 256 of 256 MiB\n";
     assert_eq!((done.stdout.as_str(), done.code), (expected, Some(0)), "{}", done.stderr);
@@ -177,4 +185,15 @@ fn what_follows_a_context_that_ended_while_capturing_is_measured() {
         let used = charged(&["capturing_context_goes", how]);
         assert!((90..=110).contains(&used), "{how}: {used} %");
     }
+}
+
+/// The look at an event was refused, and spoiled the capture.
+#[test]
+fn a_capture_that_begins_while_another_threads_segment_ends_is_not_spoiled() {
+    let between = program("between", &["-shared"]);
+    let run = Run::hooked(&odd(), &["capture_meanwhile"]).preload(&between, false);
+    let done = run.env("GSHARE_SIM_PROFILE", "tiny").env("GSHARE_QUOTA", "0.9").finish();
+    let told = "began: 1\ncuLaunchKernel(f, ONE, stream_of_other, 0, 0) = 0\n\
+        cuStreamEndCapture(stream_of_other, &graph) = 0\na graph: 1\n";
+    assert_eq!((done.stdout.as_str(), done.code), (told, Some(0)), "{}", done.stderr);
 }

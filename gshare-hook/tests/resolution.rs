@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{Run, assert_same, built, program};
@@ -136,18 +137,34 @@ fn look_ups_lead_to_functions_that_work() {
     }
 }
 
-#[test]
-fn without_a_driver_nobody_pretends_that_there_is_one() {
-    let source = built(); // the program is linked without the driver
-    let out = tempfile::tempdir().unwrap();
-    let binary = out.path().join("absent");
+/// `resolve.c`, not linked with the driver.
+fn without_driver(place: &Path) -> PathBuf {
+    built(); // what it opens
+    let binary = place.join("resolve");
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/resolve.c");
     assert!(Command::new("gcc").args(["-o"]).arg(&binary).args([file, "-ldl"]).status().unwrap().success());
-    let bare = Run::bare(&binary, &["absent"]).finish();
-    let hooked = Run::hooked(&binary, &["absent"]).env("GSHARE_QUOTA", "0.5").finish();
+    binary
+}
+
+#[test]
+fn without_a_driver_nobody_pretends_that_there_is_one() {
+    let place = tempfile::tempdir().unwrap();
+    let program = without_driver(place.path());
+    let bare = Run::bare(&program, &["absent"]).finish();
+    let hooked = Run::hooked(&program, &["absent"]).env("GSHARE_QUOTA", "0.5").finish();
     assert_eq!(bare.stdout, "0 0 1\nerror: 1\n");
     assert_same("absent", &bare, &hooked);
-    assert!(source.hook.exists());
+}
+
+/// What was looked up before was called where the driver had been.
+#[test]
+fn a_driver_that_was_closed_and_opened_again_works() {
+    let place = tempfile::tempdir().unwrap();
+    let program = without_driver(place.path());
+    let bare = Run::bare(&program, &["elsewhere"]).finish();
+    let hooked = Run::hooked(&program, &["elsewhere"]).env("GSHARE_QUOTA", "0.5").finish();
+    assert_eq!(bare.stdout, "1\n0\n0\n");
+    assert_same("elsewhere", &bare, &hooked);
 }
 
 #[test]

@@ -130,6 +130,8 @@ pub struct Facts {
     pub settled: u64,
     /// Charged cost of launches that the driver refused, in ns; each is stated once.
     pub refused: u64,
+    /// Charged cost of open launches that were taken for complete ([`MeterAction::PresumeDone`]), in ns; each is stated once.
+    pub presumed: u64,
     /// Open launches of each run of each thread; a run keeps its place.
     pub open: Vec<OpenRun>,
 }
@@ -288,7 +290,7 @@ pub enum MeterAction {
         /// Whether all are measured.
         on: bool,
     },
-    /// The open launches of a run are taken for complete: their thread is elsewhere.
+    /// Take the open launches of a run for complete, if they are what they were: their thread is elsewhere.
     PresumeDone {
         /// On which device.
         device: Ordinal,

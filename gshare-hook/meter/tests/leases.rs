@@ -1,9 +1,10 @@
 //! Leases of a daemon, in virtual time: asked for, used within their bounds, and returned with what they cost.
 
 use crate::common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
+use gshare_core::Duration;
 use gshare_core::wait_ring::Why;
 use gshare_core::wire::ToDaemon;
-use gshare_meter::{Facts, MeterEvent, Ticket};
+use gshare_meter::{Facts, MeterEvent, OpenRun, Ticket};
 
 const KERNEL: Kernel = Kernel { function: 0x100, ns: MS };
 
@@ -91,6 +92,31 @@ fn a_turn_that_was_waited_for_outlasts_a_pause() {
     bench.grant(1, 10 * MS, 50 * MS);
     let returned = [0, 300 * US, 2 * MS, MS].map(|after| look(&mut bench, after, 0));
     assert_eq!(returned, [0, 0, 0, 1], "kept for 3 ms without a launch");
+}
+
+/// A thread that has been elsewhere ends its segment while its launches are taken for complete: they were over twice, and so much more
+/// could be in flight from then on.
+#[test]
+fn what_a_thread_takes_out_while_it_is_taken_for_complete_is_over_once() {
+    let mut bench = served();
+    let mut launches = 0;
+    let mut look = |bench: &mut Bench, facts: Facts| {
+        bench.now += 5 * MS;
+        launches += 1;
+        bench.feed(MeterEvent::Looked { device: DEVICE, facts: Facts { launches, ..facts } });
+    };
+    let open = || Facts { open: vec![OpenRun { predicted: MS, ..OpenRun::default() }], ..Facts::default() };
+    bench.grant(1, 100 * MS, 500 * MS);
+    assert!(bench.ground.gate.try_spend(0, Duration::from_nanos(MS)));
+    look(&mut bench, open());
+    look(&mut bench, open());
+    look(&mut bench, Facts { settled: MS, ..Facts::default() });
+    assert_eq!(bench.ground.gate.left_ns(), i64::try_from(BOUND).unwrap());
+    assert!(bench.ground.gate.try_spend(0, Duration::from_nanos(MS)));
+    look(&mut bench, open());
+    look(&mut bench, open());
+    look(&mut bench, Facts { presumed: MS, ..Facts::default() });
+    assert_eq!(bench.ground.gate.left_ns(), i64::try_from(BOUND).unwrap());
 }
 
 #[test]

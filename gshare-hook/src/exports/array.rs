@@ -93,7 +93,6 @@ fn allocate_array<T>(
     desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
     levels: Option<c_uint>,
     call: impl FnOnce() -> CUresult,
-    undo: impl FnOnce(*mut T),
 ) -> CUresult {
     let Some((width, height, depth, format, channels, flags)) = description(desc) else { return call() };
     if flags & (SPARSE | DEFERRED_MAPPING) != 0 {
@@ -107,8 +106,7 @@ fn allocate_array<T>(
         // All levels of a mipmap take at most twice its base.
         if levels.is_some_and(|levels| levels > 1) { base.saturating_mul(2) } else { base }
     });
-    // SAFETY: written by the driver in the call that succeeded.
-    allocate(bytes, call, || (Key(Kind::Array, handle(out)), bytes), || undo(unsafe { *out }))
+    allocate(bytes, call, || (Key(Kind::Array, handle(out)), bytes), || {})
 }
 
 /// A description of CUDA 2, 32-bit integers in a row, as a current one: `FIELDS` is 4 (2-D) or 6 (3-D).
@@ -153,13 +151,6 @@ fn flat(
     Some(full)
 }
 
-fn destroy_array(array: sys::CUarray) {
-    if let Some(destroy) = real!(cuArrayDestroy) {
-        // SAFETY: the driver has just given it.
-        let _ = unsafe { destroy(array) };
-    }
-}
-
 wrappers! { ARRAYS:
     // SAFETY (of the blocks below): the caller's own arguments, passed on.
     // The creations of CUDA 2.
@@ -167,23 +158,23 @@ wrappers! { ARRAYS:
         // SAFETY: as above.
         let call = || unsafe { real(out, desc) };
         let Some(full) = modern::<4>(desc) else { return call() };
-        allocate_array(out, full.as_ptr(), None, call, destroy_array)
+        allocate_array(out, full.as_ptr(), None, call)
     }
     cuArray3DCreate(out: *mut sys::CUarray, desc: *const c_void) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(out, desc) };
         let Some(full) = modern::<6>(desc) else { return call() };
-        allocate_array(out, full.as_ptr(), None, call, destroy_array)
+        allocate_array(out, full.as_ptr(), None, call)
     }
     cuArrayCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY_DESCRIPTOR) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(out, desc) };
         let Some(full) = flat(desc) else { return call() };
-        allocate_array(out, full.as_ptr(), None, call, destroy_array)
+        allocate_array(out, full.as_ptr(), None, call)
     }
     cuArray3DCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR) |real| {
         // SAFETY: as above.
-        allocate_array(out, desc, None, || unsafe { real(out, desc) }, destroy_array)
+        allocate_array(out, desc, None, || unsafe { real(out, desc) })
     }
     cuArrayDestroy(array: sys::CUarray) |real| {
         // SAFETY: as above.
@@ -191,12 +182,8 @@ wrappers! { ARRAYS:
     }
     cuMipmappedArrayCreate(out: *mut sys::CUmipmappedArray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
         levels: c_uint) |real| {
-        let undo = |array| if let Some(destroy) = crate::driver::real!(cuMipmappedArrayDestroy) {
-            // SAFETY: the driver has just given it.
-            let _ = unsafe { destroy(array) };
-        };
         // SAFETY: as above.
-        allocate_array(out, desc, Some(levels), || unsafe { real(out, desc, levels) }, undo)
+        allocate_array(out, desc, Some(levels), || unsafe { real(out, desc, levels) })
     }
     cuMipmappedArrayDestroy(array: sys::CUmipmappedArray) |real| {
         // SAFETY: as above.

@@ -4,8 +4,9 @@
 //! A pool is charged at what it has reserved, which the driver decides: it keeps what was freed, it cannot always use what
 //! it keeps, and it grows in large steps. So before an allocation there must be room for what the pool has in use with
 //! the new bytes; afterwards the charge follows what the pool did. If that cannot be charged, all pools give up what they
-//! only keep, and if it still cannot, the allocation is undone. What must stay charged short (memory that is freed when
-//! its stream gets there, memory of graphs, which is there once they run) takes all that is left: the next allocation fails.
+//! only keep, and if it still cannot, the allocation is undone, and the caller's pointer left as it was. What must stay
+//! charged short (memory that is freed when its stream gets there, memory of graphs, which is there once they run) takes all
+//! that is left: the next allocation fails.
 //!
 //! A device's pools change one at a time, and no thread waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
@@ -19,6 +20,7 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys
 use super::wrappers;
 use crate::control::{CONTROL, State};
 use crate::driver::real;
+use crate::event_pool::relaxed;
 use crate::gpu::Device;
 use crate::lifecycle::{self, Runtime};
 use crate::memory_held::{Key, Kind, Record};
@@ -115,12 +117,15 @@ fn allocate_on(
     } else if taken < bytes {
         runtime.release(device.ordinal, bytes - taken);
     }
-    let record = Record { bytes: taken, device: device.ordinal, context, links: 1 };
+    write_down(runtime, key, Record { bytes: taken, device: device.ordinal, context, links: 1 });
+    result
+}
+
+/// Writes an object down. The driver may give a name again that was never freed through us.
+fn write_down(runtime: &'static Runtime, key: Key, record: Record) {
     if let Some(stale) = runtime.book.insert(key, record) {
-        // The driver gave a name again that was never freed through us.
         runtime.release(stale.device, stale.bytes);
     }
-    result
 }
 
 /// Takes bytes from the account; when they are not there, pools give up what they only keep.
@@ -163,7 +168,16 @@ pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     let record = runtime.book.remove(key);
     let result = call();
     match record {
-        Some(record) if result.is_ok() => runtime.release(record.device, record.bytes),
+        Some(record) if result.is_ok() => {
+            runtime.release(record.device, record.bytes);
+            // A pool pays for what came out of it, and may have shrunk.
+            let pool = Key(Kind::Pool, record.links);
+            if record.device < 0
+                && let Some(known) = runtime.book.get(pool)
+            {
+                settle_for_good(runtime, pool, known.device);
+            }
+        }
         Some(record) => {
             runtime.book.insert(key, record);
         }
@@ -213,10 +227,6 @@ fn pool_key(pool: sys::CUmemoryPool) -> Key {
     Key(Kind::Pool, pool.expose_provenance() as u64)
 }
 
-fn pooled(address: CUdeviceptr) -> Key {
-    Key(Kind::Pooled, address)
-}
-
 /// What a pool, or a device's graphs, have reserved.
 fn reserved_by(key: Key, ordinal: i32) -> u64 {
     if key.1 < GRAPHS {
@@ -234,9 +244,7 @@ fn reserved_by(key: Key, ordinal: i32) -> u64 {
 
 /// Writes a pool down with its device; -1 for one that is not charged here.
 fn enter_pool(runtime: &'static Runtime, key: Key, device: i32) {
-    if let Some(stale) = runtime.book.insert(key, Record { bytes: 0, device, context: 0, links: 1 }) {
-        runtime.release(stale.device, stale.bytes);
-    }
+    write_down(runtime, key, Record { bytes: 0, device, context: 0, links: 1 });
 }
 
 /// Brings the charge of a pool in line with what it has reserved, out of the charge and of `held` bytes that were reserved for
@@ -281,8 +289,11 @@ fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
     let Some(trim) = real!(cuMemPoolTrimTo) else { return };
     for (key, _) in runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal) {
         let locked = one_at_a_time(ordinal);
+        if key.1 >= GRAPHS || runtime.book.get(key).is_none() {
+            continue;
+        }
         // SAFETY: pools leave the book before they are destroyed, and with their device locked.
-        if key.1 < GRAPHS && runtime.book.get(key).is_some() && unsafe { trim(pool_of(key), 0) }.is_ok() {
+        if relaxed(|| unsafe { trim(pool_of(key), 0) }).is_ok() {
             settle(runtime, &locked, key, ordinal, 0);
         }
     }
@@ -387,6 +398,7 @@ fn allocate_async(
         held += more;
         locked = one_at_a_time(ordinal);
     }
+    let before = read(address);
     let result = call();
     let mut missing = settle(runtime, &locked, key, ordinal, held);
     if !result.is_ok() {
@@ -394,7 +406,7 @@ fn allocate_async(
     }
     // The pool pays; the record says which pool to look at when it is freed.
     let record = Record { bytes, device: -1, context: 0, links: key.1 };
-    runtime.book.insert(pooled(read(address)), record);
+    write_down(runtime, pointer(read(address)), record);
     while missing > 0 {
         drop(locked);
         let got = reserve(runtime, device, missing);
@@ -403,6 +415,7 @@ fn allocate_async(
         if !got && missing > 0 {
             drop(locked);
             free_again(read(address), stream, per_thread);
+            write(address, before);
             trim_pools(runtime, ordinal);
             settle_for_good(runtime, key, ordinal);
             return OUT_OF_MEMORY;
@@ -414,28 +427,13 @@ fn allocate_async(
 /// Undoes an allocation, in the order of its stream.
 fn free_again(address: CUdeviceptr, stream: sys::CUstream, per_thread: bool) {
     if let Some(runtime) = CONTROL.runtime() {
-        runtime.book.remove(pooled(address));
+        runtime.book.remove(pointer(address));
     }
     let free = if per_thread { real!(cuMemFreeAsync_ptsz) } else { real!(cuMemFreeAsync) };
     if let Some(free) = free {
         // SAFETY: the driver has just given it, on this stream.
         let _ = unsafe { free(address, stream) };
     }
-}
-
-fn free_async(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(runtime) = CONTROL.runtime().filter(|_| CONTROL.state() == State::Active as u32) else {
-        return call();
-    };
-    let Some(record) = runtime.book.remove(pooled(address)) else { return free(pointer(address), call) };
-    let result = call();
-    let key = Key(Kind::Pool, record.links);
-    if !result.is_ok() {
-        runtime.book.insert(pooled(address), record);
-    } else if let Some(pool) = runtime.book.get(key) {
-        settle_for_good(runtime, key, pool.device);
-    }
-    result
 }
 
 /// A pool goes. What was allocated from it stays until it is freed, and pays for itself from now on.
@@ -452,7 +450,7 @@ fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUr
     }
     let mut left = record.bytes;
     for (Key(_, address), held) in
-        runtime.book.drain(|name, held| name.0 == Kind::Pooled && held.links == key.1)
+        runtime.book.drain(|name, held| name.0 == Kind::Pointer && held.links == key.1)
     {
         let bytes = held.bytes.min(left);
         left -= bytes;
@@ -587,9 +585,12 @@ wrappers! { MEMORY:
     }
     cuMemAllocPitch(address: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) |real| {
         let made = || (pointer(read(address).into()), u64::from(read(pitch)).saturating_mul(height.into()));
+        let before = (read(address), read(pitch));
         let undo = || if let Some(free) = crate::driver::real!(cuMemFree) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
+            write(address, before.0);
+            write(pitch, before.1);
         };
         let bytes = u64::from(width).saturating_mul(height.into());
         // SAFETY: as above.
@@ -598,9 +599,12 @@ wrappers! { MEMORY:
     cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize,
         element: c_uint) |real| {
         let made = || (pointer(read(address)), (read(pitch) as u64).saturating_mul(height as u64));
+        let before = (read(address), read(pitch));
         let undo = || if let Some(free) = crate::driver::real!(cuMemFree_v2) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
+            write(address, before.0);
+            write(pitch, before.1);
         };
         let bytes = (width as u64).saturating_mul(height as u64);
         // SAFETY: as above.
@@ -612,7 +616,7 @@ wrappers! { MEMORY:
     }
     cuMemFree_v2(address: CUdeviceptr) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address) })
+        free(pointer(address), || unsafe { real(address) })
     }
     cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
         // SAFETY: as above.
@@ -638,11 +642,11 @@ wrappers! { MEMORY:
     }
     cuMemFreeAsync(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address, stream) })
+        free(pointer(address), || unsafe { real(address, stream) })
     }
     cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free_async(address, || unsafe { real(address, stream) })
+        free(pointer(address), || unsafe { real(address, stream) })
     }
     cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |real| {
         // SAFETY: as above.

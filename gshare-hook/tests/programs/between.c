@@ -1,6 +1,9 @@
 /* A driver that lets something happen in the middle of a call: preloaded behind the hook, it tells the program. It gives
-   names of physical memory again at once, and does not know cuStreamGetDevice. */
+   names of physical memory again at once, frees the memory that last came out of a pool when a primary context is reset, and
+   does not know cuStreamGetDevice. */
 #include "driver.h"
+
+Result cuThreadExchangeStreamCaptureMode(unsigned *);
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -40,15 +43,33 @@ Result cuMemUnmap(Pointer at, size_t bytes) {
 }
 
 Result cuMemPoolTrimTo(Handle pool, size_t keep) {
+    unsigned mode = 2;
     happens("trimming");
     Result result = NEXT(cuMemPoolTrimTo)(pool, keep);
-    printf("trimmed: %d\n", result);
+    MUST(cuThreadExchangeStreamCaptureMode(&mode));
+    printf("trimmed: %d, in capture mode %u\n", result, mode);
+    MUST(cuThreadExchangeStreamCaptureMode(&mode));
     return result;
 }
 
+static struct { Pointer address; Handle stream; } pooled;
+
 Result cuMemAllocAsync(Pointer *out, size_t bytes, Handle stream) {
     happens("allocating");
-    return NEXT(cuMemAllocAsync)(out, bytes, stream);
+    Result result = NEXT(cuMemAllocAsync)(out, bytes, stream);
+    pooled.address = *out;
+    pooled.stream = stream;
+    return result;
+}
+
+Result cuDevicePrimaryCtxReset_v2(int device) {
+    MUST(NEXT(cuMemFreeAsync)(pooled.address, pooled.stream));
+    return NEXT(cuDevicePrimaryCtxReset_v2)(device);
+}
+
+Result cuEventQuery(Handle event) {
+    happens("looking");
+    return NEXT(cuEventQuery)(event);
 }
 
 Result cuStreamGetDevice(Handle stream, int *device) {

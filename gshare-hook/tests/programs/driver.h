@@ -72,6 +72,7 @@ Result cuGraphDestroy(Handle);
 Result cuDeviceGraphMemTrim(int);
 Result cuEventCreate(Handle *, unsigned);
 Result cuEventRecord(Handle, Handle);
+Result cuEventQuery(Handle);
 Result cuEventSynchronize(Handle);
 Result cuEventElapsedTime(float *, Handle, Handle);
 Result cuMemGetInfo_v2(size_t *, size_t *);

@@ -72,6 +72,7 @@ static void pieces(void) {
     show_reserved(pool);
     printf("64 MiB: %d\n", from_pool(3, 64 * MIB));
     printf("48 MiB: %d\n", from_pool(4, 48 * MIB));
+    printf("address: %llu\n", addresses[4]);
     show_reserved(pool);
     printf("20 MiB: %d\n", from_pool(4, 20 * MIB));
     show_taken("held");
@@ -279,6 +280,16 @@ static void heap_beyond(void) {
     printf("1 MiB: %d\n", cuMemAlloc_v2(&addresses[1], MIB));
 }
 
+/* Under 256 MiB: what a pitch adds is too much. */
+static void pitch_beyond(void) {
+    size_t pitch = 7;
+    use(1);
+    MUST(cuMemAlloc_v2(&addresses[0], 255 * MIB));
+    printf("1000 times 1040: %d\n", cuMemAllocPitch_v2(&addresses[1], &pitch, 1000, 1040, 4));
+    printf("address: %llu, pitch: %zu\n", addresses[1], pitch);
+    printf("1 MiB: %d\n", cuMemAlloc_v2(&addresses[1], MIB));
+}
+
 /* ---- between: these run with a driver that calls back ---- */
 
 static unsigned long long second_handle;
@@ -366,6 +377,20 @@ static void two_at_once(void) {
     MUST(cuMemAllocAsync(&addresses[0], MIB, streams[0]));
 }
 
+/* A reset takes along what came out of a pool, and its address is given again. */
+static void address_again(void) {
+    use(1);
+    show_taken("start");
+    MUST(cuMemAllocAsync(&addresses[0], 64 * MIB, streams[0]));
+    MUST(cuDevicePrimaryCtxReset_v2(0));
+    use(1);
+    MUST(cuMemAlloc_v2(&addresses[1], 64 * MIB));
+    printf("same address: %d\n", addresses[0] == addresses[1]);
+    MUST(cuMemFree_v2(addresses[1]));
+    MUST(cuCtxSynchronize());
+    show_taken("end");
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     setvbuf(stdout, 0, _IONBF, 0);
@@ -383,8 +408,10 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "sparse")) sparse();
     else if (!strcmp(kind, "heap")) heap();
     else if (!strcmp(kind, "heap_beyond")) heap_beyond();
+    else if (!strcmp(kind, "pitch_beyond")) pitch_beyond();
     else if (!strcmp(kind, "name_again")) name_again();
     else if (!strcmp(kind, "unmap_refused")) unmap_refused();
+    else if (!strcmp(kind, "address_again")) address_again();
     else if (!strcmp(kind, "trim_and_destroy")) trim_and_destroy();
     else if (!strcmp(kind, "two_at_once")) two_at_once();
     else return 2;

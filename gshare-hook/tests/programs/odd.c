@@ -6,6 +6,8 @@
 
 Result cuStreamWaitValue32_v2(Handle, Pointer, unsigned, unsigned);
 Result cuStreamWriteValue32_v2(Handle, Pointer, unsigned, unsigned);
+Result cuStreamWaitValue32_v2_ptsz(Handle, Pointer, unsigned, unsigned);
+Result cuStreamWriteValue32_v2_ptsz(Handle, Pointer, unsigned, unsigned);
 Result cuLaunchHostFunc(Handle, void (*)(void *), void *);
 Result cuLibraryLoadData(Handle *, const void *, void *, void *, unsigned, void *, void *, unsigned);
 Result cuLibraryGetKernel(Handle *, Handle, const char *);
@@ -295,6 +297,49 @@ static void legacy(void) {
     SHOW(cuCtxSynchronize());
 }
 
+static void *word_of_both;
+static volatile int turn;
+
+static void until_turn(int number) {
+    while (turn < number) usleep(100);
+}
+
+static void *waits_in_its_own_stream(void *context) {
+    MUST(cuCtxSetCurrent(context));
+    for (int i = 0; i < 50; i++) {
+        MUST(cuLaunchKernel_ptsz(f, ONE, 0, 0, 0));
+        MUST(cuStreamSynchronize_ptsz(0));
+        turn = 3 * i + 1;
+        until_turn(3 * i + 2);
+        MUST(cuStreamWaitValue32_v2_ptsz(0, (Pointer)(uintptr_t)word_of_both, i + 1, 1));
+        turn = 3 * i + 3;
+        MUST(cuStreamSynchronize_ptsz(0));
+    }
+    return 0;
+}
+
+/* The same with the default streams of two threads: what waits in one is not waited for by the other one. */
+static void legacy_per_thread(void) {
+    Handle context = context_of_device_0(), idle;
+    pthread_t thread;
+    f = kernel("spin_20us");
+    MUST(cuStreamCreate(&idle, 1));
+    MUST(cuMemAllocHost_v2(&word_of_both, 4096));
+    *(unsigned *)word_of_both = 0;
+    pthread_create(&thread, 0, waits_in_its_own_stream, context);
+    for (int i = 0; i < 50; i++) {
+        until_turn(3 * i + 1);
+        MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
+        turn = 3 * i + 2;
+        until_turn(3 * i + 3);
+        MUST(cuStreamSynchronize(idle));
+        MUST(cuStreamWriteValue32_v2_ptsz(0, (Pointer)(uintptr_t)word_of_both, i + 1, 0));
+        MUST(cuStreamSynchronize_ptsz(0));
+    }
+    pthread_join(thread, 0);
+    SHOW(cuCtxSynchronize());
+}
+
 static void *launch_for_ever(void *context) {
     MUST(cuCtxSetCurrent(context));
     Handle f = kernel("spin_1ms");
@@ -404,6 +449,48 @@ static void capturing_context_goes(const char *how) {
     usleep(60000);
 }
 
+/* ---- between: this runs with a driver that calls back ---- */
+
+static Handle context_of_both;
+static pthread_t launcher, capturer;
+static volatile int capture_began;
+
+static void *captures(void *unused) {
+    (void)unused;
+    Handle graph = 0;
+    MUST(cuCtxSetCurrent(context_of_both));
+    MUST(cuStreamBeginCapture_v2(stream_of_other, 0));
+    capture_began = 1;
+    until_told(0);
+    SHOW(cuLaunchKernel(f, ONE, stream_of_other, 0, 0));
+    SHOW(cuStreamEndCapture(stream_of_other, &graph));
+    printf("a graph: %d\n", graph != 0);
+    return 0;
+}
+
+void between(const char *when) {
+    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || capture_began) return;
+    pthread_create(&capturer, 0, captures, 0);
+    while (!capture_began) usleep(100);
+}
+
+/* Another thread begins to capture, for all threads, while a call of this one is about to look at an event. */
+static void capture_meanwhile(void) {
+    context_of_both = context_of_device_0();
+    f = kernel("spin_100us");
+    MUST(cuStreamCreate(&stream_of_one, 1));
+    MUST(cuStreamCreate(&stream_of_other, 1));
+    launcher = pthread_self();
+    for (int i = 0; i < 100 && !capture_began; i++) {
+        for (int n = 0; n < 2; n++) MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
+        usleep(2000);
+        MUST(cuStreamSynchronize(stream_of_one));
+    }
+    printf("began: %d\n", capture_began);
+    go = 1;
+    if (capture_began) pthread_join(capturer, 0);
+}
+
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "";
     if (!strcmp(kind, "waits_for_word")) work_waits_for_work(0);
@@ -419,11 +506,13 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "made_before")) made_before();
     else if (!strcmp(kind, "foreign_stream")) foreign_stream();
     else if (!strcmp(kind, "legacy")) legacy();
+    else if (!strcmp(kind, "legacy_per_thread")) legacy_per_thread();
     else if (!strcmp(kind, "stopped")) stopped();
     else if (!strcmp(kind, "physical_first")) physical_first();
     else if (!strcmp(kind, "no_such_device")) no_such_device();
     else if (!strcmp(kind, "joined_stream_goes")) joined_stream_goes();
     else if (!strcmp(kind, "capturing_context_goes")) capturing_context_goes(argv[2]);
+    else if (!strcmp(kind, "capture_meanwhile")) capture_meanwhile();
     else return 2;
     return 0;
 }

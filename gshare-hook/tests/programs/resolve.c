@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef int (*GetProcV2)(const char *, void **, int, uint64_t, unsigned *);
 typedef int (*GetProcV1)(const char *, void **, int, uint64_t);
@@ -60,6 +61,18 @@ int main(int argc, char **argv) {
         driver = dlopen("libcuda.so.1", RTLD_NOW);
         int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
         printf("%d\n", init(0));
+        return 0;
+    }
+    if (!strcmp(kind, "elsewhere")) {
+        /* Looked into and closed, as by a program that only wants to know; then another part opens it, at another place. */
+        Dl_info before;
+        size_t total = 0;
+        printf("%d\n", dladdr(dlsym(driver, "cuInit"), &before) && dlsym(driver, "cuDeviceTotalMem_v2"));
+        dlclose(driver);
+        mmap(before.dli_fbase, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        driver = dlopen("libcuda.so.1", RTLD_NOW);
+        printf("%d\n", ((int (*)(unsigned))dlsym(driver, "cuInit"))(0));
+        printf("%d\n", ((int (*)(size_t *, int))dlsym(driver, "cuDeviceTotalMem_v2"))(&total, 0));
         return 0;
     }
     if (!strcmp(kind, "call")) {

@@ -229,7 +229,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// Launches that are over without having been measured, and launches that the driver refused.
+    /// Launches that are over without having been measured, or are taken for that, and launches that the driver refused.
     fn settle(&mut self, facts: &Facts) {
         let (settled, refused) = (facts.settled, facts.refused);
         let gate = self.ground.gate();
@@ -239,6 +239,10 @@ impl<G: Ground> Device<G> {
         }
         if refused > 0 {
             self.ledger.completed(gate, Duration::from_nanos(refused), Duration::ZERO);
+        }
+        if facts.presumed > 0 {
+            let presumed = Duration::from_nanos(facts.presumed);
+            self.ledger.completed(gate, presumed, presumed);
         }
     }
 
@@ -252,9 +256,8 @@ impl<G: Ground> Device<G> {
             if open.predicted != still.predicted {
                 *still = Still { predicted: open.predicted, since: now };
             } else if rest > 0 && now.saturating_sub(still.since) > STALE.max(2 * rest) {
+                // The thread may launch meanwhile: the next look tells what came of it.
                 actions.push(Action::PresumeDone { device: self.ordinal, run, predicted: open.predicted });
-                let rest = Duration::from_nanos(rest);
-                self.ledger.completed(self.ground.gate(), rest, rest);
             }
         }
     }

@@ -725,6 +725,7 @@ impl Process {
             waited: self.waited,
             settled: core::mem::take(&mut self.stream.settled),
             refused: core::mem::take(&mut self.stream.refused),
+            presumed: core::mem::take(&mut self.stream.presumed_since),
             open: vec![self.stream.open_run()],
         };
         self.feed(now, MeterEvent::Looked { device: DEVICE, facts }, outside);

@@ -64,6 +64,8 @@ pub(super) struct Stream {
     /// Predicted cost of launches that will not be measured, and of those that were not made, for the next look, in ns.
     pub(super) settled: u64,
     pub(super) refused: u64,
+    /// Predicted cost of launches that were presumed complete since the last look, in ns.
+    pub(super) presumed_since: u64,
     prepaid: u64,
     predicted: u64,
     carried: u64,
@@ -92,6 +94,7 @@ impl Stream {
 
     /// The meter takes what is open for complete.
     pub(super) fn presume_done(&mut self, predicted: u64) {
+        self.presumed_since += predicted.saturating_sub(self.presumed);
         self.presumed = predicted;
     }
 
