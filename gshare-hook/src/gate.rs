@@ -55,7 +55,7 @@ use crate::lifecycle::{self, Runtime};
 use crate::probe::{Launch, conclude_alone, measure_alone, probe};
 use crate::runs::{MIXED, ThreadRecord, own_record};
 use crate::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
-use crate::streams::{in_context_of, is_captured};
+use crate::streams::{PER_THREAD_STREAM, in_context_of, is_captured};
 
 /// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
 pub(crate) const CALL_NS: u64 = 10_000;
@@ -158,6 +158,10 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
 }
 
 fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
+    // The default streams of threads are made without a call.
+    if stream == PER_THREAD_STREAM && !CONTROL.has_blocking_streams() {
+        CONTROL.blocking_stream_made();
+    }
     let Some(device) = runtime.launch_device() else { return Ticket::PASS };
     let Some(thread) = own_record().or_else(|| runtime.enlist()) else { return Ticket::PASS };
     thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

@@ -18,7 +18,6 @@ use crate::event_pool::{Context, Event};
 use crate::gpu::Device;
 use crate::probe::Alone;
 use crate::segments::{Ending, end};
-use crate::streams::PER_THREAD_STREAM;
 use crate::tls;
 
 /// Streams that a thread's launches are tracked on at once.
@@ -177,10 +176,6 @@ impl Mine<'_> {
         }
         end(self, Ending::Taken);
         self.refund();
-        // The default streams of threads are made without a call.
-        if stream == PER_THREAD_STREAM {
-            CONTROL.blocking_stream_made();
-        }
         (self.stream, self.mixed, self.skip) = (stream, 0, 0);
         self.shared.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
     }
