@@ -290,6 +290,8 @@ impl Node {
             if self.runner.partitioned {
                 command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
             }
+            // Those of the node's daemon are not where programs look by themselves.
+            command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
             // Memory of which nothing is known is not limited.
             match part.share.memory().filter(|memory| memory.get() > 1) {
                 Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
@@ -686,6 +688,19 @@ mod tests {
         let view = node.view("f").unwrap();
         assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);
         assert!(view.problem.unwrap().contains("cannot be watched"));
+    }
+
+    #[test]
+    fn a_process_finds_the_pipes_of_mps_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut node, [launch, _]) = node(dir.path());
+        let runner = &mut Arc::get_mut(&mut node).unwrap().runner;
+        runner.hook = Some(Hook { preload: "/opt/hook.so".into(), socket: "/run/g.sock".into() });
+        runner.mps = Some("/run/gshare/mps".into());
+        let mut command = Command::new("f");
+        node.environment(&mut command, &launch, launch.own_parts(), 1, dir.path()).unwrap();
+        let pipes = command.get_envs().find(|(key, _)| *key == "CUDA_MPS_PIPE_DIRECTORY");
+        assert_eq!(pipes.and_then(|(_, value)| value), Some("/run/gshare/mps".as_ref()));
     }
 
     #[test]
