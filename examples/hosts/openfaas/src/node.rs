@@ -212,8 +212,12 @@ impl Node {
     /// A connection is free again.
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
+        // What comes back after its process has ended would stay: nothing takes it out again.
+        if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
+            return;
+        }
         let free = idle.entry((instance, stage)).or_default();
-        if free.len() < IDLE && !sender.is_closed() {
+        if free.len() < IDLE {
             free.push(sender);
         }
     }
@@ -631,7 +635,8 @@ async fn exited(
     }
     let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
     if ended {
-        node.idle.lock().remove(&(launch.instance, launch.index));
+        // Its other processes end with it.
+        node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
     }
     ended
@@ -688,6 +693,25 @@ mod tests {
         let view = node.view("f").unwrap();
         assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);
         assert!(view.problem.unwrap().contains("cannot be watched"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_comes_back_after_its_process_has_ended_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [launch, _]) = node(dir.path());
+        let free = async || {
+            let (ours, theirs) = tokio::io::duplex(64);
+            let io = hyper_util::rt::TokioIo::new(ours);
+            let (sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+            node.free(launch.instance, 0, sender);
+            (connection, theirs)
+        };
+        let _open = free().await;
+        assert!(node.idle.lock().is_empty());
+        let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
+        node.host().started(node.now(), launch.instance, 0, process, 1);
+        let _open = free().await;
+        assert_eq!(node.idle.lock().len(), 1);
     }
 
     #[test]
