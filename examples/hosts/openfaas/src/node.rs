@@ -633,7 +633,11 @@ async fn exited(
         };
         node.host().explain(launch.instance, why);
     }
-    let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
+    let mut host = node.host();
+    let ended = host.has_ended(node.now(), launch.instance, launch.index);
+    let gone = host.take_gone();
+    drop(host);
+    tokio::task::spawn_blocking(move || drop(gone));
     if ended {
         // Its other processes end with it.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);
@@ -693,6 +697,23 @@ mod tests {
         let view = node.view("f").unwrap();
         assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);
         assert!(view.problem.unwrap().contains("cannot be watched"));
+    }
+
+    /// To remove a cgroup may take a tenth of a second, in which no request found its instance.
+    #[test]
+    fn what_a_process_leaves_is_not_removed_while_others_wait_for_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [launch, _]) = node(dir.path());
+        let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
+        process.kill();
+        node.host().started(node.now(), launch.instance, 0, process, 1);
+        while !node.host().has_ended(node.now(), launch.instance, 0) {
+            std::thread::yield_now();
+        }
+        let mounts = || std::fs::read_dir(dir.path().join("mounts")).unwrap().count();
+        assert_eq!(mounts(), 1);
+        drop(node.host().take_gone());
+        assert_eq!(mounts(), 0);
     }
 
     #[tokio::test]
