@@ -100,6 +100,7 @@ use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::Hook;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings};
 use gshare_sched::scale::HeuristicHorizontalConfig;
+use gshared::mps::Mps;
 use host::Version;
 use models::Models;
 use node::{Node, Runner};
@@ -126,6 +127,9 @@ pub struct Options {
     /// Use no GPU: functions are ordinary processes.
     #[arg(long, conflicts_with = "sim")]
     pub no_gpu: bool,
+    /// Start MPS where it does not run yet, and stop it at the end: SM partitions of real GPUs are kept under it.
+    #[arg(long, conflicts_with_all = ["sim", "no_gpu"])]
+    pub mps: bool,
     /// A GPU, by its number, that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be given
     /// again. Others are shared in time and SMs, or by their MIG devices.
     #[arg(long, value_name = "N")]
@@ -214,6 +218,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
 
 /// Until the host fails or is told to end. Then its processes, its daemon and the folders of simulated drivers go with it.
 fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
+    let started = start_mps(options).context("--mps")?;
     let served = runtime.block_on(async {
         tokio::select! {
             served = run(options) => served,
@@ -222,7 +227,20 @@ fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Resu
     });
     // A demonstration may still wait for answers.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    if let Some(Err(error)) = started.map(|mps| mps.stop()) {
+        eprintln!("openfaas: MPS was not stopped: {error}");
+    }
     served
+}
+
+/// Starts MPS where it was asked for. None where it runs already, and is not this host's to stop.
+fn start_mps(options: &Options) -> anyhow::Result<Option<Mps>> {
+    // A demonstration may have found no GPU.
+    if !options.mps || !options.sim.is_empty() {
+        return Ok(None);
+    }
+    let mps = Mps::find().context("nvidia-cuda-mps-control is not on PATH")?;
+    Ok(mps.start()?.then_some(mps))
 }
 
 /// Waits for an interrupt or SIGTERM.
@@ -331,13 +349,15 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         };
         hook = Some(Hook { preload: HOOK.find()?, socket });
     }
-    let mps = || gshared::mps::Mps::find().filter(|mps| mps.is_running());
+    let mps = || Mps::find().filter(Mps::is_running);
     let mps = if devices.simulated { None } else { mps().map(|mps| mps.pipe_dir().to_owned()) };
     let partitions = &mut settings.fractional.pool.sm_partitions;
     *partitions &= devices.simulated || options.no_gpu || mps.is_some();
     let partitioned = *partitions;
     if !partitioned {
-        eprintln!("openfaas: SM partitions are not kept without MPS, so functions share a GPU by time alone");
+        eprintln!(
+            "openfaas: SM partitions are not kept without MPS (--mps starts it), so functions share a GPU by time alone"
+        );
     }
     let platform = settings.build().context("--settings")?;
     let said = match (options.no_gpu, devices.simulated) {
