@@ -172,7 +172,8 @@ pub struct Options {
     #[arg(long, value_name = "URL")]
     pub otlp: Option<traces::Collector>,
     /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: how long
-    /// programs take to start, which policies scale and place; what it leaves out keeps its default.
+    /// programs take to start, which policies scale and place; what it leaves out keeps its default. How long and how many requests
+    /// wait, and host memory for models, are as --timeout, --queue and --model-memory say, and not as the file says.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
     /// Deploy functions, a pipeline and a training job, load them for 30 s, print what became of them, and serve on until
