@@ -151,14 +151,16 @@ fn child_of(parent: u32, variable: &str) -> u32 {
     found[0]
 }
 
-/// The simulated driver is found here as a real one is, and a shell script stands for MPS's control program.
+/// The simulated driver is found here as a real one is, and a shell script stands for MPS's control program: as that may do, it waits
+/// when it is to stop.
 #[test]
 fn mps_is_started_for_real_gpus_and_stopped_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let (program, pipes) = (dir.path().join("nvidia-cuda-mps-control"), dir.path().join("pipes"));
     let script = "#!/bin/sh\ncd \"$CUDA_MPS_PIPE_DIRECTORY\" || exit 1\n\
         if [ \"$1\" = -d ]; then echo started >> log; : > control; exit; fi\n\
-        read -r line; [ \"$line\" != quit ] || { echo stopped >> log; rm control; }\n";
+        read -r line; [ \"$line\" = quit ] || exit 0\n\
+        echo stopped >> log; while [ -e control ]; do sleep 0.1; done\n";
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let driver = SimulatorDir::new().unwrap();
