@@ -212,7 +212,7 @@ impl Node {
     /// A connection is free again.
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
-        // What comes back after its process has ended would stay: nothing takes it out again.
+        // A connection that comes back after its process has ended would stay: nothing takes it out again.
         if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
             return;
         }
@@ -294,7 +294,7 @@ impl Node {
             if self.runner.partitioned {
                 command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
             }
-            // Those of the node's daemon are not where programs look by themselves.
+            // Pipes of the node's daemon are not where programs look by themselves.
             command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
             // Memory of which nothing is known is not limited.
             match part.share.memory().filter(|memory| memory.get() > 1) {
@@ -639,7 +639,7 @@ async fn exited(
     drop(host);
     tokio::task::spawn_blocking(move || drop(gone));
     if ended {
-        // Its other processes end with it.
+        // The other processes of the instance end, too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
     }

@@ -151,7 +151,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
     for pipe in pipes.into_iter().flatten() {
-        // Its processes end with the node, which is not kept for this.
+        // The node is not kept for this: processes end with it.
         let (node, service, name) = (Arc::downgrade(node), service.clone(), name.clone());
         let add = move |line| node.upgrade().map(|node| node.logs.add(&service, &name, line)).is_some();
         // Ends with the process, which the pipe is of.
