@@ -157,8 +157,11 @@ impl DeviceFacts for Slow {
 /// The daemon asked its driver in the loop: a process that named devices that there are not held up all others.
 #[test]
 fn a_driver_that_takes_long_to_know_a_device_holds_up_no_other_process() {
-    let (answer, slow) = std::sync::mpsc::channel();
-    let daemon = Local::with_facts(Box::new(Slow(slow)));
+    let (daemon, answer) = {
+        let (answer, slow) = std::sync::mpsc::channel();
+        // The driver answers when this ends, also by a panic: then the daemon can.
+        (Local::with_facts(Box::new(Slow(slow))), answer)
+    };
     let (mut bystander, id) = attached(&daemon.socket(), 1, "bystander", spec("0.5", 100, None));
     let mut asker = Client::connect(&daemon.socket());
     asker.enter(2, "asker", ResourceSpec::UNLIMITED);
