@@ -52,7 +52,7 @@ fn a_running_process_tells_which_limit_its_launches_wait_for() {
 }
 
 #[test]
-fn followed_events_end_with_the_process() {
+fn followed_events_end_with_the_process_and_with_their_reader() {
     let daemon = Local::start();
     let spinners = hooked::Spinners::new(daemon.dir.path(), &daemon.socket());
     let spinner = spinners.start("alice", 1, &[("GSHARE_QUOTA", "0.1:0.3")], &[]);
@@ -60,10 +60,14 @@ fn followed_events_end_with_the_process() {
     within(|| trace(&[&pid]).status.success().then_some(()));
     let mut follow = Command::new(env!("CARGO_BIN_EXE_gshare"));
     follow.args(["trace", &pid, "--follow", "--json", "--last", "0"]).stdout(std::process::Stdio::piped());
+    let mut unread = follow.spawn().unwrap();
     let mut follow = follow.spawn().unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(follow.stdout.take().unwrap()));
     let first: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     assert!(first["event"].is_string() && first["text"].is_string(), "{first}");
+    // As after `| head`: otherwise its pipeline would last as long as the process.
+    drop(unread.stdout.take());
+    assert!(within(|| unread.try_wait().unwrap()).success());
     drop(spinner);
     assert!(lines.all(|line| line.is_ok()));
     assert!(follow.wait().unwrap().success());

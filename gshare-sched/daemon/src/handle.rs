@@ -2,8 +2,10 @@
 
 use crate::config::{Config, ConfigError};
 use crate::metrics::Metrics;
+use crate::nvml::DeviceFact;
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
+use gshare_core::ConnId;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::fmt;
@@ -36,6 +38,7 @@ impl<T> fmt::Debug for Reply<T> {
 pub(crate) enum Command {
     Snapshot(Reply<Snapshot>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
+    Found(ConnId, Option<DeviceFact>),
     Stop,
 }
 
@@ -135,6 +138,12 @@ impl Handle {
     /// As [`metrics`](Self::metrics), without blocking the thread.
     pub(crate) async fn metrics_later(&self) -> Result<String, DaemonError> {
         Ok(self.metrics.encode(&self.snapshot_later().await?))
+    }
+
+    /// Tells what the driver knows of the device that a connection waits for.
+    pub(crate) fn found(&self, conn: ConnId, fact: Option<DeviceFact>) {
+        // A daemon that has stopped need not know.
+        let _ = self.send(Command::Found(conn, fact));
     }
 
     /// Asks the daemon to stop; does not wait for it.

@@ -55,6 +55,7 @@ pub mod config;
 mod cpu_latency;
 mod crowd;
 pub mod enforce;
+mod facts;
 mod front;
 pub mod journal;
 pub mod mps;

@@ -147,7 +147,8 @@ impl DeviceHealth for NvmlHealth {
     }
 }
 
-/// The source of facts about a node's devices. A host may have something else than NVML.
+/// The source of facts about a node's devices. A host may have something else than NVML. It is asked in a thread of its own, once for
+/// each Attach to a device that it has not found before.
 pub trait DeviceFacts: fmt::Debug + Send {
     /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
     fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;

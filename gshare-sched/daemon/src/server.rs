@@ -6,6 +6,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
 use crate::cpu_latency::{self, CpuLatency};
 use crate::crowd::admits;
+use crate::facts;
 use crate::front::{Front, Listeners};
 use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
 use crate::health::{self, Lost};
@@ -39,6 +40,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 /// Why a daemon cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -232,14 +234,15 @@ impl DaemonBuilder {
             conns: Slots::default(),
             users: BTreeMap::new(),
             cpu_latency,
-            facts,
+            facts: Some(facts),
+            questions: None,
             health: Some(health),
             lost: Lost::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
             asking: BTreeMap::new(),
-            questions: 0,
+            snapshots: 0,
             frame: Vec::with_capacity(MAX_FRAME),
             received: Box::new([0; MAX_FRAME + 1]),
         })
@@ -257,6 +260,8 @@ struct Conn {
     /// Frames that the kernel had no room for.
     queue: VecDeque<Box<[u8]>>,
     greeted: bool,
+    /// An Attach that waits for what the driver knows of its device. What came after it waits in the socket.
+    attaching: Option<ToDaemon>,
 }
 
 /// A node daemon. See the [crate](crate) for what it does and how to embed it.
@@ -289,19 +294,20 @@ pub struct Daemon {
     /// Connections by user.
     users: BTreeMap<u32, u32>,
     cpu_latency: CpuLatency,
-    /// The source of facts about devices, and the devices that the node has been told of.
-    facts: Box<dyn DeviceFacts>,
+    /// The source of facts about devices, until the daemon runs; then the way to it, and the devices that the node has been told of.
+    facts: Option<Box<dyn DeviceFacts>>,
+    questions: Option<Sender<facts::Question>>,
+    known: BTreeSet<DeviceUuid>,
     /// The source of news of lost devices, until the daemon runs; and what was heard.
     health: Option<Box<dyn DeviceHealth>>,
     lost: Lost,
-    known: BTreeSet<DeviceUuid>,
     /// Connections that have not said Hello, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// The node's orders that are to be carried out, in order.
     actions: Vec<NodeAction>,
     /// Questions for a snapshot that wait for the node to know what clients use, by their numbers; and the last number.
     asking: BTreeMap<u32, Reply<Snapshot>>,
-    questions: u32,
+    snapshots: u32,
     frame: Vec<u8>,
     /// One byte more than a frame, so that a longer one is seen as such.
     received: Box<[u8; MAX_FRAME + 1]>,
@@ -339,6 +345,8 @@ impl Daemon {
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
         let health = self.health.take().map(|health| health::watch(health, Arc::clone(&self.lost)));
         let health = health.transpose()?;
+        let questions = self.facts.take().map(|facts| facts::answer(facts, self.handle()));
+        self.questions = questions.transpose()?;
         let served = self.serve();
         tracing::info!("stopping");
         drop(health);
@@ -516,6 +524,7 @@ impl Daemon {
             sent: Sequence::default(),
             queue: VecDeque::new(),
             greeted: false,
+            attaching: None,
         };
         let id = self.conns.insert(conn);
         *self.users.entry(peer.uid).or_default() += 1;
@@ -582,9 +591,9 @@ impl Daemon {
         }
     }
 
-    /// Takes one frame of a connection, or closes it at its end. `false`: there was none.
+    /// Takes one frame of a connection, or closes it at its end. `false`: there was none, or it waits behind an Attach.
     fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id) else { return false };
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.attaching.is_none()) else { return false };
         let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return false,
@@ -597,10 +606,9 @@ impl Daemon {
         let frame = &self.received[..length.min(MAX_FRAME + 1)];
         let decoded = ToDaemon::decode(frame)
             .and_then(|(sequence, message)| conn.received.check(sequence).map(|()| message));
-        let peer = conn.peer;
         match decoded {
             Err(error) => {
-                tracing::warn!(pid = peer.pid, %error, "a bad frame");
+                tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
                 self.drop_connection(now, id, error.into());
             }
             Ok(frame) => {
@@ -608,32 +616,57 @@ impl Daemon {
                     conn.greeted = matches!(frame, ToDaemon::Hello { .. });
                     self.watch(id);
                 }
-                if let ToDaemon::Attach { device, .. } = frame {
-                    self.look_up(now, device);
-                }
-                let clients_change = matches!(frame, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
-                let event = NodeEvent::Received { conn: id, peer, frame };
-                let handled = self.node.handle(now, event, &mut self.actions);
-                if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
-                    tracing::warn!(pid = peer.pid, %error, "dropped");
-                    self.drop_connection(now, id, DropReason::Protocol);
-                }
-                if clients_change {
-                    self.cpu_latency.set_shared(self.node.node().is_shared());
+                match frame {
+                    ToDaemon::Attach { device, .. } if !self.known.contains(&device) => {
+                        self.look_up(now, id, device, frame);
+                    }
+                    frame => self.hear(now, id, frame),
                 }
             }
         }
         true
     }
 
-    /// Asks the driver about a device before the node hears of it from a process.
-    fn look_up(&mut self, now: Timestamp, uuid: DeviceUuid) {
-        if !self.known.contains(&uuid)
-            && let Some(DeviceFact { uuid, memory }) = self.facts.find(uuid)
-        {
-            self.known.insert(uuid);
+    /// Tells the node what a peer says.
+    fn hear(&mut self, now: Timestamp, id: ConnId, frame: ToDaemon) {
+        let Some(peer) = self.conns.get(id).map(|conn| conn.peer) else { return };
+        let clients_change = matches!(frame, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
+        let event = NodeEvent::Received { conn: id, peer, frame };
+        let handled = self.node.handle(now, event, &mut self.actions);
+        if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
+            tracing::warn!(pid = peer.pid, %error, "dropped");
+            self.drop_connection(now, id, DropReason::Protocol);
+        }
+        if clients_change {
+            self.cpu_latency.set_shared(self.node.node().is_shared());
+        }
+    }
+
+    /// Has the driver asked about a device before the node hears of it from a process. Only this connection waits for the answer.
+    fn look_up(&mut self, now: Timestamp, id: ConnId, device: DeviceUuid, attach: ToDaemon) {
+        let asked = self.questions.as_ref().is_some_and(|questions| questions.send((id, device)).is_ok());
+        match self.conns.get_mut(id).filter(|_| asked) {
+            Some(conn) => {
+                let _ = epoll::delete(&self.epoll, &conn.socket);
+                conn.attaching = Some(attach);
+            }
+            None => self.hear(now, id, attach),
+        }
+    }
+
+    /// The driver has answered: the connection that waited goes on.
+    fn found(&mut self, now: Timestamp, id: ConnId, fact: Option<DeviceFact>) {
+        if let Some(DeviceFact { uuid, memory }) = fact.filter(|fact| self.known.insert(fact.uuid)) {
             self.tell(now, NodeEvent::DeviceFound { uuid, memory });
         }
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(attach) = conn.attaching.take() else { return };
+        let mut interest = epoll::EventFlags::IN;
+        interest.set(epoll::EventFlags::OUT, !conn.queue.is_empty());
+        if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), interest).is_err() {
+            return self.drop_connection(now, id, DropReason::Full);
+        }
+        self.hear(now, id, attach);
     }
 
     /// Watches the process behind a connection: a forked child would keep the socket open after its death.
@@ -738,10 +771,14 @@ impl Daemon {
     fn command(&mut self, now: Timestamp, command: Command) -> bool {
         match command {
             Command::Stop => return false,
+            Command::Found(conn, fact) => {
+                self.found(now, conn, fact);
+                self.settle(now);
+            }
             Command::Snapshot(reply) => {
-                self.questions = self.questions.wrapping_add(1);
-                self.asking.insert(self.questions, reply);
-                self.tell(now, NodeEvent::UseAsked { question: self.questions });
+                self.snapshots = self.snapshots.wrapping_add(1);
+                self.asking.insert(self.snapshots, reply);
+                self.tell(now, NodeEvent::UseAsked { question: self.snapshots });
                 self.settle(now);
             }
             Command::Reload(config, reply) => {

@@ -190,6 +190,8 @@ fn a_peer_of_another_user_is_refused_with_a_text() {
             other => panic!("{other:?}"),
         }
         assert_eq!(client.receive(), None);
+        // Nor does the other socket tell that user anything.
+        assert!(gshared::admin::snapshot(&gshared::config::admin_socket_of(&path)).is_err());
     });
     assert!(nobody.wait());
     assert_eq!(daemon.drops("not_allowed"), 1);
@@ -197,7 +199,11 @@ fn a_peer_of_another_user_is_refused_with_a_text() {
     admin.allow_uids = vec![65_534];
     daemon.running.as_ref().unwrap().handle().reload(admin).unwrap();
     let path = daemon.socket();
-    assert!(Forked::run(Some(65_534), move || drop(attached(&path, 1, "n", ResourceSpec::UNLIMITED))).wait());
+    let enters = move || {
+        let _client = attached(&path, 1, "n", ResourceSpec::UNLIMITED);
+        gshared::admin::snapshot(&gshared::config::admin_socket_of(&path)).unwrap();
+    };
+    assert!(Forked::run(Some(65_534), enters).wait());
 }
 
 #[test]

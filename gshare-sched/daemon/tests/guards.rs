@@ -140,6 +140,51 @@ fn the_drivers_word_goes_before_a_clients_and_status_says_whose_it_is() {
     assert_eq!((device.memory_bytes, device.memory_source), (device_memory, FactSource::Client));
 }
 
+/// A driver that knows the tests' device at once, and of others says nothing until it may.
+#[derive(Debug)]
+struct Slow(std::sync::mpsc::Receiver<()>);
+
+impl DeviceFacts for Slow {
+    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+        if uuid == common::DEVICE {
+            return Some(DeviceFact::new(uuid, common::DEVICE_MEMORY));
+        }
+        self.0.recv().ok()?;
+        None
+    }
+}
+
+/// The daemon asked its driver in the loop: a process that named devices that there are not held up all others.
+#[test]
+fn a_driver_that_takes_long_to_know_a_device_holds_up_no_other_process() {
+    let (daemon, answer) = {
+        let (answer, slow) = std::sync::mpsc::channel();
+        // The driver answers when this ends, also by a panic: then the daemon can.
+        (Local::with_facts(Box::new(Slow(slow))), answer)
+    };
+    let (mut bystander, id) = attached(&daemon.socket(), 1, "bystander", spec("0.5", 100, None));
+    let mut asker = Client::connect(&daemon.socket());
+    asker.enter(2, "asker", ResourceSpec::UNLIMITED);
+    let other = DeviceUuid::gpu(*b"known to no one!");
+    for (ordinal, device) in [(0, other), (1, common::DEVICE)] {
+        let (device_memory, allocated) = (common::DEVICE_MEMORY, Bytes::ZERO);
+        asker.send(&ToDaemon::Attach { ordinal, device, device_memory, allocated, part: None });
+    }
+    bystander.send(&ToDaemon::TokenRequest { client: id });
+    bystander.granted();
+    assert_eq!(daemon.snapshot().devices.len(), 1, "the daemon itself waits for nothing");
+    answer.send(()).unwrap();
+    let ordinal = |frame: &ToClient| match frame {
+        ToClient::Attached { ordinal, .. } => Some(*ordinal),
+        _ => None,
+    };
+    assert_eq!(
+        [asker.until(ordinal), asker.until(ordinal)],
+        [0, 1],
+        "in the order in which they were asked for"
+    );
+}
+
 /// A daemon for all users; `None` where this process cannot become another user.
 fn shared_by_all(change: impl FnOnce(&mut gshared::Config)) -> Option<Local> {
     if !rustix::process::geteuid().is_root() {

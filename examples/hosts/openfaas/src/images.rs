@@ -65,10 +65,7 @@ pub fn start(
         mounts.extend(device.into_iter().flat_map(Device::mounts));
     } else if uses_gpu {
         devices = gpus();
-        if let Some(pipes) = &runner.mps {
-            command.env("CUDA_MPS_PIPE_DIRECTORY", pipes);
-            mounts.push(Mount { writable: true, ..Mount::read(pipes) });
-        }
+        mounts.extend(runner.mps.iter().map(|pipes| Mount { writable: true, ..Mount::read(pipes) }));
     }
     let container = Container {
         image: image.clone(),

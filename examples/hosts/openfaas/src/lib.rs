@@ -100,6 +100,7 @@ use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::Hook;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings};
 use gshare_sched::scale::HeuristicHorizontalConfig;
+use gshared::mps::Mps;
 use host::Version;
 use models::Models;
 use node::{Node, Runner};
@@ -126,6 +127,9 @@ pub struct Options {
     /// Use no GPU: functions are ordinary processes.
     #[arg(long, conflicts_with = "sim")]
     pub no_gpu: bool,
+    /// Start MPS where it does not run yet, and stop it at the end: SM partitions of real GPUs are kept under it.
+    #[arg(long, conflicts_with_all = ["sim", "no_gpu"])]
+    pub mps: bool,
     /// A GPU, by its number, that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be given
     /// again. Others are shared in time and SMs, or by their MIG devices.
     #[arg(long, value_name = "N")]
@@ -168,7 +172,8 @@ pub struct Options {
     #[arg(long, value_name = "URL")]
     pub otlp: Option<traces::Collector>,
     /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: how long
-    /// programs take to start, which policies scale and place; what it leaves out keeps its default.
+    /// programs take to start, which policies scale and place; what it leaves out keeps its default. How long and how many requests
+    /// wait, and host memory for models, are as --timeout, --queue and --model-memory say, and not as the file says.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
     /// Deploy functions, a pipeline and a training job, load them for 30 s, print what became of them, and serve on until
@@ -214,6 +219,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
 
 /// Until the host fails or is told to end. Then its processes, its daemon and the folders of simulated drivers go with it.
 fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
+    let started = start_mps(options).context("--mps")?;
     let served = runtime.block_on(async {
         tokio::select! {
             served = run(options) => served,
@@ -222,7 +228,32 @@ fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Resu
     });
     // A demonstration may still wait for answers.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    if let Some(mps) = started {
+        stop_mps(mps);
+    }
     served
+}
+
+/// Stops MPS. Its control program may wait for programs that have not ended yet, and some end with this host: so it is not waited for
+/// without end.
+fn stop_mps(mps: Mps) {
+    let (told, stopped) = std::sync::mpsc::channel();
+    std::thread::spawn(move || told.send(mps.stop()));
+    match stopped.recv_timeout(std::time::Duration::from_secs(2)) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("openfaas: MPS was not stopped: {error}"),
+        Err(_) => eprintln!("openfaas: MPS was told to stop, and still waits"),
+    }
+}
+
+/// Starts MPS where it was asked for. None where it runs already, and is not this host's to stop.
+fn start_mps(options: &Options) -> anyhow::Result<Option<Mps>> {
+    // A demonstration may have found no GPU.
+    if !options.mps || !options.sim.is_empty() {
+        return Ok(None);
+    }
+    let mps = Mps::find().context("nvidia-cuda-mps-control is not on PATH")?;
+    Ok(mps.start()?.then_some(mps))
 }
 
 /// Waits for an interrupt or SIGTERM.
@@ -331,13 +362,15 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         };
         hook = Some(Hook { preload: HOOK.find()?, socket });
     }
-    let mps = || gshared::mps::Mps::find().filter(|mps| mps.is_running());
+    let mps = || Mps::find().filter(Mps::is_running);
     let mps = if devices.simulated { None } else { mps().map(|mps| mps.pipe_dir().to_owned()) };
     let partitions = &mut settings.fractional.pool.sm_partitions;
     *partitions &= devices.simulated || options.no_gpu || mps.is_some();
     let partitioned = *partitions;
     if !partitioned {
-        eprintln!("openfaas: SM partitions are not kept without MPS, so functions share a GPU by time alone");
+        eprintln!(
+            "openfaas: SM partitions are not kept without MPS (--mps starts it), so functions share a GPU by time alone"
+        );
     }
     let platform = settings.build().context("--settings")?;
     let said = match (options.no_gpu, devices.simulated) {

@@ -3,6 +3,7 @@
 use super::api::{LogLine, NAMESPACE, rfc3339};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::time::SystemTime;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::broadcast;
@@ -79,14 +80,52 @@ impl Logs {
             line.clear();
             match (&mut pipe).take(LONGEST).read_until(b'\n', &mut line).await {
                 Ok(0) | Err(_) => return,
-                Ok(_) => self.add(name, instance, String::from_utf8_lossy(&line).trim_end().to_owned()),
+                Ok(_) => self.add(name, instance, text(&line)),
             }
         }
     }
 }
 
+/// Hands on the lines of a pipe until its end, or until they are not wanted any more. The reader of a pipe that is closed before its
+/// end would end the program that writes to it: any bytes are a line.
+pub fn each_line(pipe: impl io::Read, mut add: impl FnMut(String) -> bool) {
+    use io::{BufRead as _, Read as _};
+    let mut pipe = io::BufReader::new(pipe);
+    let mut line = Vec::new();
+    while let Ok(1..) = (&mut pipe).take(LONGEST).read_until(b'\n', &mut line) {
+        if !add(text(&line)) {
+            return;
+        }
+        line.clear();
+    }
+}
+
+fn text(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).trim_end().to_owned()
+}
+
 impl Tail {
     fn new() -> Self {
         Self { lines: VecDeque::new(), live: broadcast::channel(BEHIND).0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The measurement of a function that printed another line than of UTF-8 failed: its pipe was closed, and the next line ended it.
+    #[test]
+    fn bytes_that_are_no_text_end_no_program_and_a_long_line_is_several() {
+        let (mut printed, longest) = (b"\xff!\nnext\n".to_vec(), usize::try_from(LONGEST).unwrap());
+        printed.extend(vec![b'x'; longest + 1]);
+        let mut lines = Vec::new();
+        each_line(&printed[..], |line| {
+            lines.push(line);
+            true
+        });
+        let lengths: Vec<usize> = lines.iter().map(String::len).collect();
+        assert_eq!((lines[0].as_str(), lines[1].as_str()), ("\u{fffd}!", "next"));
+        assert_eq!(lengths[2..], [longest, 1]);
     }
 }

@@ -212,8 +212,12 @@ impl Node {
     /// A connection is free again.
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
+        // A connection that comes back after its process has ended would stay: nothing takes it out again.
+        if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
+            return;
+        }
         let free = idle.entry((instance, stage)).or_default();
-        if free.len() < IDLE && !sender.is_closed() {
+        if free.len() < IDLE {
             free.push(sender);
         }
     }
@@ -290,6 +294,8 @@ impl Node {
             if self.runner.partitioned {
                 command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
             }
+            // Pipes of the node's daemon are not where programs look by themselves.
+            command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
             // Memory of which nothing is known is not limited.
             match part.share.memory().filter(|memory| memory.get() > 1) {
                 Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
@@ -627,9 +633,14 @@ async fn exited(
         };
         node.host().explain(launch.instance, why);
     }
-    let ended = node.host().has_ended(node.now(), launch.instance, launch.index);
+    let mut host = node.host();
+    let ended = host.has_ended(node.now(), launch.instance, launch.index);
+    let gone = host.take_gone();
+    drop(host);
+    tokio::task::spawn_blocking(move || drop(gone));
     if ended {
-        node.idle.lock().remove(&(launch.instance, launch.index));
+        // The other processes of the instance end, too.
+        node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
     }
     ended
@@ -686,6 +697,55 @@ mod tests {
         let view = node.view("f").unwrap();
         assert!(view.instances.iter().all(|of| of.instance != id), "{:?}", view.instances);
         assert!(view.problem.unwrap().contains("cannot be watched"));
+    }
+
+    /// To remove a cgroup may take a tenth of a second, in which no request found its instance.
+    #[test]
+    fn what_a_process_leaves_is_not_removed_while_others_wait_for_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [launch, _]) = node(dir.path());
+        let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
+        process.kill();
+        node.host().started(node.now(), launch.instance, 0, process, 1);
+        while !node.host().has_ended(node.now(), launch.instance, 0) {
+            std::thread::yield_now();
+        }
+        let mounts = || std::fs::read_dir(dir.path().join("mounts")).unwrap().count();
+        assert_eq!(mounts(), 1);
+        drop(node.host().take_gone());
+        assert_eq!(mounts(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_comes_back_after_its_process_has_ended_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (node, [launch, _]) = node(dir.path());
+        let free = async || {
+            let (ours, theirs) = tokio::io::duplex(64);
+            let io = hyper_util::rt::TokioIo::new(ours);
+            let (sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+            node.free(launch.instance, 0, sender);
+            (connection, theirs)
+        };
+        let _open = free().await;
+        assert!(node.idle.lock().is_empty());
+        let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
+        node.host().started(node.now(), launch.instance, 0, process, 1);
+        let _open = free().await;
+        assert_eq!(node.idle.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_process_finds_the_pipes_of_mps_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut node, [launch, _]) = node(dir.path());
+        let runner = &mut Arc::get_mut(&mut node).unwrap().runner;
+        runner.hook = Some(Hook { preload: "/opt/hook.so".into(), socket: "/run/g.sock".into() });
+        runner.mps = Some("/run/gshare/mps".into());
+        let mut command = Command::new("f");
+        node.environment(&mut command, &launch, launch.own_parts(), 1, dir.path()).unwrap();
+        let pipes = command.get_envs().find(|(key, _)| *key == "CUDA_MPS_PIPE_DIRECTORY");
+        assert_eq!(pipes.and_then(|(_, value)| value), Some("/run/gshare/mps".as_ref()));
     }
 
     #[test]

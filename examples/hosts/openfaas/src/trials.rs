@@ -12,6 +12,7 @@
 
 use super::deployment::Wants;
 use super::host::{Launch, client};
+use super::logs::each_line;
 use super::node::Node;
 use gshare_core::platform::Part;
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
@@ -21,7 +22,7 @@ use gshare_profile::http::{Call, Http, Program};
 use gshare_runner::manager::HookedProcess;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::io::{self, BufRead as _, BufReader};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -150,14 +151,12 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
     for pipe in pipes.into_iter().flatten() {
-        let (node, service, name) = (Arc::clone(node), service.clone(), name.clone());
+        // The node is not kept for this: processes end with it.
+        let (node, service, name) = (Arc::downgrade(node), service.clone(), name.clone());
+        let add = move |line| node.upgrade().map(|node| node.logs.add(&service, &name, line)).is_some();
         // Ends with the process, which the pipe is of.
-        std::thread::Builder::new().name("trial-log".into()).spawn(move || {
-            for line in BufReader::new(std::fs::File::from(pipe)).lines() {
-                let Ok(line) = line else { return };
-                node.logs.add(&service, &name, line);
-            }
-        })?;
+        let follow = move || each_line(std::fs::File::from(pipe), add);
+        std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
     Ok(Trial(process))
 }

@@ -1,8 +1,10 @@
 //! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
 
 use crate::common::{Provider, call, set_lost, within};
+use gshare_runner::libraries::{SimulatorDir, prepend};
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -147,6 +149,37 @@ fn child_of(parent: u32, variable: &str) -> u32 {
     let found = children_of(parent, variable);
     assert_eq!(found.len(), 1, "{found:?}");
     found[0]
+}
+
+/// The simulated driver is found here as a real one is, and a shell script stands for MPS's control program: as that may do, it waits
+/// when it is to stop.
+#[test]
+fn mps_is_started_for_real_gpus_and_stopped_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, pipes) = (dir.path().join("nvidia-cuda-mps-control"), dir.path().join("pipes"));
+    let script = "#!/bin/sh\ncd \"$CUDA_MPS_PIPE_DIRECTORY\" || exit 1\n\
+        if [ \"$1\" = -d ]; then echo started >> log; : > control; exit; fi\n\
+        read -r line; [ \"$line\" = quit ] || exit 0\n\
+        echo stopped >> log; while [ -e control ]; do sleep 0.1; done\n";
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let driver = SimulatorDir::new().unwrap();
+    let mut provider = Provider::of(
+        Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
+            .args(["--listen", "127.0.0.1:0", "--mps", "--state"])
+            .arg(dir.path().join("state"))
+            .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", driver.path()))
+            .env("PATH", prepend("PATH", dir.path()))
+            .env("CUDA_MPS_PIPE_DIRECTORY", &pipes)
+            .env("GSHARE_SIM_DEVICE", dir.path().join("device")),
+    );
+    provider.deploy("resnet", SHARE);
+    provider.replicas("resnet", 1);
+    child_of(provider.child.id(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50");
+    let host = rustix::process::Pid::from_child(&provider.child);
+    rustix::process::kill_process(host, rustix::process::Signal::TERM).unwrap();
+    assert!(provider.child.wait().unwrap().success());
+    assert_eq!(std::fs::read_to_string(pipes.join("log")).unwrap(), "started\nstopped\n");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::slice::{MEMORY, QUOTA, SM};
 use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
 use crate::kubernetes::{DOMAIN, run_of, share_environment};
 use gshare_core::scale::ServiceClass;
+use gshare_core::wire::DaemonWait;
 use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, SmShare, SpecError};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec};
 use serde::Deserialize;
@@ -109,6 +110,8 @@ struct ShareOptions {
     class: Option<String>,
     /// `open` or `closed`.
     on_daemon_loss: Option<String>,
+    /// How long launches and allocations wait for a daemon that is gone or says nothing: whole `ms` or `s`.
+    daemon_wait: Option<String>,
 }
 
 /// The UID of a claim is part of a file's name.
@@ -190,12 +193,24 @@ fn read_options(later: &serde_json::Value, earlier: ShareOptions) -> Result<Shar
     if let Some(policy) = later.on_daemon_loss.as_deref().filter(|p| !["open", "closed"].contains(p)) {
         return Err(format!("onDaemonLoss: `{policy}`: need open or closed"));
     }
+    if let Some(wait) = later.daemon_wait.as_deref().filter(|wait| !is_daemon_wait(wait)) {
+        let (least, most) = (DaemonWait::SHORTEST, DaemonWait::LONGEST);
+        return Err(format!("daemonWait: `{wait}`: need {least} to {most}, in whole ms or s"));
+    }
     Ok(ShareOptions {
         quota_limit_percent: later.quota_limit_percent.or(earlier.quota_limit_percent),
         class: later.class.or(earlier.class),
         on_daemon_loss: later.on_daemon_loss.or(earlier.on_daemon_loss),
+        daemon_wait: later.daemon_wait.or(earlier.daemon_wait),
         ..later
     })
+}
+
+/// In whole milliseconds or seconds: the admission policy can tell the bounds of nothing else.
+fn is_daemon_wait(text: &str) -> bool {
+    let number = text.strip_suffix("ms").or_else(|| text.strip_suffix('s'));
+    let whole = number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+    whole && text.parse::<DaemonWait>().is_ok()
 }
 
 /// A field of a claim that has no answer yet, and what is wrong with it.
@@ -328,6 +343,7 @@ fn spec(
     let mut env: Vec<_> = told.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     env.extend(options.class.iter().map(|class| format!("GSHARE_CLASS={class}")));
     env.extend(options.on_daemon_loss.iter().map(|policy| format!("GSHARE_ON_DAEMON_LOSS={policy}")));
+    env.extend(options.daemon_wait.iter().map(|wait| format!("GSHARE_DAEMON_WAIT={wait}")));
     let mut mounts = vec![
         mount(&node.hook, HOOK, "ro"),
         mount(&cdi::share_file(&node.hook, uid), SHARE, "ro"),
@@ -508,6 +524,11 @@ mod tests {
             (&format!("{options}/kind"), json!("Other"), "apiVersion, kind"),
             (&format!("{options}/class"), json!("vip"), "class: `vip`"),
             (&format!("{options}/onDaemonLoss"), json!("panic"), "onDaemonLoss"),
+            (
+                &format!("{options}/daemonWait"),
+                json!("601s"),
+                "daemonWait: `601s`: need 200ms to 600s, in whole ms or s",
+            ),
             (&format!("{options}/colour"), json!("red"), "colour"),
         ];
         for (path, value, expected) in cases {
@@ -534,7 +555,7 @@ mod tests {
             let mut parameters =
                 json!({"apiVersion": "gshare.io/v1", "kind": "ShareOptions", "quotaLimitPercent": limit});
             if let Some(class) = class {
-                parameters["class"] = class.into();
+                (parameters["class"], parameters["daemonWait"]) = (class.into(), "2s".into());
             }
             json!({"source": "FromClaim", "requests": requests,
                 "opaque": {"driver": DRIVER, "parameters": parameters}})
@@ -550,5 +571,6 @@ mod tests {
         let env = prepare(&node(), UID, &claim).unwrap().devices.remove(0).container_edits.env;
         assert!(env.contains(&"GSHARE_QUOTA=30%:60%".into()), "{env:?}");
         assert!(env.contains(&"GSHARE_CLASS=best-effort".into()), "{env:?}");
+        assert!(env.contains(&"GSHARE_DAEMON_WAIT=2s".into()), "{env:?}");
     }
 }

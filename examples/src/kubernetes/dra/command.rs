@@ -129,8 +129,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         options.socket
     );
     if node.injection == Injection::File {
-        std::fs::write(&node.preload_file, format!("{}\n", claim::HOOK))
-            .with_context(|| node.preload_file.display().to_string())?;
+        name_hook(&node.preload_file).with_context(|| node.preload_file.display().to_string())?;
     }
     let directory =
         cdi::Directory::open(&options.cdi, &node.hook).with_context(|| options.cdi.display().to_string())?;
@@ -201,6 +200,12 @@ pub async fn hook_is_there(hook: &Path) {
     }
 }
 
+/// Puts the file in place by which containers load the hook. Containers that run have the old one mounted, and a loader reads it at
+/// any time.
+fn name_hook(preload_file: &Path) -> std::io::Result<()> {
+    cdi::replace(preload_file, format!("{}\n", claim::HOOK).as_bytes())
+}
+
 /// What the driver would publish and write.
 fn dry_run(node: &Node, file: Option<&Path>) -> anyhow::Result<()> {
     println!("# no cluster: what gshare-dra would publish");
@@ -222,4 +227,22 @@ fn dry_run(node: &Node, file: Option<&Path>) -> anyhow::Result<()> {
         print!("{}", serde_saphyr::to_string(&spec)?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written in place it is empty for a moment, and a program that starts then has no limits.
+    #[test]
+    fn who_reads_the_preload_file_sees_the_old_one_or_the_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, open) = (dir.path().join("ld.so.preload"), dir.path().join("open"));
+        std::fs::write(&file, "old").unwrap();
+        std::fs::hard_link(&file, &open).unwrap();
+        name_hook(&file).unwrap();
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        assert_eq!((read(&open).as_str(), read(&file)), ("old", format!("{}\n", claim::HOOK)));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside it");
+    }
 }

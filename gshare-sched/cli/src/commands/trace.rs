@@ -3,7 +3,7 @@
 //! The ring is memory of the process that a descriptor leads to: it is looked for among those, by its first bytes. Nothing is
 //! asked of the process, which may be stopped; and nothing of the daemon.
 
-use super::print_json;
+use super::{out, print_json};
 use anyhow::Context as _;
 use gshare_core::Duration;
 use gshare_core::wait_ring::{Category, MAGIC, Record, RingError, Snapshot, WORDS};
@@ -171,23 +171,27 @@ fn traced(snapshot: &Snapshot) -> Vec<&'static str> {
     all.map(|(word, _)| *word).collect()
 }
 
-fn print_events(records: &[Record], begun_ns: u64, json: bool) -> anyhow::Result<()> {
+/// A line for each event; false when nothing reads them any more.
+fn print_events(records: &[Record], begun_ns: u64, json: bool) -> anyhow::Result<bool> {
+    let mut text = String::new();
     for record in records {
         match json {
-            true => println!("{}", serde_json::to_string(&line(record, begun_ns))?),
-            false => println!("{}", record.sentence(begun_ns)),
+            true => text += &serde_json::to_string(&line(record, begun_ns))?,
+            false => text += &record.sentence(begun_ns),
         }
+        text.push('\n');
     }
-    Ok(())
+    Ok(out::write(&mut std::io::stdout().lock(), text.as_bytes())?)
 }
 
-fn print_first(snapshot: &Snapshot, options: &Options) -> anyhow::Result<()> {
+fn print_first(snapshot: &Snapshot, options: &Options) -> anyhow::Result<bool> {
     let records = &snapshot.records[snapshot.records.len().saturating_sub(options.last)..];
     let begun_ns = snapshot.begun_ns;
     if options.json && !options.follow {
         let events = records.iter().map(|record| line(record, begun_ns)).collect();
         let Snapshot { process, torn, lost, .. } = *snapshot;
-        return print_json(&Report { process, begun_ns, traced: traced(snapshot), torn, lost, events });
+        print_json(&Report { process, begun_ns, traced: traced(snapshot), torn, lost, events })?;
+        return Ok(true);
     }
     if !options.json {
         let now = now_ns().saturating_sub(begun_ns);
@@ -215,13 +219,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         (None, Some(pid)) => find(pid)?,
         (None, None) => anyhow::bail!("need PID or --file"),
     };
-    print_first(&ring.first, options)?;
+    let mut read = print_first(&ring.first, options)?;
     let begun_ns = ring.first.begun_ns;
     let mut last = ring.first;
-    while options.follow && options.pid.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+    let lives = || options.pid.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists());
+    while options.follow && read && lives() {
         std::thread::sleep(LOOK);
         last = last.newer(&bytes(&ring.file)?)?;
-        print_events(&last.records, begun_ns, options.json)?;
+        read = print_events(&last.records, begun_ns, options.json)?;
         if last.lost > 0 && !options.json {
             println!("              {} events overwritten before they could be read", last.lost);
         }

@@ -141,14 +141,17 @@ impl GpuManager {
         Ok(())
     }
 
-    /// Gives a GPU up, because the host found it broken or wants it back: its processes are killed. Reported as `GpuLost`.
+    /// Gives a GPU up, because the host found it broken or wants it back: its processes are killed. Reported as `GpuLost`. A process
+    /// that hangs in a broken driver ends late, and is not waited for: [`processes`](Self::processes) has it until then.
     ///
     /// # Errors
     /// When it is not here.
     pub fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), ManagerError> {
         let lost = self.gpus.remove(&gpu).ok_or(ManagerError::UnknownGpu(gpu))?;
         for serial in lost.copies.into_values() {
-            self.forget(serial);
+            let Some(copy) = self.copies.get_mut(&serial) else { continue };
+            copy.stage = Stage::Evicting;
+            copy.process.kill();
         }
         self.event(RequestEvent::GpuLost { gpu });
         Ok(())
@@ -552,7 +555,9 @@ impl GpuManager {
         }
         let (gpu, model, stage) = (copy.gpu, copy.model, copy.stage);
         self.forget(serial);
-        let Some(on) = self.gpus.get_mut(&gpu) else { return };
+        // The GPU may have been given up, and be back with another copy.
+        let own = |on: &&mut Gpu| on.copies.get(&model) == Some(&serial);
+        let Some(on) = self.gpus.get_mut(&gpu).filter(own) else { return };
         on.copies.remove(&model);
         let event = match (stage, &on.doing) {
             (Stage::Evicting, _) => RequestEvent::Evicted { gpu, model },
@@ -637,21 +642,30 @@ mod tests {
     use super::*;
     use gshare_core::Bytes;
 
+    const GPU: GpuId = GpuId::new(0);
+    const MODEL: ModelId = ModelId::new(0);
+    const LOAD: RequestAction =
+        RequestAction::Load { gpu: GPU, model: MODEL, from: Tier::Disk, keep_on_host: false };
+    const MEMORY: Bytes = Bytes::from_mib(1);
+
+    /// A manager that loads a model that is never ready.
+    fn loading() -> GpuManager {
+        let mut manager = GpuManager::new(ManagerConfig::default()).unwrap();
+        manager.add_gpu(GPU, GpuSpec::new("0", MEMORY)).unwrap();
+        let time = Duration::from_millis(1);
+        let profile = ModelProfile { load_disk: time, load_host: time, infer: time };
+        let mut program = Program::new("sleep", MEMORY, profile);
+        program.arguments = vec!["1000".into()];
+        manager.add_model(MODEL, program).unwrap();
+        manager.take_events();
+        manager.order(Timestamp::ZERO, LOAD).unwrap();
+        manager
+    }
+
     /// The deadline stayed in the past until the process was reaped: its loop did not sleep, and killed it again and again.
     #[test]
     fn a_process_that_was_killed_for_taking_too_long_has_no_deadline() {
-        let mut manager = GpuManager::new(ManagerConfig::default()).unwrap();
-        let (gpu, model, memory) = (GpuId::new(0), ModelId::new(0), Bytes::from_mib(1));
-        manager.add_gpu(gpu, GpuSpec::new("0", memory)).unwrap();
-        let time = Duration::from_millis(1);
-        let profile = ModelProfile { load_disk: time, load_host: time, infer: time };
-        let mut program = Program::new("sleep", memory, profile);
-        program.arguments = vec!["1000".into()];
-        manager.add_model(model, program).unwrap();
-        manager.take_events();
-
-        let load = RequestAction::Load { gpu, model, from: Tier::Disk, keep_on_host: false };
-        manager.order(Timestamp::ZERO, load).unwrap();
+        let mut manager = loading();
         let due = manager.next_deadline().unwrap();
         assert_eq!(due, Timestamp::ZERO.saturating_add(manager.config.load_patience));
         let mut reports = Vec::new();
@@ -661,6 +675,30 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
             manager.handle(due, &mut reports).unwrap();
         }
-        assert_eq!(reports, [Report::Event(RequestEvent::LoadFailed { gpu, model })]);
+        assert_eq!(reports, [Report::Event(RequestEvent::LoadFailed { gpu: GPU, model: MODEL })]);
+    }
+
+    /// The loop of the host stood still while a process hung in the driver of a broken GPU.
+    #[test]
+    fn the_processes_of_a_gpu_that_is_given_up_are_not_waited_for_and_their_ends_are_no_news() {
+        let mut manager = loading();
+        let first = manager.processes();
+        manager.remove_gpu(GPU).unwrap();
+        assert_eq!((manager.processes(), first.len()), (first, 1), "killed, and not waited for");
+        assert_eq!(manager.take_events(), [RequestEvent::GpuLost { gpu: GPU }]);
+
+        manager.add_gpu(GPU, GpuSpec::new("0", MEMORY)).unwrap();
+        manager.order(Timestamp::ZERO, LOAD).unwrap();
+        manager.take_events();
+        let mut reports = Vec::new();
+        while manager.processes().len() == 2 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            manager.handle(Timestamp::ZERO, &mut reports).unwrap();
+        }
+        assert_eq!(
+            (reports.as_slice(), manager.next_deadline().is_some()),
+            (&[][..], true),
+            "the other loads"
+        );
     }
 }

@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 /// A process under the hook that ends with the thread that started it, or a container that ends with this process. Dropping it kills it
-/// and all that it started.
+/// and all that it started, and waits for its end: a loop that must not wait keeps it until [`has_ended`](Self::has_ended).
 #[derive(Debug)]
 pub struct HookedProcess {
     child: Child,

@@ -238,6 +238,8 @@ pub struct Host {
     lost: BTreeMap<GpuId, String>,
     /// Processes that are killed and were of instances that are gone: a driver that lost its device may keep one for long.
     leaving: BTreeMap<(InstanceId, usize), HookedProcess>,
+    /// Processes that have ended, to be dropped elsewhere.
+    gone: Vec<HookedProcess>,
 }
 
 impl Host {
@@ -258,6 +260,7 @@ impl Host {
             decisions: VecDeque::new(),
             lost: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            gone: Vec::new(),
         }
     }
 

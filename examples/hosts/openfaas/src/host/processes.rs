@@ -76,7 +76,7 @@ impl Host {
         if let Some(process) = self.leaving.get_mut(&(instance, index)) {
             let ended = process.has_ended();
             if ended {
-                self.leaving.remove(&(instance, index));
+                self.gone.extend(self.leaving.remove(&(instance, index)));
             }
             return ended;
         }
@@ -88,6 +88,12 @@ impl Host {
             self.ended(now, instance, index);
         }
         ended
+    }
+
+    /// The processes that have ended since this was asked. Their cgroups and folders go as they are dropped, which takes time: not while
+    /// others wait for the host.
+    pub fn take_gone(&mut self) -> Vec<HookedProcess> {
+        core::mem::take(&mut self.gone)
     }
 
     /// A process could not be started, or its trials gave nothing.
@@ -113,7 +119,7 @@ impl Host {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         if let Some(process) = known.processes.get_mut(index) {
             process.ended = true;
-            process.process = None;
+            self.gone.extend(process.process.take());
         }
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
         let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
