@@ -13,7 +13,7 @@ pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Calls `run` for every seed, on so many threads, and `take` with each result, by seed and on this thread, until it breaks.
+/// Calls `run` for every seed, on `threads` threads, and `take` with each result, by seed and on this thread, until it breaks.
 pub fn in_order<T: Send, B>(
     threads: usize,
     seeds: Range<u64>,

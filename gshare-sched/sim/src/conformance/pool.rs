@@ -3,7 +3,7 @@
 //! # What is run
 //! The pool stands in the place of a platform: it is told what a world tells one, and the world's faults and its [`Book`] go with it.
 //! Devices are lost and come back, starts are refused, take long and die, callers give up, reports come late; besides, functions
-//! are removed and deployed anew, bounds change, reports come that are too old, and events that make no sense.
+//! are removed and deployed again, bounds change, reports come that are too old, and events that make no sense.
 //!
 //! # What is checked
 //! Everything that the book knows, and of the pool alone
@@ -38,7 +38,7 @@ pub struct PoolTrial {
     pub every: Duration,
     /// Whether things go wrong.
     pub faults: bool,
-    /// Half of it may pass after the last request until each has ended.
+    /// How long after the last request came each has ended.
     pub patience: Duration,
 }
 
@@ -76,7 +76,8 @@ pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome
         ready: None,
     };
     let (result, _) = world::story(&plan, seed, alone);
-    result.map_err(|failure| broken((KEEPS, failure.claim)))
+    let outcome = result.map_err(|failure| broken((KEEPS, failure.claim)))?;
+    log.is_unbroken().map_err(broken).map(|()| outcome)
 }
 
 impl PoolTrial {
