@@ -1,4 +1,4 @@
-//! Simulations of many seeds on all CPUs. Their results are handed on in the order of the seeds, so that what is printed, and which
+//! Simulations of many seeds at once. Their results are handed on in the order of the seeds, so that what is printed, and which
 //! seed is the first to fail, do not depend on how many CPUs there are.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ pub fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Calls `run` for every seed, on as many threads as there are CPUs, and `take` with each result, by seed and on this thread, until
-/// it breaks.
+/// Calls `run` for every seed, on `threads` threads, and `take` with each result, by seed and on this thread, until it breaks.
 pub fn in_order<T: Send, B>(
+    threads: usize,
     seeds: Range<u64>,
     run: impl Fn(u64) -> T + Sync,
     mut take: impl FnMut(u64, T) -> ControlFlow<B>,
@@ -23,7 +23,7 @@ pub fn in_order<T: Send, B>(
     let next = AtomicU64::new(seeds.start);
     thread::scope(|scope| {
         let (sender, results) = mpsc::channel();
-        for _ in 0..cpus() {
+        for _ in 0..threads.max(1) {
             let (sender, run, next, end) = (sender.clone(), &run, &next, seeds.end);
             scope.spawn(move || {
                 loop {
@@ -59,7 +59,7 @@ mod tests {
         let mut seen = Vec::new();
         let run =
             |seed: u64| (0..(seed * 7919) % 100_000).fold(seed, |hash, step| hash.rotate_left(5) ^ step);
-        let all = in_order(3..200, run, |seed, result| {
+        let all = in_order(7, 3..200, run, |seed, result| {
             seen.push((seed, result));
             ControlFlow::<()>::Continue(())
         });
@@ -71,6 +71,7 @@ mod tests {
     fn the_first_seed_that_breaks_is_the_last_that_is_taken() {
         let mut taken = Vec::new();
         let stop = in_order(
+            7,
             0..u64::MAX,
             |seed| seed % 10 >= 7,
             |seed, breaks| {

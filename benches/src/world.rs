@@ -11,8 +11,9 @@
 //! ```
 
 use crate::cases::{self, CaseRun};
+use crate::replay::aligned;
 use crate::replay::progress::Progress;
-use crate::seeds::in_order;
+use crate::seeds::{cpus, in_order};
 use anyhow::{Context, Result};
 use clap::Parser;
 use gshare_sim::scenario::{Case, Own, Scenario, Span};
@@ -157,7 +158,7 @@ fn run(options: &Options, case: Case, progress: &Progress) -> Result<CaseRun> {
         }
         Err(failure) => ControlFlow::Break((seed, failure)),
     };
-    let stopped = in_order(first..end, |seed| world::run(&plan, seed, || scenario.platform()), take);
+    let stopped = in_order(cpus(), first..end, |seed| world::run(&plan, seed, || scenario.platform()), take);
     if let ControlFlow::Break((seed, failure)) = stopped {
         eprintln!("\n{failure}\nagain: {}", options.again(seed, &name));
         std::process::exit(1);
@@ -245,15 +246,7 @@ fn table(functions: &[FunctionOutcome]) -> String {
         Value::Number(number) if number.is_f64() => format!("{:.1}", number.as_f64().unwrap_or_default()),
         other => other.to_string(),
     };
-    let mut lines = vec![COLUMNS.map(str::to_owned)];
-    lines.extend(functions.iter().map(figures).map(|row| COLUMNS.map(|name| cell(&row, name))));
-    let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-    let mut text = String::new();
-    for line in &lines {
-        let cells: Vec<_> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    let mut lines = vec![COLUMNS.map(str::to_owned).to_vec()];
+    lines.extend(functions.iter().map(figures).map(|row| COLUMNS.map(|name| cell(&row, name)).to_vec()));
+    aligned("", &lines)
 }

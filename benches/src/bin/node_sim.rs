@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use gshare_bench::replay::progress::Progress;
-use gshare_bench::seeds::in_order;
+use gshare_bench::seeds::{cpus, in_order};
 use gshare_core::{Duration, TokenScheduler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node::{self, Figures, NodeReport, Setup, ShareReport};
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
         progress.done();
         ControlFlow::Continue(())
     };
-    let stopped = in_order(options.first..last, |seed| run(seed, &setup, &options), take);
+    let stopped = in_order(cpus(), options.first..last, |seed| run(seed, &setup, &options), take);
     if let ControlFlow::Break((seed, error)) = stopped {
         eprintln!("{error}");
         eprintln!("again: node-sim --first {seed} --seeds 1 --error-max {}", options.error_max);

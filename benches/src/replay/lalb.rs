@@ -18,6 +18,7 @@ use gshare_core::request::{ModelProfile, RequestScheduler};
 use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
+use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
 use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use gshare_sim::scenario::Own;
 use serde::Deserialize;
@@ -59,7 +60,7 @@ pub struct Args {
     /// Rather find the largest rate (in steps of 20 per minute) at which the mean latency stays below 5 s
     #[arg(long)]
     sustainable: bool,
-    /// Invocations per minute, as in the Azure Functions trace of 2019: CSV with one row per function, counts in the columns
+    /// Invocations per minute, as in the Azure Functions trace of 2019: CSV with one row per `HashFunction`, counts in the columns
     /// named `1`, `2`, ... or `minute_1`, `minute_2`, ...; normalised to the rate
     #[arg(long)]
     trace: Option<PathBuf>,
@@ -128,9 +129,10 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
         let shares = match &args.trace {
             None => zipf(ws, args.skew, scenario.minutes),
             Some(path) => {
-                let text =
-                    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-                trace(&text, ws, args.from_minute, scenario.minutes)?
+                let reading = || format!("reading {}", path.display());
+                let file = std::fs::File::open(path).with_context(reading)?;
+                let functions = read_azure_counts(std::io::BufReader::new(file)).with_context(reading)?;
+                trace(&functions, ws, args.from_minute, scenario.minutes)?
             }
         };
         if args.sustainable {
@@ -297,32 +299,14 @@ pub(super) fn zipf(ws: usize, skew: f64, minutes: usize) -> Vec<Vec<f64>> {
 }
 
 /// Shares of the functions of a trace that are invoked most in these minutes.
-fn trace(text: &str, ws: usize, from: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().context("the trace is empty")?.split(',').collect();
-    let columns: Result<Vec<usize>> = (from..from.saturating_add(minutes))
-        .map(|minute| {
-            let plain = minute.to_string();
-            let is = |name: &str| name.strip_prefix("minute_").unwrap_or(name) == plain;
-            let found = header.iter().position(|name| is(name.trim()));
-            found.ok_or_else(|| anyhow!("the trace has no column `{minute}` or `minute_{minute}`"))
-        })
-        .collect();
-    let columns = columns?;
-    let mut functions: Vec<Vec<f64>> = Vec::new();
-    for (number, line) in lines.enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let cells: Vec<&str> = line.split(',').collect();
-        let counts: Result<Vec<f64>> = columns
-            .iter()
-            .map(|column| {
-                let cell = cells.get(*column).map_or("", |cell| cell.trim());
-                let count: u32 =
-                    cell.parse().with_context(|| format!("line {}: `{cell}` is no count", number + 2))?;
-                Ok(f64::from(count))
-            })
-            .collect();
-        functions.push(counts?);
-    }
+fn trace(functions: &[FunctionCounts], ws: usize, from: usize, minutes: usize) -> Result<Vec<Vec<f64>>> {
+    let window = |one: &FunctionCounts| -> Option<Vec<f64>> {
+        let counts = one.counts.get(from.checked_sub(1)?..)?.get(..minutes)?;
+        Some(counts.iter().map(|&count| f64::from(count)).collect())
+    };
+    let functions: Option<Vec<Vec<f64>>> = functions.iter().map(window).collect();
+    let mut functions =
+        functions.with_context(|| format!("the trace does not have {minutes} minutes from {from} on"))?;
     functions.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum::<f64>()));
     functions.truncate(ws);
     ensure!(functions.len() == ws, "the trace has {} functions, not {ws}", functions.len());

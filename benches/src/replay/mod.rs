@@ -25,11 +25,11 @@ pub mod store_memory;
 
 pub use cli::main;
 
+use crate::seeds::in_order;
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::ControlFlow;
 
 /// What a replay found, beside what the paper printed.
 #[derive(Debug, Serialize)]
@@ -84,30 +84,23 @@ pub fn in_parallel<T: Send>(
     jobs: usize,
     job: impl Fn(usize) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let (next, progress) = (AtomicUsize::new(0), progress::Progress::new(jobs));
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= jobs {
-                return done;
-            }
-            let answer = job(number);
-            progress.done();
-            if answer.is_err() {
-                // Those before it are done or under way, so it is known which failed first.
-                next.store(jobs, Ordering::Relaxed);
-            }
-            done.push((number, answer));
-        }
+    let (progress, mut answers) = (progress::Progress::new(jobs), Vec::with_capacity(jobs));
+    let run = |number: u64| {
+        let answer = job(usize::try_from(number)?);
+        progress.done();
+        answer
     };
-    let mut done: Vec<_> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        let joined = workers.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        joined.flatten().collect()
-    });
-    done.sort_by_key(|(number, _)| *number);
-    done.into_iter().map(|(_, answer)| answer).collect()
+    let take = |_, answer: Result<T>| match answer {
+        Ok(answer) => {
+            answers.push(answer);
+            ControlFlow::Continue(())
+        }
+        Err(error) => ControlFlow::Break(error),
+    };
+    match in_order(threads, 0..u64::try_from(jobs)?, run, take) {
+        ControlFlow::Continue(()) => Ok(answers),
+        ControlFlow::Break(error) => Err(error),
+    }
 }
 
 /// The mean of some numbers; not a number without any.
@@ -201,22 +194,20 @@ fn csv(rows: &[Map<String, Value>]) -> String {
 
 pub(crate) fn columns(rows: &[Map<String, Value>]) -> String {
     let keys = keys(rows);
-    let mut text = String::new();
-    let widths: Vec<usize> = keys
-        .iter()
-        .map(|key| {
-            rows.iter().map(|row| cell(row, key).chars().count()).chain([key.len()]).max().unwrap_or(0)
-        })
-        .collect();
-    let line = |cells: Vec<String>| {
+    let mut lines = vec![keys.iter().map(|key| (*key).clone()).collect()];
+    lines.extend(rows.iter().map(|row| keys.iter().map(|key| cell(row, key)).collect()));
+    aligned("  ", &lines)
+}
+
+/// Lines of as many cells each, those of a column as wide as its widest.
+pub(crate) fn aligned(indent: &str, lines: &[Vec<String>]) -> String {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..lines.first().map_or(0, Vec::len)).map(width).collect();
+    let line = |cells: &Vec<String>| {
         let cells = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+        format!("{indent}{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
-    text.push_str(&line(keys.iter().map(|key| (*key).clone()).collect()));
-    for row in rows {
-        text.push_str(&line(keys.iter().map(|key| cell(row, key)).collect()));
-    }
-    text
+    lines.iter().map(line).collect()
 }
 
 #[cfg(test)]

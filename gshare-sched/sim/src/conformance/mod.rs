@@ -39,7 +39,7 @@ pub use horizontal::horizontal_scaler;
 pub use order::queue_order;
 pub use packer::{Shares, packer, packer_ext};
 pub use pipelines::pipelines;
-pub use pool::{PoolReport, PoolTrial, pool};
+pub use pool::{PoolTrial, pool};
 pub use requests::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};
 pub use story::Story;

@@ -82,6 +82,11 @@ impl Log {
         claim(hash(self) == hash(again), "the same events give the same actions", || "they did not".into())
     }
 
+    /// Notes a claim that an engine was seen to break; the first one counts.
+    pub(super) fn breaks(&self, broken: Broken) {
+        self.lines().broken.get_or_insert(broken);
+    }
+
     /// Breaks the claim that an engine was seen to break first.
     pub(super) fn is_unbroken(&self) -> Result<(), Broken> {
         self.lines().broken.clone().map_or(Ok(()), Err)
@@ -141,11 +146,11 @@ where
                 self.log.note(&now, &format!("{told} -> refused: {error}"));
                 if actions.len() != before {
                     let wrong = "the event was refused and the list of actions changed".to_owned();
-                    self.log.lines().broken.get_or_insert(("an error changes nothing", wrong));
+                    self.log.breaks(("an error changes nothing", wrong));
                 }
                 if self.accepts {
                     let wrong = format!("{told}: {error}");
-                    self.log.lines().broken.get_or_insert(("no event that may come is refused", wrong));
+                    self.log.breaks(("no event that may come is refused", wrong));
                 }
             }
         }

@@ -15,7 +15,7 @@
 //! A claim that was never put to the test counts as a failure of the suite.
 
 use crate::rng::Rng;
-use crate::token::check::{self, Checker, bounded_wait::BoundedWait, request_met::RequestMet};
+use crate::token::check::{self, Check, bounded_wait::BoundedWait, request_met::RequestMet};
 use crate::token::drive::Driver;
 use crate::token::keen::Keen;
 use crate::token::ops::{TokenOp, World};
@@ -135,14 +135,14 @@ pub fn token_scheduler(
 type Scene = fn(&mut Driver, &Conformance) -> Result<(), Violation>;
 
 fn driver(make: &dyn Fn() -> Box<dyn TokenScheduler>, profile: &Conformance, keen: bool) -> Driver {
-    let mut checkers = check::always();
+    let mut checks = check::always();
     if keen && profile.meets_requests {
-        checkers.push(Box::new(RequestMet::new(Duration::ZERO)) as Box<dyn Checker>);
+        checks.push(Check::new("request met", RequestMet::new(Duration::ZERO)));
     }
     if keen && profile.bounds_waits {
-        checkers.push(Box::new(BoundedWait::default()));
+        checks.push(Check::new("bounded wait", BoundedWait::default()));
     }
-    Driver::new(make(), profile.terms, checkers)
+    Driver::new(make(), profile.terms, checks)
 }
 
 /// Runs 1 to 3.

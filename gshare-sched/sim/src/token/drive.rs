@@ -1,6 +1,6 @@
 //! Calling a scheduler under audit.
 
-use super::check::Checker;
+use super::check::Check;
 use super::{Audit, Book, Terms, Violation};
 use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler};
@@ -19,8 +19,8 @@ pub struct Driver {
 
 impl Driver {
     /// Drives a scheduler that has no clients yet, from the epoch on.
-    pub fn new(scheduler: Box<dyn TokenScheduler>, terms: Terms, checkers: Vec<Box<dyn Checker>>) -> Self {
-        Self { scheduler, audit: Audit::new(terms, checkers), now: Timestamp::ZERO, actions: Vec::new() }
+    pub fn new(scheduler: Box<dyn TokenScheduler>, terms: Terms, checks: Vec<Check>) -> Self {
+        Self { scheduler, audit: Audit::new(terms, checks), now: Timestamp::ZERO, actions: Vec::new() }
     }
 
     /// The time of the last call.

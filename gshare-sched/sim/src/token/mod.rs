@@ -428,7 +428,7 @@ crate::debug_as_text::debug_as_text!(Violation);
 #[derive(Debug)]
 pub struct Audit {
     book: Book,
-    checkers: Vec<Box<dyn check::Checker>>,
+    checks: Vec<check::Check>,
     timeline: Timeline,
     hash: LogHash,
     calls: u64,
@@ -436,14 +436,9 @@ pub struct Audit {
 
 impl Audit {
     /// An audit by these checkers, over a scheduler that has no clients yet.
-    pub fn new(terms: Terms, checkers: Vec<Box<dyn check::Checker>>) -> Self {
-        Self {
-            book: Book::new(terms),
-            checkers,
-            timeline: Timeline::new(),
-            hash: LogHash::default(),
-            calls: 0,
-        }
+    pub fn new(terms: Terms, checks: Vec<check::Check>) -> Self {
+        let (book, timeline, hash) = (Book::new(terms), Timeline::new(), LogHash::default());
+        Self { book, checks, timeline, hash, calls: 0 }
     }
 
     /// The book.
@@ -458,7 +453,7 @@ impl Audit {
 
     /// How often each checker's claim was put to the test, by name.
     pub fn tested(&self) -> Vec<(&'static str, u64)> {
-        self.checkers.iter().map(|checker| (checker.name(), checker.tested())).collect()
+        self.checks.iter().map(|check| (check.name, check.tested)).collect()
     }
 
     /// Number of calls seen.
@@ -502,21 +497,29 @@ impl Audit {
         let overdue = overdue.iter().map(|action| Change::Action(*action));
         let rest = rest.iter().map(|action| Change::Action(*action));
         for change in overdue.chain([Change::Event(event)]).chain(rest) {
-            for index in 0..self.checkers.len() {
-                let result = self.checkers[index].before(&self.book, now, change);
-                result.map_err(|message| self.violation(self.checkers[index].name(), now, message))?;
-            }
+            self.ask(now, |checker, book| checker.before(book, now, change))?;
             self.book
                 .write(now, change)
                 .map_err(|message| self.violation("life of a lease", now, message))?;
-            for index in 0..self.checkers.len() {
-                let result = self.checkers[index].after(&self.book, now, change);
-                result.map_err(|message| self.violation(self.checkers[index].name(), now, message))?;
-            }
+            self.ask(now, |checker, book| checker.after(book, now, change))?;
         }
-        for index in 0..self.checkers.len() {
-            let result = self.checkers[index].settled(&self.book, now, scheduler);
-            result.map_err(|message| self.violation(self.checkers[index].name(), now, message))?;
+        self.ask(now, |checker, book| checker.settled(book, now, scheduler))
+    }
+
+    /// Asks every checker.
+    fn ask(
+        &mut self,
+        now: Timestamp,
+        ask: impl Fn(&mut dyn check::Checker, &Book) -> Result<u64, String>,
+    ) -> Result<(), Violation> {
+        for check in &mut self.checks {
+            match ask(&mut *check.checker, &self.book) {
+                Ok(tested) => check.tested += tested,
+                Err(message) => {
+                    let name = check.name;
+                    return Err(self.violation(name, now, message));
+                }
+            }
         }
         Ok(())
     }

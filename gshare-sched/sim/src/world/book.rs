@@ -44,8 +44,8 @@ pub fn room(work: &Work, profile: Option<&ProfileTable>, parts: &[Part]) -> usiz
 }
 
 #[derive(Debug)]
-struct Device {
-    spec: DeviceSpec,
+pub(crate) struct Device {
+    pub(crate) spec: DeviceSpec,
     regime: Regime,
     /// Guaranteed area of what has parts on it, of 10^8.
     area: u64,
@@ -68,33 +68,33 @@ struct Slice {
 }
 
 #[derive(Debug)]
-struct Instance {
-    function: FunctionId,
-    parts: Vec<Part>,
+pub(crate) struct Instance {
+    pub(crate) function: FunctionId,
+    pub(crate) parts: Vec<Part>,
     life: Life,
     /// Whether its parts take what they say of their devices.
-    placed: bool,
+    pub(crate) placed: bool,
     /// A `Park` or `Unpark` that is not answered.
-    moving: bool,
+    pub(crate) moving: bool,
     room: usize,
-    requests: Vec<RequestId>,
-    /// When it was started, and when it could serve first.
-    ready: Option<Timestamp>,
+    pub(crate) requests: Vec<RequestId>,
+    /// When it could serve first.
+    pub(crate) ready: Option<Timestamp>,
     /// When its parts were placed.
     since: Timestamp,
 }
 
 #[derive(Debug)]
-struct Request {
-    function: FunctionId,
+pub(crate) struct Request {
+    pub(crate) function: FunctionId,
     arrived: Timestamp,
     deadline: Option<Timestamp>,
-    on: Option<InstanceId>,
+    pub(crate) on: Option<InstanceId>,
     cancelled: bool,
 }
 
 #[derive(Debug)]
-struct Function {
+pub(crate) struct Function {
     work: Work,
     profile: Option<ProfileTable>,
     tenant: TenantId,
@@ -103,7 +103,8 @@ struct Function {
     devices: u32,
     slo: Option<Duration>,
     max_instances: u32,
-    instances: u32,
+    /// Those that start, are ready or parked.
+    pub(crate) instances: u32,
     removed: bool,
     held: Area,
     outcome: FunctionOutcome,
@@ -112,11 +113,11 @@ struct Function {
 /// The promises that hold between a platform and its host, kept independently of both.
 #[derive(Debug, Default)]
 pub struct Book {
-    devices: BTreeMap<GpuId, Device>,
-    functions: BTreeMap<FunctionId, Function>,
-    instances: BTreeMap<InstanceId, Instance>,
-    names: BTreeSet<InstanceId>,
-    requests: BTreeMap<RequestId, Request>,
+    pub(crate) devices: BTreeMap<GpuId, Device>,
+    pub(crate) functions: BTreeMap<FunctionId, Function>,
+    pub(crate) instances: BTreeMap<InstanceId, Instance>,
+    pub(crate) names: BTreeSet<InstanceId>,
+    pub(crate) requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
     /// From when to when devices and slices were held, if that is to be recorded.
     pub(super) spans: Option<Spans>,
@@ -151,7 +152,7 @@ impl Book {
                     Work::Inference { profile } => profile.clone(),
                     _ => None,
                 };
-                let entry = Function {
+                let mut entry = Function {
                     work: spec.work.clone(),
                     profile,
                     tenant: spec.tenant,
@@ -164,6 +165,10 @@ impl Book {
                     held: 0,
                     outcome,
                 };
+                // One that was removed goes on with its counts.
+                if let Some(before) = self.functions.remove(function) {
+                    (entry.outcome, entry.held) = (before.outcome, before.held);
+                }
                 self.functions.insert(*function, entry);
             }
             PlatformEvent::BoundsChanged { function, max_instances, .. } => {
@@ -566,7 +571,7 @@ impl Book {
         if let Some(on) = asked.on {
             return Err(format!("{request} is dispatched to {id}, but it runs on {on}"));
         }
-        if asked.deadline.is_some_and(|deadline| now > deadline) {
+        if asked.deadline.is_some_and(|deadline| now >= deadline) {
             return Err(format!("{request} is dispatched after its deadline"));
         }
         let Some(found) = self.instances.get_mut(&id) else {

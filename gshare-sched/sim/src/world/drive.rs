@@ -4,7 +4,7 @@ use super::book::Book;
 use super::faults::Fault;
 use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, Sample, device_time, name_of};
-use super::run_plan::{Depth, Load, Plan};
+use super::run_plan::{Change, Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
@@ -90,6 +90,7 @@ enum Happening {
     Answers(RequestId, InstanceId, Duration),
     Profiled(usize),
     Goes(Fault),
+    Changes(usize),
     Returns(GpuId),
     Says(InstanceId, RequestId, Duration),
     Samples,
@@ -104,6 +105,8 @@ struct World<'a, E> {
     queue: EventQueue<Happening>,
     floor: Floor<'a>,
     bodies: BTreeMap<InstanceId, Body>,
+    /// Whether each function is deployed.
+    live: Vec<bool>,
     /// Arrivals of each function, and what they are drawn from.
     arrivals: Vec<Option<(Arrivals, Rng)>>,
     /// Whether any of them is a closed loop.
@@ -150,6 +153,7 @@ where
             queue: EventQueue::new(),
             floor,
             bodies: BTreeMap::new(),
+            live: vec![false; plan.functions.len()],
             closed: arrivals.iter().flatten().any(|(process, _)| process.is_closed_loop()),
             arrivals,
             requests: 0,
@@ -188,7 +192,7 @@ where
         self.until(end.saturating_add(settle), |world| world.book.quiet().is_ok())?;
         self.book.quiet().map_err(|left| format!("{settle} after load and faults have ended, {left}"))?;
         for function in 0..self.plan.functions.len() {
-            self.tell(PlatformEvent::FunctionRemoved { function: number(function) })?;
+            self.change(function, Change::Removed)?;
         }
         self.until(self.now.saturating_add(settle), |world| world.book.empty().is_ok())?;
         self.book.empty().map_err(|left| format!("{settle} after all functions were removed, {left}"))?;
@@ -230,8 +234,7 @@ where
             self.found(GpuId::new(u32::try_from(gpu).unwrap_or(u32::MAX)))?;
         }
         for (index, function) in plan.functions.iter().enumerate() {
-            let spec = Box::new(function.spec.clone());
-            self.tell(PlatformEvent::FunctionDeployed { function: number(index), spec })?;
+            self.change(index, Change::Deployed)?;
             let closed = self.arrivals[index].as_ref().is_some_and(|(process, _)| process.is_closed_loop());
             let clients = if closed { function.clients } else { 1 };
             for _ in 0..clients {
@@ -244,7 +247,30 @@ where
         for fault in Fault::ALL {
             self.schedule_fault(fault);
         }
+        for (index, (after, ..)) in plan.changes.iter().enumerate() {
+            self.queue.schedule(self.now + *after, Happening::Changes(index));
+        }
         Ok(())
+    }
+
+    fn change(&mut self, index: usize, change: Change) -> Result<(), String> {
+        let Some(live) = self.live.get_mut(index) else { return Ok(()) };
+        let function = number(index);
+        match (change, *live) {
+            (Change::Removed, true) => {
+                *live = false;
+                self.tell(PlatformEvent::FunctionRemoved { function })
+            }
+            (Change::Deployed, false) => {
+                *live = true;
+                let spec = Box::new(self.plan.functions[index].spec.clone());
+                self.tell(PlatformEvent::FunctionDeployed { function, spec })
+            }
+            (Change::Bounds(min_instances, max_instances), true) => {
+                self.tell(PlatformEvent::BoundsChanged { function, min_instances, max_instances })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Goes on until a time, or until `done` says so; that is asked whenever time moves on.
@@ -304,8 +330,12 @@ where
             Happening::Arrives(function) => {
                 let closed =
                     self.arrivals[function].as_ref().is_some_and(|(process, _)| process.is_closed_loop());
-                if !closed {
+                let live = self.live[function];
+                if !closed || !live {
                     self.schedule_arrival(function, self.now);
+                }
+                if !live {
+                    return Ok(());
                 }
                 let request = RequestId::new(self.requests);
                 self.requests += 1;
@@ -347,6 +377,15 @@ where
             Happening::Goes(fault) => {
                 self.schedule_fault(fault);
                 self.goes(fault)
+            }
+            Happening::Changes(index) => {
+                let (_, function, change) = self.plan.changes[index];
+                let here = self.book.instances.values().any(|one| one.function.index() == function);
+                if change == Change::Deployed && here {
+                    self.queue.schedule(self.now + Duration::from_secs(1), happening);
+                    return Ok(());
+                }
+                self.change(function, change)
             }
             Happening::Returns(gpu) => self.found(gpu),
             Happening::Says(id, request, took) => self.say(id, Happening::Answers(request, id, took)),

@@ -29,9 +29,9 @@
 //! GPU time that was used is what kernels took.
 //!
 //! # Faults
-//! See [`Fault`]. At the depth of kernels daemons are killed and stopped besides, processes are stopped, frames come late and clocks
-//! are set back. A platform is told late, and then believes what is no longer so: the book goes by what it was told, the
-//! devices by what is there.
+//! See [`Fault`], and [`Change`] for functions that are removed, deployed again or bounded otherwise while load comes. At the depth
+//! of kernels daemons are killed and stopped besides, processes are stopped, frames come late and clocks are set back. A platform is
+//! told late, and then believes what is no longer so: the book goes by what it was told, the devices by what is there.
 //!
 //! # The end
 //! Load and faults come for the plan's length. Within its `settle` everything has to be quiet then: no request is left, no
@@ -90,11 +90,12 @@ mod tenants;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use book::Device;
 pub use book::{Book, room};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};
-pub use run_plan::{Depth, Function, Load, Plan};
+pub use run_plan::{Change, Depth, Function, Load, Plan};
 
 #[cfg(doc)]
 use gshare_core::platform::{PlatformAction, PlatformEvent};

@@ -91,6 +91,18 @@ impl Function {
     }
 }
 
+/// A change of a function while load comes. One that is removed already, or deployed, is left as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// The function is removed, and not called until it is deployed again.
+    Removed,
+    /// The function is deployed again, once its instances are gone.
+    Deployed,
+    /// The function has another fewest and most number of instances.
+    Bounds(u32, u32),
+}
+
 /// A run, but for its seed and its engine.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -103,6 +115,8 @@ pub struct Plan {
     pub tenants: Vec<(TenantId, TenantLimits)>,
     /// The faults of the run.
     pub faults: Faults,
+    /// Changes of functions: when, the number of the function, and what. None by default.
+    pub changes: Vec<(Duration, usize, Change)>,
     /// Requests and faults come for this time.
     pub length: Duration,
     /// Times of starts and requests are off by up to this much, in per cent; at most 100.
@@ -144,6 +158,7 @@ impl Plan {
             functions,
             tenants: Vec::new(),
             faults: Faults::default(),
+            changes: Vec::new(),
             length,
             jitter: 10,
             settle: Duration::from_secs(600),

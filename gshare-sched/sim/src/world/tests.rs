@@ -1,6 +1,6 @@
 //! World around a platform of one queue and one instance for each function, whole and broken on purpose.
 
-use super::{Fault, Function, Outcome, Plan, run};
+use super::{Change, Fault, Function, Outcome, Plan, run};
 use crate::arrivals::Arrivals;
 use gshare_core::dag::ComponentSet;
 use gshare_core::platform::{
@@ -313,6 +313,26 @@ fn each_broken_platform_is_found_out_with_a_story() {
     found(Bug::NeverStops, "after all functions were removed, instance");
     found(Bug::Refuses, "the platform refused what it was told");
     found(Bug::Spins, "again and again");
+}
+
+/// A function is removed for ten seconds: no request comes then, and its counts go on afterwards.
+#[test]
+fn a_function_that_was_removed_is_not_called_until_it_is_deployed_again() {
+    let mut plan = plan();
+    plan.record = true;
+    let at = Duration::from_secs;
+    plan.changes =
+        vec![(at(30), 1, Change::Removed), (at(35), 1, Change::Removed), (at(40), 1, Change::Deployed)];
+    let outcome = run(&plan, 5, || Ok(OneQueue::new(2, None))).unwrap();
+    let ends = outcome.record.unwrap().ends;
+    let came = |from: u64, to: u64, function: u32| {
+        let within = Timestamp::from_millis(from)..Timestamp::from_millis(to);
+        ends.iter().filter(|end| end.function.number() == function && within.contains(&end.arrived)).count()
+    };
+    assert_eq!(came(30_000, 40_000, 1), 0);
+    assert!(came(0, 30_000, 1) > 60 && came(42_000, 72_000, 1) > 60 && came(30_000, 40_000, 2) > 10);
+    let of = &outcome.functions[1];
+    assert_eq!(of.requests, came(0, 120_000, 1) as u64, "those before count too");
 }
 
 #[test]

@@ -225,8 +225,14 @@ impl SlicedPool {
             RouteAction::Dispatch { request, instance } => self.dispatch(request, instance, actions),
             RouteAction::Reject { request: ticket, reason } => {
                 if let Some(request) = self.tickets.holder(ticket) {
-                    self.tickets.remove(request);
-                    let reason = rejection(reason);
+                    let deadline = self.tickets.remove(request).and_then(|held| held.deadline);
+                    let reason = match rejection(reason) {
+                        // The router means the SLO where the caller set no deadline, or a later one.
+                        Rejection::DeadlineMissed if deadline.is_none_or(|at| at > self.now) => {
+                            Rejection::WouldBeLate
+                        }
+                        reason => reason,
+                    };
                     actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
                 }
             }

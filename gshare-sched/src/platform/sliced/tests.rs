@@ -1,6 +1,7 @@
 //! The mappings one by one, with a host that answers as the test says.
 
 use super::*;
+use crate::pipeline::Late;
 use crate::platform::testing::{self, dispatch, park, reject};
 use gshare_core::Quota;
 use gshare_core::dag::Component;
@@ -103,6 +104,18 @@ fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
     assert_eq!(host.report(1, InstanceReport::Ready), [park(0)]);
     let come = host.report(0, InstanceReport::Gone);
     assert!(is_unpark(&come, 1), "{come:?}");
+}
+
+#[test]
+fn a_request_that_misses_its_slo_and_has_no_deadline_is_rejected_as_late() {
+    let router = RouterSettings::Slack(RouterConfig::default().with_late(Late::Reject));
+    let pool = SlicedPool::with_config(SlicedConfig::default().with_router(router)).unwrap();
+    let mut host = Host { pool, now: 0 };
+    host.join(0, 0, &["2g.20gb"]);
+    host.add(0, chain(2, 6).with_slo(Duration::from_millis(500)));
+    host.arrive(0, 0, None);
+    host.now = 500;
+    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::WouldBeLate)]);
 }
 
 #[test]

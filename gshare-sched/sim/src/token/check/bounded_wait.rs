@@ -27,24 +27,15 @@ use std::collections::BTreeMap;
 pub struct BoundedWait {
     since: BTreeMap<ClientId, Timestamp>,
     advance: Advance,
-    tested: u64,
 }
 
 impl Checker for BoundedWait {
-    fn name(&self) -> &'static str {
-        "bounded wait"
-    }
-
-    fn tested(&self) -> u64 {
-        self.tested
-    }
-
-    fn before(&mut self, book: &Book, now: Timestamp, _change: Change) -> Result<(), String> {
+    fn before(&mut self, book: &Book, now: Timestamp, _change: Change) -> Result<u64, String> {
         self.advance.roll(book, now);
-        Ok(())
+        Ok(0)
     }
 
-    fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
+    fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<u64, String> {
         match change {
             Change::Action(TokenAction::Grant { client, .. })
             | Change::Event(TokenEvent::ClientLeft { client }) => {
@@ -62,7 +53,7 @@ impl Checker for BoundedWait {
             }
             Change::Event(_) | Change::Action(_) => {}
         }
-        Ok(())
+        Ok(0)
     }
 
     fn settled(
@@ -70,8 +61,8 @@ impl Checker for BoundedWait {
         book: &Book,
         now: Timestamp,
         _scheduler: &dyn TokenScheduler,
-    ) -> Result<(), String> {
-        let terms = book.terms();
+    ) -> Result<u64, String> {
+        let (terms, mut tested) = (book.terms(), 0);
         for (id, client) in book.clients() {
             let windows = client.account.windows();
             let window = windows.index(now);
@@ -86,7 +77,7 @@ impl Checker for BoundedWait {
                 continue;
             }
             let waited = now.saturating_since(*self.since.entry(id).or_insert(now));
-            self.tested += 1;
+            tested += 1;
             let others = book.on(client.gpu).count() as u64 - 1;
             let bound = terms
                 .max_token
@@ -100,6 +91,6 @@ impl Checker for BoundedWait {
                 ));
             }
         }
-        Ok(())
+        Ok(tested)
     }
 }

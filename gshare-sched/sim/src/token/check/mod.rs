@@ -26,22 +26,16 @@ use super::{Book, Change};
 use core::fmt::Debug;
 use gshare_core::{Timestamp, TokenScheduler};
 
-/// Something that must hold at every instant. All methods but the name have empty defaults.
+/// Something that must hold at every instant. All methods have empty defaults, and answer how often they put the claim to the test.
 pub trait Checker: Debug + Send {
-    /// Its name in a report.
-    fn name(&self) -> &'static str;
-
-    /// How often its claim was put to the test: a claim that never was has not been shown.
-    fn tested(&self) -> u64;
-
     /// A change is about to be written into the book.
-    fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<(), String> {
-        Ok(())
+    fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<u64, String> {
+        Ok(0)
     }
 
     /// A change was written into the book.
-    fn after(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<(), String> {
-        Ok(())
+    fn after(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<u64, String> {
+        Ok(0)
     }
 
     /// A call is over.
@@ -50,18 +44,35 @@ pub trait Checker: Debug + Send {
         _book: &Book,
         _now: Timestamp,
         _scheduler: &dyn TokenScheduler,
-    ) -> Result<(), String> {
-        Ok(())
+    ) -> Result<u64, String> {
+        Ok(0)
+    }
+}
+
+/// A checker at work.
+#[derive(Debug)]
+pub struct Check {
+    /// Its name in a report.
+    pub(super) name: &'static str,
+    /// How often its claim was put to the test: a claim that never was has not been shown.
+    pub(super) tested: u64,
+    pub(super) checker: Box<dyn Checker>,
+}
+
+impl Check {
+    /// A checker that has seen nothing.
+    pub fn new(name: &'static str, checker: impl Checker + 'static) -> Self {
+        Self { name, tested: 0, checker: Box::new(checker) }
     }
 }
 
 /// All checkers that hold for every scheduler of tokens, no matter what its clients do.
-pub fn always() -> Vec<Box<dyn Checker>> {
+pub fn always() -> Vec<Check> {
     vec![
-        Box::new(sm_sum::SmSum::default()),
-        Box::new(quota_window::QuotaWindow::default()),
-        Box::new(throttle::Throttle::default()),
-        Box::new(work_conservation::WorkConservation::default()),
-        Box::new(ledger::Ledger::default()),
+        Check::new("sum of SMs", sm_sum::SmSum),
+        Check::new("quota of a window", quota_window::QuotaWindow),
+        Check::new("throttle", throttle::Throttle::default()),
+        Check::new("work conservation", work_conservation::WorkConservation),
+        Check::new("ledger", ledger::Ledger),
     ]
 }

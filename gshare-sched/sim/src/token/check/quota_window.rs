@@ -15,27 +15,17 @@ use crate::token::{Book, Change};
 use gshare_core::{Timestamp, TokenAction};
 
 /// See the [module](self).
-#[derive(Debug, Default)]
-pub struct QuotaWindow {
-    tested: u64,
-}
+#[derive(Debug)]
+#[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
+pub struct QuotaWindow;
 
 impl Checker for QuotaWindow {
-    fn name(&self) -> &'static str {
-        "quota of a window"
-    }
-
-    fn tested(&self) -> u64 {
-        self.tested
-    }
-
-    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
-        let Change::Action(TokenAction::Grant { client, lease, budget, .. }) = change else { return Ok(()) };
-        let Some(entry) = book.client(client) else { return Ok(()) };
-        self.tested += 1;
+    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<u64, String> {
+        let Change::Action(TokenAction::Grant { client, lease, budget, .. }) = change else { return Ok(0) };
+        let Some(entry) = book.client(client) else { return Ok(0) };
         let remain = entry.account.remain_without(now, Some(lease), Bound::Least);
         if budget <= remain {
-            return Ok(());
+            return Ok(1);
         }
         let window = entry.account.windows().index(now);
         Err(format!(

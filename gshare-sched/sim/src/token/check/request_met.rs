@@ -31,7 +31,6 @@ pub struct RequestMet {
     /// By GPU: the window watched, and whether everybody behaved in it so far.
     gpus: BTreeMap<GpuId, Watch>,
     advance: Advance,
-    tested: u64,
 }
 
 #[derive(Debug)]
@@ -47,7 +46,7 @@ struct Watch {
 impl RequestMet {
     /// Requests are met but for `slack` in each window.
     pub fn new(slack: Duration) -> Self {
-        Self { slack, gpus: BTreeMap::new(), advance: Advance::default(), tested: 0 }
+        Self { slack, gpus: BTreeMap::new(), advance: Advance::default() }
     }
 
     /// Whether the GPU ran for this client all the time that it held the token.
@@ -55,8 +54,10 @@ impl RequestMet {
         now.saturating_since(held.since) <= used.saturating_add(self.slack)
     }
 
-    /// Closes the windows that ended by `now`; the book is as it was at their end, as nothing happened since.
-    fn roll(&mut self, book: &Book, now: Timestamp) -> Result<(), String> {
+    /// Closes the windows that ended by `now`; the book is as it was at their end, as nothing happened since. Answers of how many
+    /// clients the claim was put to the test.
+    fn roll(&mut self, book: &Book, now: Timestamp) -> Result<u64, String> {
+        let mut tested = 0;
         self.gpus.retain(|gpu, _| book.windows(*gpu).is_some());
         for gpu in book.gpus() {
             let Some(windows) = book.windows(gpu) else { continue };
@@ -66,7 +67,7 @@ impl RequestMet {
             }
             let Some(mut watch) = self.gpus.insert(gpu, open(book, gpu, windows, now)) else { continue };
             if watch.clean && watch.window + 1 == window {
-                self.close(book, windows, &mut watch)?;
+                tested += self.close(book, windows, &mut watch)?;
                 if let Some(next) = self.gpus.get_mut(&gpu) {
                     for (id, shortfall) in &mut next.keen {
                         *shortfall = watch.keen.get(id).copied().unwrap_or_default();
@@ -77,7 +78,7 @@ impl RequestMet {
             }
         }
         self.advance.roll(book, now);
-        Ok(())
+        Ok(tested)
     }
 
     /// A client that paused while it held its token is promised nothing in this window. Answers its GPU if it used more than its
@@ -100,11 +101,12 @@ impl RequestMet {
         (used > held.budget.saturating_add(self.slack)).then_some(entry.gpu)
     }
 
-    fn close(&mut self, book: &Book, windows: Windows, watch: &mut Watch) -> Result<(), String> {
+    fn close(&self, book: &Book, windows: Windows, watch: &mut Watch) -> Result<u64, String> {
+        let mut tested = 0;
         let allowed = if watch.paused { book.terms().max_token } else { Duration::ZERO };
         for (&id, shortfall) in &mut watch.keen {
             let Some(client) = book.client(id) else { continue };
-            self.tested += 1;
+            tested += 1;
             let request = client.share.quota.request().of(windows.length);
             let charged = client.account.charged(watch.window, Bound::Most);
             let had = charged.saturating_add(self.advance.of(id)).saturating_add(self.slack);
@@ -118,7 +120,7 @@ impl RequestMet {
                 ));
             }
         }
-        Ok(())
+        Ok(tested)
     }
 }
 
@@ -139,16 +141,8 @@ const fn wants(client: &Client) -> bool {
 }
 
 impl Checker for RequestMet {
-    fn name(&self) -> &'static str {
-        "request met"
-    }
-
-    fn tested(&self) -> u64 {
-        self.tested
-    }
-
-    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
-        self.roll(book, now)?;
+    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<u64, String> {
+        let tested = self.roll(book, now)?;
         let spoils = match change {
             Change::Event(TokenEvent::ClientJoined { gpu, .. }) => Some(gpu),
             Change::Event(TokenEvent::ShareChanged { client, .. } | TokenEvent::ClientLeft { client })
@@ -163,7 +157,7 @@ impl Checker for RequestMet {
         if let Some(watch) = spoils.and_then(|gpu| self.gpus.get_mut(&gpu)) {
             watch.clean = false;
         }
-        Ok(())
+        Ok(tested)
     }
 
     fn settled(
@@ -171,10 +165,10 @@ impl Checker for RequestMet {
         book: &Book,
         _now: Timestamp,
         _scheduler: &dyn TokenScheduler,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
         for watch in self.gpus.values_mut() {
             watch.keen.retain(|id, _| book.client(*id).is_some_and(wants));
         }
-        Ok(())
+        Ok(0)
     }
 }

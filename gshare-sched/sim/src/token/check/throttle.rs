@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct Throttle {
     until: BTreeMap<ClientId, Timestamp>,
-    tested: u64,
 }
 
 fn of_a_window_before(client: &Client, lease: LeaseId, now: Timestamp) -> bool {
@@ -26,15 +25,7 @@ fn of_a_window_before(client: &Client, lease: LeaseId, now: Timestamp) -> bool {
 }
 
 impl Checker for Throttle {
-    fn name(&self) -> &'static str {
-        "throttle"
-    }
-
-    fn tested(&self) -> u64 {
-        self.tested
-    }
-
-    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<(), String> {
+    fn before(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<u64, String> {
         match change {
             Change::Event(
                 TokenEvent::TokenReturned { client, lease, .. }
@@ -48,22 +39,21 @@ impl Checker for Throttle {
                     self.until
                         .retain(|other, _| book.client(*other).is_some_and(|other| other.gpu != entry.gpu));
                 }
-                Ok(())
+                Ok(0)
             }
             Change::Event(TokenEvent::ShareChanged { client, .. } | TokenEvent::ClientLeft { client }) => {
                 self.until.remove(&client);
-                Ok(())
+                Ok(0)
             }
             Change::Action(TokenAction::Grant { client, .. }) => match self.until.remove(&client) {
                 Some(until) if now < until => Err(format!(
                     "{client} was throttled until {until} and is granted at {now}; nothing changed"
                 )),
-                _ => Ok(()),
+                _ => Ok(0),
             },
             Change::Action(TokenAction::Throttle { client, until, .. }) => {
-                self.tested += 1;
                 self.until.insert(client, until);
-                let Some(entry) = book.client(client) else { return Ok(()) };
+                let Some(entry) = book.client(client) else { return Ok(0) };
                 let remain = entry.account.remain(now, Bound::Most);
                 if !remain.is_zero() {
                     return Err(format!("{client} is throttled, but {remain} remain of its limit"));
@@ -75,9 +65,9 @@ impl Checker for Throttle {
                         "{client} is throttled until {until}, where {kind} to {harsh} is right"
                     ));
                 }
-                Ok(())
+                Ok(1)
             }
-            Change::Event(_) => Ok(()),
+            Change::Event(_) => Ok(0),
         }
     }
 }

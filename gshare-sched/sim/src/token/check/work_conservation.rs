@@ -20,24 +20,19 @@ use crate::token::account::Bound;
 use gshare_core::{GpuId, Quota, SmShare, Timestamp, TokenScheduler};
 
 /// See the [module](self).
-#[derive(Debug, Default)]
-pub struct WorkConservation {
-    tested: u64,
-}
+#[derive(Debug)]
+#[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
+pub struct WorkConservation;
 
 impl Checker for WorkConservation {
-    fn name(&self) -> &'static str {
-        "work conservation"
-    }
-
-    fn tested(&self) -> u64 {
-        self.tested
-    }
-
-    fn settled(&mut self, book: &Book, now: Timestamp, scheduler: &dyn TokenScheduler) -> Result<(), String> {
-        self.tested += 1;
+    fn settled(
+        &mut self,
+        book: &Book,
+        now: Timestamp,
+        scheduler: &dyn TokenScheduler,
+    ) -> Result<u64, String> {
         book.gpus().into_iter().try_for_each(|gpu| on_gpu(book, now, gpu))?;
-        wakes_up(book, now, scheduler.next_deadline())
+        wakes_up(book, now, scheduler.next_deadline()).map(|()| 1)
     }
 }
 
