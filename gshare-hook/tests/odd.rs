@@ -129,13 +129,14 @@ fn contexts_made_before_the_first_launch_are_of_their_own_devices() {
     assert_eq!(served(&["made_before"]).0.attached.len(), 2);
 }
 
-/// The events of such work belong to another context than the current one. Work that is not measured is charged half a millisecond and more; a
-/// simulated device does this in no time.
+/// The events of such work belong to another context than the current one. A token whose work is not measured is charged half a
+/// millisecond and more; a simulated device does this in no time. Single tokens are charged a pause of a busy machine's CPU.
 #[test]
 fn work_for_a_stream_of_another_device_is_measured_there() {
     let (told, truth) = served(&["foreign_stream"]);
     assert!(told.launches > 0 && truth == 0, "{told:?} {truth}");
-    assert!(told.used_ns() <= 3_000_000, "{told:?}");
+    let little = told.used.values().filter(|used| **used < 500_000).count();
+    assert!(2 * little > told.used.len(), "{told:?}");
 }
 
 /// An event in the legacy stream waits for all streams, and they for it.
