@@ -337,7 +337,7 @@ async fn files_of_claims_that_are_over_are_swept_and_no_others() {
     api.lock().fail(format!("GET {CLAIM}"), 500, "InternalError");
     assert!(driver.sweep().await.is_err());
     assert_eq!(specs(&dir).len(), 2, "what is not known is not swept");
-    // Its pod is gone, or it was made again under its name, or is gone itself.
+    // The claim's pod is gone, or the claim was made again under its name, or is gone itself.
     let mut free = allocated();
     free.as_object_mut().unwrap().remove("status");
     let mut other = allocated();
@@ -421,7 +421,7 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
         "validRange": {"min": "1Mi", "max": "16384Mi", "step": "1Mi"}}});
     assert_eq!(device["capacity"]["memory"], memory);
 
-    // Of an older driver, or of another name of this one; and another client is faster.
+    // A slice of an older driver, or of another name of this one; and another client is faster.
     let old = format!("{SLICES}/stray");
     api.lock().put(&old, stray(DRIVER));
     api.lock().fail(format!("DELETE {old}"), 404, "NotFound");

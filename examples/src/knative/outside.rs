@@ -328,7 +328,7 @@ activator_request_concurrency{
     }
 
     proptest! {
-        /// Of any answer only numbers of requests are read.
+        /// Only numbers of requests are read, from any answer.
         #[test]
         fn what_is_read_are_numbers_of_requests(
             bytes in prop::collection::vec(any::<u8>(), 0..80),

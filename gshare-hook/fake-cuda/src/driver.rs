@@ -6,7 +6,8 @@
 //! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! Each file uses only those before it of: `visible`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
-//! ranges), `pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`, `symbols`.
+//! ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`,
+//! `symbols`.
 //!
 //! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
 //! while, so that a stale handle is an error and not a crash.
@@ -116,8 +117,8 @@ pub(crate) mod context;
 mod device;
 mod graph;
 mod memory;
+mod memory_pool;
 mod module;
-mod pool;
 mod registry;
 mod spans;
 mod stream;

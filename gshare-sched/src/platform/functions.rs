@@ -2,7 +2,7 @@
 
 use super::{
     BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
-    RequestId, Timestamp, choice,
+    RequestId, Timestamp, choice, gpu_time,
 };
 use gshare_core::platform::{FunctionSpec, Work};
 use gshare_core::profile::ProfileTable;
@@ -79,7 +79,7 @@ impl Function {
         };
         let at_best = || {
             let point = profile.most_effective(|_| true)?;
-            let second = Duration::from_secs(1).scaled(point.area(), 100_000_000);
+            let second = Duration::from_secs(1).scaled(point.area(), gpu_time::WHOLE);
             Some(second.scaled(1_000, point.throughput.as_milli()))
         };
         self.uses.or_else(at_best).unwrap_or_default()

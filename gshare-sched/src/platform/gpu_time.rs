@@ -7,7 +7,7 @@
 use gshare_core::{Duration, Timestamp};
 
 /// Area of a whole device: all of the time, in basis points, times all SMs.
-const WHOLE: u128 = 10_000 * 10_000;
+pub(super) const WHOLE: u64 = 10_000 * 10_000;
 
 /// The use of an instance's share by its requests.
 #[derive(Debug, Clone, Copy)]
@@ -24,8 +24,8 @@ impl GpuTime {
         Self { area, each: 0, counted_until: now }
     }
 
-    /// Counts up to now, for so many requests that the instance has had since the last call. The mark is that of a request
-    /// that comes now.
+    /// Counts up to now, for the number of requests that the instance has had since the last call. The mark is that of a
+    /// request that comes now.
     pub(super) fn count(&mut self, now: Timestamp, requests: usize) -> u128 {
         let passed = now.saturating_since(self.counted_until).as_nanos();
         self.counted_until = now;
@@ -35,7 +35,7 @@ impl GpuTime {
 
     /// The GPU time of a request between two marks.
     pub(super) fn between(from: u128, to: u128) -> Duration {
-        Duration::from_wide_nanos(to.saturating_sub(from) / WHOLE)
+        Duration::from_wide_nanos(to.saturating_sub(from) / u128::from(WHOLE))
     }
 }
 

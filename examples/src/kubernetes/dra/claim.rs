@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Where the hook is in a container.
 pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
-/// Where the hook finds its share in a container, no matter what becomes of the environment: beside itself.
+/// The file with a container's share, beside the hook, which reads it in any environment.
 const SHARE: &str = "/usr/lib/gshare/share.env";
 /// Where the daemon's socket is in a container, in a directory of its own.
 const SOCKET_DIR: &str = "/run/gshare";

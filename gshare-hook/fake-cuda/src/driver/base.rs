@@ -566,7 +566,7 @@ fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
 /// The kind of a context.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContextKind {
-    /// Its GPU's own.
+    /// The one context that each GPU has by itself.
     Primary,
     Created,
     /// Cut from the primary context, and not charged for.
@@ -644,7 +644,7 @@ impl Context {
         self.legacy.get().copied().ok_or(INVALID_CONTEXT)
     }
 
-    /// Where the context's events belong: its GPU, and its number, or 0 for a primary context and the green contexts cut from it.
+    /// The home of the context's events: its GPU, and its number, or 0 for a primary context and the green contexts cut from it.
     pub(crate) fn home(&self) -> (u32, u64) {
         (self.device.gpu, if self.kind == ContextKind::Created { self.id } else { 0 })
     }

@@ -17,7 +17,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Res<u64>
 /// Charges bytes; before it says that there are none, it trims this process's pools.
 pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
     let charged = device.charge(kind, bytes);
-    if charged.is_err() && pool::trim_all(device.gpu)? > 0 {
+    if charged.is_err() && memory_pool::trim_all(device.gpu)? > 0 {
         return Ok(device.charge(kind, bytes)?);
     }
     Ok(charged?)
@@ -27,7 +27,7 @@ pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
     match driver.memory().at(address)?.what {
-        What::Pooled(_) => pool::free(address),
+        What::Pooled(_) => memory_pool::free(address),
         What::Charged(kind) => {
             let charged = |a: &Alloc| matches!(a.what, What::Charged(_));
             let alloc = driver.memory().remove(address, charged).ok_or(INVALID_VALUE)?;

@@ -39,7 +39,7 @@ pub(crate) struct Function {
     module: Ref<Module>,
     pub(crate) named: Named,
     shape: Shape,
-    /// What a program may set, by number of `CUfunction_attribute`.
+    /// Attributes that a program may set, by number of `CUfunction_attribute`.
     attributes: [AtomicI32; 16],
     /// For cuFuncSetBlockShape and cuLaunch.
     block: Mutex<[u32; 3]>,

@@ -239,7 +239,7 @@ impl Registry {
         what.is_some_and(|what| std::mem::replace(what, What::InGraph(in_use)) == What::InGraph(!in_use))
     }
 
-    /// Where the allocations are that `which` picks.
+    /// The addresses of the allocations that `which` picks.
     pub(crate) fn places(&self, which: impl Fn(&Alloc) -> bool) -> Vec<u64> {
         lock(&self.0).live.values().filter(|alloc| which(alloc)).map(|alloc| alloc.address).collect()
     }

@@ -41,7 +41,7 @@ fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
 entry!(cuStreamSynchronize, |stream: Stream| {
     not_capturing(stream)?;
     drain(stream)?;
-    pool::after_synchronising(stream.context.device)?;
+    memory_pool::after_synchronising(stream.context.device)?;
     barriers(stream).into_iter().try_for_each(drain)
 });
 
@@ -65,7 +65,7 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
     drain(context.legacy()?)?;
     busy.into_iter().try_for_each(drain)?;
-    pool::after_synchronising(context.device)
+    memory_pool::after_synchronising(context.device)
 }
 
 entry!(cuStreamGetCtx_v2, cuStreamGetCtx(hStream, pCtx; green = null_mut()), |hStream: Stream, pCtx, green| {

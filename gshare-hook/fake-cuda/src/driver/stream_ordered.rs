@@ -1,7 +1,7 @@
 //! Stream-ordered memory: from pools, and in graphs. A free takes effect when it is called, not when its stream reaches it.
 
 use super::capture::{legacy_not_implied, submit};
-use super::pool::{Pool, Sort};
+use super::memory_pool::{Pool, Sort};
 use super::registry::What;
 use super::tasks::Task;
 use super::*;
@@ -37,7 +37,7 @@ entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     }
     let driver = driver()?;
     match driver.memory().at(dptr)?.what {
-        What::Pooled(_) => pool::free(dptr),
+        What::Pooled(_) => memory_pool::free(dptr),
         What::InGraph(_) => graph_free(dptr),
         What::Charged(MemKind::Plain) => memory::free(dptr),
         What::Imported => vmm::close_imported(dptr),

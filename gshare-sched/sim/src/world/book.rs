@@ -653,9 +653,8 @@ impl Book {
                 found.parts = parts;
             }
         }
-        let tenant = self.function(asked.function)?.tenant;
-        self.tenants.ended(tenant, 1);
         let function = self.function(asked.function)?;
+        let tenant = function.tenant;
         let latency = now.saturating_since(asked.arrived);
         let (slo, staged) = (function.slo, matches!(function.work, Work::Pipeline { .. }));
         let outcome = &mut function.outcome;
@@ -664,6 +663,7 @@ impl Book {
         outcome.pipelined += u64::from(staged && parts_had > 1);
         outcome.within_slo += u64::from(slo.is_some_and(|slo| latency <= slo));
         outcome.latencies.push(latency);
+        self.tenants.ended(tenant, 1);
         Ok(())
     }
 }

@@ -9,46 +9,42 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 struct Tenant {
-    most_requests: u32,
-    most_memory: BasisPoints,
+    /// The widest limits that were told; none by default.
+    most: TenantLimits,
     /// Requests that were dispatched and are not answered.
     requests: u32,
 }
 
-/// The tenants that a platform was told limits of.
+/// The tenants that a platform was told of.
 #[derive(Debug, Default)]
 pub(super) struct Tenants(BTreeMap<TenantId, Tenant>);
 
 impl Tenants {
     /// A tenant is limited from now on.
     pub(super) fn limited(&mut self, tenant: TenantId, limits: &TenantLimits) {
-        let of = self.0.entry(tenant).or_default();
-        of.most_requests = of.most_requests.max(limits.max_processes);
-        of.most_memory = of.most_memory.max(limits.memory);
+        let most = &mut self.0.entry(tenant).or_insert(Tenant { most: *limits, requests: 0 }).most;
+        most.max_processes = most.max_processes.max(limits.max_processes);
+        most.memory = most.memory.max(limits.memory);
     }
 
     /// A function of the tenant came; a tenant without limits then has none that could be broken.
     pub(super) fn has_function(&mut self, tenant: TenantId) {
-        let unlimited = TenantLimits::default();
-        let new =
-            Tenant { most_requests: unlimited.max_processes, most_memory: unlimited.memory, requests: 0 };
-        self.0.entry(tenant).or_insert(new);
+        self.0.entry(tenant).or_default();
     }
 
     /// A request of the tenant runs from now on.
     pub(super) fn runs(&mut self, tenant: TenantId) -> Result<(), String> {
         let Some(of) = self.0.get_mut(&tenant) else { return Ok(()) };
         of.requests += 1;
-        if of.requests > of.most_requests {
-            return Err(format!(
-                "{tenant} has {} requests dispatched, and may have {}",
-                of.requests, of.most_requests
-            ));
+        match (of.requests, of.most.max_processes) {
+            (has, may) if has > may => {
+                Err(format!("{tenant} has {has} requests dispatched, and may have {may}"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// So many requests of the tenant do not run any more.
+    /// `count` requests of the tenant do not run any more.
     pub(super) fn ended(&mut self, tenant: TenantId, count: usize) {
         if let Some(of) = self.0.get_mut(&tenant) {
             of.requests = of.requests.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
@@ -57,6 +53,6 @@ impl Tenants {
 
     /// The part of all memory that the tenant's instances may have, unless that is all of it.
     pub(super) fn part_of_memory(&self, tenant: TenantId) -> Option<BasisPoints> {
-        self.0.get(&tenant).map(|of| of.most_memory).filter(|part| *part < BasisPoints::WHOLE)
+        self.0.get(&tenant).map(|of| of.most.memory).filter(|part| *part < BasisPoints::WHOLE)
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Pool {
     chunks: Mutex<Chunks>,
 }
 
-/// Where a pool's allocations lie: chunks are ranges of numbers, with a gap between one and the next.
+/// The places of a pool's allocations: chunks are ranges of numbers, with a gap between one and the next.
 #[derive(Default)]
 struct Chunks {
     /// Bytes by where a chunk begins.
@@ -110,11 +110,11 @@ pub(crate) struct DevicePools {
 /// The kind of a pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// The device's own, which cannot be destroyed.
+    /// The pool that a device has by itself, which cannot be destroyed.
     Default,
     Made,
     Imported,
-    /// Its memory is the host's.
+    /// A pool of the host's memory.
     Host,
 }
 
