@@ -25,7 +25,8 @@
 //! and for a token with its slack of each of the others. Times in which that
 //! cannot be kept are left out of it (**excused**): those of a stopped process, of a long kernel and what it overran, of a daemon
 //! that is gone until processes are connected again and have paid back what they were charged meanwhile, when their kernels waited
-//! for each other on the device, and of one that is stopped until it is given up (4.4 s).
+//! for each other on the device, and of one that is stopped until it is given up (4.4 s). A process can notice a stopped daemon
+//! only once it waits for an answer, so these 4.4 s begin with the wait, if that began later than the stop.
 
 use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
@@ -40,6 +41,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const ANSWERED_IN: Duration = Duration::from_millis(2_600);
 /// A token with its slack.
 const TURN: Duration = Duration::from_millis(12);
+/// When a daemon that says nothing is given up: 3 s of silence, 1 s of waiting for a probe, and a look.
+pub(super) const GIVEN_UP: Duration = Duration::from_millis(4_400);
 /// A kernel that is longer than this is a fault, and not a part of a program.
 pub(super) const LONG: Duration = Duration::from_millis(25);
 
@@ -160,6 +163,8 @@ pub(super) struct Book {
     conns: BTreeMap<ConnId, Pending>,
     /// Since when the daemon works, and is not stopped.
     daemon_since: Option<Timestamp>,
+    /// When a daemon was stopped, and continued.
+    silences: Vec<(Timestamp, Timestamp)>,
     pub(super) shares: Shares,
     pub(super) figures: Figures,
 }
@@ -377,6 +382,10 @@ impl Book {
         let entry = &self.instances[self.processes[process].instance];
         let mut excused: Vec<_> =
             entry.excused.iter().chain(&self.gpus[entry.gpu].excused).copied().collect();
+        excused.extend(self.silences.iter().map(|&(from, until)| {
+            let given_up = from.max(since).saturating_add(GIVEN_UP);
+            (from, until.min(given_up).saturating_add(self.window))
+        }));
         excused.sort_unstable();
         // The gaps between the excused intervals are the part of the wait that counts.
         let (mut at, mut waited) = (since, 0);
@@ -404,6 +413,11 @@ impl Book {
 
     pub(super) fn excuse_all(&mut self, from: Timestamp, lasts: Duration) {
         (0..self.gpus.len()).for_each(|gpu| self.excuse(gpu, from, lasts));
+    }
+
+    /// The daemon is stopped for `lasts`.
+    pub(super) fn daemon_is_silent(&mut self, from: Timestamp, lasts: Duration) {
+        self.silences.push((from, from.saturating_add(lasts)));
     }
 
     pub(super) fn excuse_instance(&mut self, process: usize, from: Timestamp, lasts: Duration) {
@@ -679,5 +693,45 @@ impl Book {
                 report
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::{Quota, QuotaRange, SmShare};
+
+    /// Whether the book accepts a wait that begins and ends this long after the stop of a daemon, which lasts 6 s.
+    fn accepts(begins: Duration, ends: Duration) -> bool {
+        let mut book = Book::new(Duration::from_millis(100), Duration::from_millis(5), 0);
+        let quota = QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap();
+        let spec = ResourceSpec::new(quota, SmShare::WHOLE, None).unwrap();
+        let moment = (Duration::from_millis(1), Duration::from_millis(1));
+        let program = Program {
+            kernel: moment,
+            functions: 1,
+            spread_percent: 0,
+            synchronises: true,
+            pause: moment,
+            silences: false,
+            allocates: false,
+        };
+        book.add_gpu(Bytes::from_gib(16));
+        book.add_instance(0, Shape::Any, spec);
+        book.add_process(0, &program);
+        let stopped = Timestamp::from_nanos(1_000_000_000);
+        book.daemon_is_silent(stopped, Duration::from_secs(6));
+        book.waits(stopped.saturating_add(begins), 0);
+        book.stops_waiting(stopped.saturating_add(ends), 0);
+        book.wrong().is_none()
+    }
+
+    #[test]
+    fn a_stopped_daemon_is_given_up_by_each_process_from_when_it_waits() {
+        let [begun, late] = [Duration::ZERO, Duration::from_secs(3)];
+        assert!(accepts(begun, Duration::from_millis(4_500)));
+        assert!(!accepts(begun, Duration::from_millis(6_100)), "nothing excuses it from 4.5 s on");
+        assert!(accepts(late, Duration::from_millis(6_100)), "the process could give the daemon up at 7.4 s");
+        assert!(!accepts(late, Duration::from_millis(7_500)), "the daemon is back at 6 s");
     }
 }

@@ -1,6 +1,6 @@
 //! The loop: takes what happens next to the part of the node that it happens to.
 
-use super::book::{Book, LONG};
+use super::book::{Book, GIVEN_UP, LONG};
 use super::daemon::{Daemon, garbage, hello, name_of, uuid};
 use super::faults::Fault;
 use super::hooked_process::{Identity, Life, Process};
@@ -74,8 +74,6 @@ pub struct World<'a> {
 /// How long after the daemon is back all processes are connected again, which takes 375 ms at most, and have paid back what they
 /// were charged while no daemon kept their kernels apart.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(2_500);
-/// When a daemon that says nothing is given up: 3 s of silence, 1 s of waiting for a probe, and a look.
-const GIVEN_UP: Duration = Duration::from_millis(4_400);
 /// How long a lease of a stopped process lasts: a token with its slack and grace, and what was queued.
 const STOPPED_LEASE: Duration = Duration::from_millis(80);
 
@@ -482,7 +480,7 @@ impl<'a> World<'a> {
         let book = &mut self.outside.book;
         book.daemon(None);
         book.disturb_all(now, lasts.saturating_add(self.setup.terms.window));
-        book.excuse_all(now, lasts.min(GIVEN_UP).saturating_add(self.setup.terms.window));
+        book.daemon_is_silent(now, lasts);
         if lasts > GIVEN_UP {
             book.excuse_all(now.saturating_add(lasts), CONNECTED_AGAIN);
         }
