@@ -4,10 +4,12 @@
 //! SM partition has no effect. Its control program, `nvidia-cuda-mps-control`, reads commands from its standard input.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The program, and the directory in which its clients find it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +22,11 @@ pub struct Mps {
 const DEFAULT_PIPE_DIR: &str = "/tmp/nvidia-mps";
 /// Where `gshared.service` has it put them: the service's /tmp is its own.
 const SERVICE_PIPE_DIR: &str = "/run/gshare/mps";
+
+/// How long the control program may take for an answer.
+const ANSWERS_IN: Duration = Duration::from_secs(5);
+/// How long its end is waited for.
+const ENDS_IN: Duration = Duration::from_secs(2);
 
 /// The directory that is named; else the first in which a control daemon has its pipe; else MPS's own default.
 fn pipe_dir(named: Option<OsString>, places: &[&str]) -> PathBuf {
@@ -75,24 +82,48 @@ impl Mps {
         Ok(true)
     }
 
-    /// Ends the control daemon and its servers.
+    /// Tells the control daemon to end, with its servers.
+    ///
+    /// # Errors
+    /// Of kind [`TimedOut`](io::ErrorKind::TimedOut) while clients of a server have not ended: MPS ends after them.
     pub fn stop(&self) -> io::Result<()> {
-        self.ask("quit").map(drop)
+        self.ask_within(ENDS_IN, "quit").map(drop)
     }
 
     /// Sends one command; gives its answer.
+    ///
+    /// # Errors
+    /// The control program does not start, fails, or gives no answer within 5 s.
     pub fn ask(&self, command: &str) -> io::Result<String> {
+        self.ask_within(ANSWERS_IN, command)
+    }
+
+    fn ask_within(&self, limit: Duration, command: &str) -> io::Result<String> {
         let mut child =
             self.command().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
             writeln!(stdin, "{command}")?;
         }
-        let output = child.wait_with_output()?;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(io::Error::other(format!("{command}: {}: {text}", output.status)));
+        let [output, error] = [read(child.stdout.take()), read(child.stderr.take())];
+        let deadline = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if Instant::now() >= deadline {
+                child.kill()?;
+                child.wait()?;
+                let what = format!("{command}: no answer within {} s", limit.as_secs_f64());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let text =
+            |read: Option<JoinHandle<String>>| read.and_then(|read| read.join().ok()).unwrap_or_default();
+        if !status.success() {
+            return Err(io::Error::other(format!("{command}: {status}: {}", text(error).trim())));
         }
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        Ok(text(output).trim().to_owned())
     }
 
     fn command(&self) -> Command {
@@ -100,6 +131,18 @@ impl Mps {
         command.env("CUDA_MPS_PIPE_DIRECTORY", &self.pipe_dir);
         command
     }
+}
+
+/// Reads all that a program prints, in a thread of its own: a program that has filled a pipe does not end.
+fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<String>> {
+    from.map(|mut from| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // The status tells whether the answer is to be had.
+            let _ = from.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    })
 }
 
 #[cfg(test)]
@@ -115,7 +158,7 @@ mod tests {
         let script = "#!/bin/sh\ncd \"$CUDA_MPS_PIPE_DIRECTORY\" || exit 1\n\
             if [ \"$1\" = -d ]; then echo started >> log; : > control; exit; fi\n\
             read -r line; echo \"$line\" >> log\n\
-            case $line in get_server_list) echo 17;; quit) rm control;; *) echo bad >&2; exit 1;; esac\n";
+            case $line in get_server_list) echo 17;; quit) rm control;; hang) exec sleep 1000;; *) echo bad >&2; exit 1;; esac\n";
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let mps = Mps::at(&program, &pipes);
@@ -124,6 +167,8 @@ mod tests {
         assert!(!mps.start().unwrap(), "it runs already");
         assert_eq!(mps.ask("get_server_list").unwrap(), "17");
         assert!(mps.ask("nonsense").unwrap_err().to_string().contains("bad"));
+        let error = mps.ask_within(Duration::from_millis(50), "hang").unwrap_err();
+        assert_eq!(error.to_string(), "hang: no answer within 0.05 s");
         mps.stop().unwrap();
         assert!(!mps.is_running());
     }

@@ -228,22 +228,13 @@ fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Resu
     });
     // A demonstration may still wait for answers.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    if let Some(mps) = started {
-        stop_mps(mps);
+    // Some of its clients may end only with this host.
+    if let Some(mps) = started
+        && let Err(error) = mps.stop()
+    {
+        eprintln!("openfaas: MPS has not stopped: {error}");
     }
     served
-}
-
-/// Stops MPS. Its control program may wait for programs that have not ended yet, and some end with this host: so it is not waited for
-/// without end.
-fn stop_mps(mps: Mps) {
-    let (told, stopped) = std::sync::mpsc::channel();
-    std::thread::spawn(move || told.send(mps.stop()));
-    match stopped.recv_timeout(std::time::Duration::from_secs(2)) {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("openfaas: MPS was not stopped: {error}"),
-        Err(_) => eprintln!("openfaas: MPS was told to stop, and still waits"),
-    }
 }
 
 /// Starts MPS where it was asked for. None where it runs already, and is not this host's to stop.
