@@ -1,15 +1,18 @@
 //! The program `replay`: runs a figure of a paper again. `replay --help` lists them.
 
 use crate::replay;
-use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use crate::replay::Report;
+use anyhow::{Context, Result, bail, ensure};
+use clap::{CommandFactory, Parser, Subcommand};
 use gshare_sim::scenario::Own;
+use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(Debug, Parser)]
 #[command(about = "Runs a figure of a paper again and prints it beside the paper's numbers", version)]
 struct Cli {
-    /// Print one JSON object: {"scenario", "seeds", "rows": [{"policy", ...}], "paper": [...]}
+    /// Print one JSON object, with `all` one per line: {"scenario", "seeds", "rows": [{"policy", ...}], "paper": [...]}
     #[arg(long, global = true)]
     json: bool,
     /// Print the rows as comma-separated values, the columns' names first
@@ -28,6 +31,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
+    /// Every replay below with its default flags, one after the other; how long each took is told on stderr
+    All {
+        /// Folder of published profiles; without it `dilu-table2`, which needs them, is left out
+        #[arg(long, value_name = "DIR")]
+        profiles: Option<PathBuf>,
+    },
     /// Dilu, section 5.2: bursts of inference requests beside another model or a trainer, under every way to share the GPU
     DiluCv(replay::dilu_cv::Args),
     /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
@@ -81,31 +90,79 @@ enum Scenario {
 /// Flags or files that cannot be, with name and bound; a file that cannot be written.
 pub fn main(own: &Own) -> Result<()> {
     let cli = Cli::parse();
-    let report = match &cli.scenario {
-        Scenario::DiluCv(args) => replay::dilu_cv::run(args, own)?,
-        Scenario::DiluTable2(args) => replay::dilu_table2::run(args)?,
-        Scenario::DiluTable3(args) => replay::dilu_table3::run(args, own)?,
-        Scenario::FastFig11(args) => replay::fast_fig11::run(args)?,
-        Scenario::FastSlots(args) => replay::fast_slots::run(args)?,
-        Scenario::Lalb(args) => replay::lalb::run(args, own)?,
-        Scenario::LalbReal(args) => replay::lalb_real::run(args)?,
-        Scenario::DiluFig20(args) => replay::dilu_fig20::run(args, own)?,
-        Scenario::Packing(args) => replay::packing::run(args, own)?,
-        Scenario::StoreMemory(args) => replay::store_memory::run(args)?,
-        Scenario::FastFig12(args) => replay::fast_fig12::run(args, own)?,
-        Scenario::Fluidfaas(args) => replay::fluidfaas::run(args, own)?,
-        Scenario::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args)?,
-    };
-    if let Some(path) = &cli.plot {
-        let svg = replay::plot::svg(&report, cli.figure.as_deref())?;
-        std::fs::write(path, svg).with_context(|| format!("--plot: cannot write {}", path.display()))?;
+    let Scenario::All { profiles } = &cli.scenario else { return cli.print(&cli.scenario.run(own)?) };
+    ensure!(!cli.csv && cli.plot.is_none(), "--csv and --plot show one replay, and `all` runs several");
+    let begun = Instant::now();
+    for name in Cli::command().get_subcommands().map(clap::Command::get_name) {
+        let mut line = vec![OsStr::new("replay"), OsStr::new(name)];
+        match (name, profiles) {
+            ("all" | "help", _) => continue,
+            ("dilu-table2", None) => {
+                eprintln!("{name}: left out, it needs --profiles");
+                continue;
+            }
+            ("dilu-table2", Some(profiles)) => line.extend([OsStr::new("--profiles"), profiles.as_os_str()]),
+            _ => {}
+        }
+        let since = Instant::now();
+        let report = Cli::try_parse_from(line)?.scenario.run(own).with_context(|| name.to_owned())?;
+        cli.print(&report)?;
+        eprintln!("{name}: {:.1} s", since.elapsed().as_secs_f64());
     }
-    if cli.csv {
-        print!("{}", report.csv());
-    } else if cli.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
+    eprintln!("all: {:.1} s", begun.elapsed().as_secs_f64());
     Ok(())
+}
+
+impl Scenario {
+    fn run(&self, own: &Own) -> Result<Report> {
+        match self {
+            Self::All { .. } => bail!("`all` is no replay"),
+            Self::DiluCv(args) => replay::dilu_cv::run(args, own),
+            Self::DiluTable2(args) => replay::dilu_table2::run(args),
+            Self::DiluTable3(args) => replay::dilu_table3::run(args, own),
+            Self::FastFig11(args) => replay::fast_fig11::run(args),
+            Self::FastSlots(args) => replay::fast_slots::run(args),
+            Self::Lalb(args) => replay::lalb::run(args, own),
+            Self::LalbReal(args) => replay::lalb_real::run(args),
+            Self::DiluFig20(args) => replay::dilu_fig20::run(args, own),
+            Self::Packing(args) => replay::packing::run(args, own),
+            Self::StoreMemory(args) => replay::store_memory::run(args),
+            Self::FastFig12(args) => replay::fast_fig12::run(args, own),
+            Self::Fluidfaas(args) => replay::fluidfaas::run(args, own),
+            Self::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args),
+        }
+    }
+}
+
+impl Cli {
+    fn print(&self, report: &Report) -> Result<()> {
+        if let Some(path) = &self.plot {
+            let svg = replay::plot::svg(report, self.figure.as_deref())?;
+            std::fs::write(path, svg).with_context(|| format!("--plot: cannot write {}", path.display()))?;
+        }
+        if self.csv {
+            print!("{}", report.csv());
+        } else if self.json {
+            println!("{}", serde_json::to_string(report)?);
+        } else {
+            print!("{}", report.table());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_replay_has_a_default_for_every_flag_but_published_profiles() {
+        let command = Cli::command();
+        let needing: Vec<_> = command
+            .get_subcommands()
+            .map(clap::Command::get_name)
+            .filter(|name| Cli::try_parse_from(["replay", name]).is_err())
+            .collect();
+        assert_eq!(needing, ["dilu-table2"]);
+    }
 }
