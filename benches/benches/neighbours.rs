@@ -133,10 +133,14 @@ fn main() {
     let cvs = value("--cv").map_or("1,6", String::as_str);
     let gshare = command();
     for cv in cvs.split(',').map(|cv| cv.parse::<f64>().expect("a number")) {
-        let arrivals = Arrivals::gamma(RATE, cv).expect("a load");
-        let end = Timestamp::from_nanos((seconds * 1e9) as u64);
-        let dues = arrivals.until(end, &mut Rng::new(1)).into_iter();
-        let dues: Vec<_> = dues.map(|due| due.saturating_since(Timestamp::ZERO).into()).collect();
+        let mut arrivals = Arrivals::gamma(RATE, cv).expect("a load");
+        let (mut rng, mut last, mut dues) = (Rng::new(1), Timestamp::ZERO, Vec::new());
+        while let Some(next) = arrivals.next_after(last, &mut rng)
+            && next.saturating_since(Timestamp::ZERO).as_secs_f64() < seconds
+        {
+            dues.push(next.saturating_since(Timestamp::ZERO).into());
+            last = next;
+        }
         println!("cv {cv}: {} requests in {seconds} s, simulated device", dues.len());
         let mut alone = f64::NAN;
         for sharing in SHARINGS {

@@ -196,7 +196,7 @@ impl Gate for Leases {
         self.tell(now, TokenEvent::DeadlineReached)
     }
 
-    fn admits(&mut self, now: Timestamp, lane: usize, kernel: &LaneKernel, alone: bool) -> Result<bool> {
+    fn admits(&mut self, now: Timestamp, lane: usize, kernel: &LaneKernel, _: bool) -> Result<bool> {
         match &mut self.held[lane] {
             Some(lease) if lease.launched < lease.budget && now < lease.expires => {
                 lease.launched = lease.launched.saturating_add(kernel.duration);
@@ -208,7 +208,7 @@ impl Gate for Leases {
                     self.asked[lane] = true;
                     self.tell(now, TokenEvent::TokenRequested { client: client(lane) })?;
                     if self.held[lane].is_some() {
-                        return self.admits(now, lane, kernel, alone);
+                        return self.admits(now, lane, kernel, false);
                     }
                 }
                 Ok(false)
