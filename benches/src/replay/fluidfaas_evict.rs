@@ -73,9 +73,12 @@ const CALLS: [(u64, f64); 16] = [
     (1_000, 43_000.0),
 ];
 
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// A day of a generated function: calls in each minute.
 fn generated(rng: &mut Rng) -> Result<Vec<u32>> {
-    let (minute, mut minutes) = (Duration::from_secs(60), vec![0u32; 1_440]);
+    let mut minutes = vec![0u32; 1_440];
     if rng.percent(TIMERS_PERCENT) {
         let all: Vec<u64> =
             TIMERS.iter().flat_map(|&(count, period)| std::iter::repeat_n(period, count)).collect();
@@ -90,18 +93,14 @@ fn generated(rng: &mut Rng) -> Result<Vec<u32>> {
     let calls = low * (high / low).powf((share - from) as f64 / (to - from) as f64);
     // CV of the gaps: 0.5 to 3 by even chances for each octave, a median of 1.2.
     let cv = 0.5 * 6f64.powf(rng.below(1_000) as f64 / 1_000.0);
-    let (mut process, mut last) = (Arrivals::gamma(calls / 86_400.0, cv)?, Timestamp::ZERO);
-    while let Some(next) = process.next_after(last, rng) {
-        let bin = usize::try_from(next.as_nanos() / minute.as_nanos())?;
-        let Some(count) = minutes.get_mut(bin) else { break };
-        (*count, last) = (*count + 1, next);
+    for at in Arrivals::gamma(calls / 86_400.0, cv)?.until(Timestamp::ZERO + DAY, rng) {
+        minutes[usize::try_from(at.as_nanos() / MINUTE.as_nanos())?] += 1;
     }
     Ok(minutes)
 }
 
 /// A day of calls, and how many functions there are.
 fn calls(args: &Args, functions: Option<usize>, rng: &mut Rng) -> Result<(Calls, usize)> {
-    let minute = Duration::from_secs(60);
     let mut counts: Vec<Vec<u32>> = Vec::new();
     if let Some(path) = &args.trace {
         let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
@@ -122,12 +121,8 @@ fn calls(args: &Args, functions: Option<usize>, rng: &mut Rng) -> Result<(Calls,
     }
     let mut calls = Vec::new();
     for (function, counts) in counts.iter().enumerate() {
-        let mut process = Arrivals::counts(minute, counts, rng);
-        let mut last = Timestamp::ZERO;
-        while let Some(next) = process.next_after(last, rng) {
-            calls.push((next, function));
-            last = next;
-        }
+        let times = Arrivals::counts(MINUTE, counts, rng).until(Timestamp::MAX, rng);
+        calls.extend(times.into_iter().map(|at| (at, function)));
     }
     calls.sort_unstable();
     if calls.is_empty() {
@@ -209,7 +204,7 @@ fn keep(calls: &Calls, functions: usize, policy: KeepAlive) -> (u64, f64) {
         *last = Some(at);
         *stays = gaps.stays(&all, &policy);
     }
-    let end = Timestamp::ZERO + Duration::from_secs(86_400);
+    let end = Timestamp::ZERO + DAY;
     for (_, last, stays) in &each {
         resident += last.map_or(0.0, |last| waited(stays, end.saturating_since(last)));
     }
@@ -277,27 +272,25 @@ pub fn run(args: &Args) -> Result<Report> {
             ("stall_over_lru", (over / n).into()),
         ]));
     }
-    let ten = keeps.get(&(0, "10 min fixed".to_owned())).map_or(1.0, |sum| sum.2);
-    let ten_cold = keeps.get(&(0, "10 min fixed".to_owned())).map_or(0.0, |sum| sum.0 as f64 / sum.1 as f64);
     // Adaptive with growing break-evens: share of cold calls, minutes.
-    let adaptive = keeps.iter().filter(|((order, _), _)| *order > 0);
-    let points: Vec<(f64, f64)> =
-        adaptive.map(|(_, &(cold, all, resident))| (cold as f64 / all as f64, resident)).collect();
-    for ((_, policy), (cold, all, resident)) in keeps {
+    let share = |&(cold, all, resident): &(u64, u64, f64)| (cold as f64 / all as f64, resident);
+    let points: Vec<_> =
+        keeps.iter().filter(|((order, _), _)| *order > 0).map(|(_, sum)| share(sum)).collect();
+    let (ten_cold, ten) = keeps.get(&(0, "10 min fixed".to_owned())).map_or((0.0, 1.0), share);
+    let mut note = |policy: String, cold: f64, resident: f64| {
         report.rows.push(row(&[
             ("policy", policy.into()),
-            ("cold_percent", (100.0 * cold as f64 / all as f64).into()),
+            ("cold_percent", (100.0 * cold).into()),
             ("resident_minutes", (resident / n).into()),
             ("resident_over_10_min", (resident / ten).into()),
         ]));
+    };
+    for ((_, policy), sum) in &keeps {
+        let (cold, resident) = share(sum);
+        note(policy.clone(), cold, resident);
     }
     if let Some(at) = adaptive_at(ten_cold, &points) {
-        report.rows.push(row(&[
-            ("policy", "adaptive, at the cold share of 10 min".into()),
-            ("cold_percent", (100.0 * ten_cold).into()),
-            ("resident_minutes", (at / n).into()),
-            ("resident_over_10_min", (at / ten).into()),
-        ]));
+        note("adaptive, at the cold share of 10 min".to_owned(), ten_cold, at);
     }
     report.paper.push(row(&[("policy", "LRU, 10 min fixed".into()), ("stall_over_lru", 1.0.into())]));
     Ok(report)

@@ -206,6 +206,16 @@ impl Arrivals {
             }
         }
     }
+
+    /// All arrivals before `end`, of a process that no request has come of yet.
+    pub fn until(mut self, end: Timestamp, rng: &mut Rng) -> Vec<Timestamp> {
+        let mut last = Timestamp::ZERO;
+        let next = || {
+            last = self.next_after(last, rng)?;
+            (last < end).then_some(last)
+        };
+        core::iter::from_fn(next).collect()
+    }
 }
 
 fn positive(field: &'static str, value: f64) -> Result<f64, ArrivalError> {
@@ -270,13 +280,11 @@ mod tests {
     fn rates_and_counts_fill_their_bins_and_end() {
         let mut rng = Rng::new(2);
         let second = Duration::from_secs(1);
-        let mut arrivals = Arrivals::rates(second, vec![0.0, 400.0, 0.0]).unwrap();
-        let (mut last, mut count) = (Timestamp::ZERO, 0);
-        while let Some(next) = arrivals.next_after(last, &mut rng) {
-            assert_eq!(next.as_nanos() / 1_000_000_000, 1);
-            (last, count) = (next, count + 1);
-        }
-        assert!((340..460).contains(&count), "{count}");
+        let arrivals = Arrivals::rates(second, vec![0.0, 400.0, 0.0]).unwrap();
+        let times = arrivals.clone().until(Timestamp::MAX, &mut rng.clone());
+        assert!(times.is_sorted() && times.iter().all(|at| at.as_nanos() / 1_000_000_000 == 1));
+        assert!((340..460).contains(&times.len()), "{}", times.len());
+        assert_eq!(arrivals.until(times[100], &mut rng), times[..100], "those before that time");
         let Arrivals::Times { times, .. } = Arrivals::counts(second, &[2, 0, 3], &mut rng) else {
             unreachable!()
         };

@@ -30,8 +30,6 @@ use std::collections::VecDeque;
 /// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneKernel {
-    /// A number that the host wants back when it ends.
-    pub tag: u64,
     /// Time it takes at its width.
     pub duration: Duration,
     /// SMs it can use; more than 0.
@@ -47,23 +45,12 @@ impl LaneKernel {
         }
         let longer = u128::from(self.duration.as_nanos()) * u128::from(self.width.get());
         let duration = u64::try_from(longer / u128::from(partition.get())).unwrap_or(u64::MAX);
-        Self { duration: Duration::from_nanos(duration), width: partition, ..self }
+        Self { duration: Duration::from_nanos(duration), width: partition }
     }
 
     fn work(&self) -> u128 {
         u128::from(self.duration.as_nanos()) * u128::from(self.width.get())
     }
-}
-
-/// A kernel that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneEnd {
-    /// Its lane.
-    pub lane: usize,
-    /// The kernel.
-    pub kernel: LaneKernel,
-    /// When it ended.
-    pub ended: Timestamp,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -90,10 +77,8 @@ impl SharedGpu {
         Self { lanes: vec![Lane::default(); lanes], now: Timestamp::ZERO }
     }
 
-    /// Launches a kernel at `now`, to which the device has been advanced. One on a lane that is not there is dropped.
-    pub fn launch(&mut self, now: Timestamp, lane: usize, kernel: LaneKernel) {
-        debug_assert!(now >= self.now && self.next_end().is_none_or(|end| end >= now), "advance first");
-        self.run(now);
+    /// Launches a kernel at the time to which the device has been advanced. One on a lane that is not there is dropped.
+    pub fn launch(&mut self, lane: usize, kernel: LaneKernel) {
         let Some(lane) = self.lanes.get_mut(lane) else { return };
         if lane.queue.is_empty() {
             lane.left = kernel.work();
@@ -117,8 +102,9 @@ impl SharedGpu {
         ends.min()
     }
 
-    /// Moves the time to `now` and appends the kernels that ended by then, in that order.
-    pub fn advance(&mut self, now: Timestamp, ended: &mut Vec<LaneEnd>) {
+    /// Moves the time to `now`. Gives the lane and the end of each kernel that ended by then, in that order.
+    pub fn advance(&mut self, now: Timestamp) -> Vec<(usize, Timestamp)> {
+        let mut ended = Vec::new();
         while let Some(end) = self.next_end().filter(|end| *end <= now) {
             self.run(end);
             for (number, lane) in self.lanes.iter_mut().enumerate() {
@@ -126,10 +112,11 @@ impl SharedGpu {
                 let Some(kernel) = over.then(|| lane.queue.pop_front()).flatten() else { continue };
                 lane.queued = lane.queued.saturating_sub(kernel.duration);
                 lane.left = lane.queue.front().map_or(0, LaneKernel::work);
-                ended.push(LaneEnd { lane: number, kernel, ended: end });
+                ended.push((number, end));
             }
         }
         self.run(now);
+        ended
     }
 
     /// Widths of the kernels that run, added up.
@@ -160,29 +147,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn kernel(tag: u64, millis: u64, percent: u16) -> LaneKernel {
+    fn kernel(millis: u64, percent: u16) -> LaneKernel {
         let width = SmShare::from_percent(percent).unwrap();
-        LaneKernel { tag, duration: Duration::from_millis(millis), width }
+        LaneKernel { duration: Duration::from_millis(millis), width }
     }
 
     #[test]
     fn the_worked_example_of_the_module() {
         let mut gpu = SharedGpu::new(2);
-        gpu.launch(Timestamp::ZERO, 0, kernel(0, 2, 40));
-        gpu.launch(Timestamp::ZERO, 1, kernel(1, 50, 90));
-        let mut ended = Vec::new();
-        gpu.advance(Timestamp::from_millis(100), &mut ended);
-        assert_eq!(ended[0].lane, 0);
-        assert!((2_599_000..2_601_000).contains(&ended[0].ended.as_nanos()), "{:?}", ended[0]);
+        gpu.launch(0, kernel(2, 40));
+        gpu.launch(1, kernel(50, 90));
+        let ended = gpu.advance(Timestamp::from_millis(100));
+        assert_eq!(ended[0].0, 0);
+        assert!((2_599_000..2_601_000).contains(&ended[0].1.as_nanos()), "{:?}", ended[0]);
         // 2.6 ms at 90 / 130 of its speed, alone from then on.
-        assert!((50_590_000..50_610_000).contains(&ended[1].ended.as_nanos()), "{:?}", ended[1]);
+        assert!((50_590_000..50_610_000).contains(&ended[1].1.as_nanos()), "{:?}", ended[1]);
     }
 
     #[test]
     fn a_partition_makes_a_kernel_narrower_and_longer() {
-        let narrow = kernel(0, 3, 90).within(SmShare::from_percent(30).unwrap());
+        let narrow = kernel(3, 90).within(SmShare::from_percent(30).unwrap());
         assert_eq!((narrow.duration, narrow.width.get()), (Duration::from_millis(9), 3_000));
-        assert_eq!(kernel(0, 3, 20).within(SmShare::from_percent(30).unwrap()), kernel(0, 3, 20));
+        assert_eq!(kernel(3, 20).within(SmShare::from_percent(30).unwrap()), kernel(3, 20));
     }
 
     proptest! {
@@ -191,28 +177,27 @@ mod tests {
         #[test]
         fn work_is_kept(launches in prop::collection::vec((0usize..3, 1u64..6, 1u16..=100, 0u64..4), 1..40)) {
             let (mut gpu, mut ended, mut now) = (SharedGpu::new(3), Vec::new(), Timestamp::ZERO);
-            let mut begun = Vec::new();
+            let mut begun = vec![VecDeque::new(); 3];
             let mut work = 0;
-            for (tag, &(lane, millis, percent, gap)) in launches.iter().enumerate() {
+            for &(lane, millis, percent, gap) in &launches {
                 now = now + Duration::from_millis(gap);
-                gpu.advance(now, &mut ended);
-                let kernel = kernel(tag as u64, millis, percent);
+                ended.extend(gpu.advance(now));
+                let kernel = kernel(millis, percent);
                 work += kernel.work();
-                gpu.launch(now, lane, kernel);
-                begun.push(now);
+                gpu.launch(lane, kernel);
+                begun[lane].push_back((now, kernel.duration));
             }
-            gpu.advance(Timestamp::from_millis(100_000), &mut ended);
+            ended.extend(gpu.advance(Timestamp::from_millis(100_000)));
             prop_assert_eq!(ended.len(), launches.len());
             prop_assert_eq!(gpu.next_end(), None);
-            for end in &ended {
-                let from = begun[usize::try_from(end.kernel.tag).unwrap()];
-                prop_assert!(end.ended.saturating_since(from) >= end.kernel.duration);
+            let mut last = vec![Timestamp::ZERO; 3];
+            for &(lane, end) in &ended {
+                // The oldest of the lane is the one that ends, and no two of a lane run at a time.
+                let (launched, alone) = begun[lane].pop_front().unwrap();
+                prop_assert!(end.saturating_since(launched.max(last[lane])) >= alone);
+                last[lane] = end;
             }
-            for lane in 0..3 {
-                let tags: Vec<_> = ended.iter().filter(|end| end.lane == lane).map(|end| end.kernel.tag).collect();
-                prop_assert!(tags.is_sorted());
-            }
-            let last = ended.iter().map(|end| end.ended.as_nanos()).max().unwrap_or(0);
+            let last = last.iter().max().unwrap().as_nanos();
             prop_assert!(work <= u128::from(last) * WHOLE);
         }
     }
