@@ -13,18 +13,18 @@
 //! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length
 //! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use gshare_core::request::{ModelProfile, RequestScheduler};
-use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
+use gshare_core::{Bytes, Duration, NodeId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
-use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
+use super::whole_devices::{Answered, Arrival, Cluster, percentile};
 use super::{Report, mean, row};
 
 /// Flags of the scenario.
@@ -276,52 +276,32 @@ impl Cell<'_> {
 
     /// A policy at a rate, seed by seed.
     fn run(&self, policy: &Policy<'_>, rate: u64) -> Result<Vec<Figures>> {
-        self.seeds.iter().map(|&seed| self.once((policy.new)()?, rate, seed)).collect()
+        self.seeds.iter().map(|&seed| self.once(policy, rate, seed)).collect()
     }
 
-    fn once(&self, mut scheduler: Box<dyn RequestScheduler>, rate: u64, seed: u64) -> Result<Figures> {
+    fn once(&self, policy: &Policy<'_>, rate: u64, seed: u64) -> Result<Figures> {
+        let Self { scenario, args, ws, .. } = *self;
         let mut rng = Rng::new(seed);
         let arrivals = arrivals(&self.shares, rate, &mut rng);
-        let gpus: Vec<GpuSpec> = (0..self.scenario.gpus)
-            .map(|gpu| GpuSpec {
-                kind: GpuKind::new(0),
-                node: NodeId::new(gpu / self.scenario.gpus_per_node),
-                memory: Bytes::from_mib(self.memory),
-            })
-            .collect();
+        let device = |gpu| (NodeId::new(gpu / scenario.gpus_per_node), Bytes::from_mib(self.memory));
         // Sizes are spread evenly over the functions; which one the most popular has is drawn, because the paper does not say.
-        let mut sizes: Vec<usize> = (0..self.ws).collect();
-        for last in (1..self.ws).rev() {
+        let mut sizes: Vec<usize> = (0..ws).collect();
+        for last in (1..ws).rev() {
             sizes.swap(last, usize::try_from(rng.below(last as u64 + 1)).unwrap_or(0));
         }
-        let models: Vec<ModelSpec> = (0..self.ws)
-            .map(|rank| {
-                let profile = &self.scenario.model[sizes[rank] * self.scenario.model.len() / self.ws];
-                let load = Duration::from_micros(profile.load_ms * 10 * self.args.load_pct);
-                let infer = Duration::from_millis(profile.infer_ms);
-                ModelSpec {
-                    memory: Bytes::from_mib(profile.memory_mib),
-                    profiles: vec![(
-                        GpuKind::new(0),
-                        ModelProfile { load_disk: load, load_host: load, infer },
-                    )],
-                }
-            })
-            .collect();
-        let work = Workload { gpus, models, arrivals, ..Workload::default() };
-        let outcome = simulate(&mut *scheduler, &work, seed, None)
-            .map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
-        let mut latencies: Vec<f64> = Vec::new();
-        for fate in &outcome.fates {
-            match fate {
-                Fate::Served { latency, .. } => latencies.push(latency.as_secs_f64()),
-                Fate::Rejected { reason, .. } => {
-                    return Err(anyhow!("seed {seed}: a request was rejected: {reason:?}"));
-                }
-            }
-        }
-        latencies.sort_by(f64::total_cmp);
-        Ok(figures(&latencies, &outcome, &*scheduler))
+        let model = |rank: usize| {
+            let profile = &scenario.model[sizes[rank] * scenario.model.len() / ws];
+            let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
+            let infer = Duration::from_millis(profile.infer_ms);
+            (Bytes::from_mib(profile.memory_mib), ModelProfile { load_disk: load, load_host: load, infer })
+        };
+        let cluster = Cluster {
+            devices: (0..scenario.gpus).map(device).collect(),
+            models: (0..ws).map(model).collect(),
+            eviction: Duration::ZERO,
+            arrivals,
+        };
+        Ok(figures(&cluster.run(seed, &policy.new)?, scenario.gpus))
     }
 }
 
@@ -381,7 +361,7 @@ pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arr
         for (function, count) in (0u32..).zip(counts(shares, rate)) {
             for _ in 0..count {
                 let at = Timestamp::from_nanos(minute * 60_000_000_000 + rng.below(60_000_000_000));
-                arrivals.push(Arrival { at, model: function, tenant: TenantId::new(0), deadline: None });
+                arrivals.push(Arrival { at, model: function });
             }
         }
     }
@@ -390,24 +370,21 @@ pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arr
 }
 
 #[expect(clippy::cast_precision_loss, reason = "reports")]
-fn figures(
-    latencies: &[f64],
-    outcome: &gshare_sim::request_cluster::Outcome,
-    scheduler: &dyn RequestScheduler,
-) -> Figures {
-    let stats = scheduler.stats();
+fn figures(answered: &Answered, gpus: u32) -> Figures {
+    let Answered { latencies, end, running, notes } = answered;
     let average = mean(latencies.iter().copied());
-    let makespan = outcome.makespan.as_secs_f64();
+    let makespan = end.saturating_since(Timestamp::ZERO).as_secs_f64();
+    let stats = notes.stats;
     Figures {
         mean: average,
-        p99: latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)],
-        max: latencies[latencies.len() - 1],
+        p99: percentile(latencies, 990),
+        max: percentile(latencies, 1000),
         variance: mean(latencies.iter().map(|latency| (latency - average).powi(2))),
         miss: stats.misses as f64 / (stats.hits + stats.misses) as f64,
         false_miss: stats.false_misses as f64 / stats.misses as f64,
-        duplicates: outcome.first_model_copies_milli as f64 / 1000.0,
+        duplicates: notes.copies_of_first(*end),
         makespan,
-        busy: outcome.running.as_secs_f64() / makespan / 12.0,
+        busy: running.as_secs_f64() / makespan / f64::from(gpus),
     }
 }
 
