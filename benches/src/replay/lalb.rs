@@ -13,18 +13,18 @@
 //! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length
 //! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use gshare_core::request::{ModelProfile, RequestScheduler};
-use gshare_core::{Bytes, Duration, GpuKind, NodeId, TenantId, Timestamp};
+use gshare_core::{Bytes, Duration, NodeId, Timestamp};
 use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
 use gshare_sim::Rng;
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
-use gshare_sim::request_cluster::{Arrival, Fate, GpuSpec, ModelSpec, Workload, simulate};
 use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
+use super::whole_devices::{Answered, Arrival, Cluster, percentile};
 use super::{Report, mean, row};
 
 /// Flags of the scenario.
@@ -135,16 +135,8 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
                 trace(&functions, ws, args.from_minute, scenario.minutes)?
             }
         };
-        if args.sustainable {
-            for policy in policies(&scenario, args, own) {
-                let rate = sustainable(&scenario, args, memory, &shares, &policy.new, &seeds)?;
-                let mut line = policy.about(ws, memory);
-                line.insert("max_per_min".to_owned(), rate.into());
-                report.rows.push(line);
-            }
-        } else {
-            rows(&scenario, args, own, (ws, memory), &shares, &seeds, &mut report)?;
-        }
+        let cell = Cell { scenario: &scenario, args, ws, memory, shares, seeds: &seeds };
+        report.rows.extend(cell.rows(own)?);
     }
     if !args.sustainable {
         report.paper = scenario.paper;
@@ -216,75 +208,101 @@ fn policies<'a>(scenario: &Scenario, args: &Args, own: &'a Own) -> Vec<Policy<'a
     args.limits.iter().map(sweep).collect()
 }
 
-fn rows(
-    scenario: &Scenario,
-    args: &Args,
-    own: &Own,
-    (ws, memory): (usize, u64),
-    shares: &[Vec<f64>],
-    seeds: &[u64],
-    report: &mut Report,
-) -> Result<()> {
-    let rate = args.rate.unwrap_or(scenario.per_minute);
-    let policies = policies(scenario, args, own);
-    let found: Vec<Vec<Figures>> = policies
-        .iter()
-        .map(|one| {
-            let run = |&seed: &u64| once(scenario, args, memory, shares, rate, &one.new, seed);
-            seeds.iter().map(run).collect()
-        })
-        .collect::<Result<_>>()?;
-    for (policy, runs) in policies.iter().zip(&found) {
-        let of = |get: fn(&Figures) -> f64| round(mean(runs.iter().map(get)));
-        let mut line = policy.about(ws, memory);
-        line.extend(row(&[
-            ("mean_s", of(|f| f.mean)),
-            ("p99_s", of(|f| f.p99)),
-            ("max_s", of(|f| f.max)),
-            ("miss_pct", of(|f| 100.0 * f.miss)),
-            ("false_miss_pct", of(|f| 100.0 * f.false_miss)),
-            ("duplicates", of(|f| f.duplicates)),
-            ("makespan_s", of(|f| f.makespan)),
-            ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
-        ]));
-        for &(base, suffix, figures) in &policy.cuts {
-            for (what, get) in figures {
-                // Per seed, against the same arrivals; then the mean and the spread over the seeds.
-                let pairs = found[base].iter().zip(runs);
-                let cuts: Vec<f64> =
-                    pairs.map(|(base, ours)| 100.0 * (1.0 - get(ours) / get(base))).collect();
-                let middle = mean(cuts.iter().copied());
-                let spread = mean(cuts.iter().map(|cut| (cut - middle).powi(2))).sqrt();
-                line.insert(format!("{what}_cut{suffix}_pct"), round(middle));
-                line.insert(format!("{what}_cut{suffix}_sd"), round(spread));
-            }
-        }
-        report.rows.push(line);
-    }
-    Ok(())
+/// Functions on GPUs of some memory, and the seeds that policies are run with on them.
+struct Cell<'a> {
+    scenario: &'a Scenario,
+    args: &'a Args,
+    ws: usize,
+    memory: u64,
+    /// Shares of the functions in each minute.
+    shares: Vec<Vec<f64>>,
+    seeds: &'a [u64],
 }
 
-/// The largest rate at which the mean latency, over all seeds, stays below 5 s.
-fn sustainable(
-    scenario: &Scenario,
-    args: &Args,
-    memory: u64,
-    shares: &[Vec<f64>],
-    new: &New<'_>,
-    seeds: &[u64],
-) -> Result<u64> {
-    let mut best = 0;
-    for rate in (100..=560).step_by(20) {
-        let runs: Result<Vec<f64>> = seeds
-            .iter()
-            .map(|&seed| once(scenario, args, memory, shares, rate, new, seed).map(|figures| figures.mean))
-            .collect();
-        if mean(runs?) >= 5.0 {
-            break;
+impl Cell<'_> {
+    fn rows(&self, own: &Own) -> Result<Vec<Map<String, Value>>> {
+        let policies = policies(self.scenario, self.args, own);
+        let about = policies.iter().map(|policy| policy.about(self.ws, self.memory));
+        if self.args.sustainable {
+            let row = |(policy, mut line): (&Policy<'_>, Map<_, _>)| {
+                line.insert("max_per_min".to_owned(), self.sustainable(policy)?.into());
+                Ok(line)
+            };
+            return policies.iter().zip(about).map(row).collect();
         }
-        best = rate;
+        let rate = self.args.rate.unwrap_or(self.scenario.per_minute);
+        let found: Vec<Vec<Figures>> =
+            policies.iter().map(|policy| self.run(policy, rate)).collect::<Result<_>>()?;
+        let lines = policies.iter().zip(about).zip(&found).map(|((policy, mut line), runs)| {
+            let of = |get: fn(&Figures) -> f64| round(mean(runs.iter().map(get)));
+            line.extend(row(&[
+                ("mean_s", of(|f| f.mean)),
+                ("p99_s", of(|f| f.p99)),
+                ("max_s", of(|f| f.max)),
+                ("miss_pct", of(|f| 100.0 * f.miss)),
+                ("false_miss_pct", of(|f| 100.0 * f.false_miss)),
+                ("duplicates", of(|f| f.duplicates)),
+                ("makespan_s", of(|f| f.makespan)),
+                ("gpu_busy_pct", of(|f| 100.0 * f.busy)),
+            ]));
+            for &(base, suffix, figures) in &policy.cuts {
+                for (what, get) in figures {
+                    // Per seed, against the same arrivals; then the mean and the spread over the seeds.
+                    let pairs = found[base].iter().zip(runs);
+                    let cuts: Vec<f64> =
+                        pairs.map(|(base, ours)| 100.0 * (1.0 - get(ours) / get(base))).collect();
+                    let middle = mean(cuts.iter().copied());
+                    let spread = mean(cuts.iter().map(|cut| (cut - middle).powi(2))).sqrt();
+                    line.insert(format!("{what}_cut{suffix}_pct"), round(middle));
+                    line.insert(format!("{what}_cut{suffix}_sd"), round(spread));
+                }
+            }
+            line
+        });
+        Ok(lines.collect())
     }
-    Ok(best)
+
+    /// The largest rate at which the mean latency, over all seeds, stays below 5 s.
+    fn sustainable(&self, policy: &Policy<'_>) -> Result<u64> {
+        let mut best = 0;
+        for rate in (100..=560).step_by(20) {
+            if mean(self.run(policy, rate)?.iter().map(|figures| figures.mean)) >= 5.0 {
+                break;
+            }
+            best = rate;
+        }
+        Ok(best)
+    }
+
+    /// A policy at a rate, seed by seed.
+    fn run(&self, policy: &Policy<'_>, rate: u64) -> Result<Vec<Figures>> {
+        self.seeds.iter().map(|&seed| self.once(policy, rate, seed)).collect()
+    }
+
+    fn once(&self, policy: &Policy<'_>, rate: u64, seed: u64) -> Result<Figures> {
+        let Self { scenario, args, ws, .. } = *self;
+        let mut rng = Rng::new(seed);
+        let arrivals = arrivals(&self.shares, rate, &mut rng);
+        let device = |gpu| (NodeId::new(gpu / scenario.gpus_per_node), Bytes::from_mib(self.memory));
+        // Sizes are spread evenly over the functions; which one the most popular has is drawn, because the paper does not say.
+        let mut sizes: Vec<usize> = (0..ws).collect();
+        for last in (1..ws).rev() {
+            sizes.swap(last, usize::try_from(rng.below(last as u64 + 1)).unwrap_or(0));
+        }
+        let model = |rank: usize| {
+            let profile = &scenario.model[sizes[rank] * scenario.model.len() / ws];
+            let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
+            let infer = Duration::from_millis(profile.infer_ms);
+            (Bytes::from_mib(profile.memory_mib), ModelProfile { load_disk: load, load_host: load, infer })
+        };
+        let cluster = Cluster {
+            devices: (0..scenario.gpus).map(device).collect(),
+            models: (0..ws).map(model).collect(),
+            eviction: Duration::ZERO,
+            arrivals,
+        };
+        Ok(figures(&cluster.run(seed, &policy.new)?, scenario.gpus))
+    }
 }
 
 pub(super) fn round(value: f64) -> Value {
@@ -343,7 +361,7 @@ pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arr
         for (function, count) in (0u32..).zip(counts(shares, rate)) {
             for _ in 0..count {
                 let at = Timestamp::from_nanos(minute * 60_000_000_000 + rng.below(60_000_000_000));
-                arrivals.push(Arrival { at, model: function, tenant: TenantId::new(0), deadline: None });
+                arrivals.push(Arrival { at, model: function });
             }
         }
     }
@@ -351,77 +369,22 @@ pub(super) fn arrivals(shares: &[Vec<f64>], rate: u64, rng: &mut Rng) -> Vec<Arr
     arrivals
 }
 
-fn once(
-    scenario: &Scenario,
-    args: &Args,
-    memory: u64,
-    shares: &[Vec<f64>],
-    rate: u64,
-    new: &New<'_>,
-    seed: u64,
-) -> Result<Figures> {
-    let mut rng = Rng::new(seed);
-    let ws = shares.first().map_or(0, Vec::len);
-    let arrivals = arrivals(shares, rate, &mut rng);
-    let gpus: Vec<GpuSpec> = (0..scenario.gpus)
-        .map(|gpu| GpuSpec {
-            kind: GpuKind::new(0),
-            node: NodeId::new(gpu / scenario.gpus_per_node),
-            memory: Bytes::from_mib(memory),
-        })
-        .collect();
-    // Sizes are spread evenly over the functions; which one the most popular has is drawn, because the paper does not say.
-    let mut sizes: Vec<usize> = (0..ws).collect();
-    for last in (1..ws).rev() {
-        sizes.swap(last, usize::try_from(rng.below(last as u64 + 1)).unwrap_or(0));
-    }
-    let models: Vec<ModelSpec> = (0..ws)
-        .map(|rank| {
-            let profile = &scenario.model[sizes[rank] * scenario.model.len() / ws];
-            let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
-            let infer = Duration::from_millis(profile.infer_ms);
-            ModelSpec {
-                memory: Bytes::from_mib(profile.memory_mib),
-                profiles: vec![(GpuKind::new(0), ModelProfile { load_disk: load, load_host: load, infer })],
-            }
-        })
-        .collect();
-    let mut scheduler = new()?;
-    let work = Workload { gpus, models, arrivals, ..Workload::default() };
-    let outcome =
-        simulate(&mut *scheduler, &work, seed, None).map_err(|broken| anyhow!("seed {seed}: {broken}"))?;
-    let mut latencies: Vec<f64> = Vec::new();
-    for fate in &outcome.fates {
-        match fate {
-            Fate::Served { latency, .. } => latencies.push(latency.as_secs_f64()),
-            Fate::Rejected { reason, .. } => {
-                return Err(anyhow!("seed {seed}: a request was rejected: {reason:?}"));
-            }
-        }
-    }
-    latencies.sort_by(f64::total_cmp);
-    Ok(figures(&latencies, &outcome, &*scheduler))
-}
-
 #[expect(clippy::cast_precision_loss, reason = "reports")]
-fn figures(
-    latencies: &[f64],
-    outcome: &gshare_sim::request_cluster::Outcome,
-    scheduler: &dyn RequestScheduler,
-) -> Figures {
-    let stats = scheduler.stats();
+fn figures(answered: &Answered, gpus: u32) -> Figures {
+    let Answered { latencies, end, running, notes } = answered;
     let average = mean(latencies.iter().copied());
-    let makespan = outcome.makespan.as_secs_f64();
+    let makespan = end.saturating_since(Timestamp::ZERO).as_secs_f64();
+    let stats = notes.stats;
     Figures {
         mean: average,
-        p99: latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)],
-        max: latencies[latencies.len() - 1],
+        p99: percentile(latencies, 990),
+        max: percentile(latencies, 1000),
         variance: mean(latencies.iter().map(|latency| (latency - average).powi(2))),
         miss: stats.misses as f64 / (stats.hits + stats.misses) as f64,
         false_miss: stats.false_misses as f64 / stats.misses as f64,
-        duplicates: outcome.first_model_copies_milli as f64 / 1000.0,
+        duplicates: notes.copies_of_first(*end),
         makespan,
-        busy: outcome.running.as_secs_f64() / makespan / 12.0,
+        busy: running.as_secs_f64() / makespan / f64::from(gpus),
     }
 }
 

@@ -13,26 +13,23 @@
 //! the mean costs of the run itself: what is left is the difference in decisions and queueing.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gshare_core::request::{
-    GpuRecord, ModelProfile, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
-    RequestStats, Tier,
-};
-use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, Timestamp};
+use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler, Tier};
+use gshare_core::{Bytes, Duration, GpuId, ModelId, NodeId, RequestId, Timestamp};
 use gshare_runner::manager::{
     GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
 };
 use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
 use gshare_sim::Rng;
-use gshare_sim::request_cluster::{Arrival, Fate, Faults, GpuSpec as SimGpu, ModelSpec, Workload, simulate};
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
 use parking_lot::Mutex;
 use serde_json::Value;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use super::lalb::{Scenario, arrivals, round, zipf};
+use super::whole_devices::{Arrival, Cluster, Noted, Notes, percentile};
 use super::{Report, mean, row};
 
 /// Flags of the scenario.
@@ -78,6 +75,13 @@ struct Found {
     makespan: f64,
 }
 
+impl Found {
+    fn new(latencies: Vec<f64>, makespan: f64, notes: &Notes) -> Self {
+        let stats = notes.stats;
+        Self { latencies, misses: stats.misses, requests: stats.hits + stats.misses, makespan }
+    }
+}
+
 /// Runs it.
 ///
 /// # Errors
@@ -101,9 +105,7 @@ pub fn run(args: &Args) -> Result<Report> {
     let afterwards = stage.simulate(&load, &observed, args.seed)?;
     let mut report = Report::new("lalb-real", vec![args.seed]);
     let figures = |found: &Found| {
-        let at = |share: usize| {
-            found.latencies[(found.latencies.len() * share / 1000).min(found.latencies.len() - 1)]
-        };
+        let at = |share| percentile(&found.latencies, share);
         #[expect(clippy::cast_precision_loss, reason = "reports")]
         let miss = 100.0 * found.misses as f64 / found.requests as f64;
         [
@@ -152,24 +154,16 @@ fn load_average() -> f64 {
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
-/// A scheduler, and the costs of what it was told.
-struct Recorded {
-    scheduler: LocalityScheduler,
-    costs: Arc<Mutex<Costs>>,
-}
-
 /// Loading and running times in seconds by model.
-#[derive(Default)]
 struct Costs {
     loads: Vec<Vec<f64>>,
     runs: Vec<Vec<f64>>,
-    models: BTreeMap<RequestId, ModelId>,
 }
 
 impl Costs {
     fn new(models: u32) -> Self {
         let empty = vec![Vec::new(); models as usize];
-        Self { loads: empty.clone(), runs: empty, models: BTreeMap::new() }
+        Self { loads: empty.clone(), runs: empty }
     }
 
     /// Means; of a model without loads or runs what was known before.
@@ -185,54 +179,18 @@ impl Costs {
         });
         Profiled { models: models.collect(), eviction: before.eviction }
     }
-}
 
-impl Engine for Recorded {
-    type Event = RequestEvent;
-    type Action = RequestAction;
-    type Error = RequestError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: RequestEvent,
-        actions: &mut Vec<RequestAction>,
-    ) -> Result<(), RequestError> {
-        let mut costs = self.costs.lock();
+    /// Notes what was told of a model: of the one that a request was for, where it ran.
+    fn note(&mut self, event: RequestEvent, model: impl Fn(RequestId) -> Option<ModelId>) {
         match event {
-            RequestEvent::Arrived { request, model, .. } => drop(costs.models.insert(request, model)),
-            RequestEvent::Loaded { model, took, .. } => costs.loads[model.index()].push(took.as_secs_f64()),
+            RequestEvent::Loaded { model, took, .. } => self.loads[model.index()].push(took.as_secs_f64()),
             RequestEvent::Completed { request, took, .. } => {
-                if let Some(model) = costs.models.remove(&request) {
-                    costs.runs[model.index()].push(took.as_secs_f64());
+                if let Some(model) = model(request) {
+                    self.runs[model.index()].push(took.as_secs_f64());
                 }
             }
             _ => {}
         }
-        drop(costs);
-        self.scheduler.handle(now, event, actions)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.scheduler.next_deadline()
-    }
-}
-
-impl RequestScheduler for Recorded {
-    fn place(&self, request: RequestId) -> Option<RequestPlace> {
-        self.scheduler.place(request)
-    }
-
-    fn waiting(&self) -> usize {
-        self.scheduler.waiting()
-    }
-
-    fn stats(&self) -> RequestStats {
-        self.scheduler.stats()
-    }
-
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
-        self.scheduler.gpu(gpu)
     }
 }
 
@@ -325,7 +283,7 @@ impl<'a> Stage<'a> {
         let mut costs = Costs::new(models);
         let mut evictions = Vec::new();
         // What each GPU is at: its model (GPUs begin with different ones), and when its eviction was ordered.
-        let mut at: Vec<(u32, Timestamp)> = Vec::new();
+        let mut at = vec![(0, Timestamp::ZERO); self.args.gpus as usize];
         let order = |manager: &mut GpuManager, gpu: u32, step: u32| {
             let model = ModelId::new((step + gpu * models / self.args.gpus) % models);
             let (gpu, from) = (GpuId::new(gpu), Tier::Disk);
@@ -335,7 +293,8 @@ impl<'a> Stage<'a> {
             let request = RequestId::new(request);
             manager.order(clock.now(), RequestAction::Dispatch { gpu, request, model, batch_more: 0 })
         };
-        at.resize(self.args.gpus as usize, (0, Timestamp::ZERO));
+        let model_of =
+            |request: RequestId| u32::try_from(request.number() >> 8 & 0xff_ffff).ok().map(ModelId::new);
         let mut next: VecDeque<u32> = (0..self.args.gpus).collect();
         let mut loading = false;
         let mut left = self.args.gpus;
@@ -352,21 +311,16 @@ impl<'a> Stage<'a> {
             }
             for report in reports.drain(..) {
                 let Told::Event(event) = report else { continue };
+                // The first run finds everything cold; it counts like the others, as it does later.
+                costs.note(event, model_of);
                 match event {
-                    RequestEvent::Loaded { gpu, model, took } => {
+                    RequestEvent::Loaded { gpu, model, .. } => {
                         loading = false;
-                        costs.loads[model.index()].push(took.as_secs_f64());
-                        run(
-                            &mut manager,
-                            gpu,
-                            model,
-                            u64::from(gpu.number()) << 32 | u64::from(model.number()) << 8,
-                        )?;
+                        let request = u64::from(gpu.number()) << 32 | u64::from(model.number()) << 8;
+                        run(&mut manager, gpu, model, request)?;
                     }
-                    RequestEvent::Completed { gpu, request, took } => {
-                        let model = ModelId::new(u32::try_from(request.number() >> 8 & 0xff_ffff)?);
-                        // The first run finds everything cold; it counts like the others, as it does later.
-                        costs.runs[model.index()].push(took.as_secs_f64());
+                    RequestEvent::Completed { gpu, request, .. } => {
+                        let model = model_of(request).context("no such model")?;
                         if request.number() & 0xff < RUNS - 1 {
                             run(&mut manager, gpu, model, request.number() + 1)?;
                         } else {
@@ -395,18 +349,17 @@ impl<'a> Stage<'a> {
         Ok(costs.means(&before))
     }
 
-    fn scheduler(&self, profiled: &Profiled) -> SchedulerConfig {
+    fn scheduler(&self, profiled: &Profiled) -> Result<Box<dyn RequestScheduler>> {
         let mut config = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: self.scenario.skip_limit });
         config.skip_age = Duration::from_nanos(config.skip_age.as_nanos() / self.args.time_scale);
         config.eviction = profiled.eviction;
-        config
+        Ok(Box::new(LocalityScheduler::new(config)?))
     }
 
     /// What was measured, and what things cost meanwhile.
     fn measure(&self, load: &[Arrival], profiled: &Profiled) -> Result<(Found, Profiled)> {
-        let costs = Arc::new(Mutex::new(Costs::new(self.args.models)));
-        let scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
-        let scheduler = Recorded { scheduler, costs: Arc::clone(&costs) };
+        let notes = Arc::<Mutex<Notes>>::default();
+        let scheduler = Noted::new(self.scheduler(profiled)?, &notes);
         let serving = Serving::spawn(self.config.clone(), Box::new(scheduler))?;
         let handle = serving.handle();
         for gpu in 0..self.args.gpus {
@@ -433,42 +386,27 @@ impl<'a> Stage<'a> {
         let makespan = start.elapsed().as_secs_f64();
         ensure!(latencies.len() == load.len(), "{} of {} requests ended", latencies.len(), load.len());
         latencies.sort_by(f64::total_cmp);
-        let stats = handle.snapshot()?.stats;
-        let observed = costs.lock().means(profiled);
-        let requests = stats.hits + stats.misses;
-        Ok((Found { latencies, misses: stats.misses, requests, makespan }, observed))
+        let notes = notes.lock();
+        let mut costs = Costs::new(self.args.models);
+        let model = |request: RequestId| {
+            let arrival = load.get(usize::try_from(request.number()).ok()?)?;
+            Some(ModelId::new(arrival.model))
+        };
+        notes.told.iter().for_each(|(_, event)| costs.note(*event, model));
+        Ok((Found::new(latencies, makespan, &notes), costs.means(profiled)))
     }
 
     fn simulate(&self, load: &[Arrival], profiled: &Profiled, seed: u64) -> Result<Found> {
-        let mut scheduler = LocalityScheduler::new(self.scheduler(profiled))?;
-        let gpus = (0..self.args.gpus).map(|gpu| SimGpu {
-            kind: GpuKind::new(0),
-            node: NodeId::new(0),
-            memory: self.gpu(gpu).memory,
-        });
-        let models = (0..).zip(&profiled.models).map(|(model, profile)| ModelSpec {
-            memory: self.program(model, *profile).memory,
-            profiles: vec![(GpuKind::new(0), *profile)],
-        });
-        let work = Workload {
-            gpus: gpus.collect(),
-            models: models.collect(),
+        let model = |(model, profile): (u32, &ModelProfile)| (self.program(model, *profile).memory, *profile);
+        let cluster = Cluster {
+            devices: (0..self.args.gpus).map(|gpu| (NodeId::new(0), self.gpu(gpu).memory)).collect(),
+            models: (0..).zip(&profiled.models).map(model).collect(),
+            eviction: profiled.eviction,
             arrivals: load.to_vec(),
-            limits: Vec::new(),
-            faults: Faults { eviction: profiled.eviction, ..Faults::default() },
-            batch_marginal_bp: 10_000,
         };
-        let outcome = simulate(&mut scheduler, &work, seed, None).map_err(|broken| anyhow!("{broken}"))?;
-        let served = outcome.fates.iter().filter_map(|fate| match fate {
-            Fate::Served { latency, .. } => Some(latency.as_secs_f64()),
-            Fate::Rejected { .. } => None,
-        });
-        let mut latencies: Vec<f64> = served.collect();
-        latencies.sort_by(f64::total_cmp);
-        ensure!(latencies.len() == load.len(), "the simulation rejected a request");
-        let stats = scheduler.stats();
-        let makespan = outcome.makespan.as_secs_f64();
-        Ok(Found { latencies, misses: stats.misses, requests: stats.hits + stats.misses, makespan })
+        let answered = cluster.run(seed, || self.scheduler(profiled))?;
+        let makespan = answered.end.saturating_since(Timestamp::ZERO).as_secs_f64();
+        Ok(Found::new(answered.latencies, makespan, &answered.notes))
     }
 }
 

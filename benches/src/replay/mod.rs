@@ -22,6 +22,7 @@ pub mod paired;
 pub mod plot;
 pub mod progress;
 pub mod store_memory;
+mod whole_devices;
 
 pub use cli::main;
 

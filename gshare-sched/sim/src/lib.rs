@@ -20,7 +20,7 @@
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
-//! | [`request_cluster`] | a cluster in virtual time around any scheduler of requests, with faults |
+//! | [`request_cluster`] | faults around any scheduler of requests, and checks of its promises |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. Policies are known by their traits, so that

@@ -1,8 +1,9 @@
 //! A cluster of GPUs under a request scheduler: evictions, loads and runs that take their time, and go wrong.
 //!
 //! # Problem
-//! Show what a [`RequestScheduler`] is worth in latencies, and that it keeps its promises when GPUs disappear, loads fail
-//! and processes die behind its back. The type that decides is the one that ships.
+//! Show that a [`RequestScheduler`] keeps its promises when GPUs disappear, loads fail and processes die behind its back, with
+//! all that the scheduler knows and a function of a [`world`](crate::world) does not: costs by kind of GPU, models that do not
+//! run on one, a tenant and a deadline of each request. What a scheduler is worth is asked in a world.
 //!
 //! # How it works
 //! Orders are carried out as a node would: an eviction, a load and a run take the profiled time (with jitter, if asked
@@ -121,12 +122,6 @@ pub enum Fate {
 pub struct Outcome {
     /// By request.
     pub fates: Vec<Fate>,
-    /// When the last request was done.
-    pub makespan: Duration,
-    /// GPU time spent running requests.
-    pub running: Duration,
-    /// Average number of GPUs that held the first model, over the makespan, in thousandths.
-    pub first_model_copies_milli: u64,
     /// Events that the scheduler was told.
     pub events: u64,
 }
@@ -236,7 +231,6 @@ struct Cluster<'a> {
     dispatched: Vec<Timestamp>,
     outcome: Outcome,
     actions: Vec<RequestAction>,
-    first_model: (Timestamp, u64, u128),
     /// The most copies of models that have a limit.
     most: BTreeMap<u32, u32>,
     left: usize,
@@ -264,7 +258,6 @@ pub fn simulate(
         dispatched: vec![Timestamp::ZERO; work.arrivals.len()],
         outcome: Outcome::default(),
         actions: Vec::new(),
-        first_model: (Timestamp::ZERO, 0, 0),
         most: BTreeMap::new(),
         left: work.arrivals.len(),
     };
@@ -389,7 +382,6 @@ impl Cluster<'_> {
                         self.most[&model]
                     ));
                 }
-                self.count_first(now);
                 let profiled = if from == Tier::Host { profile.load_host } else { profile.load_disk };
                 let took = self.takes(profiled);
                 let fails = self.rng.percent(self.work.faults.load_fails);
@@ -422,7 +414,6 @@ impl Cluster<'_> {
                         "{now}: {request} is dispatched to gpu{gpu}, where its model never was"
                     ));
                 }
-                self.outcome.running = self.outcome.running.saturating_add(took);
                 let life = self.state[gpu].life;
                 self.queue.schedule(now + took, Happens::Ran { gpu, life, requests, took });
             }
@@ -448,7 +439,6 @@ impl Cluster<'_> {
             return Err(format!("{now}: request{index} ended twice"));
         }
         self.left -= 1;
-        self.outcome.makespan = now.saturating_since(Timestamp::ZERO);
         Ok(())
     }
 
@@ -469,7 +459,6 @@ impl Cluster<'_> {
             Happens::Evicted { gpu, life, model } if self.state[gpu].life == life => {
                 self.state[gpu].models.remove(&model);
                 self.state[gpu].leaving.remove(&model);
-                self.count_first(now);
                 self.tell(now, RequestEvent::Evicted { gpu: id(gpu), model: ModelId::new(model) })
             }
             Happens::Loaded { gpu, life, model, took, fails } if self.state[gpu].life == life => {
@@ -477,7 +466,6 @@ impl Cluster<'_> {
                 let (gpu_id, model_id) = (id(gpu), ModelId::new(model));
                 if fails {
                     self.state[gpu].models.remove(&model);
-                    self.count_first(now);
                     return self.tell(now, RequestEvent::LoadFailed { gpu: gpu_id, model: model_id });
                 }
                 self.tell(now, RequestEvent::Loaded { gpu: gpu_id, model: model_id, took })
@@ -491,7 +479,6 @@ impl Cluster<'_> {
                 if self.rng.percent(self.work.faults.process_dies) {
                     self.state[gpu].models.remove(&model);
                     self.state[gpu].dead.push(model);
-                    self.count_first(now);
                 }
                 for request in requests {
                     let index = Self::index(request);
@@ -531,7 +518,6 @@ impl Cluster<'_> {
         }
         let life = self.state[gpu].life + 1;
         self.state[gpu] = Gpu { life, ..Gpu::default() };
-        self.count_first(now);
         let back = self.rng.duration(
             Duration::from_nanos(1),
             self.work.faults.back_within.saturating_add(Duration::from_nanos(1)),
@@ -557,18 +543,7 @@ impl Cluster<'_> {
         .collect()
     }
 
-    fn count_first(&mut self, now: Timestamp) {
-        let (since, copies, sum) = self.first_model;
-        let sum = sum + u128::from(now.saturating_since(since).as_nanos()) * u128::from(copies);
-        let copies = self.state.iter().filter(|gpu| gpu.models.contains_key(&0)).count() as u64;
-        self.first_model = (now, copies, sum);
-    }
-
     fn finish(mut self) -> Result<Outcome, String> {
-        self.count_first(self.queue.now());
-        let span = u128::from(self.outcome.makespan.as_nanos().max(1));
-        self.outcome.first_model_copies_milli =
-            u64::try_from(self.first_model.2 * 1000 / span).unwrap_or(u64::MAX);
         if self.scheduler.waiting() > 0 {
             return Err("all requests ended, but the scheduler has some that wait".to_owned());
         }

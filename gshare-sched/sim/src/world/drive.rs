@@ -801,7 +801,8 @@ where
         if !self.kill(id) {
             return;
         }
-        let takes = self.chances.duration(Duration::from_millis(5), Duration::from_millis(50));
+        let (least, most) = self.plan.stop;
+        let takes = self.chances.duration(least, most);
         let Some(body) = self.bodies.get(&id) else { return };
         self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
     }

@@ -8,8 +8,8 @@
 //!
 //! # Model
 //! At [`Depth::Requests`] devices serve by the profile; there are no kernels.
-//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s, unless the plan says otherwise, the end of a
-//!   stopped instance 5 ms to 50 ms, a profile 5 s to 20 s; all with jitter;
+//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s and the end of a
+//!   stopped instance 5 ms to 50 ms, unless the plan says otherwise, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
 //!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
 //!   device that of all of it, on a fractional device that of the share's limits. While the programs on a fractional device

@@ -134,6 +134,8 @@ pub struct Plan {
     pub record: bool,
     /// Bytes in a nanosecond from a device to host memory, the speed at which instances are parked; more than 0. 12 by default.
     pub link: u64,
+    /// A stopped instance has ended after a time from the first to the second. 5 ms to 50 ms by default.
+    pub stop: (Duration, Duration),
     /// Makes the vertical scaler of each daemon, at [`Depth::Kernels`]. None: ours.
     pub vertical: Option<Make<dyn VerticalScaler>>,
 }
@@ -167,6 +169,7 @@ impl Plan {
             sample: None,
             record: false,
             link: 12,
+            stop: (Duration::from_millis(5), Duration::from_millis(50)),
             vertical: None,
         }
     }

@@ -346,3 +346,14 @@ fn a_request_takes_the_time_of_the_nearest_point() {
     // One that is always busy answers 100 in a second there: 10 ms of a quarter of the device each.
     assert_eq!(outcome.functions[1].used, Duration::from_micros(10_000 * answered / 4));
 }
+
+#[test]
+fn a_stopped_instance_ends_after_the_time_of_the_plan() {
+    let mut plan = plan();
+    let stop = Duration::from_secs(3);
+    (plan.faults.every, plan.stop) = (BTreeMap::new(), (stop, stop));
+    let outcome = run(&plan, 1, || Ok(OneQueue::new(2, None))).unwrap();
+    // Instances are stopped when functions are removed: when half of the time to become quiet has passed.
+    let removed = plan.length + Duration::from_nanos(plan.settle.as_nanos() / 2);
+    assert_eq!(outcome.time, removed + stop);
+}
