@@ -1,24 +1,31 @@
 //! FaST-GShare, figure 12: load that climbs from 30 to 110 requests/s and falls to 20, an SLO of 69 ms.
 //!
-//! A simulation in virtual time: the heuristic scaler gets the load of each second, its instances take `cold_start` to become
-//! ready, and each serves one request at a time in the time that its point's throughput says. Requests come evenly at the
-//! rate of the moment (`even`, as the load generator of the paper sends them) or as a Poisson process of that rate
-//! (`poisson`), and join the instance that will be free first. The profile is figure 8's of `ResNet` on a V100.
+//! A simulation in virtual time ([`gshare_sim::world`]) under the platform's pool of shared devices, which tells the scaler the load of
+//! each second, and more often while requests wait ([`gshare_sched::platform::FractionalPool`]). The first pod is there at once,
+//! others take `cold_start`. Each has a GPU, and serves one request at a time in the time that its point's throughput says. Requests
+//! come evenly at the rate of the moment (`even`, as the load generator of the paper sends them) or as a Poisson process of that rate
+//! (`poisson`), and wait in the order of arrival. The profile is figure 8's of `ResNet` on a V100.
 //!
 //! Policies: `ours`, which adds what a queue of such arrivals needs; `headroom`, which does not, but has more capacity than load by
-//! the per cent asked for; `printed` has no headroom and no latency filter, and looks at the last second only.
+//! the per cent asked for; `printed` has no headroom and no latency filter, and looks at the last report only.
 //! `at_first_percent` are the violations of the first five seconds, when one pod serves 30 requests/s until the scaler has seen
-//! a second of them and others are ready.
+//! that and others are ready. `gpu_seconds` count from the first pod's start until half a second after the load.
 
 use super::{Report, row};
-use anyhow::{Context, Result};
-use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
-use gshare_core::{BasisPoints, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use anyhow::{Context, Result, anyhow};
+use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::scale::HorizontalScaler;
+use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
+use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+};
 use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
+use gshare_sim::Rng;
+use gshare_sim::arrivals::Arrivals;
 use gshare_sim::scenario::Own;
-use gshare_sim::{EventQueue, Rng};
-use std::collections::BTreeMap;
+use gshare_sim::world::{self, Change, Ended, Function, Plan};
 
 /// Flags of the scenario.
 #[derive(Debug, clap::Args)]
@@ -75,141 +82,75 @@ fn profile() -> Result<ProfileTable> {
     Ok(ProfileTable::grid(points)?)
 }
 
+/// When requests come: evenly, or by a seed as a Poisson process.
+fn arrivals(seed: Option<u64>) -> Vec<Timestamp> {
+    let mut rng = seed.map(Rng::new);
+    let gap = |at: &Timestamp| {
+        let load = load(at.saturating_since(Timestamp::ZERO).as_secs_f64());
+        // By inversion: the mean of -ln(u) is 1.
+        let drawn = |rng: &mut Rng| -((rng.below(1 << 30) + 1) as f64 / (1u64 << 30) as f64).ln();
+        let gap = rng.as_mut().map_or(1.0, drawn) / load;
+        Some(*at + std::time::Duration::from_secs_f64(gap).into())
+    };
+    let end = Timestamp::ZERO + Duration::from_secs(SECONDS);
+    std::iter::successors(Some(Timestamp::ZERO), gap).take_while(|at| *at < end).collect()
+}
+
 /// One simulated run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Run {
-    requests: u64,
-    violations: u64,
+    requests: usize,
+    violations: usize,
     /// Those of the first five seconds.
-    at_first: u64,
-    most_pods: u32,
-    /// Sum over the seconds of SM share x quota, in GPU seconds.
+    at_first: usize,
     gpu_seconds: f64,
     /// Load and pods of every second.
-    series: Vec<(u64, u32)>,
-}
-
-enum Event {
-    Arrival,
-    Ready(InstanceId),
-    Gone(InstanceId),
-    Tick,
-}
-
-/// An instance: when it is free next, and how long a request takes.
-struct Pod {
-    free: Timestamp,
-    exec: Duration,
-    ready: bool,
-    point: ProfilePoint,
+    series: Vec<(usize, usize)>,
 }
 
 /// Makes a new scaler.
 type New<'a> = Box<dyn Fn() -> Result<Box<dyn HorizontalScaler>> + 'a>;
 
-fn simulate(
-    mut scaler: Box<dyn HorizontalScaler>,
-    max_p95: Option<Duration>,
-    cold: Duration,
-    seed: Option<u64>,
-) -> Result<Run> {
-    let function = FunctionId::new(0);
-    let spec = FunctionScale { profile: profile()?, max_p95, min_instances: 1, max_instances: 64 };
-    let (mut run, mut pods) = (Run::default(), BTreeMap::<InstanceId, Pod>::new());
-    let mut queue = EventQueue::new();
-    let mut rng = seed.map(Rng::new);
-    let mut orders = Vec::new();
-    scaler.handle(Timestamp::ZERO, HorizontalEvent::FunctionAdded { function, spec }, &mut orders)?;
-    obey(&mut orders, Timestamp::ZERO, cold, &mut pods, &mut queue);
-    let second = Duration::from_secs(1);
-    queue.schedule(Timestamp::ZERO + cold + second, Event::Tick);
-    queue.schedule(Timestamp::ZERO + cold, Event::Arrival);
-    let begin = Timestamp::ZERO + cold;
-    let mut came = 0u64;
-    while let Some((now, event)) = queue.pop() {
-        let at = now.saturating_since(begin).as_secs_f64();
-        match event {
-            Event::Arrival => {
-                came += 1;
-                run.requests += 1;
-                let free = pods
-                    .iter_mut()
-                    .filter(|(_, pod)| pod.ready)
-                    .min_by_key(|(id, pod)| (pod.free.max(now) + pod.exec, **id));
-                let late = match free {
-                    Some((_, pod)) => {
-                        pod.free = pod.free.max(now) + pod.exec;
-                        pod.free.saturating_since(now) > SLO
-                    }
-                    None => true,
-                };
-                run.violations += u64::from(late);
-                run.at_first += u64::from(late && at < 5.0);
-                let gap = match rng.as_mut() {
-                    None => 1.0 / load(at),
-                    // By inversion: the mean of -ln(u) is 1.
-                    Some(rng) => -((rng.below(1 << 30) + 1) as f64 / (1u64 << 30) as f64).ln() / load(at),
-                };
-                let next = now + std::time::Duration::from_secs_f64(gap).into();
-                if next < begin + Duration::from_secs(SECONDS) {
-                    queue.schedule(next, Event::Arrival);
-                }
-            }
-            Event::Gone(instance) => {
-                pods.remove(&instance);
-                scaler.handle(now, HorizontalEvent::InstanceGone { instance }, &mut orders)?;
-            }
-            Event::Ready(instance) => {
-                if let Some(pod) = pods.get_mut(&instance) {
-                    pod.ready = true;
-                    scaler.handle(now, HorizontalEvent::InstanceReady { instance }, &mut orders)?;
-                }
-            }
-            Event::Tick => {
-                let rate = RequestRate::per_second(came);
-                let report = HorizontalEvent::LoadReported { function, rate };
-                scaler.handle(now, report, &mut orders)?;
-                obey(&mut orders, now, cold, &mut pods, &mut queue);
-                let here = u32::try_from(pods.len()).unwrap_or(u32::MAX);
-                run.most_pods = run.most_pods.max(here);
-                run.gpu_seconds += pods.values().map(|pod| pod.point.area() as f64 / 1e8).sum::<f64>();
-                run.series.push((came, here));
-                came = 0;
-                if now < begin + Duration::from_secs(SECONDS) {
-                    queue.schedule(now + second, Event::Tick);
-                }
-            }
-        }
-    }
-    Ok(run)
+fn platform(new: &New<'_>) -> Result<Platform> {
+    let packer = Box::new(MaxRects::new(MaxRectsConfig::default()));
+    let policies = FractionalPolicies { scaler: new()?, packer };
+    let pool = FractionalPool::new(FractionalConfig::default().with_late_wait(None), policies)?;
+    Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
 }
 
-/// Does what the scaler says.
-fn obey(
-    orders: &mut Vec<HorizontalAction>,
-    now: Timestamp,
-    cold: Duration,
-    pods: &mut BTreeMap<InstanceId, Pod>,
-    queue: &mut EventQueue<Event>,
-) {
-    for order in orders.drain(..) {
-        match order {
-            HorizontalAction::Start { instance, point, .. } => {
-                pods.insert(instance, Pod { free: now, exec: point.p50, ready: false, point });
-                queue.schedule(now + cold, Event::Ready(instance));
-            }
-            HorizontalAction::Drain { instance } => {
-                if let Some(pod) = pods.get_mut(&instance) {
-                    pod.ready = false;
-                    queue.schedule(pod.free, Event::Gone(instance));
-                }
-            }
-            HorizontalAction::Stop { instance, .. } => {
-                pods.remove(&instance);
-            }
-            _ => {}
-        }
-    }
+fn simulate(new: &New<'_>, slo: Option<Duration>, cold: Duration, seed: Option<u64>) -> Result<Run> {
+    let came = arrivals(seed);
+    // A pod has the memory of a GPU, so that none waits for the turns of another.
+    let (memory, pods) = (Bytes::from_gib(16), 64);
+    let devices = vec![DeviceSpec::new(NodeId::new(0), memory); pods as usize];
+    let work = Work::Inference { profile: Some(profile()?) };
+    let mut spec = FunctionSpec::new(work, memory).with_instances(1, pods);
+    // The first pod finds the weights on the disk and is there at once; then they are in the node's memory.
+    (spec.load_disk, spec.load_host) = (Duration::ZERO, cold);
+    // A pod has the quota of its point.
+    (spec.slo, spec.time_limit) = (slo, Quota::new(1).context("quota")?);
+    let function = Function::new("resnet", spec).with_arrivals(Arrivals::times(came.clone())?);
+    let length = Duration::from_millis(1_000 * SECONDS + 500);
+    let mut plan = Plan::new(devices, vec![function], length);
+    (plan.jitter, plan.record, plan.changes) = (0, true, vec![(length, 0, Change::Removed)]);
+    let make = || platform(new).map_err(|error| error.to_string());
+    let outcome = world::run(&plan, seed.unwrap_or(0), make).map_err(|failure| anyhow!("{failure}"))?;
+    let record = outcome.record.unwrap_or_default();
+    let late = |end: &&Ended| end.spent.is_none() || end.at.saturating_since(end.arrived) > SLO;
+    let early = |end: &&Ended| end.arrived < Timestamp::from_millis(5_000);
+    let second = |number: u64| {
+        let (from, to) =
+            (Timestamp::from_millis(1_000 * number), Timestamp::from_millis(1_000 * (number + 1)));
+        let held = record.held.values().flatten().filter(|span| span.0 <= to && to < span.1);
+        (came.iter().filter(|at| (from..to).contains(at)).count(), held.count())
+    };
+    Ok(Run {
+        requests: record.ends.len(),
+        violations: record.ends.iter().filter(late).count(),
+        at_first: record.ends.iter().filter(late).filter(early).count(),
+        gpu_seconds: outcome.functions[0].held.as_secs_f64(),
+        series: (0..SECONDS).map(second).collect(),
+    })
 }
 
 /// Runs both policies on both kinds of arrivals.
@@ -222,26 +163,24 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     (printed.headroom, printed.dead_band, printed.predict_reports) =
         (BasisPoints::ZERO, BasisPoints::ZERO, 1);
     (printed.down_cooldown, printed.late_share) = (Duration::ZERO, BasisPoints::ZERO);
-    // Half of the SLO, the rest is for queueing (Dilu, section 3.2).
-    let half = Duration::from_nanos(SLO.as_nanos() / 2);
     let ours = |config: HeuristicHorizontalConfig| -> New<'_> {
         Box::new(move || Ok(Box::new(HeuristicHorizontal::new(config.clone())?)))
     };
-    let mut policies = vec![("ours", ours(HeuristicHorizontalConfig::default()), Some(half), 10)];
+    let mut policies = vec![("ours", ours(HeuristicHorizontalConfig::default()), Some(SLO), 10)];
     for &percent in &args.headrooms {
         let mut config = HeuristicHorizontalConfig::default();
         config.headroom = BasisPoints::from_percent(percent).context("--headrooms: need at most 100")?;
         config.late_share = BasisPoints::ZERO;
-        policies.push(("headroom", ours(config), Some(half), percent));
+        policies.push(("headroom", ours(config), Some(SLO), percent));
     }
     policies.push(("printed", ours(printed), None, 0));
     for (name, make) in own.scalers() {
-        policies.push((name, Box::new(|| Ok(make())), Some(half), 0));
+        policies.push((name, Box::new(|| Ok(make())), Some(SLO), 0));
     }
-    for (policy, new, max_p95, headroom) in policies {
+    for (policy, new, slo, headroom) in policies {
         let poisson = args.seeds.iter().map(|&seed| ("poisson", Some(seed)));
         for (arrivals, seed) in [("even", None)].into_iter().chain(poisson) {
-            let run = simulate(new()?, max_p95, args.cold_start, seed)?;
+            let run = simulate(&new, slo, args.cold_start, seed)?;
             let percent = run.violations as f64 / run.requests as f64 * 100.0;
             let mut line = row(&[
                 ("policy", policy.into()),
@@ -250,7 +189,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
                 ("requests", run.requests.into()),
                 ("violations_percent", percent.into()),
                 ("at_first_percent", (run.at_first as f64 / run.requests as f64 * 100.0).into()),
-                ("most_pods", run.most_pods.into()),
+                ("most_pods", run.series.iter().map(|(_, pods)| *pods).max().into()),
                 ("gpu_seconds", run.gpu_seconds.into()),
             ]);
             line.extend(seed.map(|seed| ("seed".to_owned(), seed.into())));
@@ -296,10 +235,10 @@ mod tests {
     /// FaST-GShare, figure 12: violations below 1 %.
     #[test]
     fn load_that_climbs_and_falls_is_served_within_the_slo() {
-        let half = Some(Duration::from_nanos(SLO.as_nanos() / 2));
         let run = |seed| {
-            let scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
-            let run = simulate(Box::new(scaler), half, Duration::from_secs(2), seed).unwrap();
+            let ours = || HeuristicHorizontal::new(HeuristicHorizontalConfig::default());
+            let new: New<'_> = Box::new(move || Ok(Box::new(ours()?)));
+            let run = simulate(&new, Some(SLO), Duration::from_secs(2), seed).unwrap();
             assert!(run.requests > 12_000);
             assert!(run.violations * 100 < run.requests, "{} of {}", run.violations, run.requests);
             run
