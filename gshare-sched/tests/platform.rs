@@ -308,6 +308,22 @@ fn a_removed_function_answers_what_it_has_and_its_name_is_free_when_all_of_it_is
     host.tell(PlatformEvent::FunctionDeployed { function, spec }).unwrap();
 }
 
+/// A report of its load is due at the time of its removal: what the scaler makes of that is not started.
+#[test]
+fn nothing_is_started_for_a_function_that_is_removed_at_a_deadline() {
+    let mut host = Host::with(&[16, 16]);
+    host.deploy(0, inference(2).with_instances(1, 4));
+    host.run(MS(4_000));
+    for _ in 0..500 {
+        host.arrive(FunctionId::new(0), None);
+    }
+    host.now = host.platform.next_deadline().unwrap() + MS(2_000);
+    let before = host.orders.len();
+    host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(0) }).unwrap();
+    let started = |order: &&PlatformAction| matches!(order, PlatformAction::Start { .. });
+    assert_eq!(host.orders[before..].iter().find(started), None);
+}
+
 #[test]
 fn bad_input_is_refused_by_field_and_bound_and_changes_nothing() {
     let mut host = Host::with(&[16]);

@@ -409,9 +409,11 @@ impl Engine for Platform {
             self.now = before;
             return Err(error);
         }
-        if let PlatformEvent::DeviceLost { gpu } = event {
-            // Before anything is started on it.
-            self.lose_device(gpu, actions);
+        match event {
+            // Before anything is started on it, or for it.
+            PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
+            PlatformEvent::FunctionRemoved { function } => self.remove(function, actions),
+            _ => {}
         }
         self.catch_up(actions);
         match event {
@@ -422,7 +424,6 @@ impl Engine for Platform {
                 }
                 self.admit(tenant, actions);
             }
-            PlatformEvent::FunctionRemoved { function } => self.remove(function, actions),
             PlatformEvent::RequestArrived { request, function, deadline } => {
                 self.arrived(request, function, deadline, actions);
             }

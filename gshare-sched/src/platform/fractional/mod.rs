@@ -509,10 +509,11 @@ impl Engine for FractionalPool {
             _ => {}
         }
         self.now = self.now.max(now);
-        // The work of deadlines is done on the devices that there are now.
+        // The work of deadlines is done on the devices and for the functions that there are now.
         match &event {
             PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
             PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),
+            PoolEvent::FunctionRemoved { function } => self.remove_function(*function, actions),
             // A deadline may undo what follows from the bounds.
             PoolEvent::BoundsChanged { .. } => self.scaled(core::mem::take(&mut scaled), actions),
             _ => {}
@@ -521,11 +522,11 @@ impl Engine for FractionalPool {
         match event {
             PoolEvent::DeviceJoined { .. }
             | PoolEvent::DeviceLost { .. }
+            | PoolEvent::FunctionRemoved { .. }
             | PoolEvent::BoundsChanged { .. }
             | PoolEvent::TenantLimited { .. }
             | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
-            PoolEvent::FunctionRemoved { function } => self.remove_function(function, actions),
             PoolEvent::Arrived { request, function, arrived, deadline } => {
                 self.arrived(request, function, arrived, deadline, actions);
             }

@@ -646,6 +646,10 @@ impl Engine for SlicedPool {
                 self.obey(spec.node, order, actions);
             }
         }
+        if let PoolEvent::FunctionRemoved { function } = event {
+            // Before anything is started for it.
+            self.remove(function, actions);
+        }
         self.catch_up(actions);
         match event {
             PoolEvent::DeviceJoined { spec, .. } => self.refit(spec.node, actions),
@@ -657,7 +661,6 @@ impl Engine for SlicedPool {
                     self.look_at(function);
                 }
             }
-            PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
             PoolEvent::Arrived { request, function, arrived, deadline } => {
                 self.arrived(request, function, (arrived, deadline), actions);
             }
@@ -668,7 +671,9 @@ impl Engine for SlicedPool {
                 }
             }
             PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
-            PoolEvent::TenantLimited { .. } | PoolEvent::DeadlineReached => {}
+            PoolEvent::FunctionRemoved { .. }
+            | PoolEvent::TenantLimited { .. }
+            | PoolEvent::DeadlineReached => {}
         }
         self.run(actions);
         self.keep_minimums(actions);

@@ -439,6 +439,10 @@ impl Engine for WholePool {
         self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         self.admit(&event, actions).inspect_err(|_| self.now = before)?;
+        if let PoolEvent::FunctionRemoved { function } = event {
+            // Before anything is started for it.
+            self.remove(function, actions);
+        }
         self.catch_up(actions);
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => self.joined(gpu, &spec),
@@ -458,7 +462,6 @@ impl Engine for WholePool {
                     }
                 }
             }
-            PoolEvent::FunctionRemoved { function } => self.remove(function, actions),
             PoolEvent::Done { request, took } => self.done(request, took),
             PoolEvent::Cancelled { request } => self.give_up(request),
             PoolEvent::Instance { instance, report } => self.report(instance, report),
