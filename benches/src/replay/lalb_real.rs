@@ -433,7 +433,8 @@ pub(super) fn build(built: bool, packages: &[&str]) -> Result<PathBuf> {
         // Not quiet: it may take minutes, or wait for another cargo, and says so on stderr.
         .arg("build")
         .args(packages.iter().flat_map(|package| ["--package", package]))
-        .args(["--features", "gshare-cli/fixtures"].iter().filter(|_| packages.contains(&"gshare-cli")))
+        // With the package's name before it, this is the feature of its dependency on itself, which tests have.
+        .args(["--features", "fixtures"].iter().filter(|_| packages.contains(&"gshare-cli")))
         .args(["--profile", profile, "--target-dir"])
         .arg(dir.parent().context("no target directory")?)
         .current_dir(root)
