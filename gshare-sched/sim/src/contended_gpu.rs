@@ -190,7 +190,7 @@ mod tests {
             ended.extend(gpu.advance(Timestamp::from_millis(100_000)));
             prop_assert_eq!(ended.len(), launches.len());
             prop_assert_eq!(gpu.next_end(), None);
-            let mut last = vec![Timestamp::ZERO; 3];
+            let mut last = [Timestamp::ZERO; 3];
             for &(lane, end) in &ended {
                 // The oldest of the lane is the one that ends, and no two of a lane run at a time.
                 let (launched, alone) = begun[lane].pop_front().unwrap();
