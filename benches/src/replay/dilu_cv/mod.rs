@@ -1,8 +1,9 @@
 //! Dilu, section 5.2 ("fast adaptivity"): an inference instance whose load comes in bursts, beside another instance or a trainer.
 //!
-//! A simulation in virtual time, on a device whose SMs are shared in proportion ([`SharedGpu`]). `GPT2`-large or
-//! `RoBERTa`-large serves requests in bursts of a coefficient of variation (CV) of 1 to 6. Every policy sees the same arrivals, and
-//! every process has at most 5 ms of work queued on the device, as under the hook.
+//! A simulation in virtual time, on a device whose SMs are shared in proportion
+//! ([`SharedGpu`](gshare_sim::contended_gpu::SharedGpu)). `GPT2`-large or `RoBERTa`-large serves requests in bursts of a coefficient
+//! of variation (CV) of 1 to 6. Every policy sees the same arrivals, and every process has at most 5 ms of work queued on the device,
+//! as under the hook.
 //!
 //! # Set-up
 //! - **Pairs.** The paper's figures have the two models beside each other (its trace at CV 5 is of the pair GPT2, `RoBERTa`): the
