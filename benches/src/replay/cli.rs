@@ -1,8 +1,7 @@
 //! The program `replay`: runs a figure of a paper again. `replay --help` lists them.
 
-use crate::replay;
-use crate::replay::Report;
-use anyhow::{Context, Result, bail, ensure};
+use crate::replay::{self, Report};
+use anyhow::{Context, Result, ensure};
 use clap::{CommandFactory, Parser, Subcommand};
 use gshare_sim::scenario::Own;
 use std::ffi::OsStr;
@@ -26,17 +25,23 @@ struct Cli {
     #[arg(long, global = true, requires = "plot", value_name = "COLUMN")]
     figure: Option<String>,
     #[command(subcommand)]
-    scenario: Scenario,
+    wanted: Wanted,
 }
 
 #[derive(Debug, Subcommand)]
-enum Scenario {
+enum Wanted {
     /// Every replay below with its default flags, one after the other; how long each took is told on stderr
     All {
         /// Folder of published profiles; without it `dilu-table2`, which needs them, is left out
         #[arg(long, value_name = "DIR")]
         profiles: Option<PathBuf>,
     },
+    #[command(flatten)]
+    One(Scenario),
+}
+
+#[derive(Debug, Subcommand)]
+enum Scenario {
     /// Dilu, section 5.2: bursts of inference requests beside another model or a trainer, under every way to share the GPU
     DiluCv(replay::dilu_cv::Args),
     /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
@@ -90,13 +95,15 @@ enum Scenario {
 /// Flags or files that cannot be, with name and bound; a file that cannot be written.
 pub fn main(own: &Own) -> Result<()> {
     let cli = Cli::parse();
-    let Scenario::All { profiles } = &cli.scenario else { return cli.print(&cli.scenario.run(own)?) };
+    let profiles = match &cli.wanted {
+        Wanted::One(scenario) => return cli.print(&scenario.run(own)?),
+        Wanted::All { profiles } => profiles,
+    };
     ensure!(!cli.csv && cli.plot.is_none(), "--csv and --plot show one replay, and `all` runs several");
     let begun = Instant::now();
     for name in Cli::command().get_subcommands().map(clap::Command::get_name) {
         let mut line = vec![OsStr::new("replay"), OsStr::new(name)];
         match (name, profiles) {
-            ("all" | "help", _) => continue,
             ("dilu-table2", None) => {
                 eprintln!("{name}: left out, it needs --profiles");
                 continue;
@@ -104,8 +111,9 @@ pub fn main(own: &Own) -> Result<()> {
             ("dilu-table2", Some(profiles)) => line.extend([OsStr::new("--profiles"), profiles.as_os_str()]),
             _ => {}
         }
+        let Wanted::One(scenario) = Cli::try_parse_from(line)?.wanted else { continue };
         let since = Instant::now();
-        let report = Cli::try_parse_from(line)?.scenario.run(own).with_context(|| name.to_owned())?;
+        let report = scenario.run(own).with_context(|| name.to_owned())?;
         cli.print(&report)?;
         eprintln!("{name}: {:.1} s", since.elapsed().as_secs_f64());
     }
@@ -116,7 +124,6 @@ pub fn main(own: &Own) -> Result<()> {
 impl Scenario {
     fn run(&self, own: &Own) -> Result<Report> {
         match self {
-            Self::All { .. } => bail!("`all` is no replay"),
             Self::DiluCv(args) => replay::dilu_cv::run(args, own),
             Self::DiluTable2(args) => replay::dilu_table2::run(args),
             Self::DiluTable3(args) => replay::dilu_table3::run(args, own),

@@ -197,7 +197,7 @@ mod tests {
         let told = [(1, loaded(0)), (2, loaded(1)), (3, evicted(0)), (5, loaded(0)), (9, evicted(0))];
         let told = told.map(|(second, event)| (Timestamp::from_millis(second * 1_000), event)).to_vec();
         let notes = Notes { told, stats: RequestStats::default() };
-        // Of eight seconds the first three and the last four; what comes after the end does not count.
+        // The model is held in the first three and the last four of eight seconds; later events do not count.
         let average = notes.copies_of_first(Timestamp::from_millis(8_000));
         assert!((average - 7.0 / 8.0).abs() < 1e-9, "{average}");
     }

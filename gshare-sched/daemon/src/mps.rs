@@ -85,7 +85,7 @@ impl Mps {
     /// Tells the control daemon to end, with its servers.
     ///
     /// # Errors
-    /// Of kind [`TimedOut`](io::ErrorKind::TimedOut) while clients of a server have not ended: MPS ends after them.
+    /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) while clients of a server have not ended: MPS ends after them.
     pub fn stop(&self) -> io::Result<()> {
         self.ask_within(ENDS_IN, "quit").map(drop)
     }

@@ -23,7 +23,7 @@ pub(super) trait Gate {
         None
     }
 
-    /// Its deadline has come.
+    /// The gate's deadline has come.
     fn deadline(&mut self, _now: Timestamp) -> Result<()> {
         Ok(())
     }
@@ -50,12 +50,12 @@ pub(super) trait Gate {
     }
 }
 
-/// No gate.
+/// The gate of policies that let every launch in.
 pub(super) struct Open;
 
 impl Gate for Open {}
 
-/// The other one launches while the first has no batch.
+/// The gate by which the second process launches only while the first has no batch.
 struct Priority;
 
 impl Gate for Priority {

@@ -100,7 +100,7 @@ pub struct Args {
 
 /// The figures that are compared, and whether less is better.
 const FIGURES: [(&str, bool); 2] = [("p95_over_exclusive", true), ("trainer_percent", false)];
-/// What the first process did, and what the other one.
+/// The outcomes of the first process and of the other one.
 type Outcomes = [FunctionOutcome; 2];
 
 fn simulate(

@@ -7,7 +7,7 @@ use gshare_core::{Duration, SmShare, Timestamp};
 use gshare_sim::contended_gpu::{LaneKernel, SharedGpu};
 use gshare_sim::world::FunctionOutcome;
 
-/// What may be queued on the device per process.
+/// The most work that a process may have queued on the device.
 const IN_FLIGHT: Duration = Duration::from_millis(5);
 
 /// A server of requests, or a trainer, which always has work.
@@ -72,7 +72,7 @@ impl<'a> Process<'a> {
         Some(kernel.within(self.partition))
     }
 
-    /// Its next kernel was launched. Gives the batch that has no more to launch.
+    /// Notes that the next kernel was launched. Gives the batch if that was its last.
     fn launched(&mut self, now: Timestamp) -> Option<&Batch<'a>> {
         let batch = self.batch.as_mut()?;
         if batch.launched == 0 {
@@ -82,7 +82,7 @@ impl<'a> Process<'a> {
         self.batch.as_ref().filter(|batch| batch.launched == KERNELS)
     }
 
-    /// Its oldest kernel has ended; one of a trainer counts if that was in time.
+    /// Notes that the oldest kernel has ended; one of a trainer counts if that was in time.
     fn ended(&mut self, now: Timestamp, in_time: bool) {
         if let Some(batch) = &mut self.batch {
             batch.done += 1;

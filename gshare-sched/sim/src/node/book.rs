@@ -701,7 +701,7 @@ mod tests {
     use super::*;
     use gshare_core::{Quota, QuotaRange, SmShare};
 
-    /// Whether the book accepts a wait that begins and ends this long after the stop of a daemon, which lasts 6 s.
+    /// Tells whether the book accepts a wait that begins and ends this long after the stop of a daemon, which lasts 6 s.
     fn accepts(begins: Duration, ends: Duration) -> bool {
         let mut book = Book::new(Duration::from_millis(100), Duration::from_millis(5), 0);
         let quota = QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap();
