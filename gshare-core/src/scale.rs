@@ -506,7 +506,8 @@ pub enum HorizontalEvent {
         /// The function.
         function: FunctionId,
     },
-    /// Requests that came in the tick that ended now, per second. One report per tick, 0 included.
+    /// Requests that came in the tick that ended now, per second. One report per tick, 0 included; more where the scaler
+    /// takes [early reports](HorizontalScaler::early_reports).
     LoadReported {
         /// The function whose arrival rate was measured.
         function: FunctionId,
@@ -690,6 +691,12 @@ pub trait HorizontalScaler:
 
     /// Length of a tick: one load report per function in each.
     fn tick(&self) -> Duration;
+
+    /// Whether load is reported before a tick is over too, while more requests wait than are served at once. By default not: a
+    /// scaler that counts reports takes each for a tick of time.
+    fn early_reports(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

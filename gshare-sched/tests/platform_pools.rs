@@ -16,6 +16,7 @@ use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, RouterSettings, SlicedConfig, SlicedPool, WholePool,
 };
 use gshare_sched::request::SchedulerConfig;
+use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
 use gshare_sim::conformance::{PoolTrial, chain, pool};
 use gshare_sim::world::{FunctionOutcome, Outcome};
 use proptest::prelude::*;
@@ -211,15 +212,20 @@ struct Minimums {
 impl Minimums {
     /// Devices of 16 GiB, and functions of this memory in GiB and minimum; each instance may have a twentieth of the SMs.
     fn new(devices: u32, functions: &[(u64, u32)]) -> Self {
-        let mut host =
-            Self { pool: fractional(), now: Timestamp::ZERO, instances: BTreeMap::new(), unmet: 0 };
+        let bounds: Vec<_> = functions.iter().map(|&(gib, minimum)| (gib, (minimum, minimum))).collect();
+        Self::of(fractional(), devices, &bounds)
+    }
+
+    /// The same around a pool, with a minimum and a maximum of instances.
+    fn of(pool: FractionalPool, devices: u32, functions: &[(u64, (u32, u32))]) -> Self {
+        let mut host = Self { pool, now: Timestamp::ZERO, instances: BTreeMap::new(), unmet: 0 };
         (0..devices).for_each(|gpu| host.join(gpu));
         let (sm, time) = (SmShare::from_percent(5).unwrap(), Duration::from_millis(20));
         let point = ProfilePoint::measured(sm, Quota::WHOLE, 1, 50.0, time, time).unwrap();
-        for (function, &(gib, min_instances)) in (0..).zip(functions) {
+        for (function, &(gib, (least, most))) in (0..).zip(functions) {
             let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
             let spec = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(gib));
-            let spec = Box::new(spec.with_instances(min_instances, min_instances));
+            let spec = Box::new(spec.with_instances(least, most));
             host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(function), spec });
         }
         host
@@ -302,6 +308,26 @@ fn a_start_of_a_minimum_that_the_host_refused_is_ordered_again_after_ten_seconds
     assert_eq!(host.count(0), 1);
     host.wait(Duration::from_millis(1));
     assert_eq!(host.count(0), 2);
+}
+
+/// 60 requests a second come to an instance that does 50. A scaler that counts reports is told one a second, however many wait.
+#[test]
+fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
+    let scaler = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
+    let policies = FractionalPolicies { scaler: Box::new(scaler), ..FractionalPolicies::fast().unwrap() };
+    let pool = FractionalPool::new(FractionalConfig::default(), policies).unwrap();
+    let mut host = Minimums::of(pool, 2, &[(9, (1, 2))]);
+    host.settle();
+    let mut started = Vec::new();
+    for request in 0..1_500 {
+        let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
+        host.tell(PoolEvent::Arrived { request, function, arrived, deadline: None });
+        host.wait(Duration::from_nanos(1_000_000_000 / 60));
+        if host.count(0) > started.len() + 1 {
+            started.push(host.now.saturating_since(Timestamp::ZERO).as_nanos() / 1_000_000_000);
+        }
+    }
+    assert_eq!(started, [20], "seconds: with the twentieth report");
 }
 
 /// Twice what its only instance can do, for ten seconds.

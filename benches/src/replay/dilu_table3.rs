@@ -1,22 +1,23 @@
 //! Dilu, table 3: cold starts, SLO violations and GPU time of an inference function whose load comes in bursts, periods or
 //! now and then.
 //!
-//! A simulation in virtual time. Requests come as the published sender sends them: in each second the trace's rate times
-//! `scale`, rounded down, evenly spaced. Instances of `RoBERTa`-large serve batches of up to four from queues of their own; a request
-//! goes to the shortest queue of a ready instance, or waits until one is ready. Execution times are the published ones at the
-//! request (30 % of the SMs) and at the limit (60 %), a cold start takes 21.68 s. The others' scalers take an instance for 48
-//! requests/s, the published threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to
-//! threshold is that at which the published scaler gives the paper's counts of cold starts.
+//! A simulation in virtual time ([`gshare_sim::world`]) under the platform's pool of shared devices
+//! ([`gshare_sched::platform::FractionalPool`]). Requests come as the published sender sends them: in each second the trace's rate
+//! times `scale`, rounded down, evenly spaced. Instances of `RoBERTa`-large, each on a device of its own, serve up to four requests at
+//! once; others wait in one queue. Execution times are the published ones at the request (30 % of the SMs) and at the limit (60 %), by
+//! how many an instance has; a cold start takes 21.68 s. The others' scalers take an instance for 48 requests/s, the published
+//! threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to threshold is
+//! that at which the published scaler gives the paper's counts of cold starts.
 //!
 //! GPU time is SM share times seconds, of starting instances too; what an instance runs beyond its request counts. A request
-//! that took longer than the SLO is a violation; none is refused.
+//! that took longer than the SLO is a violation; the few that wait half a second after the load are too.
 //!
 //! | policy | starts | takes away | runs at |
 //! |---|---|---|---|
 //! | `eager` | as many as the last second's load needs | as soon as they are not needed | its request |
 //! | `keep_alive` | the same | once not needed for 60 s | its request |
-//! | `paper` | by the lazy scaler | by the lazy scaler | its limit while requests queue |
-//! | `ours` | by the peak scaler: as `paper` does, but only what peaks need when all run at their limits (151 requests/s) | as `paper` | its limit while requests queue |
+//! | `paper` | by the lazy scaler | by the lazy scaler | its limit while it has four |
+//! | `ours` | by the peak scaler: as `paper` does, but only what peaks need when all run at their limits (151 requests/s) | as `paper` | its limit while it has four |
 //!
 //! On equal terms: each of them with the queue order of `ours`, and each with its rating too:
 //!
@@ -26,13 +27,13 @@
 //! | `_late` | the order of `ours` |
 //! | `_late_rated` | that, and an instance is taken for what `ours` takes it for at a peak: 93 % of what it does as it runs, so 109 requests/s at its request and 140 at its limit, and not for the published 48 |
 //!
-//! A scaler of the program's own (see [`super::main`]) is in the place of `paper_late_rated`'s, and is told the ratings at request and
-//! limit.
+//! A scaler of the program's own (see [`super::main`]) is in the place of `paper_late_rated`'s, and is told what an instance does at
+//! request and limit.
 //!
 //! `ours` with the published rating too is `paper_late`: it starts what the lazy scaler starts, unless an instance can do more.
 //!
-//! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first batch of a
-//! burst still runs at the request.
+//! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first three requests of a
+//! burst still run at the request.
 //!
 //! `ours` serves as the router does by default ([`Late::Last`]): what cannot be answered within the SLO any more waits behind all that
 //! can. The others serve in the order of arrival, as published, and then most of what is late in a burst is not late for want of an
@@ -48,18 +49,29 @@
 use super::paired::{Compared, Run};
 use super::{Report, in_parallel, joined, mean, row};
 use crate::seeds::cpus;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
-use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
+};
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, NodeId, Quota, SmShare, Timestamp};
+use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::Late;
-use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
-use gshare_sim::Make;
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+};
+use gshare_sched::scale::{
+    HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal,
+    PeakHorizontalConfig,
+};
+use gshare_sim::arrivals::Arrivals;
 use gshare_sim::load_trace::read_rates;
 use gshare_sim::scenario::Own;
-use gshare_sim::{EventQueue, Rng};
+use gshare_sim::world::{self, Change, Function, Limits, Plan};
+use gshare_sim::{Make, Rng};
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 
 /// Flags of the scenario.
@@ -86,9 +98,10 @@ pub struct Args {
 }
 
 /// Batch, and its execution time in us at the request and at the limit.
-const TIMES: [(usize, u64, u64); 3] = [(1, 20_700, 20_600), (2, 22_500, 21_300), (4, 34_200, 26_500)];
-const REQUEST: f64 = 0.3;
-const LIMIT: f64 = 0.6;
+const TIMES: [(u32, u64, u64); 3] = [(1, 20_700, 20_600), (2, 22_500, 21_300), (4, 34_200, 26_500)];
+const REQUEST_PERCENT: u16 = 30;
+const LIMIT_PERCENT: u16 = 60;
+/// Requests per second that an instance is published to be taken for.
 const THRESHOLD: f64 = 48.0;
 
 /// The scaler that starts instances.
@@ -121,16 +134,13 @@ const POLICIES: [Policy<'_>; 11] = [
 /// The figures that are compared; less is better.
 const FIGURES: [(&str, bool); 3] =
     [("cold_starts", true), ("violations_percent", true), ("gpu_seconds", true)];
-const FUNCTION: FunctionId = FunctionId::new(0);
-/// How long `keep_alive` keeps what is not needed.
-const KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// How long `keep_alive` keeps what is not needed, in reports.
+const KEEP_ALIVE: usize = 60;
 
-/// Requests per second that a scaler takes an instance for: the published threshold, or what the peak scaler counts on of an
-/// instance that runs at its request, or at its limit.
-fn throughput(rated: bool, at_limit: bool) -> f64 {
+/// Requests per second that an instance does with full batches.
+fn does(at_limit: bool) -> f64 {
     let (batch, request, limit) = TIMES[TIMES.len() - 1];
-    let does = batch as f64 * 1e6 / if at_limit { limit } else { request } as f64;
-    if rated { PeakHorizontalConfig::default().peak_share.as_fraction() * does } else { THRESHOLD }
+    f64::from(batch) * 1e6 / if at_limit { limit } else { request } as f64
 }
 
 /// Rounded down, at least 0.
@@ -139,328 +149,177 @@ const fn whole(number: f64) -> u64 {
     number as u64
 }
 
-enum Scaler {
-    Eager {
-        /// Requests per second that an instance is taken for.
-        each: f64,
-        /// 0: takes away at once.
-        keep_alive: Duration,
-        /// When each number of instances, from 1 on, was last needed.
-        needed: Vec<Timestamp>,
-        next: u64,
-    },
-    Engine(Box<dyn HorizontalScaler>),
+/// A scaler that takes an instance for something else than it does, and remembers load for a while.
+struct Told {
+    scaler: Box<dyn HorizontalScaler>,
+    /// What an instance does, in parts of what it is taken for.
+    factor: f64,
+    /// The last reports, of which it is told the highest, and how many of them count.
+    last: VecDeque<RequestRate>,
+    counted: usize,
 }
 
-#[derive(Debug, Default)]
-struct Instance {
-    ready: bool,
-    draining: bool,
-    queue: VecDeque<Timestamp>,
-    /// The batch that runs, and whether it found more waiting than it took.
-    batch: Option<(Vec<Timestamp>, bool)>,
-    /// When the last batch that left some waiting ended.
-    pressed: Option<Timestamp>,
+impl Engine for Told {
+    type Event = HorizontalEvent;
+    type Action = HorizontalAction;
+    type Error = HorizontalError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        mut event: HorizontalEvent,
+        actions: &mut Vec<HorizontalAction>,
+    ) -> Result<(), HorizontalError> {
+        if let HorizontalEvent::LoadReported { rate, .. } = &mut event {
+            self.last.push_back(*rate);
+            if self.last.len() > self.counted {
+                self.last.pop_front();
+            }
+            let highest = self.last.iter().max().map_or(0, |rate| rate.as_milli());
+            *rate = RequestRate::from_milli(whole((highest as f64 * self.factor).round()));
+        }
+        self.scaler.handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.scaler.next_deadline()
+    }
 }
 
-enum Event {
-    Second(usize),
-    Request,
-    Ready(InstanceId),
-    Done(InstanceId),
+impl HorizontalScaler for Told {
+    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
+        self.scaler.instances(function)
+    }
+
+    fn tick(&self) -> Duration {
+        self.scaler.tick()
+    }
+}
+
+impl Starts<'_> {
+    /// Whether its instances have limits above their requests.
+    const fn vertical(self) -> bool {
+        !matches!(self, Self::Eager | Self::KeepAlive)
+    }
+
+    fn scaler(self, rated: bool) -> Result<Box<dyn HorizontalScaler>> {
+        let share = PeakHorizontalConfig::default().peak_share.as_fraction();
+        let taken_for = if rated { share * does(self.vertical()) } else { THRESHOLD };
+        let told = |scaler, counted| -> Box<dyn HorizontalScaler> {
+            let factor = does(false) / taken_for;
+            Box::new(Told { scaler, factor, last: VecDeque::new(), counted })
+        };
+        let eager = || -> Result<Box<dyn HorizontalScaler>> {
+            let none = BasisPoints::ZERO;
+            let config = HeuristicHorizontalConfig::default().with_predict_reports(1).with_headroom(none);
+            let config = config.with_late_share(none).with_dead_band(none).with_down_cooldown(Duration::ZERO);
+            Ok(Box::new(HeuristicHorizontal::new(config)?))
+        };
+        Ok(match self {
+            Starts::Eager => told(eager()?, 1),
+            Starts::KeepAlive => told(eager()?, KEEP_ALIVE),
+            Starts::Lazily => told(Box::new(LazyHorizontal::new(LazyHorizontalConfig::default())?), 1),
+            Starts::ForPeaks => Box::new(PeakHorizontal::new(PeakHorizontalConfig::default())?),
+            Starts::Own(make) => make(),
+        })
+    }
 }
 
 #[derive(Debug, Default)]
 struct Outcome {
     cold_starts: u64,
-    requests: u64,
-    violations: u64,
+    requests: usize,
+    violations: usize,
     gpu_seconds: f64,
-    /// Of a fluid.
+    /// Requests that would be late if they were a fluid.
     late: f64,
+    /// Load and instances of every second.
     series: Vec<(u64, usize)>,
 }
 
-struct World<'a> {
-    args: &'a Args,
-    queue: EventQueue<Event>,
-    scaler: Scaler,
-    vertical: bool,
-    late: Late,
-    instances: BTreeMap<InstanceId, Instance>,
-    /// Requests that wait for an instance to be ready.
-    waiting: VecDeque<Timestamp>,
-    outcome: Outcome,
-    came: u64,
-    fluid: Fluid,
-}
-
-/// Requests as a fluid: what waits for longer than the SLO is late.
-#[derive(Debug, Default)]
-struct Fluid {
-    at: Timestamp,
-    /// Requests per second.
-    rate: f64,
-    waiting: f64,
-}
-
-impl Fluid {
-    /// Flows until `now` at `capacity` requests per second; answers how many are late.
-    fn flow(&mut self, now: Timestamp, capacity: f64, slo: Duration) -> f64 {
-        let seconds = now.saturating_since(self.at).as_secs_f64();
-        self.at = now;
-        let waiting = (self.waiting + (self.rate - capacity) * seconds).max(0.0);
-        self.waiting = waiting.min(capacity * slo.as_secs_f64());
-        waiting - self.waiting
+/// Batches of at least so many requests, at the request and at the limit.
+fn profile(least: u32) -> Result<ProfileTable> {
+    let mut points = Vec::new();
+    for (batch, request, limit) in TIMES.into_iter().filter(|(batch, ..)| *batch >= least) {
+        for (percent, micros) in [(REQUEST_PERCENT, request), (LIMIT_PERCENT, limit)] {
+            let exec = Duration::from_micros(micros);
+            let sm = SmShare::from_percent(percent).context("share")?;
+            let throughput = f64::from(batch) / exec.as_secs_f64();
+            points.push(ProfilePoint::measured(sm, Quota::WHOLE, batch, throughput, exec, exec)?);
+        }
     }
+    Ok(ProfileTable::sparse(points)?)
 }
 
-fn point(percent: u16, throughput: f64, micros: u64) -> Result<ProfilePoint> {
-    let exec = Duration::from_micros(micros);
-    let sm = SmShare::from_percent(percent).context("share")?;
-    Ok(ProfilePoint::measured(sm, Quota::WHOLE, 4, throughput, exec, exec)?)
+fn platform((_, starts, late, rated): Policy<'_>) -> Result<Platform> {
+    let packer = Box::new(MaxRects::new(MaxRectsConfig::default()));
+    let policies = FractionalPolicies { scaler: starts.scaler(rated)?, packer };
+    let mut config = FractionalConfig::default().with_sm_limit_factor(if starts.vertical() { 2 } else { 1 });
+    if late == Late::InOrder {
+        config = config.with_late_wait(None);
+    }
+    let pool = FractionalPool::new(config, policies)?;
+    Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
 }
 
-/// Its first instance is started by the first event.
-fn engine(mut scaler: Box<dyn HorizontalScaler>, points: Vec<ProfilePoint>, slo: Duration) -> Result<Scaler> {
-    let profile = ProfileTable::sparse(points)?;
-    // Half of the SLO, the rest is for queueing (Dilu, section 3.2).
-    let max_p95 = Some(Duration::from_nanos(slo.as_nanos() / 2));
-    let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 64 };
-    let added = HorizontalEvent::FunctionAdded { function: FUNCTION, spec };
-    scaler.handle(Timestamp::ZERO, added, &mut Vec::new())?;
-    Ok(Scaler::Engine(scaler))
-}
-
-fn scaler(starts: Starts<'_>, rated: bool, slo: Duration) -> Result<Scaler> {
-    let (batch, request, limit) = TIMES[TIMES.len() - 1];
-    let eager = |keep_alive| {
-        let each = throughput(rated, false);
-        Ok(Scaler::Eager { each, keep_alive, needed: Vec::new(), next: 1 })
+/// One policy under requests of so many in each second.
+fn simulate(policy: Policy<'_>, args: &Args, counts: &[u64]) -> Result<Outcome> {
+    let second = |number: usize| Timestamp::from_millis(1_000 * number as u64);
+    let spread = |(number, &count): (usize, &u64)| {
+        (0..count).map(move |n| second(number) + Duration::from_nanos(1_000_000_000 * n / count))
     };
-    match starts {
-        Starts::Eager => eager(Duration::ZERO),
-        Starts::KeepAlive => eager(KEEP_ALIVE),
-        Starts::Lazily => {
-            let scaler = LazyHorizontal::new(LazyHorizontalConfig::default())?;
-            engine(Box::new(scaler), vec![point(30, throughput(rated, true), request)?], slo)
-        }
-        Starts::Own(make) => {
-            let at_limit = point(60, throughput(rated, true), limit)?;
-            engine(make(), vec![point(30, throughput(rated, false), request)?, at_limit], slo)
-        }
-        Starts::ForPeaks => {
-            // Rated as the others are: 117.1 requests/s, where the execution time says 117.0.
-            let config = PeakHorizontalConfig::default();
-            let at_request = THRESHOLD / config.rated_share.as_fraction();
-            let at_limit = batch as f64 * 1e6 / limit as f64;
-            let points = vec![point(30, at_request, request)?, point(60, at_limit, limit)?];
-            engine(Box::new(PeakHorizontal::new(config)?), points, slo)
-        }
-    }
+    let came: Vec<Timestamp> = counts.iter().enumerate().flat_map(spread).collect();
+    // An instance has the memory of a device.
+    let (memory, most) = (Bytes::from_gib(16), 64);
+    let devices = vec![DeviceSpec::new(NodeId::new(0), memory); most as usize];
+    // Scalers know full batches.
+    let work = Work::Inference { profile: Some(profile(TIMES[TIMES.len() - 1].0)?) };
+    let mut spec = FunctionSpec::new(work, memory).with_instances(1, most).with_slo(args.slo);
+    // The first instance finds the weights on the disk and is there at once; then they are in the node's memory.
+    (spec.load_disk, spec.load_host) = (Duration::ZERO, args.cold_start);
+    let mut function = Function::new("roberta-large", spec).with_arrivals(Arrivals::times(came)?);
+    (function.learned, function.limits) = (Some(profile(1)?), Limits::WhileFull);
+    let length = Duration::from_millis(1_000 * counts.len() as u64 + 500);
+    let mut plan = Plan::new(devices, vec![function], length);
+    (plan.jitter, plan.record, plan.changes) = (0, true, vec![(length, 0, Change::Removed)]);
+    let make = || platform(policy).map_err(|error| error.to_string());
+    let outcome = world::run(&plan, 0, make).map_err(|failure| anyhow!("{failure}"))?;
+    let (of, record) = (&outcome.functions[0], outcome.record.unwrap_or_default());
+    let held: Vec<_> = record.held.values().flatten().copied().collect();
+    let ready = |&(from, to): &(Timestamp, Timestamp)| {
+        let cold = if from == Timestamp::ZERO { Duration::ZERO } else { args.cold_start };
+        (from + cold, to)
+    };
+    let ready: Vec<_> = held.iter().map(ready).collect();
+    let late = record.ends.iter().filter(|end| end.is_late(args.slo));
+    let instances = |number: usize| record.holding(second(number + 1));
+    Ok(Outcome {
+        cold_starts: of.starts,
+        requests: record.ends.len(),
+        violations: late.count(),
+        gpu_seconds: of.held.as_secs_f64() + of.beyond.as_secs_f64(),
+        late: late_of_fluid(counts, &ready, does(policy.1.vertical()), args.slo),
+        series: (0..).zip(counts).map(|(number, count)| (*count, instances(number))).collect(),
+    })
 }
 
-impl<'a> World<'a> {
-    fn new((_, starts, late, rated): Policy<'_>, args: &'a Args) -> Result<Self> {
-        let scaler = scaler(starts, rated, args.slo)?;
-        let mut world = Self {
-            args,
-            queue: EventQueue::new(),
-            vertical: matches!(scaler, Scaler::Engine(_)),
-            scaler,
-            late,
-            instances: BTreeMap::new(),
-            waiting: VecDeque::new(),
-            outcome: Outcome::default(),
-            came: 0,
-            fluid: Fluid::default(),
-        };
-        // Every policy begins with one instance that is ready; its start counts.
-        let first = InstanceId::new(0);
-        world.outcome.cold_starts = 1;
-        world.instances.insert(first, Instance { ready: true, ..Instance::default() });
-        if let Scaler::Engine(scaler) = &mut world.scaler {
-            let ready = HorizontalEvent::InstanceReady { instance: first };
-            scaler.handle(Timestamp::ZERO, ready, &mut Vec::new())?;
-        }
-        Ok(world)
+/// Requests that would be late if they were a fluid, which instances that are `ready` serve at `each` requests per second: what
+/// waits for longer than the SLO is late.
+fn late_of_fluid(counts: &[u64], ready: &[(Timestamp, Timestamp)], each: f64, slo: Duration) -> f64 {
+    let seconds = (0..=counts.len() as u64).map(|second| Timestamp::from_millis(1_000 * second));
+    let mut moments: Vec<_> = ready.iter().flat_map(|span| [span.0, span.1]).chain(seconds).collect();
+    moments.sort_unstable();
+    let (mut waiting, mut late) = (0.0, 0.0);
+    for pair in moments.windows(2) {
+        let (from, to) = (pair[0], pair[1]);
+        let second = usize::try_from(from.as_nanos() / 1_000_000_000).unwrap_or(usize::MAX);
+        let rate = counts.get(second).copied().unwrap_or(0) as f64;
+        let serve = ready.iter().filter(|span| span.0 <= from && to <= span.1).count() as f64 * each;
+        let left = (waiting + (rate - serve) * to.saturating_since(from).as_secs_f64()).max(0.0);
+        waiting = left.min(serve * slo.as_secs_f64());
+        late += left - waiting;
     }
-
-    fn run(mut self, rates: &[f64]) -> Result<Outcome> {
-        self.queue.schedule(Timestamp::ZERO, Event::Second(0));
-        while let Some((now, event)) = self.queue.pop() {
-            match event {
-                Event::Second(second) => {
-                    self.flow(now);
-                    if second > 0 {
-                        self.tick(now)?;
-                    }
-                    self.fluid.rate = 0.0;
-                    if let Some(rate) = rates.get(second) {
-                        self.send(now, whole(rate * self.args.scale));
-                        self.queue.schedule(now + Duration::from_secs(1), Event::Second(second + 1));
-                    }
-                }
-                Event::Request => {
-                    self.came += 1;
-                    self.outcome.requests += 1;
-                    self.waiting.push_back(now);
-                    self.route(now);
-                }
-                Event::Ready(id) => {
-                    self.flow(now);
-                    if let Some(instance) = self.instances.get_mut(&id) {
-                        instance.ready = true;
-                        if let Scaler::Engine(scaler) = &mut self.scaler {
-                            let ready = HorizontalEvent::InstanceReady { instance: id };
-                            scaler.handle(now, ready, &mut Vec::new())?;
-                        }
-                        self.route(now);
-                    }
-                }
-                Event::Done(id) => self.done(now, id)?,
-            }
-        }
-        Ok(self.outcome)
-    }
-
-    /// The requests of one second, as the published sender spaces them.
-    fn send(&mut self, now: Timestamp, count: u64) {
-        self.fluid.rate = count as f64;
-        for n in 0..count {
-            self.queue.schedule(now + Duration::from_nanos(1_000_000_000 * n / count), Event::Request);
-        }
-    }
-
-    /// What the fluid does until the instances that are ready change.
-    fn flow(&mut self, now: Timestamp) {
-        let (batch, request, limit) = TIMES[TIMES.len() - 1];
-        let each = batch as f64 * 1e6 / if self.vertical { limit } else { request } as f64;
-        let ready = self.instances.values().filter(|one| one.ready && !one.draining).count();
-        self.outcome.late += self.fluid.flow(now, ready as f64 * each, self.args.slo);
-    }
-
-    fn route(&mut self, now: Timestamp) {
-        while !self.waiting.is_empty() {
-            let ready = self.instances.iter_mut().filter(|(_, one)| one.ready && !one.draining);
-            let shortest = ready.min_by_key(|(id, one)| (one.queue.len() + one.batch.iter().len() * 4, **id));
-            let Some((&id, instance)) = shortest else { return };
-            instance.queue.extend(self.waiting.pop_front());
-            self.begin(now, id);
-        }
-    }
-
-    /// Begins a batch, if the instance has requests and nothing runs.
-    fn begin(&mut self, now: Timestamp, id: InstanceId) {
-        let Some(instance) = self.instances.get_mut(&id) else { return };
-        let here = instance.queue.len();
-        let Some((size, request, limit)) = TIMES.into_iter().rev().find(|(size, ..)| *size <= here) else {
-            return;
-        };
-        if instance.batch.is_some() {
-            return;
-        }
-        let window = Duration::from_millis(500);
-        let pressed = instance.pressed.is_some_and(|at| now.saturating_since(at) < window);
-        let at_limit = self.vertical && pressed;
-        let time = Duration::from_micros(if at_limit { limit } else { request });
-        let waiting = &mut instance.queue;
-        // Those that are late already came first.
-        let late = match self.late {
-            Late::InOrder => 0,
-            _ => waiting.partition_point(|came| came.saturating_add(self.args.slo) < now + time),
-        };
-        let mut batch: Vec<_> = waiting.drain(late..here.min(late + size)).collect();
-        batch.extend(waiting.drain(..size - batch.len()));
-        instance.batch = Some((batch, here > size));
-        if at_limit {
-            self.outcome.gpu_seconds += (LIMIT - REQUEST) * time.as_secs_f64();
-        }
-        self.queue.schedule(now + time, Event::Done(id));
-    }
-
-    fn done(&mut self, now: Timestamp, id: InstanceId) -> Result<()> {
-        let Some(instance) = self.instances.get_mut(&id) else { return Ok(()) };
-        if let Some((batch, pressed)) = instance.batch.take() {
-            if pressed {
-                instance.pressed = Some(now);
-            }
-            let late = batch.iter().filter(|came| now.saturating_since(**came) > self.args.slo).count();
-            self.outcome.violations += late as u64;
-        }
-        self.begin(now, id);
-        self.retire(now, id)
-    }
-
-    /// An instance that drains and has nothing left is gone.
-    fn retire(&mut self, now: Timestamp, id: InstanceId) -> Result<()> {
-        let over = |one: &Instance| one.draining && one.queue.is_empty() && one.batch.is_none();
-        if self.instances.get(&id).is_some_and(over) {
-            self.instances.remove(&id);
-            if let Scaler::Engine(scaler) = &mut self.scaler {
-                let gone = HorizontalEvent::InstanceGone { instance: id };
-                scaler.handle(now, gone, &mut Vec::new())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A second is over: its load is looked at.
-    fn tick(&mut self, now: Timestamp) -> Result<()> {
-        self.outcome.gpu_seconds += self.instances.len() as f64 * REQUEST;
-        self.outcome.series.push((self.came, self.instances.len()));
-        let came = std::mem::take(&mut self.came);
-        let here = self.instances.values().filter(|one| !one.draining).count();
-        let (mut start, mut drain) = (Vec::new(), Vec::new());
-        match &mut self.scaler {
-            Scaler::Eager { each, keep_alive, needed, next } => {
-                let need = whole((came as f64 / *each).ceil()).max(1);
-                let need = usize::try_from(need).unwrap_or(usize::MAX);
-                needed.resize(needed.len().max(need), now);
-                needed[..need].fill(now);
-                for _ in here..need {
-                    start.push(InstanceId::new(*next));
-                    *next += 1;
-                }
-                let kept = |place: usize| {
-                    needed.get(place).is_some_and(|at| now.saturating_since(*at) < *keep_alive)
-                };
-                // The newest go first.
-                let spare = (need..here).rev().take_while(|place| !kept(*place)).count();
-                let open = self.instances.iter().rev().filter(|(_, one)| !one.draining);
-                drain.extend(open.map(|(id, _)| *id).take(spare));
-            }
-            Scaler::Engine(scaler) => {
-                let (mut orders, rate) = (Vec::new(), RequestRate::per_second(came));
-                let report = HorizontalEvent::LoadReported { function: FUNCTION, rate };
-                scaler.handle(now, report, &mut orders)?;
-                for order in orders {
-                    match order {
-                        HorizontalAction::Start { instance, .. } => start.push(instance),
-                        HorizontalAction::Drain { instance } | HorizontalAction::Stop { instance, .. } => {
-                            drain.push(instance);
-                        }
-                        _ => {}
-                    }
-                }
-            }
-        }
-        for id in start {
-            self.outcome.cold_starts += 1;
-            self.instances.insert(id, Instance::default());
-            self.queue.schedule(now + self.args.cold_start, Event::Ready(id));
-        }
-        for id in drain {
-            if let Some(instance) = self.instances.get_mut(&id) {
-                instance.draining = true;
-                if !instance.ready {
-                    self.instances.remove(&id);
-                }
-            }
-            self.retire(now, id)?;
-        }
-        Ok(())
-    }
+    late
 }
 
 /// A made-up trace of ten minutes, with the shape its name says.
@@ -535,7 +394,8 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     let policies: Vec<Policy<'_>> = own.chain(POLICIES).collect();
     let outcomes = in_parallel(cpus(), policies.len() * traces.len(), |job| {
         let (policy, (_, rates)) = (policies[job / traces.len()], &traces[job % traces.len()]);
-        World::new(policy, args)?.run(rates)
+        let counts: Vec<u64> = rates.iter().map(|rate| whole(rate * args.scale)).collect();
+        simulate(policy, args, &counts)
     })?;
     let kinds: Vec<&str> = traces.iter().map(|(name, _)| name.as_str()).collect();
     let (ours, mut runs) = (policies.len() - 1, Vec::new());
@@ -581,4 +441,40 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
         ]));
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A burst of five seconds needs three instances at 48 requests/s: one policy keeps them for a minute, the other not.
+    #[test]
+    fn instances_are_kept_alive_for_a_minute_after_they_were_needed() {
+        let args = Args {
+            trace: Vec::new(),
+            scale: 1.0,
+            cold_start: Duration::from_secs(2),
+            slo: Duration::from_millis(100),
+            seeds: Vec::new(),
+            series: false,
+        };
+        let counts: Vec<u64> = (0..90).map(|second| if second < 5 { 130 } else { 20 }).collect();
+        let instances = |name: &str| {
+            let policy = *POLICIES.iter().find(|(of, ..)| *of == name).unwrap();
+            let series = simulate(policy, &args, &counts).unwrap().series;
+            [4, 8, 60, 70].map(|second: usize| series[second].1)
+        };
+        assert_eq!(instances("eager"), [3, 1, 1, 1]);
+        assert_eq!(instances("keep_alive"), [3, 3, 3, 1]);
+    }
+
+    #[test]
+    fn of_a_fluid_is_late_what_waits_for_more_than_the_slo() {
+        let at = Timestamp::from_millis;
+        let late = |ready: &[_]| late_of_fluid(&[200, 0], ready, 150.0, Duration::from_millis(100));
+        // 50 wait after a second, 15 of them for less than 100 ms.
+        assert!((late(&[(at(0), at(2_000))]) - 35.0).abs() < 1e-9);
+        assert!(late(&[(at(0), at(2_000)), (at(0), at(2_000))]).abs() < 1e-9);
+        assert!((late(&[]) - 200.0).abs() < 1e-9);
+    }
 }

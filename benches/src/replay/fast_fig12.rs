@@ -136,13 +136,12 @@ fn simulate(new: &New<'_>, slo: Option<Duration>, cold: Duration, seed: Option<u
     let make = || platform(new).map_err(|error| error.to_string());
     let outcome = world::run(&plan, seed.unwrap_or(0), make).map_err(|failure| anyhow!("{failure}"))?;
     let record = outcome.record.unwrap_or_default();
-    let late = |end: &&Ended| end.spent.is_none() || end.at.saturating_since(end.arrived) > SLO;
+    let late = |end: &&Ended| end.is_late(SLO);
     let early = |end: &&Ended| end.arrived < Timestamp::from_millis(5_000);
     let second = |number: u64| {
         let (from, to) =
             (Timestamp::from_millis(1_000 * number), Timestamp::from_millis(1_000 * (number + 1)));
-        let held = record.held.values().flatten().filter(|span| span.0 <= to && to < span.1);
-        (came.iter().filter(|at| (from..to).contains(at)).count(), held.count())
+        (came.iter().filter(|at| (from..to).contains(at)).count(), record.holding(to))
     };
     Ok(Run {
         requests: record.ends.len(),
@@ -163,6 +162,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     (printed.headroom, printed.dead_band, printed.predict_reports) =
         (BasisPoints::ZERO, BasisPoints::ZERO, 1);
     (printed.down_cooldown, printed.late_share) = (Duration::ZERO, BasisPoints::ZERO);
+    printed.early_reports = false;
     let ours = |config: HeuristicHorizontalConfig| -> New<'_> {
         Box::new(move || Ok(Box::new(HeuristicHorizontal::new(config.clone())?)))
     };

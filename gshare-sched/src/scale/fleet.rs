@@ -49,9 +49,10 @@ impl FleetConfig {
     }
 }
 
-/// Makes a policy a scaler: its `fleet` takes each event, and its `decide` is told each report of load.
+/// Makes a policy a scaler: its `fleet` takes each event, and its `decide` is told each report of load. A policy that may take
+/// early reports has a function for whether it does.
 macro_rules! scaler {
-    ($policy:ty) => {
+    ($policy:ty $(, $early:expr)?) => {
         impl gshare_core::Engine for $policy {
             type Event = HorizontalEvent;
             type Action = HorizontalAction;
@@ -85,6 +86,11 @@ macro_rules! scaler {
             fn tick(&self) -> Duration {
                 self.fleet.config().tick
             }
+
+            $(fn early_reports(&self) -> bool {
+                let early: fn(&Self) -> bool = $early;
+                early(self)
+            })?
         }
     };
 }

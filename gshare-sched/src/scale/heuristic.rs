@@ -83,6 +83,9 @@ crate::settings_table::settings! {
         /// Time after a start in which nothing is taken away. 10 s.
         #[cfg_attr(feature = "serde", serde(rename = "down_cooldown_ns"))]
         pub down_cooldown: Duration = Duration::from_secs(10), with_down_cooldown;
+        /// Whether load is reported before a tick is over too, while more requests wait than are served at once. Yes: a step is seen
+        /// half a tick sooner.
+        pub early_reports: bool = true, with_early_reports;
     }
 }
 
@@ -229,7 +232,7 @@ impl HeuristicHorizontal {
     }
 }
 
-super::fleet::scaler!(HeuristicHorizontal);
+super::fleet::scaler!(HeuristicHorizontal, |this| this.config.early_reports);
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use super::error::ScenarioError;
 use super::load_text::LoadText;
 use super::one;
 use super::units::{Span, Text};
-use crate::world::{Function, Load};
+use crate::world::{Function, Limits, Load};
 use gshare_core::dag::{Component, Dag};
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{FunctionSpec, Regime, Work};
@@ -75,6 +75,9 @@ pub struct FunctionText {
     pub host: Option<Span>,
     /// `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others on a fractional device; default neither.
     pub class: Option<Text<ServiceClass>>,
+    /// `always` or `while_full`: when an instance on a fractional device runs at the limits of its share and not at its request;
+    /// default always.
+    pub limits: Option<Limits>,
     /// When it is called; never, for training.
     pub load: Option<LoadText>,
 }
@@ -184,6 +187,7 @@ impl FunctionText {
             ("speed", self.speed != all(), WorkText::Training),
             ("time_limit", self.time_limit.is_some(), WorkText::Inference),
             ("host", self.host.is_some(), WorkText::Inference),
+            ("limits", self.limits.is_some(), WorkText::Inference),
             ("devices", self.devices != 1, WorkText::Inference),
         ] {
             if given && self.work != of {
@@ -216,6 +220,7 @@ impl FunctionText {
         }
         let mut function = Function::new(&self.name, spec);
         function.class = self.class.map(|class| class.0);
+        function.limits = self.limits.unwrap_or_default();
         if let Some(host) = &self.host {
             function.host = host.positive(&self.field("host"))?;
         }

@@ -1,7 +1,7 @@
 //! Scenarios that are read, and those that are refused.
 
 use super::Scenario;
-use crate::world::{Fault, Load};
+use crate::world::{Fault, Limits, Load};
 use gshare_core::platform::{Regime, Work};
 use gshare_core::{Bytes, Duration};
 
@@ -28,6 +28,7 @@ work = "inference"
 memory = "2GiB"
 slo = "69ms"
 patience = "5s"
+limits = "while_full"
 instances = [1, 4]
 tenant = 3
 profile = [{ sm = "12%", quota = "40%", rps = 28.5, p50 = "35ms", p95 = "41ms" }]
@@ -68,6 +69,7 @@ fn a_scenario_says_what_a_run_is() {
     let [classify, enhance, train] = &plan.functions[..] else { panic!("three functions") };
     assert_eq!(classify.spec.slo, Some(Duration::from_millis(69)));
     assert_eq!((classify.spec.min_instances, classify.spec.max_instances), (1, 4));
+    assert_eq!((classify.limits, train.limits), (Limits::WhileFull, Limits::Always));
     assert!(matches!(classify.load, Load::Process(_)) && matches!(train.load, Load::None));
     let Work::Pipeline { dag, .. } = &enhance.spec.work else { panic!("a pipeline") };
     assert_eq!(dag.components()[1].profile("2g.20gb", 1).unwrap().memory, Bytes::from_gib(4));

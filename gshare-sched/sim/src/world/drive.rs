@@ -113,6 +113,8 @@ struct World<'a, E> {
     closed: bool,
     requests: u64,
     used: Vec<Area>,
+    /// As much of it as was beyond what instances were guaranteed.
+    beyond: Vec<Area>,
     /// Training of each function that is left to be done, and what was done in all.
     training: Vec<Duration>,
     trained: Vec<Duration>,
@@ -158,6 +160,7 @@ where
             arrivals,
             requests: 0,
             used: vec![0; plan.functions.len()],
+            beyond: vec![0; plan.functions.len()],
             training: plan.functions.iter().map(|function| function.train).collect(),
             trained: vec![Duration::ZERO; plan.functions.len()],
             sampled: BTreeMap::new(),
@@ -732,8 +735,9 @@ where
                 let index = body.function;
                 let function = &self.plan.functions[index];
                 let (seed, jitter) = (self.seed, self.plan.jitter.min(100));
-                self.used[index] +=
-                    self.floor.serve(self.now, *instance, body, function, *request, (seed, jitter));
+                let took = self.floor.serve(self.now, *instance, body, function, *request, (seed, jitter));
+                self.used[index] += took.used;
+                self.beyond[index] += took.beyond;
                 self.schedule_ends();
             }
         }
@@ -810,14 +814,11 @@ where
     fn add_up(&mut self) -> Outcome {
         let mut outcome = core::mem::take(&mut self.outcome);
         outcome.functions = self.book.outcomes(self.now);
-        for ((of, function), used) in outcome.functions.iter_mut().zip(&self.plan.functions).zip(&self.used) {
+        for (index, (of, function)) in outcome.functions.iter_mut().zip(&self.plan.functions).enumerate() {
             of.name.clone_from(&function.name);
-            of.used = device_time(*used);
-        }
-        for ((of, function), trained) in
-            outcome.functions.iter_mut().zip(&self.plan.functions).zip(&self.trained)
-        {
-            of.trained = Duration::from_nanos(trained.as_nanos() / 10_000 * u64::from(function.speed.get()));
+            (of.used, of.beyond) = (device_time(self.used[index]), device_time(self.beyond[index]));
+            let trained = self.trained[index].as_nanos() / 10_000;
+            of.trained = Duration::from_nanos(trained * u64::from(function.speed.get()));
         }
         outcome.kernels = self.floor.kernels();
         outcome.record = self.floor.record.take().map(|record| record.with_held(self.book.spans.take()));

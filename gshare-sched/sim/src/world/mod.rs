@@ -12,7 +12,7 @@
 //!   stopped instance 5 ms to 50 ms, unless the plan says otherwise, a profile 5 s to 20 s; all with jitter;
 //! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
 //!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
-//!   device that of all of it, on a fractional device that of the share's limits. While the programs on a fractional device
+//!   device that of all of it, on a fractional device that of the share's limits, or by [`Limits`] of its requests. While the programs on a fractional device
 //!   want more than it has, each has its request and a part of the rest, SLO-sensitive ones first. It is then as slow as the
 //!   profile says of that part of its SMs; of what goes below the guaranteed SMs it loses time, in proportion. Where the SMs of
 //!   two programs do not fit beside each other they take turns: a program that begins to work, while the other has more to do than
@@ -95,7 +95,7 @@ pub use book::{Book, room};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};
-pub use run_plan::{Change, Depth, Function, Load, Plan};
+pub use run_plan::{Change, Depth, Function, Limits, Load, Plan};
 
 #[cfg(doc)]
 use gshare_core::platform::{PlatformAction, PlatformEvent};

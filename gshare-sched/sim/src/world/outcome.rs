@@ -50,6 +50,9 @@ pub struct FunctionOutcome {
     pub held: Duration,
     /// GPU time that its requests or its training used.
     pub used: Duration,
+    /// The part of it that requests used beyond what the shares of their instances guarantee, at
+    /// [`Depth::Requests`](super::Depth::Requests).
+    pub beyond: Duration,
 }
 
 impl FunctionOutcome {
@@ -94,6 +97,7 @@ impl FunctionOutcome {
         self.trained = self.trained.saturating_add(other.trained);
         self.held = self.held.saturating_add(other.held);
         self.used = self.used.saturating_add(other.used);
+        self.beyond = self.beyond.saturating_add(other.beyond);
     }
 }
 
@@ -141,6 +145,13 @@ pub struct Ended {
     pub spent: Option<Spent>,
 }
 
+impl Ended {
+    /// Whether it was rejected, or answered later than `slo` after it came.
+    pub fn is_late(&self, slo: Duration) -> bool {
+        self.spent.is_none() || self.at.saturating_since(self.arrived) > slo
+    }
+}
+
 /// Spans of time of each slice of a GPU, or of a GPU without slices.
 pub type Spans = BTreeMap<(GpuId, Option<SliceAt>), Vec<(Timestamp, Timestamp)>>;
 
@@ -159,6 +170,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// How many instances had their memory on a device or slice at a time.
+    pub fn holding(&self, at: Timestamp) -> usize {
+        self.held.values().flatten().filter(|span| span.0 <= at && at < span.1).count()
+    }
+
     /// When the last request ended.
     pub fn finished(&self) -> Timestamp {
         self.ends.last().map_or(Timestamp::ZERO, |end| end.at)

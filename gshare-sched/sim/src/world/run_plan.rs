@@ -49,6 +49,19 @@ pub enum Load {
     },
 }
 
+/// When an instance on a fractional device runs at the limits of its share, and not at its request; `always` or `while_full` as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Limits {
+    /// Always, as far as others leave it that. The default.
+    #[default]
+    Always,
+    /// While it has as many requests as it takes at once: a co-scaler gives the limit to those that are behind (Dilu, section
+    /// 3.4.1). Its neighbours are slowed down as if it always had its limit.
+    WhileFull,
+}
+
 /// A function and what is known of it beside its spec.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -73,6 +86,8 @@ pub struct Function {
     pub class: Option<ServiceClass>,
     /// Requests that a closed loop has under way or in thought.
     pub clients: u32,
+    /// When its instances run at the limits of their shares, at [`Depth::Requests`].
+    pub limits: Limits,
 }
 
 impl Function {
@@ -81,7 +96,8 @@ impl Function {
         let train = Duration::from_secs(60);
         let (name, host) = (name.into(), Duration::ZERO);
         let (load, speed) = (Load::None, BasisPoints::WHOLE);
-        Self { name, spec, load, patience: None, learned: None, train, speed, host, class: None, clients: 1 }
+        let (learned, patience, class, limits) = (None, None, None, Limits::Always);
+        Self { name, spec, load, patience, learned, train, speed, host, class, clients: 1, limits }
     }
 
     /// The same, called by a process of arrivals.

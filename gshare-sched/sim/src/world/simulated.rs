@@ -3,7 +3,7 @@
 use super::curve::Curve;
 use super::kernels::{Nodes, Running, Worker};
 use super::outcome::{Record, Spent};
-use super::run_plan::Function;
+use super::run_plan::{Function, Limits};
 use super::slow_down::{FULL, InUse, TURN, Use};
 use super::stages::Staged;
 use crate::rng::Rng;
@@ -12,6 +12,13 @@ use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::scale::ServiceClass;
 use gshare_core::{Duration, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp};
 use std::rc::Rc;
+
+/// GPU time of a request, times parts of a device of 10^8: all of it, and what its instance took beyond what it was guaranteed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Took {
+    pub(super) used: u128,
+    pub(super) beyond: u128,
+}
 
 /// A device that may be there.
 #[derive(Debug)]
@@ -57,10 +64,13 @@ pub(super) struct Body {
     pub(super) jobs: Vec<usize>,
     /// Times that were measured with its limits, by batch size.
     times: Vec<Measured>,
+    /// The same with its requests, if it runs at those until it is full.
+    at_request: Vec<Measured>,
     /// The same in GPU time, where kernels are simulated.
     gpu_times: Vec<(u32, Duration)>,
-    /// Part of a device that a request takes, of 10^8.
+    /// Part of a device that a request takes, of 10^8, and as much of it as is guaranteed.
     area: u64,
+    guaranteed: u64,
     /// The shares it takes of devices whose programs slow each other down.
     uses: Vec<(usize, Use)>,
     /// When it ended its last work.
@@ -238,25 +248,28 @@ impl<'a> Floor<'a> {
         body.parts = parts.to_vec();
         body.free = vec![now; parts.len()];
         body.uses.clear();
-        body.area = 0;
+        (body.area, body.guaranteed) = (0, 0);
         for part in parts {
             let Some(device) = self.devices.get(part.gpu.index()) else { continue };
             body.node = Some(device.spec.node);
-            match device.spec.effective_regime() {
+            let (area, guaranteed) = match device.spec.effective_regime() {
                 Regime::Fractional => {
                     let sensitive = function.class.is_some_and(ServiceClass::is_slo_sensitive);
                     let one = Use { share: part.share.tokens(), sm: part.share.sm(), sensitive };
                     body.uses.push((part.gpu.index(), one));
-                    body.area +=
-                        u64::from(part.share.time().limit().get()) * u64::from(part.share.sm_limit().get());
+                    let area = |time: Quota, sm: SmShare| u64::from(time.get()) * u64::from(sm.get());
+                    let (time, share) = (part.share.time(), &part.share);
+                    (area(time.limit(), share.sm_limit()), area(time.request(), share.sm()))
                 }
                 Regime::Sliced => {
                     let (compute, whole) =
                         slice_of(&device.spec, part).map_or((1, 1), |(_, g, whole)| (g, whole));
-                    body.area += 100_000_000 * compute / whole;
+                    (100_000_000 * compute / whole, 100_000_000 * compute / whole)
                 }
-                Regime::Whole => body.area += 100_000_000,
-            }
+                Regime::Whole => (100_000_000, 100_000_000),
+            };
+            body.area += area;
+            body.guaranteed += guaranteed;
         }
         let Some(part) = parts.first() else { return };
         let profile = match &function.spec.work {
@@ -264,12 +277,14 @@ impl<'a> Floor<'a> {
             _ => None,
         };
         let device = self.devices.get(part.gpu.index());
-        (body.times, body.gpu_times) = match (profile, device) {
-            (Some(profile), Some(device)) => {
-                (times(profile, &device.spec, part), gpu_times(profile, part.share.sm().get()))
+        (body.times, body.at_request, body.gpu_times) = Default::default();
+        if let (Some(profile), Some(device)) = (profile, device) {
+            body.times = times(profile, &device.spec, part, true);
+            body.gpu_times = gpu_times(profile, part.share.sm().get());
+            if function.limits == Limits::WhileFull {
+                body.at_request = times(profile, &device.spec, part, false);
             }
-            _ => (Vec::new(), Vec::new()),
-        };
+        }
         if part.share.sm() == SmShare::WHOLE && part.share.time().limit() == Quota::WHOLE {
             // Only turns of others make it wait, and those here are others than where it was measured: a latency has waits in it.
             for (one, (_, gpu)) in body.times.iter_mut().zip(&body.gpu_times) {
@@ -278,8 +293,7 @@ impl<'a> Floor<'a> {
         }
     }
 
-    /// Begins a request on an instance that is up; answers the time that it takes on the devices, unless others slow it
-    /// down, times their parts (see [`Body::area`]).
+    /// Begins a request on an instance that is up; answers the time that it takes on the devices, unless others slow it down.
     pub(super) fn serve(
         &mut self,
         now: Timestamp,
@@ -288,7 +302,7 @@ impl<'a> Floor<'a> {
         function: &Function,
         request: RequestId,
         (seed, jitter): (u64, u64),
-    ) -> u128 {
+    ) -> Took {
         let mut noise = Rng::new(seed ^ request.number().wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let percent = noise.between(100 - jitter, 100 + jitter);
         let vary = |time: Duration| Duration::from_nanos((time.as_nanos() * percent / 100).max(1));
@@ -302,11 +316,16 @@ impl<'a> Floor<'a> {
                 });
                 self.begin(now, id, body, Some(request), (Duration::ZERO, vary(work)), None);
                 // Kernels count what they take.
-                return 0;
+                return Took::default();
             }
             // The batch is this request and those that it has already.
             let count = body.jobs.len() + 1;
-            let measured = body.times.iter().find(|one| one.batch as usize >= count).or(body.times.last());
+            let full = body.times.last().is_none_or(|most| count >= most.batch as usize);
+            let (times, area) = match full || body.at_request.is_empty() {
+                true => (&body.times, body.area),
+                false => (&body.at_request, body.guaranteed),
+            };
+            let measured = times.iter().find(|one| one.batch as usize >= count).or(times.last());
             let (batch, time, curve) = measured
                 .map_or((1, Duration::ZERO, None), |one| (one.batch, one.time, Some(Rc::clone(&one.curve))));
             let (work, shared) = (vary(time), u128::from(batch));
@@ -317,12 +336,14 @@ impl<'a> Floor<'a> {
             self.begin(now, id, body, Some(request), (turn, work), curve);
             let gpu =
                 body.gpu_times.iter().find(|(of, _)| u128::from(*of) == shared).map(|(_, time)| vary(*time));
-            return u128::from(gpu.unwrap_or(work).min(work).as_nanos()) * u128::from(body.area) / shared;
+            let time = u128::from(gpu.unwrap_or(work).min(work).as_nanos());
+            let beyond = time * u128::from(area.saturating_sub(body.guaranteed)) / shared;
+            return Took { used: time * u128::from(area) / shared, beyond };
         };
         let staged = Staged { dag, goal, seed, number: request.number() };
         let (end, used) = self.stages(now, body, staged, request, vary);
         self.begin(now, id, body, Some(request), (Duration::ZERO, end.saturating_since(now)), None);
-        used
+        Took { used, beyond: 0 }
     }
 
     /// Gives each part of a pipeline its work for a request; answers when the last of it ends, and the time that it takes on the
@@ -547,11 +568,12 @@ fn slice_of<'a>(spec: &'a DeviceSpec, part: &Part) -> Option<(&'a str, u64, u64)
     Some((&profile.name, profile.compute_slices.into(), layout.model().family.compute_slices().into()))
 }
 
-/// The medians by batch size at the measured SM share and quota that are nearest to what the part may take at most, by the
-/// sum of the differences.
-fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part) -> Vec<Measured> {
+/// The medians by batch size at the measured SM share and quota that are nearest to the limits of the part, or to its requests,
+/// by the sum of the differences.
+fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part, limits: bool) -> Vec<Measured> {
     let (sm, quota) = match spec.effective_regime() {
         Regime::Whole => (SmShare::WHOLE.get(), Quota::WHOLE.get()),
+        Regime::Fractional if !limits => (part.share.sm().get(), part.share.time().request().get()),
         Regime::Fractional => (part.share.sm_limit().get(), part.share.time().limit().get()),
         Regime::Sliced => {
             let (compute, whole) =

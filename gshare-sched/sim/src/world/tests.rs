@@ -1,6 +1,7 @@
 //! World around a platform of one queue and one instance for each function, whole and broken on purpose.
 
-use super::{Change, Fault, Function, Outcome, Plan, run};
+use super::simulated::{Body, Floor};
+use super::{Change, Fault, Function, Limits, Outcome, Plan, run};
 use crate::arrivals::Arrivals;
 use gshare_core::dag::ComponentSet;
 use gshare_core::platform::{
@@ -345,6 +346,39 @@ fn a_request_takes_the_time_of_the_nearest_point() {
     let answered = outcome.functions[1].answered;
     // One that is always busy answers 100 in a second there: 10 ms of a quarter of the device each.
     assert_eq!(outcome.functions[1].used, Duration::from_micros(10_000 * answered / 4));
+}
+
+/// `RoBERTa`-large of Dilu's measurements, with 30 % of the SMs, a limit of 60 % and two requests at once.
+#[test]
+fn an_instance_may_run_at_its_request_until_it_is_full() {
+    let percent = |percent| SmShare::from_percent(percent).unwrap();
+    let point = |sm, batch, micros| {
+        let time = Duration::from_micros(micros);
+        let throughput = f64::from(batch) / time.as_secs_f64();
+        ProfilePoint::measured(percent(sm), Quota::WHOLE, batch, throughput, time, time).unwrap()
+    };
+    let points = vec![point(30, 1, 20_700), point(60, 1, 20_600), point(30, 2, 22_500), point(60, 2, 21_300)];
+    let work = Work::Inference { profile: Some(ProfileTable::sparse(points).unwrap()) };
+    let device = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+    let time = QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap();
+    let share = GpuShare::new(time, percent(30), percent(60), None).unwrap();
+    let (now, instance) = (Timestamp::ZERO, InstanceId::new(0));
+    let part = Part { gpu: GpuId::new(0), share, slice: None, stage: 0, components: ComponentSet::EMPTY };
+    let run = |limits| {
+        let mut function = Function::new("roberta", FunctionSpec::new(work.clone(), Bytes::from_gib(1)));
+        function.limits = limits;
+        let (mut floor, mut body) = (Floor::new(core::slice::from_ref(&device), None), Body::new(0));
+        floor.lay(now, &mut body, &function, &[part]);
+        [0, 1].map(|request| {
+            let request = RequestId::new(request);
+            let took = floor.serve(now, instance, &mut body, &function, request, (1, 0));
+            let micros = |area: u128| area / 1_000 / 1_000_000;
+            (floor.ends.pop().unwrap().at.as_nanos() / 1_000, micros(took.used), micros(took.beyond))
+        })
+    };
+    // The end in us; GPU time in hundredths of a us, and how much of it is beyond the request.
+    assert_eq!(run(Limits::Always), [(20_600, 1_236_000, 618_000), (21_300, 639_000, 319_500)]);
+    assert_eq!(run(Limits::WhileFull), [(20_700, 621_000, 0), (21_300, 639_000, 319_500)]);
 }
 
 #[test]

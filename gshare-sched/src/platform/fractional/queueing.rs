@@ -161,6 +161,9 @@ impl FractionalPool {
     /// Reports the load as soon as the scaler takes a report, when more requests wait than can be served at once: a queue that
     /// grows for a whole tick is late for most of an SLO.
     pub(super) fn report_early(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        if !self.scaler.early_reports() {
+            return;
+        }
         let half = self.scaler.tick().as_nanos() / 2;
         let Some(of) = self.functions.get(&function) else { return };
         let due = self.now.saturating_since(of.reported).as_nanos() >= half;
