@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use gshare_meter::OpenRun;
@@ -22,6 +22,9 @@ use crate::tls;
 
 /// Streams that a thread's launches are tracked on at once.
 pub(crate) const RUNS: usize = 4;
+
+/// In place of a stream: none.
+pub(crate) const NO_STREAM: usize = usize::MAX;
 
 /// The segment has launches in it that say nothing about its row.
 pub(crate) const MIXED: u32 = u32::MAX;
@@ -107,7 +110,7 @@ impl core::ops::DerefMut for Mine<'_> {
 impl Run {
     pub(crate) fn new() -> Self {
         let own = Own {
-            stream: usize::MAX,
+            stream: NO_STREAM,
             count: 0,
             limit: 0,
             row: Row::default(),
@@ -205,6 +208,8 @@ pub(crate) struct ThreadRecord {
     /// Calls that wait for the device.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
+    /// The stream on which it ends a segment, or [`NO_STREAM`]: the stream is not destroyed meanwhile.
+    pub(crate) ending: AtomicUsize,
     runs: [Run; RUNS],
     /// The launch that is being measured alone, between its two events.
     pub(crate) alone: UnsafeCell<Option<Alone>>,
@@ -221,6 +226,7 @@ impl ThreadRecord {
             launches: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),
+            ending: AtomicUsize::new(NO_STREAM),
             runs: core::array::from_fn(|_| Run::new()),
             alone: UnsafeCell::new(None),
         }
@@ -308,7 +314,7 @@ pub(crate) fn retire(thread: &ThreadRecord) {
         if let Some(device) = run.device() {
             device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
         }
-        run.stream = usize::MAX;
+        run.stream = NO_STREAM;
         run.shared.device.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
     thread.taken.store(false, Ordering::Release);

@@ -7,23 +7,28 @@
 //!   all of its launches have that row. One whose end cannot be recorded is settled as predicted.
 #![allow(unsafe_code)] // a thread's own record
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use gshare_meter::cost::Row;
 use gshare_meter::segment::{MEASURED_EVERY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS};
 use gshare_meter::{Measured, Segment};
 
 use crate::clock;
-use crate::control::CONTROL;
+use crate::control::{ALL_STREAMS, CONTROL};
 use crate::event_pool::{Context, Pair, relaxed};
 use crate::gpu::Pending;
 use crate::lifecycle::Runtime;
-use crate::runs::{MIXED, Mine, Taken, ThreadRecord, metered};
+use crate::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, metered, own_record};
 use crate::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 use gshare_cuda_abi::types::CUresult;
 
 /// Launches of a full segment.
 pub(crate) const SEGMENT_LAUNCHES: u32 = 16_384;
+
+/// How long a thread that destroys a stream waits for one that ends a segment there: some microseconds, and about a second at most.
+const DESTROY_STEP: Duration = Duration::from_micros(100);
+const DESTROY_STEPS: u32 = 5_000;
 
 /// The runs of a thread lie close together: times that are short are kept short.
 pub(crate) fn saturated(ns: u64) -> u32 {
@@ -135,6 +140,28 @@ pub(crate) fn unmeasured(predicted: u64, waited: u64) -> u8 {
     }
 }
 
+/// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context that is dead: no segment of any thread ends on it any more.
+///
+/// A thread that found it alive is waited for, so that the event is recorded before. Not for ever: the driver's call may itself wait
+/// for what the program does next.
+pub(crate) fn destroying(stream: usize) {
+    CONTROL.handle_destroyed(stream);
+    fence(Ordering::SeqCst);
+    for thread in CONTROL.runtime().map_or_else(Vec::new, Runtime::threads) {
+        let ends = || {
+            let ending = thread.ending.load(Ordering::Acquire);
+            ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
+        };
+        // By steps, of which a process that was stopped for a while loses one.
+        for _ in 0..DESTROY_STEPS {
+            if !ends() {
+                break;
+            }
+            std::thread::sleep(DESTROY_STEP);
+        }
+    }
+}
+
 pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     let count = run.count;
     run.awaited = run.shared.predicted.load(Ordering::Relaxed) + run.shared.carried.load(Ordering::Relaxed);
@@ -156,6 +183,12 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     // Programs that synchronise after a few short launches are measured now and then only.
     let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS && !measures_all;
     let skip = if short { (run.unmeasured, true) } else { (0, false) };
+    // Said before the stream is looked at: a thread that destroys it meanwhile waits for this one, or is seen by it.
+    let thread = own_record();
+    if let Some(thread) = thread {
+        thread.ending.store(run.stream, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
     let gone = context.is_dead()
         || run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
     // Later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with it: there
@@ -184,6 +217,9 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         context.take_recorded(run.stream).map(|end| (end, dense))
     };
     drop(pushed);
+    if let Some(thread) = thread {
+        thread.ending.store(NO_STREAM, Ordering::Release);
+    }
     let Some((end, dense)) = ended else {
         context.give_back(start);
         return settle();

@@ -188,13 +188,24 @@ fn what_follows_a_context_that_ended_while_capturing_is_measured() {
     }
 }
 
+/// Runs a kind with a driver that calls back when the hook is about to look at an event; sees that this is printed.
+fn interrupted(kind: &str, told: &str) {
+    let between = program("between", &["-shared"]);
+    let run = Run::hooked(&odd(), &[kind]).preload(&between, false);
+    let done = run.env("GSHARE_SIM_PROFILE", "tiny").env("GSHARE_QUOTA", "0.9").finish();
+    assert_eq!((done.stdout.as_str(), done.code), (told, Some(0)), "{}", done.stderr);
+}
+
+/// The event that ends the segment was recorded on a stream that there was no more.
+#[test]
+fn a_stream_is_not_destroyed_while_another_threads_segment_ends_on_it() {
+    interrupted("destroy_meanwhile", "called back: 1\ncuStreamDestroy_v2(stream_of_one) = 0\n");
+}
+
 /// The look at an event was refused, and spoiled the capture.
 #[test]
 fn a_capture_that_begins_while_another_threads_segment_ends_is_not_spoiled() {
-    let between = program("between", &["-shared"]);
-    let run = Run::hooked(&odd(), &["capture_meanwhile"]).preload(&between, false);
-    let done = run.env("GSHARE_SIM_PROFILE", "tiny").env("GSHARE_QUOTA", "0.9").finish();
-    let told = "began: 1\ncuLaunchKernel(f, ONE, stream_of_other, 0, 0) = 0\n\
+    let told = "called back: 1\ncuLaunchKernel(f, ONE, stream_of_other, 0, 0) = 0\n\
         cuStreamEndCapture(stream_of_other, &graph) = 0\na graph: 1\n";
-    assert_eq!((done.stdout.as_str(), done.code), (told, Some(0)), "{}", done.stderr);
+    interrupted("capture_meanwhile", told);
 }

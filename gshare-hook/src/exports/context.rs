@@ -20,10 +20,10 @@ const NON_BLOCKING: c_uint = 1;
 /// A context is about to be destroyed: its events are not touched from here on.
 fn destroying(context: usize) {
     segments::synchronising();
-    CONTROL.handle_destroyed(ALL_STREAMS);
     if let Some(runtime) = CONTROL.runtime() {
         runtime.contexts.destroying(context);
     }
+    segments::destroying(ALL_STREAMS);
 }
 
 /// A stream whose capture has begun, and its context (the green one, if it has one). Streams that join a capture have none of
@@ -202,7 +202,7 @@ fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
 /// A stream is about to be destroyed: its events are recorded now or never.
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
-    CONTROL.handle_destroyed(stream.addr());
+    segments::destroying(stream.addr());
     let result = call();
     if result.is_ok() {
         capture_ended(stream.addr());
@@ -322,11 +322,11 @@ wrappers! { CONTEXTS:
     // Its streams go with it.
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
-            CONTROL.handle_destroyed(ALL_STREAMS);
             let handle = event_pool::forget_green(context.addr());
             if let Some(handle) = handle && let Some(runtime) = CONTROL.runtime() {
                 runtime.contexts.destroying(handle);
             }
+            segments::destroying(ALL_STREAMS);
             // SAFETY: as above.
             let result = unsafe { real(context) };
             if result.is_ok() {

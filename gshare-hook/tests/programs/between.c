@@ -1,6 +1,6 @@
 /* A driver that lets something happen in the middle of a call: preloaded behind the hook, it tells the program. It gives
-   names of physical memory again at once, frees the memory that last came out of a pool when a primary context is reset, and
-   does not know cuStreamGetDevice. */
+   names of physical memory again at once, frees the memory that last came out of a pool when a primary context is reset, tells of
+   events that cannot be recorded, and does not know cuStreamGetDevice. */
 #include "driver.h"
 
 Result cuThreadExchangeStreamCaptureMode(unsigned *);
@@ -70,6 +70,12 @@ Result cuDevicePrimaryCtxReset_v2(int device) {
 Result cuEventQuery(Handle event) {
     happens("looking");
     return NEXT(cuEventQuery)(event);
+}
+
+Result cuEventRecord(Handle event, Handle stream) {
+    Result result = NEXT(cuEventRecord)(event, stream);
+    if (result) printf("an event cannot be recorded: %d\n", result);
+    return result;
 }
 
 Result cuStreamGetDevice(Handle stream, int *device) {

@@ -452,15 +452,16 @@ static void capturing_context_goes(const char *how) {
 /* ---- between: this runs with a driver that calls back ---- */
 
 static Handle context_of_both;
-static pthread_t launcher, capturer;
-static volatile int capture_began;
+static pthread_t launcher, other_one;
+static void *(*meanwhile)(void *);
+static volatile int called_back, began;
 
 static void *captures(void *unused) {
     (void)unused;
     Handle graph = 0;
     MUST(cuCtxSetCurrent(context_of_both));
     MUST(cuStreamBeginCapture_v2(stream_of_other, 0));
-    capture_began = 1;
+    began = 1;
     until_told(0);
     SHOW(cuLaunchKernel(f, ONE, stream_of_other, 0, 0));
     SHOW(cuStreamEndCapture(stream_of_other, &graph));
@@ -468,27 +469,38 @@ static void *captures(void *unused) {
     return 0;
 }
 
-void between(const char *when) {
-    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || capture_began) return;
-    pthread_create(&capturer, 0, captures, 0);
-    while (!capture_began) usleep(100);
+static void *destroys(void *unused) {
+    (void)unused;
+    MUST(cuCtxSetCurrent(context_of_both));
+    SHOW(cuStreamDestroy_v2(stream_of_one));
+    began = 1;
+    return 0;
 }
 
-/* Another thread begins to capture, for all threads, while a call of this one is about to look at an event. */
-static void capture_meanwhile(void) {
+void between(const char *when) {
+    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || called_back) return;
+    called_back = 1;
+    pthread_create(&other_one, 0, meanwhile, 0);
+    /* A destruction may have to wait for this call. */
+    for (int i = 0; !began && (meanwhile == captures || i < 500); i++) usleep(100);
+}
+
+/* Another thread does something while a call of this one, which waits for `awaited`, is about to look at an event of a segment. */
+static void until_called_back(void *(*something)(void *), Handle *awaited) {
     context_of_both = context_of_device_0();
     f = kernel("spin_100us");
     MUST(cuStreamCreate(&stream_of_one, 1));
     MUST(cuStreamCreate(&stream_of_other, 1));
     launcher = pthread_self();
-    for (int i = 0; i < 100 && !capture_began; i++) {
+    meanwhile = something;
+    for (int i = 0; i < 100 && !called_back; i++) {
         for (int n = 0; n < 2; n++) MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
         usleep(2000);
-        MUST(cuStreamSynchronize(stream_of_one));
+        MUST(cuStreamSynchronize(*awaited));
     }
-    printf("began: %d\n", capture_began);
+    printf("called back: %d\n", called_back);
     go = 1;
-    if (capture_began) pthread_join(capturer, 0);
+    if (called_back) pthread_join(other_one, 0);
 }
 
 int main(int argc, char **argv) {
@@ -512,7 +524,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "no_such_device")) no_such_device();
     else if (!strcmp(kind, "joined_stream_goes")) joined_stream_goes();
     else if (!strcmp(kind, "capturing_context_goes")) capturing_context_goes(argv[2]);
-    else if (!strcmp(kind, "capture_meanwhile")) capture_meanwhile();
+    else if (!strcmp(kind, "capture_meanwhile")) until_called_back(captures, &stream_of_one);
+    else if (!strcmp(kind, "destroy_meanwhile")) until_called_back(destroys, &stream_of_other);
     else return 2;
     return 0;
 }
