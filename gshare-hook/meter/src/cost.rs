@@ -106,8 +106,7 @@ impl CostTable {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // numbers of rows are below ROWS
     pub fn find(&self, handle: u64, shape: u64) -> (Row, Option<u64>) {
-        let key = (handle ^ shape).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut place = (key >> (u64::BITS - ROWS.ilog2())) as usize % ROWS;
+        let (key, mut place) = key(handle, shape);
         if self.slots[place].key.load(Ordering::Relaxed) != key {
             place = self.find_further(key, place) % ROWS;
         }
@@ -116,8 +115,7 @@ impl CostTable {
 
     #[cold]
     fn find_further(&self, key: u64, place: usize) -> usize {
-        let near = (0..REACH).map(|step| (place + step) % ROWS);
-        for at in near.clone() {
+        for at in near(place) {
             if self.slots[at].key.load(Ordering::Relaxed) == key || self.claim(at, 0, key) {
                 return at;
             }
@@ -128,7 +126,7 @@ impl CostTable {
             0 => u32::MAX,
             then => now.wrapping_sub(then),
         };
-        let oldest = near.max_by_key(|&at| age(at)).unwrap_or(place);
+        let oldest = near(place).max_by_key(|&at| age(at)).unwrap_or(place);
         let held = self.slots[oldest].key.load(Ordering::Relaxed);
         self.claim(oldest, held, key);
         oldest
@@ -230,10 +228,26 @@ impl CostTable {
 
     /// Forgets what was measured for a handle that is gone: the next function there is another one.
     pub fn forget(&self, handle: u64, shape: u64) {
-        let (row, _) = self.find(handle, shape);
-        self.reset(row.0 as usize);
-        self.used[row.0 as usize].store(0, Ordering::Relaxed);
+        let (key, place) = key(handle, shape);
+        // One that was never launched here takes no row.
+        if let Some(at) = near(place).find(|&at| self.slots[at].key.load(Ordering::Relaxed) == key) {
+            self.reset(at);
+            self.used[at].store(0, Ordering::Relaxed);
+        }
     }
+}
+
+/// The key of a handle's launches of one shape, and its place.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the upper bits, as many as a place has
+fn key(handle: u64, shape: u64) -> (u64, usize) {
+    let key = (handle ^ shape).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (key, (key >> (u64::BITS - ROWS.ilog2())) as usize % ROWS)
+}
+
+/// Where a key may lie.
+fn near(place: usize) -> impl Iterator<Item = usize> {
+    (0..REACH).map(move |step| (place + step) % ROWS)
 }
 
 /// How many samples that may be too long must agree before they are believed.

@@ -95,6 +95,16 @@ fn a_handle_that_is_gone_is_unknown_again() {
     assert_eq!((table.known(row), table.probes(row)), (None, 0));
 }
 
+#[test]
+fn what_is_known_stays_when_a_handle_goes_that_was_never_launched_here() {
+    let table = CostTable::new();
+    // As many as fill the table.
+    let rows: Vec<_> = (0..200_000u64).map(|handle| table.find(handle << 4 | 8, 0).0).collect();
+    rows.iter().for_each(|&row| table.learn(row, 7));
+    (200_000..300_000u64).for_each(|handle| table.forget(handle << 4 | 8, 0));
+    assert!(rows.iter().all(|&row| table.known(row) == Some(7)));
+}
+
 proptest! {
     #[test]
     fn shape_rises_with_size_and_one_shape_spans_at_most_a_quarter(a in 0u64..1 << 50, b in 0u64..1 << 50) {
