@@ -264,9 +264,10 @@ fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize,
     device.wait_for_credit(runtime, thread, cost)
 }
 
-/// A function handle is gone: what was learned about it says nothing about the next one there.
+/// A function handle is gone: what was learned about it says nothing about the next one there. Its launches may have gone to any
+/// device.
 pub(crate) fn forget(handle: u64, size: u64) {
-    if let Some(device) = CONTROL.runtime().and_then(|runtime| runtime.launch_device()) {
+    for device in CONTROL.runtime().into_iter().flat_map(Runtime::known_devices) {
         device.costs.forget(handle, shape(size));
     }
 }

@@ -207,6 +207,12 @@ impl Runtime {
         unsafe { slot.load(Ordering::Acquire).as_ref() }
     }
 
+    /// All devices that were attached.
+    pub(crate) fn known_devices(&self) -> impl Iterator<Item = &'static Device> {
+        // SAFETY: null or a leaked device.
+        self.devices.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
+    }
+
     /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
     pub(crate) fn context_on(&self, ordinal: CUdevice) {
         if let Some(sole) = self.sole_device().filter(|device| device.ordinal != ordinal) {
@@ -604,12 +610,7 @@ pub(crate) fn stand_aside(why: &str) {
         }
     }
     if let Some(runtime) = CONTROL.runtime() {
-        for slot in &runtime.devices {
-            // SAFETY: null or a leaked device.
-            if let Some(device) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
-                device.wake();
-            }
-        }
+        runtime.known_devices().for_each(Device::wake);
     }
 }
 

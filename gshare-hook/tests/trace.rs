@@ -65,6 +65,18 @@ fn a_wait_for_a_daemon_that_gives_no_token_is_explained_while_it_lasts() {
     assert!(events(&ring).any(|event| matches!(event, Event::Attached { .. })), "{ring:?}");
 }
 
+/// It was forgotten on the current device only: the second graph was charged what the first had cost.
+#[test]
+fn a_graph_that_has_the_name_of_one_that_is_gone_is_measured_whichever_device_is_current() {
+    let between = program("between", &["-shared"]);
+    let run = Run::hooked(&program("odd", &["-rdynamic"]), &["graph_names"]).preload(&between, false);
+    let (_, ring) = traced(run.env("GSHARE_QUOTA", "0.9"), None);
+    let ring = ring.unwrap();
+    // The second launch of each waits until the first is measured.
+    let measured = waits(&ring).iter().filter(|why| matches!(why, Why::Measuring {})).count();
+    assert_eq!(measured, 2, "{ring:?}");
+}
+
 #[test]
 fn a_denial_is_explained_with_the_account() {
     let run = || Run::hooked(&program("limit", &[]), &[]).env("GSHARE_MEM", "64MiB");

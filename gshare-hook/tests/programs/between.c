@@ -1,5 +1,5 @@
 /* A driver that lets something happen in the middle of a call: preloaded behind the hook, it tells the program. It gives
-   names of physical memory again at once, frees the memory that last came out of a pool when a primary context is reset, tells of
+   names of physical memory and of graphs that can be launched again at once, frees the memory that last came out of a pool when a primary context is reset, tells of
    events that cannot be recorded, and does not know cuStreamGetDevice. */
 #include "driver.h"
 
@@ -76,6 +76,21 @@ Result cuEventRecord(Handle event, Handle stream) {
     Result result = NEXT(cuEventRecord)(event, stream);
     if (result) printf("an event cannot be recorded: %d\n", result);
     return result;
+}
+
+static Handle executable;
+
+Result cuGraphInstantiateWithFlags(Handle *out, Handle graph, unsigned long long flags) {
+    *out = &executable;
+    return NEXT(cuGraphInstantiateWithFlags)(&executable, graph, flags);
+}
+
+Result cuGraphLaunch(Handle name, Handle stream) {
+    return NEXT(cuGraphLaunch)(*(Handle *)name, stream);
+}
+
+Result cuGraphExecDestroy(Handle name) {
+    return NEXT(cuGraphExecDestroy)(*(Handle *)name);
 }
 
 Result cuStreamGetDevice(Handle stream, int *device) {

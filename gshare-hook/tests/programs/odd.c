@@ -451,6 +451,28 @@ static void capturing_context_goes(const char *how) {
 
 /* ---- between: this runs with a driver that calls back ---- */
 
+/* A graph is launched twice on device 1 and destroyed while device 0 is current; then another one has its name. */
+static void graph_names(void) {
+    Handle contexts[2], graph, added, exec;
+    MUST(cuInit(0));
+    for (int i = 0; i < 2; i++) {
+        MUST(cuDevicePrimaryCtxRetain(&contexts[i], i));
+        MUST(cuCtxSetCurrent(contexts[i]));
+    }
+    KernelNode node = {kernel("spin_100ms"), {80, 1, 1}, {64, 1, 1}, 0, 0, 0, 0, 0};
+    MUST(cuGraphCreate(&graph, 0));
+    MUST(cuGraphAddKernelNode_v2(&added, graph, 0, 0, &node));
+    for (int i = 0; i < 2; i++) {
+        MUST(cuCtxSetCurrent(contexts[1]));
+        MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        for (int n = 0; n < 2; n++) MUST(cuGraphLaunch(exec, 0));
+        MUST(cuCtxSynchronize());
+        usleep(60000); /* both are measured by now */
+        MUST(cuCtxSetCurrent(contexts[0]));
+        MUST(cuGraphExecDestroy(exec));
+    }
+}
+
 static Handle context_of_both;
 static pthread_t launcher, other_one;
 static void *(*meanwhile)(void *);
@@ -524,6 +546,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "no_such_device")) no_such_device();
     else if (!strcmp(kind, "joined_stream_goes")) joined_stream_goes();
     else if (!strcmp(kind, "capturing_context_goes")) capturing_context_goes(argv[2]);
+    else if (!strcmp(kind, "graph_names")) graph_names();
     else if (!strcmp(kind, "capture_meanwhile")) until_called_back(captures, &stream_of_one);
     else if (!strcmp(kind, "destroy_meanwhile")) until_called_back(destroys, &stream_of_other);
     else return 2;
