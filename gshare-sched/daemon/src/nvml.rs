@@ -84,12 +84,45 @@ pub trait DeviceHealth: fmt::Debug + Send {
 
 /// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
-/// GPUs are known that are there when NVML is first asked; NVML is loaded then, or later when it is there. Errors that leave a
+/// GPUs are known that are there when NVML is first asked; NVML is loaded then, once, or later when it is there. Errors that leave a
 /// device to other programs, such as a fault of one program's kernel, are no loss of the device.
 #[derive(Debug, Default)]
 pub struct NvmlHealth {
-    nvml: Option<Nvml>,
-    gpus: Vec<WatchedGpu>,
+    nvml: Made<Nvml>,
+    gpus: Made<Vec<WatchedGpu>>,
+}
+
+/// The longest pause between two tries to make something, in questions for it.
+const LONGEST_PAUSE: u32 = 60;
+
+/// A part that is made when it is first asked for. While that fails it is tried again ever more rarely: each pause is twice the last
+/// one, up to [`LONGEST_PAUSE`].
+#[derive(Debug)]
+struct Made<T> {
+    made: Option<T>,
+    pause: u32,
+    left: u32,
+}
+
+impl<T> Default for Made<T> {
+    fn default() -> Self {
+        Self { made: None, pause: 0, left: 0 }
+    }
+}
+
+impl<T> Made<T> {
+    fn get<E>(&mut self, make: impl FnOnce() -> Result<T, E>) -> Option<&mut T> {
+        if self.made.is_none() {
+            if let Some(left) = self.left.checked_sub(1) {
+                self.left = left;
+                return None;
+            }
+            self.made = make().ok();
+            self.pause = (2 * self.pause).clamp(1, LONGEST_PAUSE);
+            self.left = self.pause;
+        }
+        self.made.as_mut()
+    }
 }
 
 #[derive(Debug)]
@@ -115,18 +148,14 @@ fn loss(error: &NvmlError) -> Option<&'static str> {
 
 impl DeviceHealth for NvmlHealth {
     fn lost(&mut self) -> Option<Vec<LostDevice>> {
-        if self.nvml.is_none() {
-            let nvml = Nvml::load().ok()?;
-            let gpus = nvml.listed().ok()?.into_iter();
-            let watched = |(index, gpu): (c_uint, Found)| {
-                let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
-                WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
-            };
-            self.gpus = gpus.map(watched).collect();
-            self.nvml = Some(nvml);
-        }
-        let nvml = self.nvml.as_ref()?;
-        for gpu in &mut self.gpus {
+        let nvml = self.nvml.get(Nvml::load)?;
+        let watched = |(index, gpu): (c_uint, Found)| {
+            let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
+            WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
+        };
+        let gpus =
+            self.gpus.get(|| nvml.listed().map(|gpus| gpus.into_iter().map(watched).collect::<Vec<_>>()))?;
+        for gpu in &mut *gpus {
             // By number: NVML looks for a UUID on all GPUs, and one that is lost spoils that for the others.
             let answer = nvml.by_index(gpu.index).and_then(|handle| nvml.memory_of(handle));
             match answer {
@@ -135,7 +164,7 @@ impl DeviceHealth for NvmlHealth {
                 Err(error) => gpu.why = loss(&error).or(gpu.why),
             }
         }
-        let lost = self.gpus.iter().filter_map(|gpu| Some((gpu, gpu.why?)));
+        let lost = gpus.iter().filter_map(|gpu| Some((gpu, gpu.why?)));
         let each = |(gpu, why): (&WatchedGpu, &str)| {
             let why = why.to_owned();
             gpu.uuids
@@ -386,5 +415,24 @@ impl Nvml {
             &raw mut pending
         );
         Ok(current == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_ever_more_rarely_and_made_once() {
+        let mut part = Made::default();
+        let mut tried = Vec::new();
+        for second in 0..250 {
+            let make = || {
+                tried.push(second);
+                if second < 180 { Err(()) } else { Ok(second) }
+            };
+            assert_eq!(part.get(make).copied(), (second >= 191).then_some(191));
+        }
+        assert_eq!(tried, [0, 2, 5, 10, 19, 36, 69, 130, 191]);
     }
 }
