@@ -4,6 +4,7 @@ use crate::common::{self, Local, Process, within};
 use crate::hooked;
 use gshare_core::{Bytes, TokenAction, TokenEvent};
 use gshared::journal::TokenStep;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -67,6 +68,22 @@ fn a_private_daemon_stays_as_long_as_the_program_it_was_started_for() {
     let socket = dir.path().join("gshare/gshare-sim.sock");
     assert_eq!(status["socket"], socket.to_str().unwrap());
     within(|| (!socket.exists()).then_some(()));
+}
+
+/// Each of a user's private daemons added to it, and none took anything away.
+#[test]
+fn the_log_of_private_daemons_is_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, log) = (dir.path().join("gshare"), dir.path().join("gshare/gshare-sim.log"));
+    std::fs::DirBuilder::new().mode(0o700).create(&place).unwrap();
+    std::fs::write(&log, "of an earlier daemon\n".repeat(200_000)).unwrap();
+    let mut command = hooked::run_private(dir.path(), &[]);
+    command.env("XDG_RUNTIME_DIR", dir.path()).env("GSHARE_IDLE_EXIT", "200ms").arg("true");
+    assert!(command.status().unwrap().success());
+    within(|| (!place.join("gshare-sim.sock").exists()).then_some(()));
+    let kept = std::fs::read_to_string(&log).unwrap();
+    assert!(kept.len() < 1 << 20 && kept.starts_with("of an earlier daemon\n"), "{} bytes", kept.len());
+    assert!(kept.contains("INFO"), "the new daemon's lines are there");
 }
 
 /// The daemon that was named may have a configuration, which a private one has not.

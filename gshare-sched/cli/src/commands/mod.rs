@@ -74,7 +74,10 @@ enum Command {
 
 /// Runs a command to its end, with errors and logs on standard error.
 pub fn execute(gshare: Gshare) -> ExitCode {
-    log::start(if matches!(gshare.command, Command::Daemon(_)) { "info" } else { "warn" });
+    match &gshare.command {
+        Command::Daemon(options) => log::start("info", options.trim_log),
+        _ => log::start("warn", false),
+    }
     match gshare.command {
         Command::Demo(options) => log::exit(demo::run(&options)),
         Command::Daemon(options) => log::exit(daemon::run(options)),

@@ -151,10 +151,10 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let owner = dir.metadata()?.uid();
     anyhow::ensure!(owner == own_uid() || owner == 0, "{} belongs to user {owner}", dir.display());
     let log = path.with_extension("log");
-    let errors = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
+    let errors = std::fs::OpenOptions::new().create(true).read(true).append(true).open(&log)?;
     let idle_exit = std::env::var_os("GSHARE_IDLE_EXIT").filter(|text| !text.is_empty());
     Command::new(std::env::current_exe()?)
-        .args(["daemon", "--no-config", "--idle-exit"])
+        .args(["daemon", "--no-config", "--trim-log", "--idle-exit"])
         .arg(idle_exit.unwrap_or_else(|| IDLE_EXIT.into()))
         .arg("--socket")
         .arg(path)

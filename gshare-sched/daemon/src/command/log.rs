@@ -1,13 +1,57 @@
 //! Logs and errors on standard error.
 
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write};
+use std::os::fd::AsFd as _;
 use std::process::ExitCode;
+use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
-/// Logs at `level` and above, or as `GSHARE_LOG` says.
-pub fn start(level: &str) {
+/// Logs at `level` and above, or as `GSHARE_LOG` says. `trimmed`: standard error is a file for reading and appending, of which the last
+/// part is kept.
+pub fn start(level: &str, trimmed: bool) {
     let filter = EnvFilter::try_from_env("GSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+    let colour = io::stderr().is_terminal();
+    let writer = match io::stderr().as_fd().try_clone_to_owned() {
+        Ok(file) if trimmed => BoxMakeWriter::new(Mutex::new(Trimmed(file.into()))),
+        _ => BoxMakeWriter::new(io::stderr),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour).init();
+}
+
+/// A file for reading and appending that stays below [`Trimmed::MOST`] bytes. Others that write to it, such as a panic of this process,
+/// go on doing so: it stays the same file.
+#[derive(Debug)]
+struct Trimmed(File);
+
+impl Trimmed {
+    const MOST: u64 = 1 << 20;
+    /// How much is kept of a file that is full.
+    const KEPT: u64 = Self::MOST / 2;
+
+    fn trim(&mut self, length: u64) -> io::Result<()> {
+        let mut kept = Vec::new();
+        self.0.seek(SeekFrom::Start(length.saturating_sub(Self::KEPT)))?;
+        self.0.read_to_end(&mut kept)?;
+        let whole = kept.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        self.0.set_len(0)?;
+        self.0.write_all(&kept[whole..])
+    }
+}
+
+impl Write for Trimmed {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let length = self.0.metadata()?.len();
+        if length + line.len() as u64 > Self::MOST {
+            self.trim(length)?;
+        }
+        self.0.write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// The exit code of a command; an error is printed with its causes.
@@ -36,7 +80,24 @@ pub fn told(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::{Trimmed, Write as _};
     use anyhow::anyhow;
+
+    #[test]
+    fn a_trimmed_log_is_its_last_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let file = std::fs::OpenOptions::new().create(true).read(true).append(true).open(&path).unwrap();
+        let mut log = Trimmed(file);
+        for number in 0..200_000 {
+            writeln!(log, "line {number}").unwrap();
+            assert!(number % 1000 > 0 || path.metadata().unwrap().len() <= Trimmed::MOST);
+        }
+        let kept = std::fs::read_to_string(&path).unwrap();
+        let first = 200_000 - kept.lines().count();
+        assert!(kept.len() as u64 > Trimmed::KEPT - 100);
+        assert!(kept.lines().zip(first..).all(|(line, number)| line == format!("line {number}")));
+    }
 
     #[test]
     fn a_cause_is_told_once() {

@@ -33,6 +33,9 @@ pub struct Options {
     /// Address of the Prometheus endpoint, instead of the configuration's: ADDRESS:PORT, PORT on loopback, or unix:PATH.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<MetricsAddress>,
+    /// Keep only the last part of the log: standard error is a file that may be read and appended to.
+    #[arg(long, hide = true)]
+    pub trim_log: bool,
     /// Read the configuration, say whether it is good, and exit.
     #[arg(long)]
     check: bool,
