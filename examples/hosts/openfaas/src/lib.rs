@@ -328,6 +328,8 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     let mut settings = settings(options)?;
     let store = records::Store::open(&options.state).with_context(|| options.state.display().to_string())?;
     let state = options.state.canonicalize()?;
+    // Until this host ends.
+    let _claim = records::claim(&state)?;
     let listener = tokio::net::TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
 

@@ -6,8 +6,9 @@ use gshare_runner::confine::User;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -60,6 +61,53 @@ impl Program {
             annotations: annotations.map(|(key, value)| (key.clone(), value.clone())).collect(),
         }
     }
+}
+
+/// Why a host does not get its directory.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Another host has it.
+    #[error(
+        "--state {}: in use by another host (process {holder}); stop that one, or give this one a folder of its own",
+        dir.display()
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+        /// The other host's process, as it calls itself.
+        holder: String,
+    },
+    /// The lock cannot be taken.
+    #[error("{}: {cause}", path.display())]
+    Lock {
+        /// The file that is locked.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
+/// Takes a directory for this host, as long as the result lives: of two hosts, each would take the other's processes, secrets and containers
+/// for those of a host that has ended.
+///
+/// # Errors
+/// [`ClaimError`]; nothing in the directory is changed then.
+pub fn claim(dir: &Path) -> Result<File, ClaimError> {
+    let path = dir.join("host.lock");
+    let failed = |cause| ClaimError::Lock { path: path.clone(), cause };
+    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let mut file = open.map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            file.read_to_string(&mut holder).map_err(failed)?;
+            return Err(ClaimError::InUse { dir: dir.to_owned(), holder });
+        }
+        Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+    }
+    file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).map_err(failed)?;
+    Ok(file)
 }
 
 /// The directory.
@@ -265,7 +313,7 @@ fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}.new"));
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
     let file = rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR)?;
-    let mut file = std::fs::File::from(file);
+    let mut file = File::from(file);
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, dir.join(name))?;
@@ -273,7 +321,7 @@ fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn sync(dir: &Path) -> io::Result<()> {
-    std::fs::File::open(dir)?.sync_all()
+    File::open(dir)?.sync_all()
 }
 
 #[cfg(test)]
@@ -300,6 +348,17 @@ mod tests {
         );
         store.remove_function("f").unwrap();
         assert!(store.remove_function("f").is_err());
+    }
+
+    #[test]
+    fn a_folder_is_one_hosts_as_long_as_it_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = claim(dir.path()).unwrap();
+        let refused = claim(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains(dir.path().to_str().unwrap()), "{refused}");
+        assert!(refused.contains(&format!("(process {})", std::process::id())), "{refused}");
+        drop(held);
+        claim(dir.path()).unwrap();
     }
 
     #[test]

@@ -223,6 +223,27 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
+/// With a daemon and a store of their own, two hosts met in neither: the second one took away the secrets of the first one's processes.
+#[test]
+fn a_second_provider_in_the_same_folder_is_refused_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("elsewhere.sock");
+    let more = ["--no-gpu", "--model-store", store.to_str().unwrap()];
+    let first = Provider::start(dir.path(), &more);
+    assert_eq!(first.call("POST", "/system/secrets", r#"{"name":"key","value":"hunter2"}"#).0, 202);
+    first.deploy("plain", &format!(r#"{PLAIN},"annotations":{{"gshare/profile":"none"}},"secrets":["key"]"#));
+    first.replicas("plain", 1);
+    // One that is let in does not end by itself.
+    let mut second = Command::new("timeout");
+    second.args(["60", env!("CARGO_BIN_EXE_gshare-openfaas"), "--listen", "127.0.0.1:0", "--state"]);
+    let second = second.arg(dir.path()).args(more).output().unwrap();
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains(dir.path().to_str().unwrap()), "{said}");
+    assert!(said.contains(&format!("(process {})", first.child.id())), "{said}");
+    assert!(first.call("GET", "/function/plain/secret/key", "").1.contains("hunter2"));
+}
+
 /// Not a test by itself: what [`requests_go_on_when_the_daemon_dies`] starts as a process.
 #[test]
 fn daemon_process() {
