@@ -11,8 +11,9 @@
 //!
 //! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
 //! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
-//! owner, never here. A context takes all its allocations with it. A pool pays for what comes out of it, until it is
-//! destroyed before its allocations: then each of them is charged by itself.
+//! owner, never here, also where it outlives what its owner has of it: the driver does not tell when the owner lets go.
+//! A context takes all its allocations with it. A pool pays for what comes out of it, until it is destroyed before its
+//! allocations: then each of them is charged by itself.
 //!
 //! # Invariants
 //! The account's `used` is the sum of the book's records of its device (and of reservations under way). Records that are
