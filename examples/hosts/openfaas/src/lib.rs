@@ -112,7 +112,16 @@ use std::sync::Arc;
 
 /// Serve the OpenFaaS provider contract: functions are processes that share the GPUs of this node.
 #[derive(Debug, Clone, clap::Parser)]
-#[command(name = "gshare-openfaas", version)]
+#[command(
+    name = "gshare-openfaas",
+    version,
+    after_help = "\
+EXAMPLES
+  gshare up --demo                           some functions and a trainer under load for 30 s, and what became of them
+  gshare up --sim=a100,devices=2             on two simulated A100s
+  gshare up --state /var/lib/gshare/host --mps --function-user nobody
+  gshare up --listen 0.0.0.0:8080 --credentials /etc/gshare/credentials    for clients on other machines"
+)]
 pub struct Options {
     /// Where to listen; port 0 chooses one.
     #[arg(long, default_value = "127.0.0.1:8080")]

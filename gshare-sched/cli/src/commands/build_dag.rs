@@ -30,6 +30,11 @@ const MAX_SHAPE: u64 = 16 << 20;
 /// each component runs alone on each slice. What is written is what `gshare partition` reads. A component that does not
 /// run on a slice gets no profile for it.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare build-dag --slices 1g.10gb=MIG-4f2c,2g.20gb=MIG-91be --output dag.json -- python3 pipeline.py
+  gshare build-dag --sim --slices 1g.10gb,2g.20gb --output dag.json -- ./pipeline
+  gshare partition --free 1g.10gb,2g.20gb dag.json")]
 pub(crate) struct Options {
     /// Slice profiles to measure on: NAME=DEVICE, with what `CUDA_VISIBLE_DEVICES` is to be (the UUID of a MIG device);
     /// with --sim NAME alone.

@@ -21,6 +21,11 @@ use std::time::{Duration, Instant};
 
 /// Show three programs sharing one device, simulated where there is no GPU.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare demo               on this machine's GPU, or on a simulated one where there is none
+  gshare demo --sim=h100    on a simulated H100
+  gshare demo --caps        one process capped at 10 to 90 %, and what it got")]
 pub(crate) struct Options {
     /// Print one JSON object: {"device": "simulated"|"real", "phases": [{"clients": [{"name", "request", "limit", "sm",
     /// "measured"}]}]}, shares as fractions.

@@ -13,6 +13,10 @@ use std::process::ExitCode;
 /// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
 /// about each. Exits with 1 if something is BAD.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare doctor           this machine
+  gshare doctor --sim     what a program finds under `gshare run --sim`")]
 pub(crate) struct Options {
     #[command(flatten)]
     simulate: Simulate,

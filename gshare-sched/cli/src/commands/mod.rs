@@ -48,6 +48,11 @@ pub struct Gshare {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Demo(demo::Options),
+    #[command(after_help = "\
+EXAMPLES
+  gshare daemon                                      with /etc/gshare/gshared.toml, if it is there
+  gshare daemon --check --config gshared.toml        whether a configuration is good
+  gshare daemon --no-config --metrics 9400           figures for Prometheus on port 9400")]
     Daemon(daemon::Options),
     Run(run::Options),
     Up(up::Options),
@@ -157,4 +162,31 @@ fn read_file<T: serde::de::DeserializeOwned>(path: &Path, max: u64) -> anyhow::R
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory as _, Parser as _};
+
+    /// The words of a line of a shell up to what is not the command's: a comment, a pipe, a file, an explanation.
+    fn words(line: &str) -> Vec<&str> {
+        let command = line.split("  ").next().unwrap_or_default();
+        command.split(' ').take_while(|word| !["#", "|", "<", ">"].contains(word)).collect()
+    }
+
+    #[test]
+    fn each_command_has_examples_that_it_understands() {
+        for command in Gshare::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name();
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples: Vec<_> =
+                help.lines().map(str::trim_start).filter(|line| line.starts_with("gshare ")).collect();
+            assert!(examples.iter().any(|line| words(line)[1] == name), "{name} has no example");
+            for line in examples {
+                let understood = Gshare::try_parse_from(words(line));
+                assert!(understood.is_ok(), "{name}: `{line}`: {}", understood.unwrap_err());
+            }
+        }
+    }
 }

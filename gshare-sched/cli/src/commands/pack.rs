@@ -26,6 +26,10 @@ const PICTURES: usize = 8;
 /// or "12%"), `memory` a number of bytes ("1.5GiB"); `count` is 1 and the rest of a GPU is whole unless given. Pods with
 /// the same number `apart` never share a GPU.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare pack pods.toml
+  gshare pack --online --policy dilu --svg gpus.svg pods.toml    as pods arrive, by Dilu's packer, with a picture")]
 pub(crate) struct Options {
     /// GPUs and pods, as TOML or JSON.
     #[arg(value_name = "FILE")]

@@ -20,6 +20,10 @@ const MAX_FILE: u64 = 64 << 20;
 ///
 /// Prints the pipeline that was chosen, why each better-ranked one was passed over, and the next that would do.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare partition --free 1g.10gb,1g.10gb,2g.20gb --slo 300ms dag.toml
+  gshare partition --free 3g.40gb,2g.20gb --carve --json dag.json")]
 pub(crate) struct Options {
     /// The DAG: components with profiles, and edges, as JSON or TOML.
     #[arg(value_name = "DAG")]

@@ -33,6 +33,11 @@ use std::path::{Path, PathBuf};
 /// itself and writes a line per step. Its batch size is in `GSHARE_BATCH`. Each trial is kept in --store as soon as it is over:
 /// run the same command again after a kill, and it goes on where it was.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
+  gshare profile --strategy training --steps -- python3 train.py             the least share of a trainer
+  gshare profile --strategy grid --report grid.html -- python3 serve.py      all shares, with plots")]
 pub(crate) struct Options {
     /// What to find out.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]

@@ -7,6 +7,11 @@ use std::path::PathBuf;
 
 /// Show the functions of a host that `gshare up` started: their state, SLO, instances, and what they asked for and took.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare ps                              of the host on this machine
+  gshare ps --host http://10.0.0.7:8080 --credentials /etc/gshare/credentials
+  gshare ps --json")]
 pub(crate) struct Options {
     /// The host's address.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]

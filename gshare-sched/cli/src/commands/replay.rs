@@ -15,6 +15,10 @@ use std::path::{Path, PathBuf};
 /// actions were recorded (`journal.actions = true`). Exits with an error if an outcome differs, and says at which event;
 /// if the SMs of the holders of a GPU add up to more than the whole, or if one lease was granted to two clients.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare replay /var/lib/gshare/journal                           whether the node would do the same again
+  gshare replay --tokens journal | gshare engine token            what its token engine did, event by event")]
 pub(crate) struct Options {
     /// Journal files, or directories of them.
     #[arg(required = true, value_name = "JOURNAL")]

@@ -39,6 +39,11 @@ use std::process::{Child, Command, ExitCode};
 /// command. Where no daemon listens, a private one is started for this user; it ends half a minute after its last client. The
 /// share that the daemon's configuration has for the name goes before the options here.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py    30 % of the time at least and 80 % at most
+  gshare run --slo-sensitive --quota 0.4:0.9 -- ./server       others give way when its launches get slower
+  gshare run --sim=a100,devices=2 -- ./my_cuda_program         on two simulated A100s")]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,

@@ -34,6 +34,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 ///     infer = "1280ms"       # to run one request
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
+#[command(after_help = "\
+EXAMPLES
+  gshare serve --config models.toml < requests.jsonl > answers.jsonl
+  gshare serve --sim --config models.toml")]
 pub(crate) struct Options {
     /// The GPUs and models: a TOML file; a table `scheduler` has the settings of `gshare engine request`.
     #[arg(long, value_name = "FILE")]

@@ -9,6 +9,10 @@ use std::fmt::Write as _;
 
 /// Show the daemon, its devices and its clients.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare status           of this node's daemon, or of this user's private one
+  gshare status --json")]
 pub(crate) struct Options {
     #[command(flatten)]
     place: Where,

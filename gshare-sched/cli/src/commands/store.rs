@@ -22,6 +22,12 @@ pub(super) const DEFAULT_SOCKET: &str = "/run/gshare/store.sock";
 /// `models` of {name, `owner_uid`, access, bytes, tensors, content, source, tiers}, `stat` the store's figures, `get` {name,
 /// content, bytes, tensors: [{name, dtype, shape, offset, bytes, hash}]}, `put` {name, content, bytes}.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare store serve --host 64GiB --models /srv/models    a store whose models are loaded when they are asked for
+  gshare store put llama /srv/llama.safetensors           one more model
+  gshare store ls
+  gshare run --shim -- python3 serve.py                   a program whose models come from the store")]
 pub(crate) struct Options {
     /// The store's socket [default: `GSHARE_STORE_SOCKET`; else /run/gshare/store.sock].
     #[arg(long, global = true, value_name = "PATH")]

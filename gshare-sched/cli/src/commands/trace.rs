@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 /// to the daemon are traced in every metered process, except where `GSHARE_TRACE=none` was set for it;
 /// `GSHARE_TRACE=gate,link,memory` adds each allocation. Only the owner of a process (and root) may read its trace.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "\
+EXAMPLES
   gshare trace 4711               the last 40 events of process 4711: the last line says what it waits for
   gshare trace 4711 --follow      these, and what happens from now on
   gshare trace 4711 --last 5 --json

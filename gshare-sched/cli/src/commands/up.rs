@@ -20,6 +20,11 @@ pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command
 /// them under load and tells what became of them. All arguments are the host's: `gshare up --help` lists them.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
+#[command(after_help = "\
+EXAMPLES
+  gshare up --demo                   some functions and a trainer under load for 30 s, and what became of them
+  gshare up                          on the GPUs of this machine; `gshare ps` shows its functions
+  gshare up --sim=a100,devices=2     on two simulated A100s")]
 pub(crate) struct Options {
     /// Arguments of the host.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
@@ -28,8 +33,8 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let host = host().context(MISSING)?;
-    // Comes back only when the program cannot be started.
-    let error = Command::new(&host).args(&options.arguments).exec();
+    // Comes back only when the program cannot be started. Its help names this command.
+    let error = Command::new(&host).arg0("gshare up").args(&options.arguments).exec();
     Err(anyhow!("{}: {error}", host.display()))
 }
 

@@ -30,6 +30,11 @@ mod token_scheduler;
 /// `"engine"` replaces the engine by one of that configuration. `gshare replay --tokens` prints the token engine's part of a
 /// journal so.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare engine platform --schema                                 what a line in and a line out may be
+  gshare engine token < events.jsonl > actions.jsonl
+  gshare replay --tokens journal | gshare engine token            the token engine again, on a journal's events")]
 pub(crate) struct Options {
     /// The engine.
     #[command(subcommand)]
