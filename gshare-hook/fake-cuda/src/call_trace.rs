@@ -31,6 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+use crate::driver::visible::uuid;
 use crate::errors::error_row;
 use crate::sim::device_file::now_ns;
 
@@ -214,7 +215,7 @@ pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
 }
 
 /// A `cuGetExportTable`; `name` is the table's, where it is known.
-pub(crate) fn table(id: [u8; 16], name: Option<&str>) {
+pub(crate) fn table(id: &[u8; 16], name: Option<&str>) {
     traced(TABLES, || format!("table {}: {}", uuid(id), name.unwrap_or("UNKNOWN TABLE")));
 }
 
@@ -227,14 +228,6 @@ pub(crate) fn slot(table: &str, slot: usize) {
 /// An image whose names cannot be read.
 pub(crate) fn image(error: &dyn std::fmt::Display) {
     traced(TABLES, || format!("image NOT READ, every name is accepted: {error}"));
-}
-
-fn uuid(id: [u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (i, byte) in id.iter().enumerate() {
-        let _ = write!(text, "{}{byte:02x}", if [4, 6, 8, 10].contains(&i) { "-" } else { "" });
-    }
-    text
 }
 
 /// The file to append to, if one is named.

@@ -24,8 +24,8 @@
 pub(crate) use std::collections::BTreeMap;
 pub(crate) use std::ptr::null_mut;
 pub(crate) use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub(crate) use crate::sim::device_file::{now_ns, sleep_until};
 pub(crate) use crate::sim::{MAX_GPUS, MemKind, SimDevice, SimError, Work};

@@ -1,9 +1,9 @@
 //! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 pub(crate) use crate::sim::lock;
@@ -64,13 +64,10 @@ pub(crate) unsafe fn put_opt<T>(to: *mut T, value: T) {
 
 // --- The process -----------------------------------------------------------------------------------
 
-const UNINITIALISED: u8 = 0;
-const READY: u8 = 1;
-const FORKED: u8 = 2;
-
-static STATE: AtomicU8 = AtomicU8::new(UNINITIALISED);
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
+/// Set in a child of an initialised process.
+static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The process's attachment to the device file.
 pub(crate) struct Driver {
@@ -82,8 +79,8 @@ pub(crate) struct Driver {
     pub(crate) percent: f64,
     /// The time that calls take in their caller.
     pub(crate) calls: Calls,
-    hosts: Mutex<Hosts>,
-    hosts_more: Condvar,
+    /// Takes work to the thread that runs it; there is one from the first such work on.
+    hosts: Mutex<Option<Sender<HostTask>>>,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
     pub(crate) hosts_pending: AtomicU64,
 }
@@ -96,12 +93,6 @@ pub(crate) struct PrimaryState {
     pub(crate) flags: u32,
 }
 
-#[derive(Default)]
-struct Hosts {
-    started: bool,
-    queue: VecDeque<HostTask>,
-}
-
 /// Work that runs on the host when its stream reaches it. `false`: not yet, ask again.
 pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
 
@@ -112,20 +103,14 @@ struct HostTask {
 }
 
 extern "C" fn after_fork_in_child() {
-    if STATE.load(Acquire) == READY {
-        STATE.store(FORKED, Release);
-    }
+    FORKED.store(DRIVER.get().is_some(), Relaxed);
 }
 
 /// The driver, once initialised.
 #[inline]
 pub(crate) fn driver() -> Res<&'static Driver> {
-    if STATE.load(Acquire) == READY
-        && let Some(driver) = DRIVER.get()
-    {
-        return Ok(driver);
-    }
-    Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)
+    let driver = DRIVER.get().filter(|_| !FORKED.load(Relaxed));
+    driver.ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
 }
 
 /// The release of the driver. One that the environment names wrongly counts as the default until `cuInit` refuses it.
@@ -184,28 +169,21 @@ fn open_device() -> Res<Driver> {
         percent,
         calls,
         hosts: Mutex::default(),
-        hosts_more: Condvar::new(),
         hosts_pending: AtomicU64::new(0),
     })
 }
 
 /// `cuInit`: attaches once; in a child of an initialised process it fails as the real driver does.
 pub(crate) fn initialise() -> Answer {
-    match STATE.load(Acquire) {
-        READY => return Ok(()),
-        FORKED => return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
-        _ => {}
-    }
+    refuse_if(FORKED.load(Relaxed), CUresult::CUDA_ERROR_NOT_INITIALIZED)?;
     let _one = lock(&INIT);
-    if STATE.load(Acquire) == READY {
+    if DRIVER.get().is_some() {
         return Ok(());
     }
     let driver = open_device()?;
-    refuse_if(DRIVER.set(driver).is_err(), CUresult::CUDA_ERROR_UNKNOWN)?;
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-    STATE.store(READY, Release);
-    Ok(())
+    refuse_if(DRIVER.set(driver).is_err(), CUresult::CUDA_ERROR_UNKNOWN)
 }
 
 impl Driver {
@@ -223,65 +201,53 @@ impl Driver {
         self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
-    /// Hands a host action to the process's host thread, to run when the entry `at` a slot and position is reached.
-    fn add_host(&'static self, at: (u32, u64), action: HostAction) {
+    /// Where work goes that the process's host thread is to run.
+    fn hosts(&'static self) -> Res<Sender<HostTask>> {
         let mut hosts = lock(&self.hosts);
-        hosts.queue.push_back(HostTask { at, action });
-        if !hosts.started {
-            hosts.started = true;
-            let run = move || self.run_hosts();
-            // Signals are the application's: its handlers must not run on this thread.
-            // SAFETY: plain signal mask calls on this thread, restored below.
-            unsafe {
-                let mut all = std::mem::zeroed();
-                let mut old = std::mem::zeroed();
-                libc::sigfillset(&raw mut all);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-                let spawned = std::thread::Builder::new().name("sim-cuda-host".into()).spawn(run);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, null_mut());
-                hosts.started = spawned.is_ok();
-            }
+        if let Some(hosts) = &*hosts {
+            return Ok(hosts.clone());
         }
-        drop(hosts);
-        self.hosts_more.notify_one();
+        let (sender, tasks) = channel();
+        let run = move || self.run_hosts(&tasks);
+        // Signals are the application's: its handlers must not run on this thread.
+        // SAFETY: plain signal mask calls on this thread, restored below.
+        let spawned = unsafe {
+            let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+            let spawned = std::thread::Builder::new().name("sim-cuda-host".into()).spawn(run);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, null_mut());
+            spawned
+        };
+        spawned.map_err(|_| OUT_OF_MEMORY)?;
+        Ok(hosts.insert(sender).clone())
     }
 
-    fn run_hosts(&self) {
-        let mut pause = 10_000_u64;
+    fn run_hosts(&self, coming: &Receiver<HostTask>) {
+        let (mut tasks, mut pause) = (Vec::new(), 10_000_u64);
         loop {
-            let mut hosts = lock(&self.hosts);
-            while hosts.queue.is_empty() {
-                hosts = self.hosts_more.wait(hosts).unwrap_or_else(PoisonError::into_inner);
+            if tasks.is_empty() {
+                tasks.extend(coming.recv());
             }
-            let keys: Vec<(u32, u64)> = hosts.queue.iter().map(|task| task.at).collect();
-            drop(hosts);
+            tasks.extend(coming.try_iter());
             // Which are reached, and when is the next one reached at the earliest?
             let (reached, soonest) = self.device.with(|engine, now| {
-                let mut soonest = now + 2_000_000;
-                let mut reached = Vec::new();
-                for &(slot, position) in &keys {
-                    if engine.host_reached(slot, position) {
-                        reached.push((slot, position));
-                    } else if position > 0 {
-                        let at = engine.not_before(slot, position - 1, 8);
-                        soonest = soonest.min(at.unwrap_or(now + 20_000));
-                    }
-                }
+                let is_reached = |task: &mut HostTask| engine.host_reached(task.at.0, task.at.1);
+                let reached: Vec<HostTask> = tasks.extract_if(.., is_reached).collect();
+                let behind = tasks.iter().filter(|task| task.at.1 > 0);
+                let times = behind.map(|task| engine.not_before(task.at.0, task.at.1 - 1, 8));
+                let soonest = times.map(|at| at.unwrap_or(now + 20_000)).fold(now + 2_000_000, u64::min);
                 (reached, soonest.max(now))
             });
             let (mut progress, mut waits) = (false, false);
-            for key in reached {
-                let mut hosts = lock(&self.hosts);
-                let at = hosts.queue.iter().position(|task| task.at == key);
-                let Some(mut task) = at.and_then(|at| hosts.queue.remove(at)) else { continue };
-                drop(hosts);
+            for mut task in reached {
                 if catch_unwind(AssertUnwindSafe(&mut task.action)).unwrap_or(true) {
-                    self.device.with(|engine, now| engine.host_done(now, key.0));
+                    self.device.with(|engine, now| engine.host_done(now, task.at.0));
                     self.hosts_pending.fetch_sub(1, AcqRel);
                     progress = true;
                 } else {
                     waits = true;
-                    lock(&self.hosts).queue.push_back(task);
+                    tasks.push(task);
                 }
             }
             if progress {
@@ -481,7 +447,7 @@ thread_local! {
 #[inline]
 pub(crate) fn current() -> Res<Ref<Context>> {
     match current_opt() {
-        Some(context) if STATE.load(Relaxed) == READY => context.usable().map(|()| context),
+        Some(context) if !FORKED.load(Relaxed) => context.usable().map(|()| context),
         _ => {
             driver()?;
             Err(INVALID_CONTEXT)
@@ -538,7 +504,7 @@ pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool
         };
         let Some(stream) = stream.filter(|stream| stream.context.check().is_ok()) else { return false };
         let idle = stream.completed.load(Acquire) >= stream.tail.load(Relaxed);
-        if !idle || !stream.context.live() || STATE.load(Relaxed) != READY {
+        if !idle || !stream.context.live() || FORKED.load(Relaxed) {
             return false;
         }
         if exclusive {
@@ -761,11 +727,13 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
 /// Appends a host action.
 pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
     let driver = driver()?;
+    let hosts = driver.hosts()?;
     driver.hosts_pending.fetch_add(1, AcqRel);
     let pushed = push(stream, Work::Host).inspect_err(|_| {
         driver.hosts_pending.fetch_sub(1, AcqRel);
     });
-    driver.add_host((stream.slot, pushed?), action);
+    // The thread never ends, so there is always one to take it.
+    let _ = hosts.send(HostTask { at: (stream.slot, pushed?), action });
     Ok(())
 }
 
@@ -835,9 +803,8 @@ fn push_one(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64
 /// Waits until everything pushed to the stream so far is done.
 pub(crate) fn drain(stream: Ref<Stream>) -> Answer {
     let driver = driver()?;
-    let tail = stream.tail.load(Acquire);
-    if tail > 0 && driver.device.completed_now(stream.slot) < tail {
-        driver.device.wait(driver.process, stream.slot, tail - 1);
+    if let Some(last) = stream.tail.load(Acquire).checked_sub(1) {
+        driver.device.wait(driver.process, stream.slot, last);
     }
     stream.context.check()
 }

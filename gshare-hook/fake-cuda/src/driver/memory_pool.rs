@@ -202,8 +202,7 @@ impl Device {
 pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
     let mut given = 0;
     for of_device in all_pools()? {
-        let all: Vec<_> = lock(&of_device.all).clone();
-        for pool in all.into_iter().filter(|p| p.device.gpu == gpu) {
+        for pool in lock(&of_device.all).iter().filter(|p| p.device.gpu == gpu) {
             given += pool.trim(0)?;
         }
     }
@@ -212,8 +211,7 @@ pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
 
 /// A synchronising call was made: pools shrink to their thresholds.
 pub(crate) fn after_synchronising(device: Device) -> Answer {
-    let all: Vec<_> = lock(&device.pools()?.all).clone();
-    for pool in all {
+    for pool in lock(&device.pools()?.all).iter() {
         let threshold = lock(&pool.state).threshold;
         pool.trim(threshold)?;
     }

@@ -102,7 +102,6 @@ pub(crate) struct Event {
     pub(crate) flags: u32,
     /// [`Context::home`] of the one it was made in.
     home: (u32, u64),
-    sequence: AtomicU64,
     recorded: Mutex<Option<Recorded>>,
     /// The point of a capture it was last recorded at.
     captured: Mutex<Option<Point>>,
@@ -118,16 +117,15 @@ const INTERPROCESS: u32 = 4;
 impl Event {
     fn create(context: &Context, flags: u32) -> Res<Ref<Self>> {
         let driver = driver()?;
-        let (slot, base) = driver.device.with(|engine, _| engine.open_event(driver.process))?;
-        Ok(Self::with_slot(slot, base, context.home(), flags, false))
+        let slot = driver.device.with(|engine, _| engine.open_event(driver.process))?;
+        Ok(Self::with_slot(slot, context.home(), flags, false))
     }
 
-    pub(crate) fn with_slot(slot: u32, base: u64, home: (u32, u64), flags: u32, imported: bool) -> Ref<Self> {
+    pub(crate) fn with_slot(slot: u32, home: (u32, u64), flags: u32, imported: bool) -> Ref<Self> {
         Object::create(Self {
             slot,
             flags,
             home,
-            sequence: AtomicU64::new(base),
             recorded: Mutex::new(None),
             captured: Mutex::new(None),
             imported,
@@ -148,11 +146,7 @@ impl Event {
         let open = self.open()?;
         refuse_if(self.home != stream.context.home(), INVALID_HANDLE)?;
         let mut recorded = lock(&self.recorded);
-        let sequence = if self.flags & INTERPROCESS != 0 {
-            open.issued.load(Acquire) + 1
-        } else {
-            self.sequence.fetch_add(1, AcqRel) + 1
-        };
+        let sequence = open.issued.load(Acquire) + 1;
         let position = push(stream, Work::Record { event: self.slot, sequence })?;
         *recorded = Some(Recorded { sequence, stream: stream.slot, position });
         Ok(())

@@ -21,7 +21,7 @@ entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() a
 entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
     let id: [u8; 16] = read(pExportTableId.cast())?;
     let table = private_table(&id);
-    call_trace::table(id, table.map(|(_, name)| name));
+    call_trace::table(&id, table.map(|(_, name)| name));
     put(ppExportTable, table.map_or(std::ptr::null(), |(words, _)| words))?;
     table.map(drop).ok_or(INVALID_VALUE)
 });

@@ -3,10 +3,15 @@
 use crate::sim::SimDevice;
 use crate::sim::device_file::device_uuid;
 
+/// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+pub(crate) fn uuid(id: &[u8; 16]) -> String {
+    let hex: String = id.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
 /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…`.
-pub(crate) fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
-    format!("{kind}-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+pub(crate) fn uuid_text(kind: &str, id: &[u8; 16]) -> String {
+    format!("{kind}-{}", uuid(id))
 }
 
 /// The GPU that device `index` of the file is, or is a slice of.

@@ -513,5 +513,5 @@ entry!(cuIpcOpenEventHandle, |phEvent, handle| {
     let ticket = std::ptr::from_ref(&handle).cast::<Ticket>().read_unaligned();
     invalid_if(ticket.magic != FILE_MAGIC || ticket.kind != u32::MAX || ticket.id as usize >= 65_536)?;
     refuse_if(ticket.pid == std::process::id(), INVALID_CONTEXT)?;
-    put(phEvent, Event::with_slot(ticket.id, 0, (ticket.gpu, family), ticket.generation, true).handle())
+    put(phEvent, Event::with_slot(ticket.id, (ticket.gpu, family), ticket.generation, true).handle())
 });

@@ -228,42 +228,6 @@ unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Res<Side> {
     Ok(dev(Object::<Array>::get(handle)?.address + offset as u64))
 }
 
-// --- Calls -----------------------------------------------------------------------------------------
-
-/// The calls that copy in one way: on the default stream, and on one that follows the arguments; `_` where
-/// there is no such call.
-macro_rules! copies {
-    ($($now:ident $on:tt $args:tt $transfer:expr;)*) => {$(
-        copies!(@now $now $args $transfer);
-        copies!(@on $on $args $transfer);
-    )*};
-    (@now $name:ident ($($arg:tt),*) $transfer:expr) => {
-        entry!($name, |flavor, $($arg),*| $transfer.run_now(flavor));
-    };
-    (@on _ $args:tt $transfer:expr) => {};
-    (@on $name:ident ($($arg:tt),*) $transfer:expr) => {
-        entry!($name, |$($arg),*, stream| $transfer.run_on(stream));
-    };
-}
-copies! {
-    cuMemcpy cuMemcpyAsync (to, from, n) linear(any(to), any(from), n);
-    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 (to, from, n) linear(dev(to), host(from), n);
-    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 (to, from, n) linear(host(to), dev(from), n);
-    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 (to, from, n) linear(dev(to), dev(from), n);
-    cuMemcpyPeer cuMemcpyPeerAsync (to, _, from, _, n) linear(dev(to), dev(from), n);
-    cuMemcpy2D_v2 cuMemcpy2DAsync_v2 (copy) from_2d(copy)?;
-    cuMemcpy2DUnaligned_v2 _ (copy) from_2d(copy)?;
-    cuMemcpy3D_v2 cuMemcpy3DAsync_v2 (copy) from_3d(copy.cast())?;
-    cuMemcpy3DPeer cuMemcpy3DPeerAsync (copy) from_3d(copy.cast())?;
-    cuMemcpyHtoA_v2 cuMemcpyHtoAAsync_v2 (to, at, from, n) linear(in_array(to, at)?, host(from), n);
-    cuMemcpyAtoH_v2 cuMemcpyAtoHAsync_v2 (to, from, at, n) linear(host(to), in_array(from, at)?, n);
-    cuMemcpyDtoA_v2 _ (to, at, from, n) linear(in_array(to, at)?, dev(from), n);
-    cuMemcpyAtoD_v2 _ (to, from, at, n) linear(dev(to), in_array(from, at)?, n);
-    cuMemcpyAtoA_v2 _ (to, to_at, from, from_at, n) linear(in_array(to, to_at)?, in_array(from, from_at)?, n);
-}
-
-entry!(cuMemcpyWithAttributesAsync, |to, from, n, _, stream| linear(any(to), any(from), n).run_on(stream));
-
 // --- Sets ------------------------------------------------------------------------------------------
 
 /// Bytes of a fill with zeros that are given back to the host instead of being written.
@@ -325,6 +289,18 @@ impl Fill {
         Ok(())
     }
 
+    fn run_now(self, flavor: Flavor) -> Answer {
+        current()?;
+        not_while_capturing()?;
+        self.run_on(StreamArg::default_of(flavor))
+    }
+
+    fn run_on(self, stream: StreamArg) -> Answer {
+        current()?;
+        // SAFETY: the handle is the C caller's.
+        queue(unsafe { stream.find()? }, self, Self::check)
+    }
+
     fn apply(&self) {
         let bytes = self.value.to_le_bytes();
         let element = &bytes[..self.element as usize];
@@ -367,33 +343,44 @@ fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize
     Fill { address: at, pitch, value, element, width: width as u64, height: height as u64 }
 }
 
-fn set(stream: StreamArg, synchronous: bool, fill: Fill) -> Answer {
-    current()?;
-    // SAFETY: the handle is the C caller's.
-    let stream = unsafe { stream.find()? };
-    if synchronous {
-        not_while_capturing()?;
-    }
-    queue(stream, fill, Fill::check)
+// --- Calls -----------------------------------------------------------------------------------------
+
+/// The calls that copy or set in one way: on the default stream, and on one that follows the arguments; `_` where
+/// there is no such call.
+macro_rules! pairs {
+    ($($now:ident $on:tt $args:tt $task:expr;)*) => {$(
+        pairs!(@now $now $args $task);
+        pairs!(@on $on $args $task);
+    )*};
+    (@now $name:ident ($($arg:tt),*) $task:expr) => {
+        entry!($name, |flavor, $($arg),*| $task.run_now(flavor));
+    };
+    (@on _ $args:tt $task:expr) => {};
+    (@on $name:ident ($($arg:tt),*) $task:expr) => {
+        entry!($name, |$($arg),*, stream| $task.run_on(stream));
+    };
+}
+pairs! {
+    cuMemcpy cuMemcpyAsync (to, from, n) linear(any(to), any(from), n);
+    cuMemcpyHtoD_v2 cuMemcpyHtoDAsync_v2 (to, from, n) linear(dev(to), host(from), n);
+    cuMemcpyDtoH_v2 cuMemcpyDtoHAsync_v2 (to, from, n) linear(host(to), dev(from), n);
+    cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 (to, from, n) linear(dev(to), dev(from), n);
+    cuMemcpyPeer cuMemcpyPeerAsync (to, _, from, _, n) linear(dev(to), dev(from), n);
+    cuMemcpy2D_v2 cuMemcpy2DAsync_v2 (copy) from_2d(copy)?;
+    cuMemcpy2DUnaligned_v2 _ (copy) from_2d(copy)?;
+    cuMemcpy3D_v2 cuMemcpy3DAsync_v2 (copy) from_3d(copy.cast())?;
+    cuMemcpy3DPeer cuMemcpy3DPeerAsync (copy) from_3d(copy.cast())?;
+    cuMemcpyHtoA_v2 cuMemcpyHtoAAsync_v2 (to, at, from, n) linear(in_array(to, at)?, host(from), n);
+    cuMemcpyAtoH_v2 cuMemcpyAtoHAsync_v2 (to, from, at, n) linear(host(to), in_array(from, at)?, n);
+    cuMemcpyDtoA_v2 _ (to, at, from, n) linear(in_array(to, at)?, dev(from), n);
+    cuMemcpyAtoD_v2 _ (to, from, at, n) linear(dev(to), in_array(from, at)?, n);
+    cuMemcpyAtoA_v2 _ (to, to_at, from, from_at, n) linear(in_array(to, to_at)?, in_array(from, from_at)?, n);
+    cuMemsetD8_v2 cuMemsetD8Async (at, value, n) fill(1, at, 0, value, n, 1);
+    cuMemsetD16_v2 cuMemsetD16Async (at, value, n) fill(2, at, 0, value, n, 1);
+    cuMemsetD32_v2 cuMemsetD32Async (at, value, n) fill(4, at, 0, value, n, 1);
+    cuMemsetD2D8_v2 cuMemsetD2D8Async (at, pitch, value, n, rows) fill(1, at, pitch, value, n, rows);
+    cuMemsetD2D16_v2 cuMemsetD2D16Async (at, pitch, value, n, rows) fill(2, at, pitch, value, n, rows);
+    cuMemsetD2D32_v2 cuMemsetD2D32Async (at, pitch, value, n, rows) fill(4, at, pitch, value, n, rows);
 }
 
-/// The four memsets of an element: of a row and of rows, on the default stream and on one that is given.
-macro_rules! sets {
-    ($($sync:ident $asynchronous:ident $sync2:ident $async2:ident $element:literal;)*) => {$(
-        entry!($sync, |flavor, at, value, n| {
-            set(StreamArg::default_of(flavor), true, fill($element, at, 0, value, n, 1))
-        });
-        entry!($asynchronous, |at, value, n, stream| set(stream, false, fill($element, at, 0, value, n, 1)));
-        entry!($sync2, |flavor, at, pitch, value, width, height| {
-            set(StreamArg::default_of(flavor), true, fill($element, at, pitch, value, width, height))
-        });
-        entry!($async2, |at, pitch, value, width, height, stream| {
-            set(stream, false, fill($element, at, pitch, value, width, height))
-        });
-    )*};
-}
-sets! {
-    cuMemsetD8_v2 cuMemsetD8Async cuMemsetD2D8_v2 cuMemsetD2D8Async 1;
-    cuMemsetD16_v2 cuMemsetD16Async cuMemsetD2D16_v2 cuMemsetD2D16Async 2;
-    cuMemsetD32_v2 cuMemsetD32Async cuMemsetD2D32_v2 cuMemsetD2D32Async 4;
-}
+entry!(cuMemcpyWithAttributesAsync, |to, from, n, _, stream| linear(any(to), any(from), n).run_on(stream));

@@ -118,13 +118,9 @@ const fn unserved_words<const TABLE: usize>() -> [Pointer; MOST] {
 
 /// A table of `WORDS` words that begins with its size in bytes; `served` says which slots have a function.
 const fn sized<const TABLE: usize, const WORDS: usize>(served: &[(usize, *const ())]) -> [Pointer; WORDS] {
-    let unserved = unserved_words::<TABLE>();
-    let mut words = [Pointer(std::ptr::without_provenance(WORDS * size_of::<usize>())); WORDS];
-    let mut slot = 1;
-    while slot < WORDS {
-        words[slot] = unserved[slot];
-        slot += 1;
-    }
+    let mut words = [Pointer(std::ptr::null()); WORDS];
+    words.copy_from_slice(unserved_words::<TABLE>().split_at(WORDS).0);
+    words[0] = Pointer(std::ptr::without_provenance(size_of_val(&words)));
     let mut i = 0;
     while i < served.len() {
         assert!(served[i].0 > 0 && served[i].0 < WORDS);

@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::layout::{
     Busy, EVENTS, Item, Locked, MAX_GPUS, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE, PROC_LIVE, PROCS,
-    ProcGpu, Queued, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, Work,
+    Proc, ProcGpu, Queued, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, Work,
 };
 
 const NO_POSITION: u64 = u64::MAX;
@@ -543,27 +543,22 @@ impl Engine<'_> {
             .find(|&p| procs[p].state == PROC_FREE)
             .or_else(|| gone.min_by_key(|&p| procs[p].gone_at))
             .ok_or(SimError::NoSlot("process"))?;
-        let (time, gpus) = (self.l.time, &self.l.gpus[..self.l.gpus_len as usize]);
-        let caps: Vec<u32> = gpus.iter().map(|g| cap(g.sms).clamp(1, g.sms.max(1))).collect();
+        let mut gpus = [ProcGpu::default(); MAX_GPUS];
+        for (account, gpu) in gpus.iter_mut().zip(&self.l.gpus[..self.l.gpus_len as usize]) {
+            account.sm_cap = cap(gpu.sms).clamp(1, gpu.sms.max(1));
+        }
         let open = &self.o.procs[slot];
         let launches = open.shards.iter().map(|shard| &shard.launches);
         for counter in launches.chain([&open.ring_full, &open.host_waits, &open.host_wait_ns]) {
             counter.store(0, Relaxed);
         }
-        let proc = &mut self.l.procs[slot];
-        proc.state = PROC_FREE;
-        for (account, cap) in proc.gpus.iter_mut().zip(caps) {
-            *account = ProcGpu { sm_cap: cap, ..ProcGpu::default() };
-        }
-        proc.pid = pid;
-        proc.start_time = start_time;
-        proc.image = image;
-        proc.attached_at = time;
-        proc.gone_at = 0;
-        proc.name = [0; 16];
+        let mut kept = [0; 16];
         let len = name.len().min(15);
-        proc.name[..len].copy_from_slice(&name[..len]);
-        proc.state = PROC_LIVE;
+        kept[..len].copy_from_slice(&name[..len]);
+        let (state, name, attached_at, gone_at) = (PROC_FREE, kept, self.l.time, 0);
+        self.l.procs[slot] = Proc { state, pid, start_time, image, attached_at, gone_at, name, gpus };
+        // A process that is killed before this line has not attached.
+        self.l.procs[slot].state = PROC_LIVE;
         u32::try_from(slot).map_err(|_| SimError::NoSlot("process"))
     }
 
@@ -724,16 +719,15 @@ impl Engine<'_> {
         self.l.streams[s as usize].tail
     }
 
-    /// Takes an event slot for process `p`. Returns it and the last sequence number used: the next record has one more.
-    pub(crate) fn open_event(&mut self, p: u32) -> Result<(u32, u64)> {
+    /// Takes an event slot for process `p`. Sequence numbers go on where the slot's last owner stopped, so that his queued records
+    /// do no harm.
+    pub(crate) fn open_event(&mut self, p: u32) -> Result<u32> {
         let l = &mut *self.l;
         let e = take_slot(&mut l.event_high, EVENTS, "event", |e| l.event_owner[e] == 0)?;
         self.l.event_owner[e as usize] = p + 1;
-        // Sequence numbers go on where the slot's last owner stopped, so that his queued records do no harm.
         let event = &self.o.events[e as usize];
-        let issued = event.issued.load(Relaxed);
-        event.done.fetch_min(issued, Relaxed);
-        Ok((e, issued))
+        event.done.fetch_min(event.issued.load(Relaxed), Relaxed);
+        Ok(e)
     }
 
     /// Gives an event slot back; records that are queued for it still run.
@@ -782,15 +776,11 @@ impl Engine<'_> {
     /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
     pub(crate) fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32)> {
         let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
-        let entry = &mut self.l.shared[id];
-        entry.bytes = bytes;
-        entry.gpu = gpu;
-        entry.kind = kind as u32;
-        entry.generation = entry.generation.wrapping_add(1);
-        entry.refs = [0; PROCS];
-        entry.refs[p as usize] = 1;
-        entry.payer = p + 1;
-        Ok((link(id) - 1, entry.generation))
+        let generation = self.l.shared[id].generation.wrapping_add(1);
+        let mut refs = [0; PROCS];
+        refs[p as usize] = 1;
+        self.l.shared[id] = SharedAlloc { bytes, generation, gpu, kind: kind as u32, payer: p + 1, refs };
+        Ok((link(id) - 1, generation))
     }
 
     /// A shared allocation that is still there.
