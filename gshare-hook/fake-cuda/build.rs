@@ -24,12 +24,9 @@ const UNGUARDED: [&str; 1] = ["cuLaunchKernel"];
 fn shown(arg: &str, ty: &str) -> String {
     let ty = ty.replace(" :: ", "::").replace("sys::", "").replace("* ", "*");
     match ty.as_str() {
-        "c_uint" | "c_uchar" | "c_ushort" | "u32" | "u64" | "usize" | "c_ulonglong" => {
-            format!("Value::Unsigned({arg} as u64)")
-        }
-        "c_int" | "CUdevice" => format!("Value::Signed(i64::from({arg}))"),
-        "f32" => format!("Value::Float({arg})"),
-        "CUresult" => format!("Value::Unsigned(u64::from({arg}.0))"),
+        "c_uint" | "c_uchar" | "c_ushort" | "u32" | "u64" | "usize" | "c_ulonglong" | "c_int"
+        | "CUdevice" | "f32" => format!("Value::Number(&{{{arg}}})"),
+        "CUresult" => format!("Value::Number(&{arg}.0)"),
         "CUdeviceptr" => format!("Value::Address({arg} as usize)"),
         "*const c_char" => format!("Value::Text({arg})"),
         "*mut c_uint" => format!("Value::Out({arg}.cast(), number::<u32>)"),

@@ -22,7 +22,7 @@
 #![allow(unsafe_code)] // reads what programs pass to the driver
 
 use std::ffi::{CStr, OsString, c_char, c_uint, c_void};
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -100,11 +100,8 @@ fn parse(text: &str) -> (u8, Vec<&str>) {
 }
 
 /// An argument of a driver call, as the generated exports pass it after the call.
-#[derive(Clone, Copy)]
-pub(crate) enum Value {
-    Unsigned(u64),
-    Signed(i64),
-    Float(f32),
+pub(crate) enum Value<'a> {
+    Number(&'a dyn Display),
     Address(usize),
     Text(*const c_char),
     /// The memory that a call has written, and how that is shown.
@@ -113,15 +110,13 @@ pub(crate) enum Value {
     Other,
 }
 
-impl Value {
+impl Value<'_> {
     /// # Safety
     /// A text ends with 0. Where `ok`, the call that has succeeded was given a pointer that the driver's interface says
     /// it may write the value through, or null.
-    unsafe fn show(self, ok: bool, line: &mut String) -> std::fmt::Result {
-        match self {
-            Self::Unsigned(value) => write!(line, "{value}"),
-            Self::Signed(value) => write!(line, "{value}"),
-            Self::Float(value) => write!(line, "{value}"),
+    unsafe fn show(&self, ok: bool, line: &mut String) -> std::fmt::Result {
+        match *self {
+            Self::Number(value) => write!(line, "{value}"),
             Self::Address(value) => write!(line, "{value:#x}"),
             Self::Other => write!(line, ".."),
             Self::Text(text) if text.is_null() => write!(line, "null"),
@@ -141,7 +136,7 @@ impl Value {
 
 /// # Safety
 /// A number of this type lies there.
-pub(crate) unsafe fn number<T: std::fmt::Display>(at: *const c_void) -> String {
+pub(crate) unsafe fn number<T: Display>(at: *const c_void) -> String {
     // SAFETY: by this function's contract.
     unsafe { at.cast::<T>().read_unaligned() }.to_string()
 }
@@ -158,7 +153,7 @@ pub(crate) unsafe fn address(at: *const c_void) -> String {
 /// # Safety
 /// The arguments are those of the call, by the driver's interface; see [`Value::show`].
 #[cold]
-pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value)]) {
+pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value<'_>)]) {
     traced(CALLS, || {
         let mut line = format!("call {name}(");
         for (i, (name, value)) in arguments.iter().enumerate() {
@@ -226,7 +221,7 @@ pub(crate) fn slot(table: &str, slot: usize) {
 }
 
 /// An image whose names cannot be read.
-pub(crate) fn image(error: &dyn std::fmt::Display) {
+pub(crate) fn image(error: &dyn Display) {
     traced(TABLES, || format!("image NOT READ, every name is accepted: {error}"));
 }
 

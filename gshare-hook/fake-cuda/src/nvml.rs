@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use crate::driver::base::{driver, driver_version, refuse_if, release};
 use crate::driver::visible::{gpu_uuid, pci_text, uuid_text};
-use crate::sim::SimDevice;
 use crate::sim::device_file::{device_name, device_uuid};
+use crate::sim::{SimDevice, padded};
 use gshare_fake_cuda_spec::{Board, Profile};
 
 type Return = c_uint;
@@ -205,11 +205,11 @@ unsafe fn put<T>(to: *mut T, value: T) -> Done {
     Ok(())
 }
 
-/// Checks the first word of a structure that a caller hands over: the size and the version of its layout.
-unsafe fn check_version<T>(given: *const T, version: c_uint) -> Done {
+/// Checks the first word of a structure that a caller hands over: the size and the version of its layout. Refuses another word.
+unsafe fn check_version<T>(given: *const T, version: c_uint, refusal: Return) -> Done {
     refuse_if(given.is_null(), INVALID_ARGUMENT)?;
     let word = given.cast::<c_uint>().read_unaligned();
-    refuse_if(word != size_of::<T>() as c_uint | version << 24, VERSION_MISMATCH)
+    refuse_if(word != size_of::<T>() as c_uint | version << 24, refusal)
 }
 
 /// Microseconds since 1970.
@@ -301,13 +301,6 @@ structures! {
     }
 }
 
-fn text_array<const N: usize>(text: &str) -> [u8; N] {
-    let mut out = [0; N];
-    let n = text.len().min(N - 1);
-    out[..n].copy_from_slice(&text.as_bytes()[..n]);
-    out
-}
-
 /// How busy each process has kept a GPU of late; `NOT_FOUND` if none has.
 fn samples(gpu: Gpu, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
     gpu.whole()?;
@@ -387,7 +380,7 @@ nvml! {
     fn nvmlDeviceGetUUID (part: Part, uuid: *mut c_char, length: c_uint) { put_text(uuid, length, &part.uuid()) }
     fn nvmlDeviceGetPciInfo | nvmlDeviceGetPciInfo_v2 | nvmlDeviceGetPciInfo_v3 (gpu: Gpu, pci: *mut Pci) {
         let (text, id) = (pci_text(gpu.number), gpu.board().pci_id);
-        let (legacy, text) = (text_array(&text), text_array(&format!("0000{text}")));
+        let (legacy, text) = (padded(text.as_bytes()), padded(format!("0000{text}").as_bytes()));
         put(pci, Pci { legacy, domain: 0, bus: gpu.number + 1, device: 0, id, subsystem: id, text })
     }
     fn nvmlDeviceGetCudaComputeCapability (gpu: Gpu, major: *mut c_int, minor: *mut c_int) {
@@ -400,12 +393,9 @@ nvml! {
         put(memory, Memory { total, free: total - reserved - used, used: reserved + used })
     }
     fn nvmlDeviceGetMemoryInfo_v2 (part: Part, memory: *mut Memory2) {
-        refuse_if(memory.is_null(), INVALID_ARGUMENT)?;
-        const VERSION: c_uint = size_of::<Memory2>() as c_uint | 2 << 24;
-        let version = (*memory).version;
-        refuse_if(version != VERSION, FUNCTION_NOT_FOUND)?;
+        check_version(memory, 2, FUNCTION_NOT_FOUND)?;
         let (total, reserved, used) = part.memory();
-        put(memory, Memory2 { version, total, reserved, free: total - reserved - used, used })
+        put(memory, Memory2 { version: (*memory).version, total, reserved, free: total - reserved - used, used })
     }
     fn nvmlDeviceGetUtilizationRates (gpu: Gpu) -> [c_uint; 2] { gpu.whole().map(|()| [gpu.utilisation(), 0])? }
     fn nvmlDeviceGetComputeRunningProcesses (part: Part, count: *mut c_uint, list: *mut Process1) {
@@ -431,7 +421,7 @@ nvml! {
         put_list(samples?, count, list)
     }
     fn nvmlDeviceGetProcessesUtilizationInfo (handle: Handle, list: *mut ProcessRates) {
-        check_version(list, 1)?;
+        check_version(list, 1, VERSION_MISMATCH)?;
         let samples = samples(Gpu::read(handle)?, (*list).since_us)?;
         let entry = |ProcessSample { pid, time_us, sm, .. }| ProcessRate { time_us, pid, sm, others: [0; 5] };
         put_list(samples.into_iter().map(entry).collect(), &raw mut (*list).count, (*list).entries)
@@ -443,7 +433,7 @@ nvml! {
     }
     fn nvmlDeviceGetRunningProcessDetailList (part: Part, list: *mut ProcessDetails) {
         const COMPUTE: c_uint = 0;
-        check_version(list, 1)?;
+        check_version(list, 1, VERSION_MISMATCH)?;
         let users = if (*list).mode == COMPUTE { part.users() } else { Vec::new() };
         let entries = users.into_iter().map(|process| ProcessDetail { process, protected: 0 });
         put_list(entries.collect(), &raw mut (*list).count, (*list).entries)

@@ -101,13 +101,11 @@ fn create(context: &Context, shape: Shape) -> Res<Ref<Array>> {
     Array::create(shape, take(context, shape, shape.bytes()?)?, false)
 }
 
-entry!(cuArray3DCreate_v2, |array, shape| {
-    invalid_if(array.is_null())?;
+entry!(cuArray3DCreate_v2, |array: Given, shape| {
     put(array, create(current()?, read(shape.cast())?)?.handle())
 });
 
-entry!(cuArrayCreate_v2, |array, shape| {
-    invalid_if(array.is_null())?;
+entry!(cuArrayCreate_v2, |array: Given, shape| {
     let Shape2D { width, height, format, channels } = read(shape.cast())?;
     let shape = Shape { width, height, depth: 0, format, channels, flags: 0 };
     put(array, create(current()?, shape)?.handle())
@@ -147,8 +145,7 @@ struct Mipmapped {
 
 object!(Mipmapped, b"gshareMI");
 
-entry!(cuMipmappedArrayCreate, context, |mipmapped, shape, count| {
-    invalid_if(mipmapped.is_null())?;
+entry!(cuMipmappedArrayCreate, context, |mipmapped: Given, shape, count| {
     let shape: Shape = read(shape.cast())?;
     capture::not_while_capturing()?;
     let most = shape.width.max(shape.height).max(1).ilog2() + 1;

@@ -410,12 +410,7 @@ impl Device {
     pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
         let Self { driver: Driver { device, process, .. }, gpu, .. } = self;
         let charged = device.with_lock(|engine| engine.charge(*process, gpu, kind, bytes));
-        charged.or_else(|_| {
-            device.with(|engine, now| {
-                device.sweep(engine, now);
-                engine.charge(*process, gpu, kind, bytes)
-            })
-        })
+        charged.or_else(|_| device.with_living(|engine, _| engine.charge(*process, gpu, kind, bytes)))
     }
 
     pub(crate) fn refund(self, kind: MemKind, bytes: u64) {

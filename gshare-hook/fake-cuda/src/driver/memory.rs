@@ -80,11 +80,8 @@ entry!(cuMemFree_v2, driver, |dptr| {
 });
 
 entry!(cuMemGetInfo_v2, context, |free, total| {
-    let device = &context.device.driver.device;
-    let (left, all) = device.with(|engine, now| {
-        device.sweep(engine, now);
-        engine.memory(context.device.gpu)
-    });
+    let Device { driver, gpu, .. } = context.device;
+    let (left, all) = driver.device.with_living(|engine, _| engine.memory(gpu));
     put_opt(free, left as usize);
     put_opt(total, all as usize);
 });
@@ -205,8 +202,7 @@ unsafe fn put_attribute(to: *mut c_void, kind: u32, value: u64) {
     }
 }
 
-entry!(cuPointerGetAttribute, |data, kind, ptr| {
-    invalid_if(data.is_null())?;
+entry!(cuPointerGetAttribute, |data: Given, kind, ptr| {
     put_attribute(data, kind, attribute(kind, ptr)?.ok_or(INVALID_VALUE)?);
 });
 

@@ -566,8 +566,7 @@ object!(Link, b"gshareLK");
 
 entry!(cuLinkCreate_v2, context, |_, _, _, stateOut| put(stateOut, Object::create(Link::default()).handle()));
 
-entry!(cuLinkAddData_v2, |link: Link, _, data, size, _, _, _, _| {
-    invalid_if(data.is_null())?;
+entry!(cuLinkAddData_v2, |link: Link, _, data: Given, size, _, _, _, _| {
     lock(&link.inputs).push(std::slice::from_raw_parts(data.cast::<u8>(), size).to_vec());
 });
 

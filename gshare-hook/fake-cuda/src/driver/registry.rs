@@ -216,20 +216,15 @@ impl Registry {
     /// Opens or closes the mappings of a range; `false` if it is not mapped throughout.
     pub(crate) fn set_access(&self, address: u64, bytes: u64, open: bool) -> bool {
         let mut inner = lock(&self.0);
-        let mut at = address;
-        for alloc in inner.live.range(address..address + bytes).map(|(_, a)| a) {
-            if alloc.address != at || !matches!(alloc.what, What::Mapped(_)) {
-                return false;
-            }
-            at += alloc.bytes;
-        }
-        if at != address + bytes {
-            return false;
-        }
-        for (_, alloc) in inner.live.range_mut(address..address + bytes) {
+        let range = address..address + bytes;
+        let mapped_to = inner.live.range(range.clone()).try_fold(address, |at, (_, alloc)| {
+            (alloc.address == at && matches!(alloc.what, What::Mapped(_))).then_some(at + alloc.bytes)
+        });
+        let throughout = mapped_to == Some(range.end);
+        for (_, alloc) in inner.live.range_mut(range).filter(|_| throughout) {
             alloc.what = What::Mapped(open);
         }
-        true
+        throughout
     }
 
     /// Changes whether a graph's allocation exists; `false` if it did already (or did not).

@@ -47,11 +47,9 @@ entry!(cuStreamSynchronize, |stream: Stream| {
 
 entry!(cuStreamQuery, |stream: Stream| {
     not_capturing(stream)?;
-    let mut done = drained(stream)?;
-    for other in barriers(stream) {
-        done &= drained(other)?;
+    for each in barriers(stream).into_iter().chain([stream]) {
+        refuse_if(!drained(each)?, NOT_READY)?;
     }
-    refuse_if(!done, NOT_READY)
 });
 
 entry!(cuCtxSynchronize, context, || synchronise(context));
@@ -315,18 +313,6 @@ task!(HostCall, 3, |&HostCall { function, data }, stream| push_call(stream, move
     unsafe { function(data as *mut c_void) };
 }));
 
-/// The same for a function that gets the stream's handle and a result.
-struct Callback {
-    function: unsafe extern "C" fn(sys::CUstream, sys::CUresult, *mut c_void),
-    stream: usize,
-    data: usize,
-}
-
-task!(Callback, 3, |&Callback { function, stream: handle, data }, stream| push_call(stream, move || {
-    // SAFETY: by the contract of cuStreamAddCallback.
-    unsafe { function(handle as sys::CUstream, sys::CUresult::CUDA_SUCCESS, data as *mut c_void) };
-}));
-
 entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream: Stream, function, data| {
     let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
@@ -339,7 +325,11 @@ entry!(cuStreamAddCallback, |named, function, data, flags| {
     invalid_if(flags != 0)?;
     let function = function.ok_or(INVALID_VALUE)?;
     not_capturing(stream)?;
-    submit(stream, Callback { function, stream: named.1 as usize, data: data as usize })
+    let (handle, data) = (named.1 as usize, data as usize);
+    // SAFETY: by the contract of this call.
+    push_call(stream, move || unsafe {
+        function(handle as sys::CUstream, sys::CUresult::CUDA_SUCCESS, data as *mut c_void);
+    })
 });
 
 // --- Memory operations -----------------------------------------------------------------------------

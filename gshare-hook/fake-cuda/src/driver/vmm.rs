@@ -274,8 +274,7 @@ entry!(cuMemRetainAllocationHandle, |handle, addr| {
     put(handle, physical.handle::<c_void>() as u64)
 });
 
-entry!(cuMemGetAllocationPropertiesFromHandle, |prop, physical: Physical| {
-    invalid_if(prop.is_null())?;
+entry!(cuMemGetAllocationPropertiesFromHandle, |prop: Given, physical: Physical| {
     std::ptr::write_bytes(prop, 0, 1);
     put(prop.cast::<[u32; 4]>(), [1, physical.types, 1, physical.device.ordinal as u32])
 });
@@ -384,11 +383,9 @@ entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| 
     let mut ticket = read_ticket(given, bytes)?;
     let device = Device::of_gpu(ticket.gpu)?;
     // If every holder has gone, the descriptor alone kept the memory: it is charged again, to us.
-    let joined = driver.device.with(|engine, now| {
-        driver.device.sweep(engine, now);
-        engine.join(driver.process, ticket.id, ticket.generation)
-    });
-    if joined.is_err() {
+    let join =
+        driver.device.with_living(|engine, _| engine.join(driver.process, ticket.id, ticket.generation));
+    if join.is_err() {
         memory::charge(device, MemKind::Vmm, bytes)?;
         let again = device.share(MemKind::Vmm, bytes, given)?;
         (ticket.id, ticket.generation) = (again.id, again.generation);

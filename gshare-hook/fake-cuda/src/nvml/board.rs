@@ -143,7 +143,7 @@ nvml! {
     }
     fn nvmlDeviceGetTemperatureV (gpu: Gpu, temperature: *mut Temperature) {
         refuse_if(temperature.is_null() || (*temperature).sensor != 0, INVALID_ARGUMENT)?;
-        check_version(temperature, 1)?;
+        check_version(temperature, 1, VERSION_MISMATCH)?;
         (*temperature).celsius = sensors(gpu).celsius as c_int;
         Ok(())
     }

@@ -67,9 +67,9 @@ nvml! {
     fn nvmlDeviceGetPcieReplayCounter (_gpu: Gpu) -> c_uint { 0 }
     fn nvmlDeviceGetBusType (_gpu: Gpu) -> c_uint { 2 }
     fn nvmlDeviceGetPciInfoExt (gpu: Gpu, pci: *mut PciExt) {
-        check_version(pci, 1)?;
+        check_version(pci, 1, VERSION_MISMATCH)?;
         let (version, id) = ((*pci).version, gpu.board().pci_id);
-        let text = text_array(&format!("0000{}", pci_text(gpu.number)));
+        let text = padded(format!("0000{}", pci_text(gpu.number)).as_bytes());
         // A 3D controller.
         let (base_class, sub_class) = (3, 2);
         let (domain, bus, device, subsystem) = (0, gpu.number + 1, 0, id);
@@ -108,7 +108,7 @@ nvml! {
     fn nvmlSystemGetConfComputeState () -> [c_uint; 3] { device().map(|_| [0; 3])? }
     fn nvmlSystemGetConfComputeSettings (settings: *mut ConfidentialComputing) {
         device()?;
-        check_version(settings, 1)?;
+        check_version(settings, 1, VERSION_MISMATCH)?;
         put(settings, ConfidentialComputing { version: (*settings).version, state: [0; 4] })
     }
 }

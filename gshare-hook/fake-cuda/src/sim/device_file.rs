@@ -37,11 +37,13 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
 
-use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute, set_current_timer_slack};
+use rustix::process::getuid;
+use rustix::thread::{clock_nanosleep_absolute, set_current_timer_slack};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::engine::{Engine, SimError};
 use super::layout::{Locked, Open};
-use super::lock;
+use super::{lock, padded};
 use gshare_fake_cuda_spec::{DEFAULT_PROFILE, Profile, ProfileError, Spec, SpecError, load_text};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gsh-sim\x05");
@@ -92,12 +94,7 @@ pub enum DeviceError {
 /// `CLOCK_MONOTONIC` in ns.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
-    let mut t = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: `t` is valid for writes, and clock_gettime fills it for this clock.
-    let t = unsafe {
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, t.as_mut_ptr());
-        t.assume_init()
-    };
+    let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
 }
 
@@ -109,9 +106,7 @@ pub fn default_path() -> PathBuf {
     if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|p| Path::new(p).is_dir()) {
         return Path::new(&dir).join("gshare-sim-device");
     }
-    // SAFETY: getuid has no preconditions.
-    let uid = unsafe { libc::getuid() };
-    PathBuf::from(format!("/tmp/gshare-sim-device-{uid}"))
+    PathBuf::from(format!("/tmp/gshare-sim-device-{}", getuid()))
 }
 
 /// A mapped device file. The mapping and the file stay open for the life of the process: closing the file would drop the
@@ -131,12 +126,7 @@ unsafe impl Send for SimDevice {}
 unsafe impl Sync for SimDevice {}
 
 fn boot_id() -> [u8; 40] {
-    let mut id = [0; 40];
-    if let Ok(text) = std::fs::read("/proc/sys/kernel/random/boot_id") {
-        let n = text.len().min(40);
-        id[..n].copy_from_slice(&text[..n]);
-    }
-    id
+    padded(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
 
 /// Start time of this process (field 22 of /proc/self/stat).
@@ -178,7 +168,7 @@ impl SimDevice {
             file.lock().map_err(io)?;
             let _lock = FileLock(file);
             let meta = file.metadata().map_err(io)?;
-            let same = std::fs::metadata(path).is_ok_and(|m| m.ino() == meta.ino() && m.dev() == meta.dev());
+            let same = std::fs::metadata(path).is_ok_and(|m| (m.dev(), m.ino()) == opened.identity);
             if !same {
                 continue;
             }
@@ -208,11 +198,7 @@ impl SimDevice {
                     {
                         return Ok(device);
                     }
-                    let used = device.with(|engine, now| {
-                        device.sweep(engine, now);
-                        engine.live().count() > 0
-                    });
-                    if used {
+                    if device.with_living(|engine, _| engine.live().count() > 0) {
                         return Err(DeviceError::InUse(path.to_owned()));
                     }
                 }
@@ -281,10 +267,20 @@ impl SimDevice {
 
     /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+        self.with_sweep(SWEEP_NS, f)
+    }
+
+    /// As [`with`](Self::with), after dead processes were removed.
+    pub(crate) fn with_living<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
+        self.with_sweep(0, f)
+    }
+
+    /// As [`with`](Self::with), with a sweep first where the last one is that long ago.
+    fn with_sweep<R>(&self, after_ns: u64, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_lock(|engine| {
             let now = now_ns();
             engine.advance(now);
-            if now.saturating_sub(engine.l.last_sweep) > SWEEP_NS {
+            if now.saturating_sub(engine.l.last_sweep) >= after_ns {
                 self.sweep(engine, now);
             }
             f(engine, now)
@@ -310,7 +306,7 @@ impl SimDevice {
     }
 
     /// Removes the processes that no longer hold their record lock.
-    pub(crate) fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
+    fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
         let dead: Vec<u32> = engine
             .live()
@@ -345,8 +341,7 @@ impl SimDevice {
         let name = std::fs::read("/proc/self/comm").unwrap_or_default();
         let name = name.trim_ascii_end().to_vec();
         #[allow(clippy::cast_sign_loss)] // a share is positive
-        self.with(|engine, now| {
-            self.sweep(engine, now);
+        self.with_living(|engine, now| {
             let cap = |sms: u32| (f64::from(sms) * percent / 100.0).ceil() as u32;
             let slot = engine.attach(now, std::process::id(), own_start_time(), own_image(), &name, cap)?;
             let lock = Self::life_lock(slot);

@@ -44,6 +44,7 @@ use super::layout::{
     Busy, EVENTS, Item, Locked, MAX_GPUS, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE, PROC_LIVE, PROCS,
     Proc, ProcGpu, Queued, RING, SHARED, STREAMS, SharedAlloc, Stream, StreamState, Work,
 };
+use super::padded;
 
 const NO_POSITION: u64 = u64::MAX;
 
@@ -144,11 +145,6 @@ impl Busy {
 }
 
 impl Engine<'_> {
-    /// Time up to which the schedule has been worked out.
-    pub(crate) fn time(&self) -> u64 {
-        self.l.time
-    }
-
     pub(crate) fn stream(&mut self, s: u32) -> &mut Stream {
         &mut self.l.streams[s as usize]
     }
@@ -212,7 +208,9 @@ impl Engine<'_> {
             let s = self.l.running[i];
             self.l.running_len -= 1;
             self.l.running[i] = self.l.running[self.l.running_len as usize];
-            self.finish_run(s, t);
+            self.release(s, t);
+            self.set_state(s, StreamState::Idle);
+            self.bump(s);
             settled.push(s);
         }
         // All complete before any goes on.
@@ -221,13 +219,6 @@ impl Engine<'_> {
         }
         self.unblock(t);
         self.dispatch(t);
-    }
-
-    /// The stream's running entry has ended: accounts, resources, position.
-    fn finish_run(&mut self, s: u32, t: u64) {
-        self.release(s, t);
-        self.set_state(s, StreamState::Idle);
-        self.bump(s);
     }
 
     /// Gives back what the running entry occupies, and accounts for the time until `t`.
@@ -552,10 +543,7 @@ impl Engine<'_> {
         for counter in launches.chain([&open.ring_full, &open.host_waits, &open.host_wait_ns]) {
             counter.store(0, Relaxed);
         }
-        let mut kept = [0; 16];
-        let len = name.len().min(15);
-        kept[..len].copy_from_slice(&name[..len]);
-        let (state, name, attached_at, gone_at) = (PROC_FREE, kept, self.l.time, 0);
+        let (state, name, attached_at, gone_at) = (PROC_FREE, padded(name), self.l.time, 0);
         self.l.procs[slot] = Proc { state, pid, start_time, image, attached_at, gone_at, name, gpus };
         // A process that is killed before this line has not attached.
         self.l.procs[slot].state = PROC_LIVE;
@@ -592,7 +580,7 @@ impl Engine<'_> {
         for id in 0..SHARED {
             self.l.shared[id].refs[p] = 0;
             if self.l.shared[id].payer as usize == p + 1 {
-                self.move_payer(id, None);
+                self.move_payer(id);
             }
         }
         self.rebuild();
@@ -780,7 +768,7 @@ impl Engine<'_> {
         let mut refs = [0; PROCS];
         refs[p as usize] = 1;
         self.l.shared[id] = SharedAlloc { bytes, generation, gpu, kind: kind as u32, payer: p + 1, refs };
-        Ok((link(id) - 1, generation))
+        Ok((id as u32, generation))
     }
 
     /// A shared allocation that is still there.
@@ -802,25 +790,20 @@ impl Engine<'_> {
         let Some(left) = entry.refs[p as usize].checked_sub(1) else { return };
         entry.refs[p as usize] = left;
         if left == 0 && entry.payer == p + 1 {
-            self.move_payer(id as usize, Some(p));
+            self.move_payer(id as usize);
         }
     }
 
     /// The payer has dropped its last reference: the account moves to another holder, or the bytes return.
-    fn move_payer(&mut self, id: usize, payer: Option<u32>) {
+    fn move_payer(&mut self, id: usize) {
         let entry = self.l.shared[id];
         let (gpu, kind) = (entry.gpu as usize, entry.kind as usize % MEM_KINDS);
         let heir = (0..PROCS).find(|&q| entry.refs[q] > 0 && self.l.procs[q].state == PROC_LIVE);
-        if let Some(p) = payer {
-            self.uncount(p as usize, gpu, kind, entry.bytes);
+        self.uncount(entry.payer as usize - 1, gpu, kind, entry.bytes);
+        if let Some(q) = heir {
+            self.count(q, gpu, kind, entry.bytes);
         }
-        match heir {
-            Some(q) => {
-                self.count(q, gpu, kind, entry.bytes);
-                self.l.shared[id].payer = link(q);
-            }
-            None => self.l.shared[id].payer = 0,
-        }
+        self.l.shared[id].payer = heir.map_or(0, |q| q as u32 + 1);
     }
 
     /// Panics if an invariant does not hold. Debug builds call it after every advance.
@@ -862,8 +845,4 @@ fn take_slot(
     }
     *high = (*high).max(slot + 1);
     Ok(slot)
-}
-
-fn link(index: usize) -> u32 {
-    index as u32 + 1
 }

@@ -14,6 +14,14 @@ pub use stats::{GpuTruth, ProcessGpuTruth, ProcessTruth, Truth, Watched};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// A text in so many bytes, cut so that a zero ends it.
+pub(crate) fn padded<const N: usize>(text: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    let n = text.len().min(N - 1);
+    out[..n].copy_from_slice(&text[..n]);
+    out
+}
+
 /// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -120,7 +120,7 @@ impl Engine<'_> {
     /// The state now.
     pub(crate) fn truth(&mut self, now: u64) -> Truth {
         self.advance(now);
-        let t = self.time();
+        let t = self.l.time;
         let gpus_len = self.l.gpus_len as usize;
         let mut running = vec![(0_u64, 0_u64); self.l.procs.len() * gpus_len];
         for i in 0..self.l.running_len as usize {
@@ -187,7 +187,7 @@ impl SimDevice {
     /// the device's lock.
     pub fn watch(&self, gpu: usize, processes: &mut [Watched]) -> u64 {
         self.with(|engine, _| {
-            let t = engine.time();
+            let t = engine.l.time;
             let procs = &engine.l.procs;
             for watched in processes {
                 let is_it = |p: &Proc| p.state != PROC_FREE && p.pid == watched.pid;
@@ -205,12 +205,10 @@ impl SimDevice {
 
     /// Ground truth now, after dead processes were removed.
     pub fn truth(&self) -> Truth {
-        self.with(|engine, now| {
-            self.sweep(engine, now);
+        self.with_living(|engine, now| {
             let mut truth = engine.truth(now);
             for (slot, pid, image) in engine.live() {
-                let process = truth.processes.iter_mut().find(|process| process.slot == slot);
-                if let Some(process) = process {
+                if let Some(process) = truth.processes.iter_mut().find(|process| process.slot == slot) {
                     process.pid = self.holder(slot, pid, image).unwrap_or(0);
                 }
             }
