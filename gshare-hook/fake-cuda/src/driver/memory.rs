@@ -2,6 +2,8 @@
 //!
 //! The account is charged the bytes asked for, without rounding (a pitched allocation: pitch x height).
 
+use rustix::mm::{MapFlags, munmap};
+
 use super::capture::{legacy_not_implied, not_while_capturing};
 use super::registry::{Alloc, READ_WRITE, What, check_range, map_pages};
 use super::*;
@@ -27,7 +29,7 @@ pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
     match driver.memory().at(address)?.what {
-        What::Pooled(_) => memory_pool::free(address),
+        What::Pooled(..) => memory_pool::free(address),
         What::Charged(kind) => {
             let charged = |a: &Alloc| matches!(a.what, What::Charged(_));
             let alloc = driver.memory().remove(address, charged).ok_or(INVALID_VALUE)?;
@@ -121,7 +123,7 @@ entry!(
 entry!(cuMemHostAlloc, cuMemAllocHost_v2(pp, bytesize; flags = 0), context, |pp, bytesize, flags| {
     invalid_if(pp.is_null() || bytesize == 0 || flags > 7)?;
     not_while_capturing()?;
-    let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, 0)?;
+    let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, MapFlags::empty())?;
     let memory = context.device.driver.memory();
     memory.note(at as u64, bytesize as u64, What::Host(flags), context.device, context.id);
     put(pp, at)
@@ -133,7 +135,7 @@ entry!(cuMemFreeHost, driver, |p| {
     }
     not_while_capturing()?;
     let alloc = driver.memory().remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
-    libc::munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
+    let _ = munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
 });
 
 entry!(cuMemHostRegister_v2 | cuMemHostRegister, context, |p, bytesize, Flags| {
@@ -188,7 +190,7 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
         12 => alloc.bytes,
         13 => 1,
         16 => 3,
-        17 if let What::Pooled(pool) = alloc.what => pool,
+        17 if let What::Pooled(pool, _) = alloc.what => pool,
         6 | 14 | 15 | 17..=21 => 0,
         _ => return Err(INVALID_VALUE),
     }))

@@ -20,44 +20,31 @@ pub(crate) struct Pool {
     pub(crate) closed: AtomicBool,
     /// Reuse policies: kept for getters.
     pub(crate) policies: AtomicU64,
-    pub(crate) state: Mutex<State>,
-    /// Locked after `state`.
-    chunks: Mutex<Chunks>,
+    pub(crate) held: Mutex<Held>,
 }
 
-/// The places of a pool's allocations: chunks are ranges of numbers, with a gap between one and the next.
+/// The memory that a pool has reserved. Its allocations have places: chunks are ranges of numbers, with a gap between one and the next.
 #[derive(Default)]
-struct Chunks {
+pub(crate) struct Held {
+    pub(crate) state: State,
     /// Bytes by where a chunk begins.
-    all: BTreeMap<u64, u64>,
+    chunks: BTreeMap<u64, u64>,
     free: Free,
     next: u64,
-    /// Allocations by address.
-    placed: BTreeMap<u64, u64>,
 }
 
-impl Chunks {
+impl Held {
     fn add(&mut self, bytes: u64) {
-        self.all.insert(self.next, bytes);
+        self.chunks.insert(self.next, bytes);
         self.free.give(self.next, bytes);
         self.next += bytes + STEP;
-    }
-
-    fn take(&mut self, at: u64, bytes: u64, address: u64) {
-        self.placed.insert(address, at);
-        self.free.take(at, bytes);
-    }
-
-    fn give(&mut self, address: u64, bytes: u64) {
-        if let Some(at) = self.placed.remove(&address) {
-            self.free.give(at, bytes);
-        }
+        self.state.reserve(bytes);
     }
 
     /// Removes chunks with nothing in them while `spare` bytes or more may go; gives how many bytes went.
     fn shrink(&mut self, spare: u64) -> u64 {
         let mut gone = 0;
-        self.all.retain(|at, bytes| {
+        self.chunks.retain(|at, bytes| {
             let goes = self.free.at(*at) == Some(*bytes) && gone + *bytes <= spare;
             if goes {
                 self.free.take(*at, *bytes);
@@ -65,6 +52,7 @@ impl Chunks {
             }
             !goes
         });
+        self.state.reserved -= gone;
         gone
     }
 }
@@ -120,9 +108,8 @@ pub(crate) enum Sort {
 
 impl Pool {
     pub(crate) fn create(device: Device, sort: Sort) -> Res<Ref<Self>> {
-        let (closed, policies) = (AtomicBool::new(false), AtomicU64::new(7));
-        let (state, chunks) = (Mutex::default(), Mutex::default());
-        let pool = Object::create(Self { device, sort, closed, policies, state, chunks });
+        let (closed, policies, held) = (AtomicBool::new(false), AtomicU64::new(7), Mutex::default());
+        let pool = Object::create(Self { device, sort, closed, policies, held });
         lock(&device.pools()?.all).push(pool);
         Ok(pool)
     }
@@ -130,9 +117,9 @@ impl Pool {
     /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
     pub(crate) fn trim(&self, keep: u64) -> Res<u64> {
         driver()?;
-        let mut state = lock(&self.state);
-        let surplus = lock(&self.chunks).shrink(state.reserved.saturating_sub(keep));
-        state.reserved -= surplus;
+        let mut held = lock(&self.held);
+        let spare = held.state.reserved.saturating_sub(keep);
+        let surplus = held.shrink(spare);
         if surplus > 0 && self.sort != Sort::Host {
             self.device.refund(MemKind::Pool, surplus);
         }
@@ -142,22 +129,20 @@ impl Pool {
     pub(crate) fn take(this: Ref<Self>, bytes: u64) -> Res<u64> {
         let driver = driver()?;
         invalid_if(this.sort == Sort::Imported || this.closed.load(Acquire))?;
-        let mut state = lock(&this.state);
-        let mut chunks = lock(&this.chunks);
-        if chunks.free.first(bytes, 1).is_none() {
+        let mut held = lock(&this.held);
+        if held.free.first(bytes, 1).is_none() {
             let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
             // `memory::charge` does not serve: it would trim this pool while it is locked.
             if this.sort != Sort::Host {
                 this.device.charge(MemKind::Pool, missing)?;
             }
-            chunks.add(missing);
-            state.reserve(missing);
+            held.add(missing);
         }
-        let place = chunks.free.first(bytes, 1).ok_or(OUT_OF_MEMORY)?;
-        let what = What::Pooled(this.handle::<c_void>() as u64);
+        let place = held.free.first(bytes, 1).ok_or(OUT_OF_MEMORY)?;
+        let what = What::Pooled(this.handle::<c_void>() as u64, place);
         let address = driver.memory().insert(bytes, what, this.device, 0)?;
-        chunks.take(place, bytes, address);
-        state.take(bytes);
+        held.free.take(place, bytes);
+        held.state.take(bytes);
         Ok(address)
     }
 }
@@ -212,7 +197,7 @@ pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
 /// A synchronising call was made: pools shrink to their thresholds.
 pub(crate) fn after_synchronising(device: Device) -> Answer {
     for pool in lock(&device.pools()?.all).iter() {
-        let threshold = lock(&pool.state).threshold;
+        let threshold = lock(&pool.held).state.threshold;
         pool.trim(threshold)?;
     }
     Ok(())
@@ -222,15 +207,15 @@ pub(crate) fn after_synchronising(device: Device) -> Answer {
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
     let found = driver.memory().find(address).ok_or(INVALID_VALUE)?;
-    let What::Pooled(pool) = found.what else { return Err(INVALID_VALUE) };
+    let What::Pooled(pool, place) = found.what else { return Err(INVALID_VALUE) };
     // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
     let pool = unsafe { &*(pool as *const Object<Pool>) };
     let alloc = {
         // Locked first: the address may be given again at once.
-        let mut state = lock(&pool.state);
+        let mut held = lock(&pool.held);
         let alloc = driver.memory().remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
-        state.give(alloc.bytes);
-        lock(&pool.chunks).give(address, alloc.bytes);
+        held.state.give(alloc.bytes);
+        held.free.give(place, alloc.bytes);
         alloc
     };
     if let Some(backing) = &alloc.backing {

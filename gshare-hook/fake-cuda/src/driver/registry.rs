@@ -6,6 +6,8 @@
 
 use std::sync::LazyLock;
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
 use super::spans::Free;
 use super::*;
 
@@ -37,8 +39,8 @@ pub(crate) struct Backing {
 pub(crate) enum What {
     /// Charged as this kind.
     Charged(MemKind),
-    /// In a pool, which carries the charge: the pool's address.
-    Pooled(u64),
+    /// In a pool, which carries the charge: the pool's address, and the place in its chunks.
+    Pooled(u64, u64),
     /// Another process's memory.
     Imported,
     /// A mapping of the virtual memory API, and whether access was given.
@@ -96,11 +98,11 @@ impl Arena {
     fn reserve(&mut self, bytes: u64) -> Res<()> {
         let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
         // SAFETY: a new mapping, not reserved and not touched.
-        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, libc::MAP_NORESERVE) }?;
+        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, MapFlags::NORESERVE) }?;
         // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
         unsafe {
-            libc::madvise(at, size as usize, libc::MADV_DONTDUMP);
-            libc::madvise(at, size as usize, libc::MADV_NOHUGEPAGE);
+            let _ = madvise(at, size as usize, Advice::LinuxDontDump);
+            let _ = madvise(at, size as usize, Advice::LinuxNoHugepage);
         }
         self.free.give((at as u64).next_multiple_of(2 << 20), size);
         self.reserved = true;
@@ -128,14 +130,18 @@ impl Alloc {
 ///
 /// # Safety
 /// With `MAP_FIXED`, nothing that is still used lies there.
-pub(crate) unsafe fn map_pages(at: u64, bytes: usize, protection: c_int, flags: c_int) -> Res<*mut c_void> {
-    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: by the contract; the result is checked.
-    let at = unsafe { libc::mmap(at as *mut c_void, bytes, protection, flags, -1, 0) };
-    if at == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(at) }
+pub(crate) unsafe fn map_pages(
+    at: u64,
+    bytes: usize,
+    access: ProtFlags,
+    flags: MapFlags,
+) -> Res<*mut c_void> {
+    // SAFETY: by the contract.
+    unsafe { mmap_anonymous(at as *mut c_void, bytes, access, flags | MapFlags::PRIVATE) }
+        .map_err(|_| OUT_OF_MEMORY)
 }
 
-pub(crate) const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+pub(crate) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Spans are multiples of this, and begin at one.
 fn granule(bytes: u64) -> u64 {
@@ -167,12 +173,13 @@ impl Registry {
         if alloc.span > 0 {
             if alloc.backing.is_some() {
                 // Private zero pages again in the place of the shared file.
-                let flags = libc::MAP_NORESERVE | libc::MAP_FIXED;
+                let flags = MapFlags::NORESERVE | MapFlags::FIXED;
                 // SAFETY: the span is ours and no longer in use.
                 let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
             } else if alloc.touched {
                 // SAFETY: our span, which is whole pages.
-                unsafe { libc::madvise(address as *mut c_void, alloc.span as usize, libc::MADV_DONTNEED) };
+                let _ =
+                    unsafe { madvise(address as *mut c_void, alloc.span as usize, Advice::LinuxDontNeed) };
             }
             inner.arenas[alloc.device.gpu as usize % MAX_GPUS].free.give(address, alloc.span);
         }

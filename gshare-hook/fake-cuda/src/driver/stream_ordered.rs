@@ -37,7 +37,7 @@ entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     }
     let driver = driver()?;
     match driver.memory().at(dptr)?.what {
-        What::Pooled(_) => memory_pool::free(dptr),
+        What::Pooled(..) => memory_pool::free(dptr),
         What::InGraph(_) => graph_free(dptr),
         What::Charged(MemKind::Plain) => memory::free(dptr),
         What::Imported => vmm::close_imported(dptr),
@@ -70,7 +70,7 @@ entry!(cuMemPoolDestroy, driver, |pool: Pool| {
 entry!(cuMemPoolTrimTo, driver, |pool: Pool, keep| pool.trim(keep as u64).map(drop));
 
 entry!(cuMemPoolGetAttribute, driver, |pool: Pool, attr, value| {
-    let state = *lock(&pool.state);
+    let state = lock(&pool.held).state;
     let number = match attr {
         1..=3 => return put(value.cast::<c_int>(), (pool.policies.load(Acquire) >> (attr - 1) & 1) as c_int),
         11 | 12 if driver_version() < 13_010 => return Err(INVALID_VALUE),
@@ -86,7 +86,7 @@ entry!(cuMemPoolGetAttribute, driver, |pool: Pool, attr, value| {
 });
 
 entry!(cuMemPoolSetAttribute, driver, |pool: Pool, attr, value: Given| {
-    let mut state = lock(&pool.state);
+    let state = &mut lock(&pool.held).state;
     if let 1..=3 = attr {
         let (bit, on) = (1 << (attr - 1), value.cast::<c_int>().read_unaligned() != 0);
         let old = pool.policies.load(Acquire);
@@ -142,7 +142,7 @@ entry!(cuMemPoolImportFromShareableHandle, driver, |pool_out, handle, handleType
 
 entry!(cuMemPoolExportPointer, driver, |shareData_out, ptr| {
     let alloc = driver.memory().at(ptr)?;
-    invalid_if(!matches!(alloc.what, What::Pooled(_)))?;
+    invalid_if(!matches!(alloc.what, What::Pooled(..)))?;
     put(shareData_out.cast::<vmm::Ticket>(), vmm::share_alloc(&alloc)?)
 });
 

@@ -11,6 +11,9 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
 use super::capture::not_while_capturing;
 use super::registry::{Alloc, Backing, READ_WRITE, What, map_pages};
 use super::spans::Free;
@@ -50,14 +53,9 @@ impl Ticket {
 }
 
 fn new_file(bytes: u64) -> Res<c_int> {
-    // SAFETY: a valid name; the result is checked, and the descriptor is owned here alone.
-    let file = unsafe {
-        let file = libc::memfd_create(c"gshare-sim-memory".as_ptr(), libc::MFD_CLOEXEC);
-        refuse_if(file < 0, CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-        File::from_raw_fd(file)
-    };
-    file.set_len(bytes).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
-    Ok(file.into_raw_fd())
+    let made = memfd_create("gshare-sim-memory", MemfdFlags::CLOEXEC);
+    let sized = made.and_then(|file| ftruncate(&file, bytes).map(|()| file.into_raw_fd()));
+    sized.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
 /// The file of a descriptor, which stays open.
@@ -72,12 +70,12 @@ fn duplicate(descriptor: c_int) -> Res<c_int> {
     copy.map(File::into_raw_fd).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, protection: c_int) -> Res<u64> {
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | if at == 0 { 0 } else { libc::MAP_FIXED };
-    let (at, bytes, offset) = (at as *mut c_void, bytes as usize, offset.cast_signed());
+fn map_file(at: u64, bytes: u64, file: c_int, offset: u64, access: ProtFlags) -> Res<u64> {
+    let fixed = if at == 0 { MapFlags::empty() } else { MapFlags::FIXED };
+    let (flags, file) = (MapFlags::SHARED | MapFlags::NORESERVE | fixed, file_of(file)?);
     // SAFETY: a fixed address lies in a range this module reserved.
-    let got = unsafe { libc::mmap(at, bytes, protection, flags, file, offset) };
-    if got == libc::MAP_FAILED { Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(got as u64) }
+    let got = unsafe { mmap(at as *mut c_void, bytes as usize, access, flags, &*file, offset) };
+    got.map(|at| at as u64).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
 /// Writes memory to a file, leaving pages of zeroes out.
@@ -163,9 +161,8 @@ fn heap_take(gpu: u32, bytes: u64) -> Res<(c_int, u64)> {
 
 fn heap_give(gpu: u32, at: u64, bytes: u64) {
     if let Some(heap) = lock(&HEAPS).get_mut(&gpu) {
-        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a hole in our own file.
-        unsafe { libc::fallocate(heap.file, hole, at.cast_signed(), bytes.cast_signed()) };
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = file_of(heap.file).map(|file| fallocate(&*file, hole, at, bytes));
         heap.free.give(at, bytes);
     }
 }
@@ -187,10 +184,10 @@ impl Physical {
         let (device, bytes) = (this.device, this.bytes);
         let file = new_file(bytes + 4096)?;
         // Copy what was written, through a mapping of our own.
-        let view = map_file(0, bytes, place.file, place.offset, libc::PROT_READ)?;
+        let view = map_file(0, bytes, place.file, place.offset, ProtFlags::READ)?;
         copy_to_file(view, bytes, file)?;
         // SAFETY: the view made above.
-        unsafe { libc::munmap(view as *mut c_void, bytes as usize) };
+        let _ = unsafe { munmap(view as *mut c_void, bytes as usize) };
         let own = device.share(MemKind::Vmm, bytes, file)?;
         let mut ticket = Ticket::new(MemKind::Vmm as u32, device.gpu, bytes, bytes, own);
         ticket.pad[0] = this.types.into();
@@ -213,7 +210,7 @@ impl Physical {
         if let Some(own) = place.own {
             this.device.driver.leave(own.id, own.generation);
             // SAFETY: our descriptor, used nowhere else.
-            unsafe { libc::close(own.file) };
+            unsafe { rustix::io::close(own.file) };
         } else {
             this.device.refund(MemKind::Vmm, this.bytes);
             heap_give(this.device.gpu, place.offset, this.bytes);
@@ -283,7 +280,7 @@ entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
     let (bytes, align) = (size as u64, (alignment as u64).max(GRANULARITY));
     invalid_if(ptr.is_null() || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     invalid_if(!align.is_power_of_two() || flags != 0)?;
-    let reserve = |hint, bytes| map_pages(hint, bytes, libc::PROT_NONE, libc::MAP_NORESERVE);
+    let reserve = |hint, bytes| map_pages(hint, bytes, ProtFlags::empty(), MapFlags::NORESERVE);
     // The wish is granted where the range is free, else any range will do.
     if addr != 0
         && addr.is_multiple_of(align)
@@ -293,14 +290,14 @@ entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
             lock(&RESERVED).insert(addr, bytes);
             return put(ptr, addr);
         }
-        libc::munmap(got, size);
+        let _ = munmap(got, size);
     }
     let got = reserve(0, size + align as usize)? as u64;
     let start = got.next_multiple_of(align);
     if start > got {
-        libc::munmap(got as *mut c_void, (start - got) as usize);
+        let _ = munmap(got as *mut c_void, (start - got) as usize);
     }
-    libc::munmap((start + bytes) as *mut c_void, (got + align - start) as usize);
+    let _ = munmap((start + bytes) as *mut c_void, (got + align - start) as usize);
     lock(&RESERVED).insert(start, bytes);
     put(ptr, start)
 });
@@ -310,7 +307,7 @@ entry!(cuMemAddressFree, driver, |ptr, size| {
     let bytes = size as u64;
     invalid_if(reserved.get(&ptr) != Some(&bytes) || lock(&MAPPED).range(ptr..ptr + bytes).next().is_some())?;
     reserved.remove(&ptr);
-    libc::munmap(ptr as *mut c_void, size);
+    let _ = munmap(ptr as *mut c_void, size);
 });
 
 /// Whether a range lies in one that is reserved.
@@ -345,7 +342,7 @@ entry!(cuMemUnmap, driver, |ptr, size| {
     drop(mapped);
     for (at, (physical, bytes)) in gone {
         driver.memory().remove(at, |a| matches!(a.what, What::Mapped(_)));
-        let _ = map_pages(at, bytes as usize, libc::PROT_NONE, libc::MAP_NORESERVE | libc::MAP_FIXED);
+        let _ = map_pages(at, bytes as usize, ProtFlags::empty(), MapFlags::NORESERVE | MapFlags::FIXED);
         Physical::end_if_unused(physical)?;
     }
 });
@@ -416,7 +413,7 @@ pub(crate) fn read_pool_file(file: c_int) -> Res<u32> {
 pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
     let kind = match alloc.what {
         What::Charged(kind) => kind,
-        What::Pooled(_) => MemKind::Pool,
+        What::Pooled(..) => MemKind::Pool,
         _ => return Err(INVALID_VALUE),
     };
     let (device, span) = (alloc.device, alloc.span);
@@ -481,7 +478,7 @@ pub(crate) fn close_imported(address: u64) -> Answer {
         driver.leave(ticket.id, ticket.generation);
     }
     // SAFETY: the mapping made when it was opened.
-    unsafe { libc::munmap(address as *mut c_void, ticket.span.next_multiple_of(4096) as usize) };
+    let _ = unsafe { munmap(address as *mut c_void, ticket.span.next_multiple_of(4096) as usize) };
     Ok(())
 }
 

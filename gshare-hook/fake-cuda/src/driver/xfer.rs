@@ -3,6 +3,9 @@
 //! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
 //! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
 
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
 use super::array::Array;
 use super::capture::{legacy_not_implied, not_while_capturing, submit};
 use super::registry::{What, check_range, on_device};
@@ -240,17 +243,18 @@ const PAGE: usize = 4096;
 /// The range is mapped and writable, and its pages are anonymous or of a memory file.
 unsafe fn zero(at: usize, length: usize) {
     let (first, end) = (at.next_multiple_of(PAGE), (at + length) / PAGE * PAGE);
-    let pages = first as *mut c_void;
+    let (pages, size) = (first as *mut c_void, end - first);
     // SAFETY: whole pages of the caller's range. Those of a file are cut out of it; where they are anonymous that is refused, and
     // dropping them makes them zero.
     let given = unsafe {
-        libc::madvise(pages, end - first, libc::MADV_REMOVE) == 0
-            || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
-                && libc::madvise(pages, end - first, libc::MADV_DONTNEED) == 0
+        match madvise(pages, size, Advice::LinuxRemove) {
+            Err(Errno::INVAL) => madvise(pages, size, Advice::LinuxDontNeed),
+            done => done,
+        }
     };
     // SAFETY: the caller's range.
     unsafe {
-        if given {
+        if given.is_ok() {
             std::ptr::write_bytes(at as *mut u8, 0, first - at);
             std::ptr::write_bytes(end as *mut u8, 0, at + length - end);
         } else {

@@ -37,6 +37,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use rustix::process::getuid;
 use rustix::thread::{clock_nanosleep_absolute, set_current_timer_slack};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -464,17 +465,13 @@ impl Drop for FileLock {
 fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
     let _one = lock(&OPENED);
     if known.image.load(Relaxed) == 0 {
-        let (size, file) = (size_of::<Image>(), known.file.as_raw_fd());
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+        let size = size_of::<Image>();
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a new shared mapping of a file at least as long as the mapping.
-        let at = unsafe { libc::mmap(null_mut(), size, protection, flags, file, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
+        let at = unsafe { mmap(null_mut(), size, access, flags, &known.file, 0)? };
         // The file is nearly all holes: what the kernel reads ahead of a first touch is megabytes of zeros.
         // SAFETY: the mapping that was just made; advice changes no content.
-        let _ = unsafe { libc::madvise(at, size, libc::MADV_RANDOM) };
+        let _ = unsafe { madvise(at, size, Advice::Random) };
         known.image.store(at as usize, Relaxed);
     }
     Ok(known.image.load(Relaxed) as *mut Image)
