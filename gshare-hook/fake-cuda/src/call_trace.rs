@@ -31,8 +31,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+use crate::driver::CUresult;
 use crate::driver::visible::uuid;
-use crate::errors::error_row;
 use crate::sim::device_file::now_ns;
 
 const CALLS: u8 = 1;
@@ -54,13 +54,6 @@ static ON: AtomicU8 = AtomicU8::new(UNREAD);
 #[inline(always)]
 pub(crate) fn calls() -> bool {
     ON.load(Relaxed) & (CALLS | UNREAD) != 0
-}
-
-fn is_on(word: u8) -> bool {
-    match ON.load(Relaxed) {
-        UNREAD => read_environment() & word != 0,
-        on => on & word != 0,
-    }
 }
 
 /// Threads that come here at the same time read the same.
@@ -161,7 +154,7 @@ pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value<
             // SAFETY: by this function's contract.
             let _ = unsafe { value.show(result == 0, &mut line) };
         }
-        let error = error_row(result).map_or_else(Default::default, |row| row.1.to_string_lossy());
+        let error = CUresult(result).texts().map_or_else(Default::default, |texts| texts.0.to_string_lossy());
         let _ = write!(line, ") = {result} {error}");
         line
     });
@@ -171,7 +164,11 @@ pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value<
 fn traced(word: u8, line: impl FnOnce() -> String) {
     // A panic must not cross into C.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        if is_on(word) {
+        let on = match ON.load(Relaxed) {
+            UNREAD => read_environment(),
+            on => on,
+        };
+        if on & word != 0 {
             event(&line());
         }
     }));

@@ -77,7 +77,6 @@
 
 mod call_trace;
 pub mod driver;
-mod errors;
 #[allow(unsafe_code)] // images at addresses that C programs pass
 mod image;
 pub mod install;

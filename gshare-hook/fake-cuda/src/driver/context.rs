@@ -179,7 +179,7 @@ fn limit_of(context: &Context, limit: c_uint) -> Res<usize> {
         // 64 KiB of output for each SM.
         1 => Ok(profile.sms as usize * (64 << 10)),
         // Nested launches have no such depth any more.
-        3 if profile.compute_capability.0 >= 9 => Err(CUresult(215)),
+        3 if profile.compute_capability.0 >= 9 => Err(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT),
         6 => Ok(profile.l2_bytes as usize / 16 * 3),
         7 => Ok(profile.shared_memory_per_sm_bytes as usize - (1 << 10)),
         _ => Ok(default),
@@ -213,15 +213,18 @@ entry!(cuCtxSetLimit, context, |limit, value| {
 // Peers: memory of every GPU is reachable anyway; what was asked for is remembered for the error codes.
 entry!(cuCtxEnablePeerAccess, context, |peer: Context, Flags| {
     invalid_if(Flags != 0)?;
-    refuse_if(peer.device.ordinal == context.device.ordinal, CUresult(217))?;
+    refuse_if(peer.device.ordinal == context.device.ordinal, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
     let mut peers = lock(&context.peers);
-    refuse_if(peers.contains(&peer.device.ordinal), CUresult(704))?;
+    refuse_if(peers.contains(&peer.device.ordinal), CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)?;
     peers.push(peer.device.ordinal);
 });
 
 entry!(cuCtxDisablePeerAccess, context, |peer: Context| {
     let mut peers = lock(&context.peers);
-    let at = peers.iter().position(|p| *p == peer.device.ordinal).ok_or(CUresult(705))?;
+    let at = peers
+        .iter()
+        .position(|p| *p == peer.device.ordinal)
+        .ok_or(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)?;
     peers.remove(at);
 });
 

@@ -450,14 +450,14 @@ entry!(cuGraphExecUpdate_v2, |exec: Exec, graph: Graph, info| {
         std::ptr::write_bytes(info, 0, 1);
         info.cast::<u32>().write_unaligned(updated.err().unwrap_or(0));
     }
-    updated.map_err(|_| CUresult(910))
+    updated.map_err(|_| CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
 });
 
 entry!(cuGraphExecUpdate, |exec: Exec, graph: Graph, error_node, reason| {
     let updated = update(exec, graph);
     put_opt(error_node, null_mut());
     put_opt(reason, updated.err().unwrap_or(0));
-    updated.map_err(|_| CUresult(910))
+    updated.map_err(|_| CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
 });
 
 // --- User objects ----------------------------------------------------------------------------------

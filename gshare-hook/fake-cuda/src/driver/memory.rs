@@ -141,13 +141,13 @@ entry!(cuMemFreeHost, driver, |p| {
 entry!(cuMemHostRegister_v2 | cuMemHostRegister, context, |p, bytesize, Flags| {
     invalid_if(p.is_null() || bytesize == 0)?;
     let registry = context.device.driver.memory();
-    refuse_if(registry.find(p as u64).is_some(), CUresult(712))?;
+    refuse_if(registry.find(p as u64).is_some(), CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)?;
     registry.note(p as u64, bytesize as u64, What::Registered(Flags), context.device, context.id);
 });
 
 entry!(cuMemHostUnregister, |p| {
     let removed = driver()?.memory().remove(p as u64, |a| matches!(a.what, What::Registered(_)));
-    removed.map(|_| ()).ok_or(CUresult(713))
+    removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
 });
 
 entry!(cuMemHostGetDevicePointer_v2, driver, |pdptr, p, Flags| {

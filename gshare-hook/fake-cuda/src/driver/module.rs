@@ -28,8 +28,8 @@ struct Global {
 /// Size of a global variable whose image cannot be read: most constant memory that a kernel can have.
 const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
 
-const INVALID_IMAGE: CUresult = CUresult(200);
-const NO_BINARY: CUresult = CUresult(209);
+const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
+const NO_BINARY: CUresult = CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU;
 
 object!(Module, b"gshareMO");
 

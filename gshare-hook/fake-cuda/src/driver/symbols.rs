@@ -6,7 +6,6 @@ use gshare_cuda_abi::{Resolution, resolve};
 
 use super::*;
 use crate::call_trace::{self, Found};
-use crate::errors::error_row;
 #[cfg(feature = "runtime-tables")]
 use crate::private_tables::find as private_table;
 
@@ -56,8 +55,8 @@ entry!(
     }
 );
 
-entry!(cuGetErrorName, |error, pStr| put_error_text(pStr, error_row(error.0).map(|row| row.1)));
-entry!(cuGetErrorString, |error, pStr| put_error_text(pStr, error_row(error.0).map(|row| row.2)));
+entry!(cuGetErrorName, |error, pStr| put_error_text(pStr, error.texts().map(|texts| texts.0)));
+entry!(cuGetErrorString, |error, pStr| put_error_text(pStr, error.texts().map(|texts| texts.1)));
 
 unsafe fn put_error_text(to: *mut *const c_char, text: Option<&CStr>) -> Answer {
     put(to, text.map_or(std::ptr::null(), CStr::as_ptr))?;

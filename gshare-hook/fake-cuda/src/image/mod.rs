@@ -175,18 +175,12 @@ impl Image {
     }
 
     fn find<T>(&self, pick: impl Fn(&Names) -> Option<T>) -> Found<T> {
-        let mut opaque = self.opaque;
-        for part in &self.parts {
-            match part.names() {
-                Some(names) => {
-                    if let Some(found) = pick(names) {
-                        return Found::Yes(found);
-                    }
-                }
-                None => opaque = true,
-            }
+        let opaque = || self.opaque || self.parts.iter().any(|part| part.names().is_none());
+        match self.parts.iter().filter_map(Part::names).find_map(pick) {
+            Some(found) => Found::Yes(found),
+            None if opaque() => Found::Unknown,
+            None => Found::No,
         }
-        if opaque { Found::Unknown } else { Found::No }
     }
 
     /// Looks a kernel up.

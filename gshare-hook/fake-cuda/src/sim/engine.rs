@@ -189,7 +189,7 @@ impl Engine<'_> {
     }
 
     /// The next instant at which something ends by itself.
-    pub(crate) fn next_end(&self) -> Option<u64> {
+    fn next_end(&self) -> Option<u64> {
         self.running().map(|(_, stream)| stream.run_end).min()
     }
 
