@@ -38,32 +38,20 @@ pub(crate) use gshare_cuda_abi::types::*;
 /// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types. One with a type is looked up first, as [`Find`]
 /// says: `pool` is the object behind the handle. A word before them says what the call needs before that, and binds it: `driver` that
 /// `cuInit` was called, `context` a current context. The body is that of a function that gives an [`Answer`], or nothing where it
-/// succeeds. A name of the same body with other arguments stands with these, and with the values of those that it lacks:
-/// `entry!(cuA_v2, cuA(argument, pool; flags = 0), |argument, pool, flags| body)`.
+/// succeeds.
 /// A name outside the table and a name with two functions do not compile.
 macro_rules! entry {
-    ($($name:ident)|+, $other:ident($($args:tt)*), $($function:tt)*) => {
-        entry!($($name)|+, $($function)*);
-        entry!(@other $other ($($args)*) $($function)*);
-    };
     ($name:ident | $($more:ident)|+, $($function:tt)*) => {
         entry!($name, $($function)*);
         entry!($($more)|+, $($function)*);
     };
-    (@other $name:ident $args:tt $skipped:ident($($skipped_args:tt)*), $($function:tt)*) => {
-        entry!(@other $name $args $($function)*);
-    };
-    (@other $name:ident ($($arg:tt),* $(; $($lacked:ident = $value:expr),+)?)
-     $($need:ident,)? |$($first:tt $(: $kind:ident)?),*| $body:expr) => {
-        entry!(@ $name, [$($need)?] ($($arg,)*) [$($($lacked = $value,)+)?] ($($($first: $kind,)?)*) $body);
-    };
     ($name:ident, $($need:ident,)? || $body:expr) => {
-        entry!(@ $name, [$($need)?] () [] () $body);
+        entry!(@ $name, [$($need)?] () () $body);
     };
     ($name:ident, $($need:ident,)? |$($arg:tt $(: $kind:ident)?),*| $body:expr) => {
-        entry!(@ $name, [$($need)?] ($($arg,)*) [] ($($($arg: $kind,)?)*) $body);
+        entry!(@ $name, [$($need)?] ($($arg,)*) ($($($arg: $kind,)?)*) $body);
     };
-    (@ $name:ident, [$($need:ident)?] $args:tt [$($lacked:ident = $value:expr,)*] ($($arg:ident: $kind:ident,)*) $body:expr) => {
+    (@ $name:ident, [$($need:ident)?] $args:tt ($($arg:ident: $kind:ident,)*) $body:expr) => {
         impl symbol::$name {
             pub(in crate::driver) const SERVED: bool = true;
 
@@ -72,7 +60,6 @@ macro_rules! entry {
             #[allow(clippy::let_unit_value)]
             pub(in crate::driver) unsafe fn call($args: args::$name) -> Answer {
                 $(#[allow(unused_variables)] let $need = entry!(@need $need)?;)?
-                $(let $lacked = $value;)*
                 $(let $arg = Find::<$kind>::find($arg)?;)*
                 let outcome = $body;
                 Outcome::answer(outcome)
@@ -81,6 +68,13 @@ macro_rules! entry {
     };
     (@need driver) => { base::driver() };
     (@need context) => { base::current() };
+}
+
+/// Writes an exported name that is another one with other arguments: `alias!(cuA_v2(argument, pool, _) = cuA(argument, pool))`.
+macro_rules! alias {
+    ($name:ident($($arg:tt),*) = $other:ident($($value:expr),*)) => {
+        entry!($name, |$($arg),*| symbol::$other::call(($($value,)*)));
+    };
 }
 
 /// Makes a type a kind of object, with the eight bytes that its objects begin with and the answer of a call with a bad handle.

@@ -195,9 +195,8 @@ fn begin(stream: Ref<Stream>, mode: u32, graph: Ref<Graph>, after: Vec<NodeRef>)
     Ok(())
 }
 
-entry!(cuStreamBeginCapture_v2, cuStreamBeginCapture(stream; mode = 0), |stream: Stream, mode| {
-    begin(stream, mode, Graph::create(), Vec::new())
-});
+entry!(cuStreamBeginCapture_v2, |stream: Stream, mode| begin(stream, mode, Graph::create(), Vec::new()));
+alias!(cuStreamBeginCapture(stream) = cuStreamBeginCapture_v2(stream, 0));
 
 entry!(cuStreamBeginCaptureToGraph, |stream, graph: Graph, dependencies, _, numDependencies, mode| {
     let after = nodes(dependencies, numDependencies)?;
@@ -236,39 +235,42 @@ entry!(cuStreamIsCapturing, |stream: Stream, captureStatus| {
     put(captureStatus, status_of(lock(&PARTS).get(&stream.id)))
 });
 
-entry!(
-    cuStreamGetCaptureInfo_v3,
-    cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count; edges = null_mut()),
-    cuStreamGetCaptureInfo(stream, status, id; graph = null_mut(), nodes = null_mut(), edges = null_mut(), count = null_mut()),
-    |stream: Stream, status, id, graph, nodes, edges, count| {
-        legacy_not_implied(stream)?;
-        let mut parts = lock(&PARTS);
-        let part = parts.get_mut(&stream.id);
-        put(status, status_of(part.as_deref()))?;
-        if let Some(part) = part {
-            put_opt(id, part.session.id);
-            put_opt::<sys::CUgraph>(graph, part.session.graph.handle());
-            part.shown = part.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
-            put_opt::<*const sys::CUgraphNode>(nodes, part.shown.as_ptr().cast());
-            put_opt::<*const sys::CUgraphEdgeData>(edges, std::ptr::null());
-            put_opt(count, part.shown.len());
-        }
+entry!(cuStreamGetCaptureInfo_v3, |stream: Stream, status, id, graph, nodes, edges, count| {
+    legacy_not_implied(stream)?;
+    let mut parts = lock(&PARTS);
+    let part = parts.get_mut(&stream.id);
+    put(status, status_of(part.as_deref()))?;
+    if let Some(part) = part {
+        put_opt(id, part.session.id);
+        put_opt::<sys::CUgraph>(graph, part.session.graph.handle());
+        part.shown = part.after.iter().map(|n| n.handle::<c_void>() as usize).collect();
+        put_opt::<*const sys::CUgraphNode>(nodes, part.shown.as_ptr().cast());
+        put_opt::<*const sys::CUgraphEdgeData>(edges, std::ptr::null());
+        put_opt(count, part.shown.len());
     }
+});
+alias!(
+    cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count) =
+        cuStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, null_mut(), count)
+);
+alias!(
+    cuStreamGetCaptureInfo(stream, status, id) =
+        cuStreamGetCaptureInfo_v2(stream, status, id, null_mut(), null_mut(), null_mut())
 );
 
-entry!(
-    cuStreamUpdateCaptureDependencies,
-    cuStreamUpdateCaptureDependencies_v2(stream, new, _, count, flags),
-    |stream: Stream, new, count, flags| {
-        let new = nodes(new, count)?;
-        with_part(stream, |part| {
-            match flags {
-                1 => part.after = new,
-                _ => part.wait_for(new),
-            }
-            Ok(())
-        })
-    }
+entry!(cuStreamUpdateCaptureDependencies, |stream: Stream, new, count, flags| {
+    let new = nodes(new, count)?;
+    with_part(stream, |part| {
+        match flags {
+            1 => part.after = new,
+            _ => part.wait_for(new),
+        }
+        Ok(())
+    })
+});
+alias!(
+    cuStreamUpdateCaptureDependencies_v2(stream, new, _, count, flags) =
+        cuStreamUpdateCaptureDependencies(stream, new, count, flags)
 );
 
 entry!(cuThreadExchangeStreamCaptureMode, |mode| {

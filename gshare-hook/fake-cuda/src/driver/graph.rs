@@ -164,13 +164,13 @@ entry!(cuGraphAddMemAllocNode, |out, graph, after, count, params| {
     add(out, graph, after, count, Arc::new(read_alloc(params.cast())?))
 });
 
-entry!(
-    cuGraphAddNode_v2 | cuGraphAddNode_v3,
-    cuGraphAddNode(out, graph, after, count, params),
-    |out, graph, after, _, count, params| {
-        Object::<Graph>::get(graph)?;
-        add(out, graph, after, count, read_general(params.cast())?)
-    }
+entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, |out, graph, after, _, count, params| {
+    Object::<Graph>::get(graph)?;
+    add(out, graph, after, count, read_general(params.cast())?)
+});
+alias!(
+    cuGraphAddNode(out, graph, after, count, params) =
+        cuGraphAddNode_v2(out, graph, after, std::ptr::null(), count, params)
 );
 
 entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node: GraphNode, params| {
@@ -226,33 +226,27 @@ unsafe fn edges(from: Nodes, to: Nodes, count: usize) -> Res<Edges> {
     Ok(from.iter().zip(to).map(|(a, b)| (a.id, b.id)).collect())
 }
 
-entry!(
-    cuGraphAddDependencies,
-    cuGraphAddDependencies_v2(graph, from, to, _, count),
-    |graph: Graph, from, to, count| {
-        let new = edges(from, to, count)?;
-        let mut state = lock(&graph.state);
-        let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
-        invalid_if(new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)))?;
-        let before = state.edges.len();
-        state.edges.extend(new);
-        if state.ordered().is_none() {
-            state.edges.truncate(before);
-            return Err(INVALID_VALUE);
-        }
+entry!(cuGraphAddDependencies, |graph: Graph, from, to, count| {
+    let new = edges(from, to, count)?;
+    let mut state = lock(&graph.state);
+    let known = |id: u64| state.nodes.iter().any(|n| n.id == id);
+    invalid_if(new.iter().any(|e| e.0 == e.1 || state.edges.contains(e) || !known(e.0) || !known(e.1)))?;
+    let before = state.edges.len();
+    state.edges.extend(new);
+    if state.ordered().is_none() {
+        state.edges.truncate(before);
+        return Err(INVALID_VALUE);
     }
-);
+});
+alias!(cuGraphAddDependencies_v2(graph, from, to, _, count) = cuGraphAddDependencies(graph, from, to, count));
 
-entry!(
-    cuGraphRemoveDependencies,
-    cuGraphRemoveDependencies_v2(graph, from, to, _, count),
-    |graph: Graph, from, to, count| {
-        let old = edges(from, to, count)?;
-        let mut state = lock(&graph.state);
-        invalid_if(old.iter().any(|e| !state.edges.contains(e)))?;
-        state.edges.retain(|e| !old.contains(e));
-    }
-);
+entry!(cuGraphRemoveDependencies, |graph: Graph, from, to, count| {
+    let old = edges(from, to, count)?;
+    let mut state = lock(&graph.state);
+    invalid_if(old.iter().any(|e| !state.edges.contains(e)))?;
+    state.edges.retain(|e| !old.contains(e));
+});
+alias!(cuGraphRemoveDependencies_v2(graph, from, to, _, n) = cuGraphRemoveDependencies(graph, from, to, n));
 
 entry!(cuGraphDestroyNode, |node: GraphNode| {
     let mut state = lock(&node.graph.state);
@@ -292,21 +286,18 @@ entry!(cuGraphGetRootNodes, |graph: Graph, nodes, count| {
     put_nodes(&roots, nodes, null_mut(), count)
 });
 
-entry!(
-    cuGraphGetEdges_v2,
-    cuGraphGetEdges(graph, from, to, count; data = null_mut()),
-    |graph: Graph, from, to, data, count| {
-        let state = lock(&graph.state);
-        let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
-        let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
-            state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
-        };
-        invalid_if(count.is_null() || from.is_null() != to.is_null())?;
-        let mut number = *count;
-        put_nodes(&ends(|e| e.0), from, null_mut(), &raw mut number)?;
-        put_nodes(&ends(|e| e.1), to, data, count)
-    }
-);
+entry!(cuGraphGetEdges_v2, |graph: Graph, from, to, data, count| {
+    let state = lock(&graph.state);
+    let by_id: BTreeMap<u64, NodeRef> = state.nodes.iter().map(|n| (n.id, *n)).collect();
+    let ends = |pick: fn(&(u64, u64)) -> u64| -> Vec<NodeRef> {
+        state.edges.iter().filter_map(|e| by_id.get(&pick(e)).copied()).collect()
+    };
+    invalid_if(count.is_null() || from.is_null() != to.is_null())?;
+    let mut number = *count;
+    put_nodes(&ends(|e| e.0), from, null_mut(), &raw mut number)?;
+    put_nodes(&ends(|e| e.1), to, data, count)
+});
+alias!(cuGraphGetEdges(graph, from, to, count) = cuGraphGetEdges_v2(graph, from, to, null_mut(), count));
 
 /// The nodes at the other ends of a node's edges, which `end` picks where the edge is the node's.
 fn neighbours(node: NodeRef, end: impl Fn(&(u64, u64)) -> Option<u64>) -> Vec<NodeRef> {
@@ -315,22 +306,19 @@ fn neighbours(node: NodeRef, end: impl Fn(&(u64, u64)) -> Option<u64>) -> Vec<No
     state.nodes.iter().copied().filter(|n| ids.contains(&n.id)).collect()
 }
 
-entry!(
-    cuGraphNodeGetDependencies_v2,
-    cuGraphNodeGetDependencies(node, list, count; data = null_mut()),
-    |node: GraphNode, list, data, count| {
-        let before = neighbours(node, |(from, to)| (*to == node.id).then_some(*from));
-        put_nodes(&before, list, data, count)
-    }
-);
+entry!(cuGraphNodeGetDependencies_v2, |node: GraphNode, list, data, count| {
+    let before = neighbours(node, |(from, to)| (*to == node.id).then_some(*from));
+    put_nodes(&before, list, data, count)
+});
+alias!(cuGraphNodeGetDependencies(node, list, n) = cuGraphNodeGetDependencies_v2(node, list, null_mut(), n));
 
-entry!(
-    cuGraphNodeGetDependentNodes_v2,
-    cuGraphNodeGetDependentNodes(node, list, count; data = null_mut()),
-    |node: GraphNode, list, data, count| {
-        let after = neighbours(node, |(from, to)| (*from == node.id).then_some(*to));
-        put_nodes(&after, list, data, count)
-    }
+entry!(cuGraphNodeGetDependentNodes_v2, |node: GraphNode, list, data, count| {
+    let after = neighbours(node, |(from, to)| (*from == node.id).then_some(*to));
+    put_nodes(&after, list, data, count)
+});
+alias!(
+    cuGraphNodeGetDependentNodes(node, list, count) =
+        cuGraphNodeGetDependentNodes_v2(node, list, null_mut(), count)
 );
 
 entry!(cuGraphNodeGetType, |node: GraphNode, type_| put(type_, node.node().kind()));

@@ -105,22 +105,24 @@ fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     push(stream, Work::Copy { engine: 0, bytes, ns }).map(drop)
 }
 
-entry!(cuMemPrefetchAsync, cuMemPrefetchAsync_v2(at, count, _, _, stream), |at, count, _, stream: Stream| {
-    prefetch(stream, at, count as u64)
-});
+entry!(cuMemPrefetchAsync, |at, count, _, stream: Stream| prefetch(stream, at, count as u64));
+alias!(cuMemPrefetchAsync_v2(at, count, _, _, stream) = cuMemPrefetchAsync(at, count, 0, stream));
 
 entry!(
     cuMemPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync,
-    cuMemDiscardBatchAsync(list, sizes, count, flags, stream),
     |list, sizes, count, _, _, _, flags, stream: Stream| {
         invalid_if(list.is_null() || sizes.is_null() || count == 0 || flags != 0)?;
         (0..count).try_for_each(|i| prefetch(stream, *list.add(i), *sizes.add(i) as u64))
     }
 );
+alias!(
+    cuMemDiscardBatchAsync(list, sizes, count, flags, stream) =
+        cuMemPrefetchBatchAsync(list, sizes, count, null_mut(), null_mut(), 0, flags, stream)
+);
 
 // --- Host memory -----------------------------------------------------------------------------------
 
-entry!(cuMemHostAlloc, cuMemAllocHost_v2(pp, bytesize; flags = 0), context, |pp, bytesize, flags| {
+entry!(cuMemHostAlloc, context, |pp, bytesize, flags| {
     invalid_if(pp.is_null() || bytesize == 0 || flags > 7)?;
     not_while_capturing()?;
     let at = map_pages(0, bytesize.next_multiple_of(4096), READ_WRITE, MapFlags::empty())?;
@@ -128,6 +130,7 @@ entry!(cuMemHostAlloc, cuMemAllocHost_v2(pp, bytesize; flags = 0), context, |pp,
     memory.note(at as u64, bytesize as u64, What::Host(flags), context.device, context.id);
     put(pp, at)
 });
+alias!(cuMemAllocHost_v2(pp, bytesize) = cuMemHostAlloc(pp, bytesize, 0));
 
 entry!(cuMemFreeHost, driver, |p| {
     if p.is_null() {

@@ -227,19 +227,16 @@ entry!(cuFuncSetBlockShape, |function: Function, x, y, z| {
     *lock(&function.block) = [x as u32, y as u32, z as u32];
 });
 
-entry!(
-    cuLaunchGridAsync,
-    cuLaunchGrid(f, width, height; stream = null_mut()),
-    cuLaunch(f; width = 1, height = 1, stream = null_mut()),
-    |f, width, height, stream| {
-        let block = *lock(&Object::<Function>::get(f)?.block);
-        invalid_if(width <= 0 || height <= 0)?;
-        calls::launch();
-        let grid = [width as u32, height as u32, 1];
-        let geometry = Geometry { grid, block, shared: 0, cooperative: false };
-        launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
-    }
-);
+entry!(cuLaunchGridAsync, |f, width, height, stream| {
+    let block = *lock(&Object::<Function>::get(f)?.block);
+    invalid_if(width <= 0 || height <= 0)?;
+    calls::launch();
+    let grid = [width as u32, height as u32, 1];
+    let geometry = Geometry { grid, block, shared: 0, cooperative: false };
+    launch(f, geometry, StreamArg(Flavor::Legacy, stream), (null_mut(), null_mut()))
+});
+alias!(cuLaunchGrid(f, width, height) = cuLaunchGridAsync(f, width, height, null_mut()));
+alias!(cuLaunch(f) = cuLaunchGrid(f, 1, 1));
 
 entry!(
     cuFuncSetSharedSize | cuParamSetSize | cuFuncSetCacheConfig | cuFuncSetSharedMemConfig,
@@ -412,40 +409,34 @@ entry!(cuFuncIsLoaded, |state, _function: Function| put(state, 1));
 entry!(cuFuncLoad, |_function: Function| ());
 
 // A kernel's attributes are the same on every device.
-entry!(
-    cuKernelGetAttribute,
-    cuFuncGetAttribute(pi, attrib, function; _device = 0),
-    |pi, attrib, function: Function, _device: Device| {
-        let (major, minor) = driver()?.profile().compute_capability;
-        let value = match attrib {
-            0 => function.shape.threads as i32,
-            1 => function.shape.shared as i32,
-            4 => 32,
-            5 | 6 => (major * 10 + minor) as i32,
-            2 | 3 | 7..=15 => function.attribute(attrib as usize),
-            _ => return Err(INVALID_VALUE),
-        };
-        put(pi, value)
-    }
-);
+entry!(cuKernelGetAttribute, |pi, attrib, function: Function, _device: Device| {
+    let (major, minor) = driver()?.profile().compute_capability;
+    let value = match attrib {
+        0 => function.shape.threads as i32,
+        1 => function.shape.shared as i32,
+        4 => 32,
+        5 | 6 => (major * 10 + minor) as i32,
+        2 | 3 | 7..=15 => function.attribute(attrib as usize),
+        _ => return Err(INVALID_VALUE),
+    };
+    put(pi, value)
+});
+alias!(cuFuncGetAttribute(pi, attrib, function) = cuKernelGetAttribute(pi, attrib, function.cast(), 0));
 
-entry!(
-    cuKernelSetAttribute,
-    cuFuncSetAttribute(function, attrib, value; _device = 0),
-    |attrib, value, function: Function, _device: Device| {
-        let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
-        let number = attrib as usize;
-        let kept = match number {
-            SHARED_MAX => invalid_if(value < 0 || value > most).map(|()| value)?,
-            CARVEOUT => invalid_if(!(-1..=100).contains(&value)).map(|()| value)?,
-            LARGE_CLUSTERS => (value != 0).into(),
-            // Accepted, and not kept.
-            10..=13 | 15 => 0,
-            _ => return Err(INVALID_VALUE),
-        };
-        function.attributes[number].store(kept, Relaxed);
-    }
-);
+entry!(cuKernelSetAttribute, |attrib, value, function: Function, _device: Device| {
+    let most = driver()?.profile().shared_memory_per_sm_bytes as i32;
+    let number = attrib as usize;
+    let kept = match number {
+        SHARED_MAX => invalid_if(value < 0 || value > most).map(|()| value)?,
+        CARVEOUT => invalid_if(!(-1..=100).contains(&value)).map(|()| value)?,
+        LARGE_CLUSTERS => (value != 0).into(),
+        // Accepted, and not kept.
+        10..=13 | 15 => 0,
+        _ => return Err(INVALID_VALUE),
+    };
+    function.attributes[number].store(kept, Relaxed);
+});
+alias!(cuFuncSetAttribute(function, attrib, value) = cuKernelSetAttribute(attrib, value, function.cast(), 0));
 
 entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get(kernel).map(drop));
 
@@ -465,23 +456,26 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
 }
 
-entry!(
-    cuOccupancyMaxActiveBlocksPerMultiprocessor,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, size, dynamic, _),
-    |blocks, function: Function, size, dynamic| put(blocks, blocks_per_sm(function, size, dynamic)?)
+entry!(cuOccupancyMaxActiveBlocksPerMultiprocessor, |blocks, function: Function, size, dynamic| put(
+    blocks,
+    blocks_per_sm(function, size, dynamic)?
+));
+alias!(
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, size, dynamic, _) =
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, size, dynamic)
 );
 
 // The size of a block that fills an SM best, and how many of them the device holds at once.
-entry!(
-    cuOccupancyMaxPotentialBlockSize,
-    cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, _, dynamic, limit, _),
-    |grid, block, function: Function, _, dynamic, limit| {
-        let most = function.shape.threads as i32;
-        let size = if (1..most).contains(&limit) { limit } else { most };
-        let fit = blocks_per_sm(function, size, dynamic)?;
-        put(grid, fit * current_profile()?.sms as i32)?;
-        put(block, size)
-    }
+entry!(cuOccupancyMaxPotentialBlockSize, |grid, block, function: Function, _, dynamic, limit| {
+    let most = function.shape.threads as i32;
+    let size = if (1..most).contains(&limit) { limit } else { most };
+    let fit = blocks_per_sm(function, size, dynamic)?;
+    put(grid, fit * current_profile()?.sms as i32)?;
+    put(block, size)
+});
+alias!(
+    cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, per_block, dynamic, limit, _) =
+        cuOccupancyMaxPotentialBlockSize(grid, block, function, per_block, dynamic, limit)
 );
 
 entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, blocks, size| {

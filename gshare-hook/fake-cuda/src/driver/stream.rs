@@ -17,9 +17,10 @@ pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) ->
     Stream::create(context, flags, priority.clamp(-5, 0), StreamKind::Created)
 }
 
-entry!(cuStreamCreateWithPriority, cuStreamCreate(out, flags; priority = 0), context, |out, flags, priority| {
+entry!(cuStreamCreateWithPriority, context, |out, flags, priority| {
     put(out, create_stream(context, flags, priority)?.handle())
 });
+alias!(cuStreamCreate(out, flags) = cuStreamCreateWithPriority(out, flags, 0));
 
 entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
     refuse_if(hStream as usize <= 2, INVALID_HANDLE)?;
@@ -66,10 +67,11 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     memory_pool::after_synchronising(context.device)
 }
 
-entry!(cuStreamGetCtx_v2, cuStreamGetCtx(hStream, pCtx; green = null_mut()), |hStream: Stream, pCtx, green| {
+entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, green| {
     put_opt::<sys::CUgreenCtx>(green, null_mut());
     put(pCtx, hStream.context.handle())
 });
+alias!(cuStreamGetCtx(stream, context) = cuStreamGetCtx_v2(stream, context, null_mut()));
 
 entry!(cuStreamGetDevice, |hStream: Stream, device| put(device, hStream.context.device.ordinal));
 entry!(cuStreamGetFlags, |hStream: Stream, flags| put(flags, hStream.flags));
@@ -218,27 +220,23 @@ entry!(cuEventDestroy_v2 | cuEventDestroy, driver, |event: Event| {
     }
 });
 
-entry!(
-    cuEventRecordWithFlags,
-    cuEventRecord(event, stream; flags = 0),
-    driver,
-    |event: Event, stream: Stream, flags| {
-        invalid_if(flags > 1)?;
-        legacy_not_implied(stream)?;
-        calls::event();
-        let captures = stream.capturing.load(Acquire);
-        if captures && flags == 1 {
-            // An external record is a node of the graph.
-            return submit(stream, Record(event));
-        }
-        // Else the event stands for this point of the capture, and nothing runs.
-        let point = if captures { Some(point(stream)?) } else { None };
-        if !captures {
-            event.record(stream)?;
-        }
-        *lock(&event.captured) = point;
+entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| {
+    invalid_if(flags > 1)?;
+    legacy_not_implied(stream)?;
+    calls::event();
+    let captures = stream.capturing.load(Acquire);
+    if captures && flags == 1 {
+        // An external record is a node of the graph.
+        return submit(stream, Record(event));
     }
-);
+    // Else the event stands for this point of the capture, and nothing runs.
+    let point = if captures { Some(point(stream)?) } else { None };
+    if !captures {
+        event.record(stream)?;
+    }
+    *lock(&event.captured) = point;
+});
+alias!(cuEventRecord(event, stream) = cuEventRecordWithFlags(event, stream, 0));
 
 entry!(cuEventQuery, driver, |event: Event| {
     event.not_captured()?;
@@ -313,12 +311,13 @@ task!(HostCall, 3, |&HostCall { function, data }, stream| push_call(stream, move
     unsafe { function(data as *mut c_void) };
 }));
 
-entry!(cuLaunchHostFunc, cuLaunchHostFunc_v2(stream, function, data, _), |stream: Stream, function, data| {
+entry!(cuLaunchHostFunc, |stream: Stream, function, data| {
     let function = function.ok_or(INVALID_VALUE)?;
     legacy_not_implied(stream)?;
     calls::event();
     submit(stream, HostCall { function, data: data as usize })
 });
+alias!(cuLaunchHostFunc_v2(stream, function, data, _) = cuLaunchHostFunc(stream, function, data));
 
 entry!(cuStreamAddCallback, |named, function, data, flags| {
     let stream = named.find()?;

@@ -30,29 +30,29 @@ fn private_table(_id: &[u8; 16]) -> Option<(*const c_void, &'static str)> {
     None
 }
 
-entry!(
-    cuGetProcAddress_v2,
-    cuGetProcAddress(symbol, pfn, version, flags; status = null_mut()),
-    |symbol, pfn, version, flags, status| {
-        invalid_if(symbol.is_null() || pfn.is_null() || flags > 2)?;
-        let Ok(asked) = u32::try_from(version) else { return Err(INVALID_VALUE) };
-        let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
-        let (pointer, code, found) = match resolve(name, asked.min(driver_version()), flags) {
-            Resolution::Found(symbol) => {
-                let found = Found::Variant(symbol.name, is_served(symbol.name));
-                (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
-            }
-            Resolution::UnknownName => (null_mut(), 1, Found::UnknownName),
-            // A name that this driver is too old for is unknown to it.
-            Resolution::TooNew => match resolve(name, driver_version(), flags) {
-                Resolution::Found(_) => (null_mut(), 2, Found::TooNew),
-                _ => (null_mut(), 1, Found::TooNewForDriver),
-            },
-        };
-        call_trace::lookup(name, asked, flags, found);
-        put(pfn, pointer)?;
-        put_opt(status, code);
-    }
+entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
+    invalid_if(symbol.is_null() || pfn.is_null() || flags > 2)?;
+    let Ok(asked) = u32::try_from(version) else { return Err(INVALID_VALUE) };
+    let name = CStr::from_ptr(symbol).to_str().map_err(|_| INVALID_VALUE)?;
+    let (pointer, code, found) = match resolve(name, asked.min(driver_version()), flags) {
+        Resolution::Found(symbol) => {
+            let found = Found::Variant(symbol.name, is_served(symbol.name));
+            (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
+        }
+        Resolution::UnknownName => (null_mut(), 1, Found::UnknownName),
+        // A name that this driver is too old for is unknown to it.
+        Resolution::TooNew => match resolve(name, driver_version(), flags) {
+            Resolution::Found(_) => (null_mut(), 2, Found::TooNew),
+            _ => (null_mut(), 1, Found::TooNewForDriver),
+        },
+    };
+    call_trace::lookup(name, asked, flags, found);
+    put(pfn, pointer)?;
+    put_opt(status, code);
+});
+alias!(
+    cuGetProcAddress(symbol, pfn, version, flags) =
+        cuGetProcAddress_v2(symbol, pfn, version, flags, null_mut())
 );
 
 entry!(cuGetErrorName, |error, pStr| put_error_text(pStr, error.texts().map(|texts| texts.0)));

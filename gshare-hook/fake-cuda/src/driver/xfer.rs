@@ -132,14 +132,14 @@ fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
 
-entry!(
-    cuMemcpyBatchAsync,
-    cuMemcpyBatchAsync_v2(to, from, sizes, count, _, _, _, stream; failed = null_mut()),
-    |to, from, sizes, count, _, _, _, failed, stream| {
-        put_opt(failed, usize::MAX);
-        invalid_if(to.is_null() || from.is_null() || sizes.is_null() || count == 0 || stream.1 as usize <= 2)?;
-        (0..count).try_for_each(|i| linear(any(*to.add(i)), any(*from.add(i)), *sizes.add(i)).run_on(stream))
-    }
+entry!(cuMemcpyBatchAsync, |to, from, sizes, count, _, _, _, failed, stream| {
+    put_opt(failed, usize::MAX);
+    invalid_if(to.is_null() || from.is_null() || sizes.is_null() || count == 0 || stream.1 as usize <= 2)?;
+    (0..count).try_for_each(|i| linear(any(*to.add(i)), any(*from.add(i)), *sizes.add(i)).run_on(stream))
+});
+alias!(
+    cuMemcpyBatchAsync_v2(to, from, sizes, count, all, at, n, stream) =
+        cuMemcpyBatchAsync(to, from, sizes, count, all, at, n, null_mut(), stream)
 );
 
 // --- Boxes -----------------------------------------------------------------------------------------
