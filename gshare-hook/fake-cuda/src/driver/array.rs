@@ -130,9 +130,8 @@ unsafe fn requirements(out: *mut sys::CUDA_ARRAY_MEMORY_REQUIREMENTS, deferred: 
     put(out.cast::<[u64; 2]>(), [bytes, 1])
 }
 
-entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array, _device: Device| {
-    let shape = Object::<Array>::get(array)?.shape;
-    requirements(memoryRequirements, shape.flags & 0x80 != 0, shape.bytes()?)
+entry!(cuArrayGetMemoryRequirements, |memoryRequirements, array: Array, _device: Device| {
+    requirements(memoryRequirements, array.shape.flags & 0x80 != 0, array.shape.bytes()?)
 });
 
 /// A mipmapped array: its levels one after the other.
@@ -175,7 +174,6 @@ entry!(cuMipmappedArrayGetLevel, |array, mipmapped: Mipmapped, level| {
     put(array, mipmapped.levels.get(level as usize).ok_or(INVALID_VALUE)?.handle())
 });
 
-entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmap, _device: Device| {
-    let mipmapped = Object::<Mipmapped>::get(mipmap)?;
+entry!(cuMipmappedArrayGetMemoryRequirements, |memoryRequirements, mipmapped: Mipmapped, _device: Device| {
     requirements(memoryRequirements, mipmapped.deferred, mipmapped.bytes)
 });

@@ -34,10 +34,9 @@ entry!(cuGraphNodeFindInClone, |phNode, original: GraphNode, hClonedGraph: Graph
     put(phNode, found.ok_or(INVALID_VALUE)?.handle())
 });
 
-unsafe fn add(out: NodesOut, graph: sys::CUgraph, after: Nodes, count: usize, node: Node) -> Answer {
-    driver()?;
+unsafe fn add(out: NodesOut, graph: Ref<Graph>, after: Nodes, count: usize, node: Node) -> Answer {
     invalid_if(out.is_null())?;
-    put(out, Graph::add(Object::get(graph)?, node, &nodes(after, count)?)?.handle())
+    put(out, Graph::add(graph, node, &nodes(after, count)?)?.handle())
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS`: function, grid, block, shared bytes, arguments, extra; v2 adds kernel and context.
@@ -123,7 +122,7 @@ unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) ->
 /// takes a context as well.
 macro_rules! node_kinds {
     ($($add:ident $set:tt $step:tt ($params:ident $(, $context:tt)?) $task:expr;)*) => {$(
-        entry!($add, |out, graph, after, count, $params $(, $context)?| {
+        entry!($add, driver, |out, graph: Graph, after, count, $params $(, $context)?| {
             add(out, graph, after, count, Arc::new($task))
         });
         node_kinds!(@set $set ($params) $task);
@@ -153,19 +152,15 @@ node_kinds! {
         (event) Wait(Object::get(event)?);
     cuGraphAddBatchMemOpNode cuGraphBatchMemOpNodeSetParams _ (params) read_batch(params.cast())?;
     cuGraphAddChildGraphNode _ cuGraphExecChildGraphNodeSetParams (child) read_child(child)?;
+    cuGraphAddMemAllocNode _ _ (params) read_alloc(params.cast())?;
     cuGraphAddMemFreeNode _ _ (address) GraphFree(address);
 }
 
-entry!(cuGraphAddEmptyNode, |out, graph, after, count| add(out, graph, after, count, Arc::new(Empty)));
-
-// What has effects of its own is read when the graph is known to exist.
-entry!(cuGraphAddMemAllocNode, |out, graph, after, count, params| {
-    Object::<Graph>::get(graph)?;
-    add(out, graph, after, count, Arc::new(read_alloc(params.cast())?))
+entry!(cuGraphAddEmptyNode, driver, |out, graph: Graph, after, count| {
+    add(out, graph, after, count, Arc::new(Empty))
 });
 
-entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, |out, graph, after, _, count, params| {
-    Object::<Graph>::get(graph)?;
+entry!(cuGraphAddNode_v2 | cuGraphAddNode_v3, driver, |out, graph: Graph, after, _, count, params| {
     add(out, graph, after, count, read_general(params.cast())?)
 });
 alias!(
@@ -355,23 +350,23 @@ fn steps_of(graph: &Graph) -> Res<Vec<Step>> {
     Ok(graph.ordered()?.into_iter().map(|n| Step { of: n.id, node: n.node(), enabled: true }).collect())
 }
 
-unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: sys::CUgraph, flags: u64) -> Answer {
-    driver()?;
+unsafe fn instantiate(out: *mut sys::CUgraphExec, graph: &Graph, flags: u64) -> Answer {
     invalid_if(flags & !0xf != 0)?;
-    let steps = Mutex::new(steps_of(Object::<Graph>::get(graph)?)?);
+    let steps = Mutex::new(steps_of(graph)?);
     put(out, Object::create(Exec { id: next_id(), flags, steps }).handle())
 }
 
-entry!(cuGraphInstantiate | cuGraphInstantiate_v2, |phGraphExec, hGraph, phErrorNode, _, _| {
+entry!(cuGraphInstantiate | cuGraphInstantiate_v2, driver, |phGraphExec, graph: Graph, phErrorNode, _, _| {
     put_opt(phErrorNode, null_mut());
-    instantiate(phGraphExec, hGraph, 0)
+    instantiate(phGraphExec, graph, 0)
 });
 
-entry!(cuGraphInstantiateWithFlags, |phGraphExec, hGraph, flags| instantiate(phGraphExec, hGraph, flags));
+entry!(cuGraphInstantiateWithFlags, driver, |exec, graph: Graph, flags| instantiate(exec, graph, flags));
 
 // `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, upload stream, error node, result.
-entry!(cuGraphInstantiateWithParams, |_, phGraphExec, hGraph, params: Given| {
-    let answer = instantiate(phGraphExec, hGraph, params.cast::<u64>().read_unaligned());
+entry!(cuGraphInstantiateWithParams, driver, |_, exec, graph, params: Given| {
+    let flags = params.cast::<u64>().read_unaligned();
+    let answer = Object::<Graph>::get(graph).and_then(|graph| instantiate(exec, graph, flags));
     let at = params.cast::<u8>();
     at.add(16).cast::<*mut c_void>().write_unaligned(null_mut());
     at.add(24).cast::<u32>().write_unaligned(u32::from(answer.is_err()));

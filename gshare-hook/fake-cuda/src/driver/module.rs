@@ -321,12 +321,10 @@ impl Module {
     }
 }
 
-unsafe fn load_data(module: *mut sys::CUmodule, image: *const c_void) -> Answer {
+entry!(cuModuleLoadData | cuModuleLoadFatBinary, context, |module, image| {
     put(module, Module::create(read_image(image, Lifetime::Call)?, false)?.handle())
-}
-
-entry!(cuModuleLoadData | cuModuleLoadFatBinary, context, |module, image| load_data(module, image));
-entry!(cuModuleLoadDataEx, context, |module, image, _, _, _| load_data(module, image));
+});
+alias!(cuModuleLoadDataEx(module, image, _, _, _) = cuModuleLoadData(module, image));
 
 unsafe fn read_file(path: *const c_char) -> Res<Vec<u8>> {
     let path = name_of(path)?.to_string_lossy().into_owned();

@@ -53,11 +53,7 @@ entry!(cuStreamQuery, |stream: Stream| {
     }
 });
 
-entry!(cuCtxSynchronize, context, || synchronise(context));
-
-entry!(cuCtxSynchronize_v2, |context: OrCurrent| synchronise(context));
-
-pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
+entry!(cuCtxSynchronize_v2, |context: OrCurrent| {
     context.check()?;
     context_not_capturing(context)?;
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
@@ -65,7 +61,8 @@ pub(crate) fn synchronise(context: Ref<Context>) -> Answer {
     drain(context.legacy()?)?;
     busy.into_iter().try_for_each(drain)?;
     memory_pool::after_synchronising(context.device)
-}
+});
+entry!(cuCtxSynchronize, || symbol::cuCtxSynchronize_v2::call((null_mut(),)));
 
 entry!(cuStreamGetCtx_v2, |hStream: Stream, pCtx, green| {
     put_opt::<sys::CUgreenCtx>(green, null_mut());
@@ -259,8 +256,7 @@ entry!(cuEventSynchronize, driver, |event: Event| {
     }
 });
 
-entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |milliseconds, start, end| {
-    let (start, end) = (Object::<Event>::get(start)?, Object::<Event>::get(end)?);
+entry!(cuEventElapsedTime | cuEventElapsedTime_v2, driver, |milliseconds, start: Event, end: Event| {
     start.not_captured()?;
     end.not_captured()?;
     refuse_if((start.flags | end.flags) & DISABLE_TIMING != 0 || start.home != end.home, INVALID_HANDLE)?;

@@ -387,4 +387,4 @@ pairs! {
     cuMemsetD2D32_v2 cuMemsetD2D32Async (at, pitch, value, n, rows) fill(4, at, pitch, value, n, rows);
 }
 
-entry!(cuMemcpyWithAttributesAsync, |to, from, n, _, stream| linear(any(to), any(from), n).run_on(stream));
+alias!(cuMemcpyWithAttributesAsync(to, from, n, _, stream) = cuMemcpyAsync(to, from, n, stream));
