@@ -1,6 +1,7 @@
 //! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -189,11 +190,6 @@ pub(crate) fn initialise() -> Answer {
 impl Driver {
     pub(crate) fn profile(&self) -> &Profile {
         self.device.profile()
-    }
-
-    /// The profile of a GPU (or MIG device) of the file.
-    pub(crate) fn profile_of(&self, gpu: u32) -> &Profile {
-        &self.device.devices()[gpu as usize]
     }
 
     /// Drops this process's reference to shared bytes.
@@ -398,7 +394,7 @@ impl Device {
     }
 
     pub(crate) fn profile(self) -> &'static Profile {
-        self.driver.profile_of(self.gpu)
+        &self.driver.device.devices()[self.gpu as usize]
     }
 
     /// Memory that a context takes, in bytes.
@@ -545,7 +541,7 @@ pub(crate) struct Context {
     pub(crate) legacy: OnceLock<Ref<Stream>>,
     pub(crate) streams: Mutex<Vec<Ref<Stream>>>,
     pub(crate) limits: Mutex<BTreeMap<u32, usize>>,
-    pub(crate) peers: Mutex<Vec<i32>>,
+    pub(crate) peers: Mutex<BTreeSet<i32>>,
     /// Not 0 while the GPU is lost.
     lost: &'static AtomicU64,
 }

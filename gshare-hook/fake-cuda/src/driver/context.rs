@@ -214,18 +214,13 @@ entry!(cuCtxSetLimit, context, |limit, value| {
 entry!(cuCtxEnablePeerAccess, context, |peer: Context, Flags| {
     invalid_if(Flags != 0)?;
     refuse_if(peer.device.ordinal == context.device.ordinal, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
-    let mut peers = lock(&context.peers);
-    refuse_if(peers.contains(&peer.device.ordinal), CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)?;
-    peers.push(peer.device.ordinal);
+    let new = lock(&context.peers).insert(peer.device.ordinal);
+    refuse_if(!new, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
 });
 
 entry!(cuCtxDisablePeerAccess, context, |peer: Context| {
-    let mut peers = lock(&context.peers);
-    let at = peers
-        .iter()
-        .position(|p| *p == peer.device.ordinal)
-        .ok_or(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)?;
-    peers.remove(at);
+    let was = lock(&context.peers).remove(&peer.device.ordinal);
+    refuse_if(!was, CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
 });
 
 entry!(cuCtxGetExecAffinity, context, |pExecAffinity, type_| {

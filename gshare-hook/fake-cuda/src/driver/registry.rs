@@ -59,16 +59,10 @@ impl What {
     }
 }
 
-/// The free addresses of a GPU; its range is reserved when the first are asked for.
-#[derive(Default)]
-struct Arena {
-    free: Free,
-    reserved: bool,
-}
-
 #[derive(Default)]
 struct Inner {
-    arenas: [Arena; MAX_GPUS],
+    /// The free addresses of each GPU, whose range is reserved when the first are asked for.
+    free: [Option<Free>; MAX_GPUS],
     live: BTreeMap<u64, Alloc>,
 }
 
@@ -94,29 +88,17 @@ impl Device {
     }
 }
 
-impl Arena {
-    fn reserve(&mut self, bytes: u64) -> Res<()> {
-        let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
-        // SAFETY: a new mapping, not reserved and not touched.
-        let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, MapFlags::NORESERVE) }?;
-        // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
-        unsafe {
-            let _ = madvise(at, size as usize, Advice::LinuxDontDump);
-            let _ = madvise(at, size as usize, Advice::LinuxNoHugepage);
-        }
-        self.free.give((at as u64).next_multiple_of(2 << 20), size);
-        self.reserved = true;
-        Ok(())
+/// Reserves the range of a GPU with so much memory.
+fn reserve(bytes: u64) -> Res<Free> {
+    let size = bytes.saturating_mul(4).next_multiple_of(2 << 20);
+    // SAFETY: a new mapping, not reserved and not touched.
+    let at = unsafe { map_pages(0, size as usize + (2 << 20), READ_WRITE, MapFlags::NORESERVE) }?;
+    // SAFETY: our mapping. It must not make core files huge, nor huge pages of a touched byte.
+    unsafe {
+        let _ = madvise(at, size as usize, Advice::LinuxDontDump);
+        let _ = madvise(at, size as usize, Advice::LinuxNoHugepage);
     }
-
-    fn take(&mut self, span: u64, total: u64) -> Res<u64> {
-        if !self.reserved {
-            self.reserve(total)?;
-        }
-        let at = self.free.first(span, granule(span)).ok_or(OUT_OF_MEMORY)?;
-        self.free.take(at, span);
-        Ok(at)
-    }
+    Ok(Free::of((at as u64).next_multiple_of(2 << 20), size))
 }
 
 impl Alloc {
@@ -151,10 +133,11 @@ fn granule(bytes: u64) -> u64 {
 impl Registry {
     /// Takes addresses for `bytes`; the caller has charged them.
     pub(crate) fn insert(&self, bytes: u64, what: What, device: Device, context: u64) -> Res<u64> {
-        let total = device.profile().memory_bytes;
         let mut inner = lock(&self.0);
+        let place = &mut inner.free[device.gpu as usize % MAX_GPUS];
+        let free = place.take().map_or_else(|| reserve(device.profile().memory_bytes), Ok)?;
         let span = bytes.next_multiple_of(granule(bytes));
-        let address = inner.arenas[device.gpu as usize % MAX_GPUS].take(span, total)?;
+        let address = place.insert(free).allocate(span, granule(span)).ok_or(OUT_OF_MEMORY)?;
         let alloc = Alloc { span, ..Alloc::new(address, bytes, what, device, context) };
         inner.live.insert(address, alloc);
         Ok(address)
@@ -181,7 +164,8 @@ impl Registry {
                 let _ =
                     unsafe { madvise(address as *mut c_void, alloc.span as usize, Advice::LinuxDontNeed) };
             }
-            inner.arenas[alloc.device.gpu as usize % MAX_GPUS].free.give(address, alloc.span);
+            let free = inner.free[alloc.device.gpu as usize % MAX_GPUS].get_or_insert_default();
+            free.give(address, alloc.span);
         }
         Some(alloc)
     }

@@ -7,6 +7,18 @@ use std::collections::BTreeMap;
 pub(crate) struct Free(BTreeMap<u64, u64>);
 
 impl Free {
+    /// One stretch.
+    pub(crate) fn of(at: u64, bytes: u64) -> Self {
+        Self(BTreeMap::from([(at, bytes)]))
+    }
+
+    /// Takes bytes from the first place where there are so many.
+    pub(crate) fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+        let at = self.first(bytes, alignment)?;
+        self.take(at, bytes);
+        Some(at)
+    }
+
     /// The first place, at a multiple of `alignment`, from which on `bytes` are free.
     pub(crate) fn first(&self, bytes: u64, alignment: u64) -> Option<u64> {
         self.0.iter().find_map(|(at, length)| {

@@ -148,14 +148,9 @@ fn heap_take(gpu: u32, bytes: u64) -> Res<(c_int, u64)> {
     let mut heaps = lock(&HEAPS);
     let heap = match heaps.entry(gpu) {
         Entry::Occupied(heap) => heap.into_mut(),
-        Entry::Vacant(place) => {
-            let mut free = Free::default();
-            free.give(0, HEAP);
-            place.insert(Heap { file: new_file(HEAP)?, free })
-        }
+        Entry::Vacant(place) => place.insert(Heap { file: new_file(HEAP)?, free: Free::of(0, HEAP) }),
     };
-    let at = heap.free.first(bytes, 1).ok_or(OUT_OF_MEMORY)?;
-    heap.free.take(at, bytes);
+    let at = heap.free.allocate(bytes, 1).ok_or(OUT_OF_MEMORY)?;
     Ok((heap.file, at))
 }
 
