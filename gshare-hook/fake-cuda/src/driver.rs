@@ -175,11 +175,10 @@ trait Unserved {
 
 impl<T> Unserved for T {}
 
-/// Turns a panic into `CUDA_ERROR_UNKNOWN`: none crosses into C.
+/// Turns a panic into an error: none crosses into C.
 #[inline]
-fn caught(f: impl FnOnce() -> Answer) -> Answer {
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-    result.unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN))
+pub(crate) fn caught<E>(panicked: E, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(Err(panicked))
 }
 
 /// The result that C callers get.
@@ -191,7 +190,7 @@ fn code(answer: Answer) -> CUresult {
 /// Turns an answer into a result, and a panic into `CUDA_ERROR_UNKNOWN`.
 #[inline]
 pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
-    code(caught(f))
+    code(caught(CUresult::CUDA_ERROR_UNKNOWN, f))
 }
 
 /// Tells if an exported name does more than answer "not supported".

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use crate::driver::base::{driver, driver_version, refuse_if, release};
+use crate::driver::caught;
 use crate::driver::visible::{gpu_uuid, pci_text, uuid_text};
 use crate::sim::device_file::{device_name, device_uuid};
 use crate::sim::{SimDevice, padded};
@@ -38,10 +39,7 @@ static USERS: AtomicU32 = AtomicU32::new(0);
 static DEVICE: OnceLock<Option<SimDevice>> = OnceLock::new();
 
 fn guard(f: impl FnOnce() -> Done) -> Return {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
-        Ok(done) => done.err().unwrap_or(SUCCESS),
-        Err(_) => UNKNOWN,
-    }
+    caught(UNKNOWN, f).err().unwrap_or(SUCCESS)
 }
 
 fn device() -> Result<&'static SimDevice, Return> {

@@ -172,7 +172,7 @@ unsafe fn start(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, argum
     if free && geometry.is_small() && !any_capture() && count_if_idle(stream) {
         return Ok(());
     }
-    caught(|| launch(f, geometry, stream, arguments))
+    caught(CUresult::CUDA_ERROR_UNKNOWN, || launch(f, geometry, stream, arguments))
 }
 
 // The export has no guard: nothing panics on the free path, and the rest brings its own.

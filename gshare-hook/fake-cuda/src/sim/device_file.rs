@@ -309,13 +309,10 @@ impl SimDevice {
     /// Removes the processes that no longer hold their record lock.
     fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
-        let dead: Vec<u32> = engine
-            .live()
-            .filter(|&(slot, pid, image)| self.holder(slot, pid, image).is_none())
-            .map(|(slot, ..)| slot)
-            .collect();
-        for slot in dead {
-            engine.detach(now, slot);
+        for (slot, pid, image) in engine.live().collect::<Vec<_>>() {
+            if self.holder(slot, pid, image).is_none() {
+                engine.detach(now, slot);
+            }
         }
     }
 

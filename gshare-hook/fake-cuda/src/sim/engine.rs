@@ -811,17 +811,14 @@ impl Engine<'_> {
     pub(crate) fn check(&self) {
         for g in 0..self.l.gpus_len as usize {
             let gpu = &self.l.gpus[g];
-            let mut used = 0;
             let mut by_proc = std::collections::BTreeMap::new();
-            for i in 0..self.l.running_len as usize {
-                let s = self.l.running[i];
-                let stream = &self.l.streams[s as usize];
+            for &s in &self.l.running[..self.l.running_len as usize] {
                 assert!(self.is(s, StreamState::Running), "a running entry's stream runs");
-                if stream.gpu as usize == g {
-                    used += self.head(s).work.sms();
+                if self.l.streams[s as usize].gpu as usize == g {
                     *by_proc.entry(self.owner(s)).or_insert(0) += self.head(s).work.sms();
                 }
             }
+            let used: u32 = by_proc.values().sum();
             assert_eq!(used + gpu.sm_free, gpu.sms, "running demand and free SMs make the GPU");
             for (p, sms) in by_proc {
                 let account = &self.l.procs[p].gpus[g];

@@ -123,8 +123,7 @@ impl Engine<'_> {
         let t = self.l.time;
         let gpus_len = self.l.gpus_len as usize;
         let mut running = vec![(0_u64, 0_u64); self.l.procs.len() * gpus_len];
-        for i in 0..self.l.running_len as usize {
-            let s = self.l.running[i];
+        for &s in &self.l.running[..self.l.running_len as usize] {
             let stream = &self.l.streams[s as usize];
             if let Work::Kernel { sms, .. } = self.head(s).work {
                 let entry = &mut running[(stream.owner as usize - 1) * gpus_len + stream.gpu as usize];
