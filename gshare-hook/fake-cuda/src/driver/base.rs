@@ -67,7 +67,7 @@ pub(crate) unsafe fn put_opt<T>(to: *mut T, value: T) {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
-/// Set in a child of an initialised process.
+/// A child of an initialised process sets it.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The process's attachment to the device file.
@@ -80,7 +80,7 @@ pub(crate) struct Driver {
     pub(crate) percent: f64,
     /// The time that calls take in their caller.
     pub(crate) calls: Calls,
-    /// Takes work to the thread that runs it; there is one from the first such work on.
+    /// The queue of the thread that runs work on the host; both are made for the first such work.
     hosts: Mutex<Option<Sender<HostTask>>>,
     /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
     pub(crate) hosts_pending: AtomicU64,
@@ -197,7 +197,7 @@ impl Driver {
         self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
-    /// Where work goes that the process's host thread is to run.
+    /// The queue of the process's host thread, with that thread begun.
     fn hosts(&'static self) -> Res<Sender<HostTask>> {
         let mut hosts = lock(&self.hosts);
         if let Some(hosts) = &*hosts {
@@ -581,7 +581,7 @@ impl Context {
             peers: Mutex::default(),
             lost,
         });
-        let legacy = Stream::create(context, 0, 0, StreamKind::Legacy)?;
+        let legacy = Stream::create(context, 0, 0, true)?;
         let _ = context.legacy.set(legacy);
         Ok(context)
     }
@@ -617,19 +617,13 @@ impl Context {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StreamKind {
-    Legacy,
-    PerThread,
-    Created,
-}
-
 /// A stream.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
     pub(crate) context: Ref<Context>,
-    pub(crate) kind: StreamKind,
+    /// The legacy default stream has it set.
+    pub(crate) legacy: bool,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     /// Entries that are done.
@@ -646,12 +640,7 @@ pub(crate) struct Stream {
 object!(Stream, b"gshareST");
 
 impl Stream {
-    pub(crate) fn create(
-        context: Ref<Context>,
-        flags: u32,
-        priority: i32,
-        kind: StreamKind,
-    ) -> Res<Ref<Self>> {
+    pub(crate) fn create(context: Ref<Context>, flags: u32, priority: i32, legacy: bool) -> Res<Ref<Self>> {
         let Device { driver, gpu, .. } = context.device;
         let slot = driver.device.with(|engine, _| engine.open_stream(driver.process, gpu))?;
         let done = driver.device.completed_now(slot);
@@ -659,7 +648,7 @@ impl Stream {
             id: next_id(),
             slot,
             context,
-            kind,
+            legacy,
             flags,
             priority,
             completed: &driver.device.open_part().streams[slot as usize].completed,
@@ -668,7 +657,7 @@ impl Stream {
             seen_by_legacy: AtomicU64::new(done),
             capturing: AtomicBool::new(false),
         });
-        if kind != StreamKind::Legacy {
+        if !legacy {
             lock(&context.streams).push(stream);
         }
         Ok(stream)
@@ -708,7 +697,7 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
                 THREAD.with(|thread| thread.own.set(Some(*stream)));
                 return Ok(*stream);
             }
-            let stream = Stream::create(context, 0, 0, StreamKind::PerThread)?;
+            let stream = Stream::create(context, 0, 0, false)?;
             own.borrow_mut().insert(context.id, stream);
             Ok(stream)
         })
@@ -760,7 +749,7 @@ pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
         }
         Ok(())
     };
-    if stream.kind == StreamKind::Legacy {
+    if stream.legacy {
         stream.context.blocking().into_iter().try_for_each(|other| wait_for(other, &other.seen_by_legacy))?;
     } else if stream.blocking() {
         wait_for(stream.context.legacy()?, &stream.seen_legacy)?;

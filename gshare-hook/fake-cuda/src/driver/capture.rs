@@ -107,7 +107,7 @@ pub(crate) fn not_capturing(stream: Ref<Stream>) -> Answer {
 
 /// Refuses where the legacy stream would depend on a blocking stream that captures.
 pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
-    if !any_capture() || stream.kind != StreamKind::Legacy {
+    if !any_capture() || !stream.legacy {
         return Ok(());
     }
     none_captures(stream.context.blocking(), CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
@@ -165,7 +165,7 @@ pub(crate) fn wait_for(stream: Ref<Stream>, point: Option<Point>) -> Res<bool> {
     if !parts.values().any(|part| Arc::ptr_eq(&part.session, &session)) {
         return Ok(false);
     }
-    if stream.kind == StreamKind::Legacy {
+    if stream.legacy {
         return session.spoil(UNSUPPORTED);
     }
     take_part(&mut parts, stream, session, after);
@@ -186,7 +186,7 @@ pub(crate) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Res<V
 
 fn begin(stream: Ref<Stream>, mode: u32, graph: Ref<Graph>, after: Vec<NodeRef>) -> Answer {
     invalid_if(mode > 2)?;
-    refuse_if(stream.kind == StreamKind::Legacy, UNSUPPORTED)?;
+    refuse_if(stream.legacy, UNSUPPORTED)?;
     let mut parts = lock(&PARTS);
     refuse_if(parts.contains_key(&stream.id), ILLEGAL_STATE)?;
     let (invalid, thread) = (AtomicBool::new(false), std::thread::current().id());

@@ -14,7 +14,7 @@ use crate::sim::layout::OpenEvent;
 
 pub(crate) fn create_stream(context: Ref<Context>, flags: u32, priority: i32) -> Res<Ref<Stream>> {
     invalid_if(flags > 1)?;
-    Stream::create(context, flags, priority.clamp(-5, 0), StreamKind::Created)
+    Stream::create(context, flags, priority.clamp(-5, 0), false)
 }
 
 entry!(cuStreamCreateWithPriority, context, |out, flags, priority| {
@@ -32,10 +32,7 @@ entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
 
 /// The streams that the legacy stream waits for, where `stream` is that.
 fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
-    match stream.kind {
-        StreamKind::Legacy => stream.context.blocking(),
-        _ => Vec::new(),
-    }
+    if stream.legacy { stream.context.blocking() } else { Vec::new() }
 }
 
 // The legacy stream is done when the blocking streams are, since what comes next would wait for them.

@@ -275,24 +275,17 @@ entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
     let (bytes, align) = (size as u64, (alignment as u64).max(GRANULARITY));
     invalid_if(ptr.is_null() || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     invalid_if(!align.is_power_of_two() || flags != 0)?;
-    let reserve = |hint, bytes| map_pages(hint, bytes, ProtFlags::empty(), MapFlags::NORESERVE);
-    // The wish is granted where the range is free, else any range will do.
-    if addr != 0
-        && addr.is_multiple_of(align)
-        && let Ok(got) = reserve(addr, size)
-    {
-        if got as u64 == addr {
-            lock(&RESERVED).insert(addr, bytes);
-            return put(ptr, addr);
-        }
-        let _ = munmap(got, size);
-    }
-    let got = reserve(0, size + align as usize)? as u64;
-    let start = got.next_multiple_of(align);
-    if start > got {
+    let reserve = |at, bytes, flags| map_pages(at, bytes, ProtFlags::empty(), MapFlags::NORESERVE | flags);
+    // The wish is granted where the range is free, else any range will do. An old kernel may give another range all the same.
+    let granted = |at: *mut c_void| at as u64 == addr;
+    let wish = addr != 0 && addr.is_multiple_of(align);
+    let mut start = addr;
+    if !(wish && reserve(addr, size, MapFlags::FIXED_NOREPLACE).is_ok_and(granted)) {
+        let got = reserve(0, size + align as usize, MapFlags::empty())? as u64;
+        start = got.next_multiple_of(align);
         let _ = munmap(got as *mut c_void, (start - got) as usize);
+        let _ = munmap((start + bytes) as *mut c_void, (got + align - start) as usize);
     }
-    let _ = munmap((start + bytes) as *mut c_void, (got + align - start) as usize);
     lock(&RESERVED).insert(start, bytes);
     put(ptr, start)
 });

@@ -39,6 +39,7 @@
 //! occupies its SMs as a block from start to end, and starts only when all of them are free.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::compiler_fence;
 
 use super::layout::{
     Busy, EVENTS, Item, Locked, MAX_GPUS, MEM_KINDS, MemKind, Open, PROC_FREE, PROC_GONE, PROC_LIVE, PROCS,
@@ -467,7 +468,7 @@ impl Engine<'_> {
         stream.cum_tail = stream.cum_tail.wrapping_add(work.ns());
         stream.ring[(position % RING as u64) as usize] = Item { work, cum: stream.cum_tail };
         // The entry exists once the tail has moved: a process killed before this line has pushed nothing.
-        std::sync::atomic::compiler_fence(Release);
+        compiler_fence(Release);
         stream.tail = position + 1;
         if position == done {
             self.go_on(s, t);
@@ -546,6 +547,7 @@ impl Engine<'_> {
         let (state, name, attached_at, gone_at) = (PROC_FREE, padded(name), self.l.time, 0);
         self.l.procs[slot] = Proc { state, pid, start_time, image, attached_at, gone_at, name, gpus };
         // A process that is killed before this line has not attached.
+        compiler_fence(Release);
         self.l.procs[slot].state = PROC_LIVE;
         u32::try_from(slot).map_err(|_| SimError::NoSlot("process"))
     }
@@ -767,7 +769,8 @@ impl Engine<'_> {
         let generation = self.l.shared[id].generation.wrapping_add(1);
         let mut refs = [0; PROCS];
         refs[p as usize] = 1;
-        self.l.shared[id] = SharedAlloc { bytes, generation, gpu, kind: kind as u32, payer: p + 1, refs };
+        self.l.shared[id] = SharedAlloc { bytes, generation, gpu, kind: kind as u32, payer: 0, refs };
+        self.l.shared[id].payer = p + 1;
         Ok((id as u32, generation))
     }
 
