@@ -241,6 +241,50 @@ unsafe extern "C" fn count_call(data: *mut c_void) {
     CALLS.fetch_add(data as usize as u32, Ordering::SeqCst);
 }
 
+unsafe extern "C" fn count_callback(stream: sys::CUstream, result: sys::CUresult, data: *mut c_void) {
+    assert!(!stream.is_null() && result == sys::CUresult::CUDA_SUCCESS);
+    CALLS.fetch_add(data as usize as u32, Ordering::SeqCst);
+}
+
+#[test]
+fn other_forms_of_a_call_answer_alike() {
+    isolated("other_forms_of_a_call_answer_alike", &[], || {
+        start();
+        let f = kernel("spin_1us");
+        for attribute in 0..16 {
+            let (of_function, of_kernel): (c_int, c_int) =
+                (get!(cuFuncGetAttribute(attribute, f)), get!(cuKernelGetAttribute(attribute, f.cast(), 0)));
+            assert_eq!(of_function, of_kernel);
+        }
+        let plain: c_int = get!(cuOccupancyMaxActiveBlocksPerMultiprocessor(f, 256, 0));
+        let flags: c_int = get!(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(f, 256, 0, 0));
+        assert_eq!(plain, flags);
+        let (mut grid, mut block, mut grid_too, mut block_too) = (0, 0, 0, 0);
+        ok!(cuOccupancyMaxPotentialBlockSize(&raw mut grid, &raw mut block, f, None, 0, 96));
+        ok!(cuOccupancyMaxPotentialBlockSizeWithFlags(
+            &raw mut grid_too,
+            &raw mut block_too,
+            f,
+            None,
+            0,
+            96,
+            0
+        ));
+        assert_eq!((grid, block), (grid_too, block_too));
+        assert_eq!(block, 96);
+        ok!(cuFuncSetAttribute(f, 9, 40));
+        let carveout: c_int = get!(cuFuncGetAttribute(9, f));
+        assert_eq!(carveout, 40);
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        let (mut status, mut id) = (7, 0);
+        ok!(cuStreamGetCaptureInfo(stream, &raw mut status, &raw mut id));
+        assert_eq!(status, 0);
+        ok!(cuStreamBeginCapture(stream));
+        ok!(cuStreamGetCaptureInfo(stream, &raw mut status, &raw mut id));
+        assert_eq!(status, 1);
+    });
+}
+
 #[test]
 fn host_functions_run_in_stream_order() {
     isolated("host_functions_run_in_stream_order", &[], || {
@@ -273,6 +317,9 @@ fn host_functions_run_in_stream_order() {
         ok!(cuStreamWriteValue32_v2(other, flag, 5, 0));
         ok!(cuStreamSynchronize(stream));
         assert_eq!(CALLS.load(Ordering::SeqCst), 13);
+        ok!(cuStreamAddCallback(stream, Some(count_callback), 100 as *mut c_void, 0));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(CALLS.load(Ordering::SeqCst), 113);
     });
 }
 
@@ -519,6 +566,13 @@ fn virtual_memory_maps_handles() {
         assert_eq!(mine().gpus[0].memory_bytes["vmm"], 0);
         assert_eq!(cu!(cuMemRelease(handle)), INVALID_VALUE);
         ok!(cuMemAddressFree(at, 8 * step));
+        // A wish is granted where the addresses are free.
+        let wished: CUdeviceptr = get!(cuMemAddressReserve(8 * step, 0, at, 0));
+        assert_eq!(wished, at);
+        let elsewhere: CUdeviceptr = get!(cuMemAddressReserve(8 * step, 0, at, 0));
+        assert_ne!(elsewhere, at);
+        ok!(cuMemAddressFree(wished, 8 * step));
+        ok!(cuMemAddressFree(elsewhere, 8 * step));
     });
 }
 
