@@ -668,13 +668,20 @@ pub enum PoolEvent {
         /// The function.
         function: FunctionId,
     },
+    /// A request of the function came, and waits outside of the pool until its tenant may have one more at work, while others of the
+    /// function that may wait in the pool for an instance. It counts as load now, and not when it [arrives](Self::Arrived).
+    Held {
+        /// Which function it calls.
+        function: FunctionId,
+    },
     /// A new request.
     Arrived {
         /// Its name.
         request: RequestId,
         /// Which function it calls.
         function: FunctionId,
-        /// When it came to the platform; requests are served in this order where nothing else orders them.
+        /// When it came to the platform; requests are served in this order where nothing else orders them. Earlier than now: the
+        /// platform has held it.
         arrived: Timestamp,
         /// The time after which it is to be rejected.
         deadline: Option<Timestamp>,

@@ -272,6 +272,26 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
 }
 
+/// Four requests at once are enough for the load. Those that are held until the function has instances are late, and are no reason for
+/// the others to be late, nor for fewer instances.
+#[test]
+fn a_tenants_limit_hides_no_load_and_lets_in_first_what_can_be_in_time() {
+    let in_time = |limited: bool| {
+        let mut host = Host::with(&[16, 16]);
+        let (tenant, mut limits) = (TenantId::new(3), TenantLimits::default());
+        limits.max_processes = if limited { 4 } else { u32::MAX };
+        host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
+        host.deploy(0, inference(2).with_tenant(tenant));
+        host.takes = MS(18);
+        host.load(0, MS(8), 2_500);
+        host.run(MS(40_000));
+        assert_eq!(host.answered(0).len(), 2_500, "{:?}", host.rejected());
+        host.platform.function(FunctionId::new(0)).unwrap().stats.within_slo
+    };
+    let (limited, free) = (in_time(true), in_time(false));
+    assert!(free > 1_000 && limited * 10 > free * 9, "{limited} in time, {free} without a limit");
+}
+
 /// Requests that are at work count before they end: a burst is let in as far as the window's time goes, no further.
 #[test]
 fn a_burst_of_a_tenant_uses_no_more_gpu_time_than_it_may() {

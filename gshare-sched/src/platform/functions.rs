@@ -63,13 +63,31 @@ pub(super) struct Function {
     pub(super) stats: FunctionStats,
     /// The GPU time that one of its requests uses: the mean of those answered, recent ones counting more.
     pub(super) uses: Option<Duration>,
+    /// The time that an instance works for one of its requests, as a mean of the same kind.
+    pub(super) takes: Option<Duration>,
+}
+
+/// A mean to which one more time is added.
+fn moved(mean: Option<Duration>, time: Duration) -> Option<Duration> {
+    let moved = |mean: Duration| mean.saturating_sub(mean.scaled(1, 8)).saturating_add(time.scaled(1, 8));
+    Some(mean.map_or(time, moved))
 }
 
 impl Function {
     /// A request of it was answered after this GPU time.
     pub(super) fn used(&mut self, time: Duration) {
-        let moved = |mean: Duration| mean.saturating_sub(mean.scaled(1, 8)).saturating_add(time.scaled(1, 8));
-        self.uses = Some(self.uses.map_or(time, moved));
+        self.uses = moved(self.uses, time);
+    }
+
+    /// An instance worked for a request of it for this time.
+    pub(super) fn took(&mut self, time: Duration) {
+        self.takes = moved(self.takes, time);
+    }
+
+    /// The time until which a request that comes now has to begin to be answered within the SLO.
+    pub(super) fn latest_start(&self, now: Timestamp) -> Timestamp {
+        let spare = |slo: Duration| slo.saturating_sub(self.takes.unwrap_or_default());
+        self.spec.slo.map_or(Timestamp::MAX, |slo| now.saturating_add(spare(slo)))
     }
 
     /// The GPU time that its next request is expected to use: at its most effective setting, before one was answered.
@@ -162,7 +180,16 @@ impl Platform {
             actions.push(PlatformAction::Profile { function });
         }
         let (spec, stats) = (spec.clone(), FunctionStats::default());
-        let of = Function { spec, state, pool, instances: 0, held: BTreeSet::new(), stats, uses: None };
+        let of = Function {
+            spec,
+            state,
+            pool,
+            instances: 0,
+            held: BTreeSet::new(),
+            stats,
+            uses: None,
+            takes: None,
+        };
         self.functions.insert(function, of);
         self.take(pool, orders, actions);
         Ok(())

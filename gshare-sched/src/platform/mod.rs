@@ -17,7 +17,8 @@
 //! 2. *Functions* go to one pool (`choice.rs`): the regime that they name; else pipelines to sliced devices, training to
 //!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
 //!    function without a profile is profiled first; its requests wait.
-//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then their pool decides where and when.
+//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then their pool decides where and when. A pool hears of those that are
+//!    held while others wait in it, so that load beyond what a limit lets in is seen as far as more instances would help.
 //! 4. *Instances* are the pools' business; the platform names them, books their memory for their tenants, and passes orders
 //!    and reports on.
 //!

@@ -80,8 +80,21 @@ impl Platform {
         self.requests.insert(request, of);
         let until = now.saturating_add(self.config.max_held);
         self.held_until.set(request, deadline.map_or(until, |deadline| deadline.min(until)));
-        self.tenants.arrived(tenant, now, request);
+        let latest = self.functions.get(&function).map_or(Timestamp::MAX, |of| of.latest_start(now));
+        self.tenants.arrived(tenant, now, request, latest);
         self.admit(tenant, actions);
+        self.held(request, function, actions);
+    }
+
+    /// Tells a function's pool of a request that its tenant's limit holds back, if others that were let in wait there: more instances
+    /// would serve more of the tenant's requests.
+    fn held(&mut self, request: RequestId, function: FunctionId, actions: &mut Vec<PlatformAction>) {
+        let in_line = self.requests.get(&request).is_some_and(|of| of.place == Place::Line);
+        let Some(of) = self.functions.get(&function).filter(|_| in_line) else { return };
+        if of.state == FunctionState::Deployed && self.pools[of.pool].waiting(function) > 0 {
+            let pool = of.pool;
+            self.inform(pool, PoolEvent::Held { function }, actions);
+        }
     }
 
     /// Lets in what the tenant may have at work.
@@ -135,6 +148,9 @@ impl Platform {
         let Some(pool) = runs_on.and_then(|instance| Some(self.instances.get(instance)?.pool)) else {
             return;
         };
+        if let Some(of) = self.requests.get(&request).and_then(|of| self.functions.get_mut(&of.function)) {
+            of.took(took);
+        }
         self.ended(request, true);
         self.inform(pool, PoolEvent::Done { request, took }, actions);
     }

@@ -3,6 +3,10 @@
 //! A tenant's requests wait in its own line while it has as many as it may at work, or has used the GPU time that it may in
 //! this window (GPU-enabled FaaS, section VI). A request at work counts with what those of its function used before; else a
 //! tenant would have all of a burst let in before the first of it has ended.
+//!
+//! In a line those that can still be answered within their SLO go first, in the order of arrival, then the others, in that order: as in
+//! pools ([`FractionalPool`](super::FractionalPool)), all that come behind a burst would be late otherwise. How long a late one waits is
+//! bounded by the platform's `max_held`.
 
 use gshare_core::request::TenantLimits;
 use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
@@ -11,8 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 struct Tenant {
     limits: TenantLimits,
-    /// Requests in its line, by arrival.
+    /// Requests in its line that can be in time as far as is known, by arrival.
     line: BTreeSet<(Timestamp, RequestId)>,
+    /// Those that cannot any more.
+    late: BTreeSet<(Timestamp, RequestId)>,
+    /// When requests in the line will be late, with their arrival. Those that have left the line stay until then.
+    latest: BTreeSet<(Timestamp, Timestamp, RequestId)>,
     /// Requests that were let in and have not ended.
     at_work: u32,
     /// Requests that were not dispatched yet, those in the line included.
@@ -24,6 +32,21 @@ struct Tenant {
     window_ends: Timestamp,
     /// Memory of the instances of its functions.
     memory: Bytes,
+}
+
+impl Tenant {
+    /// The next request of its line, if it has any.
+    fn pop(&mut self, now: Timestamp) -> Option<RequestId> {
+        while let Some(&(latest, arrived, request)) = self.latest.first()
+            && latest < now
+        {
+            self.latest.pop_first();
+            if self.line.remove(&(arrived, request)) {
+                self.late.insert((arrived, request));
+            }
+        }
+        self.line.pop_first().or_else(|| self.late.pop_first()).map(|(_, request)| request)
+    }
 }
 
 /// All tenants.
@@ -49,11 +72,20 @@ impl Tenants {
         self.tenants.get(&tenant).is_none_or(|of| of.waiting < of.limits.max_waiting)
     }
 
-    /// A request came and waits in its tenant's line.
-    pub(super) fn arrived(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
+    /// A request came and waits in its tenant's line; it cannot be in time after `latest`.
+    pub(super) fn arrived(
+        &mut self,
+        tenant: TenantId,
+        arrived: Timestamp,
+        request: RequestId,
+        latest: Timestamp,
+    ) {
         let of = self.tenants.entry(tenant).or_default();
         of.waiting = of.waiting.saturating_add(1);
         of.line.insert((arrived, request));
+        if latest < Timestamp::MAX {
+            of.latest.insert((latest, arrived, request));
+        }
     }
 
     /// The next request of the tenant that may be let in; it is at work from now on, and expected to use the GPU time that
@@ -67,7 +99,7 @@ impl Tenants {
     ) -> Option<RequestId> {
         let window = self.window;
         let of = self.tenants.get_mut(&tenant)?;
-        if of.line.is_empty() || of.at_work >= of.limits.max_processes {
+        if (of.line.is_empty() && of.late.is_empty()) || of.at_work >= of.limits.max_processes {
             return None;
         }
         let share = u128::from(of.limits.gpu_time.get());
@@ -85,7 +117,7 @@ impl Tenants {
             self.throttled.insert((of.window_ends, tenant));
             return None;
         }
-        let (_, request) = of.line.pop_first()?;
+        let request = of.pop(now)?;
         of.at_work += 1;
         of.expected = of.expected.saturating_add(expects(request));
         Some(request)
@@ -112,7 +144,7 @@ impl Tenants {
     /// A request in the line has ended.
     pub(super) fn left_line(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
         if let Some(of) = self.tenants.get_mut(&tenant)
-            && of.line.remove(&(arrived, request))
+            && (of.line.remove(&(arrived, request)) || of.late.remove(&(arrived, request)))
         {
             of.waiting = of.waiting.saturating_sub(1);
         }
@@ -162,7 +194,7 @@ mod tests {
         limits.gpu_time = BasisPoints::new(share).unwrap();
         tenants.limit(TenantId::new(1), limits);
         for request in 0..3 {
-            tenants.arrived(TenantId::new(1), Timestamp::ZERO, RequestId::new(request));
+            tenants.arrived(TenantId::new(1), Timestamp::ZERO, RequestId::new(request), Timestamp::MAX);
         }
         tenants
     }
@@ -189,6 +221,19 @@ mod tests {
         assert_eq!(tenants.admit(now, tenant, 1, |_| four), None, "8 s of a share of 6 s");
         tenants.ended(tenant, four, Duration::from_secs(1), true);
         assert!(tenants.admit(now, tenant, 1, |_| four).is_some(), "1 s used and 4 s expected");
+    }
+
+    #[test]
+    fn a_request_that_is_late_waits_for_those_that_are_not() {
+        let (tenant, at) = (TenantId::new(2), Timestamp::from_millis);
+        let mut tenants = tenants(0);
+        for (request, arrived, latest) in [(0, 0, 100), (1, 10, 110), (2, 50, 150), (3, 60, 160)] {
+            tenants.arrived(tenant, at(arrived), RequestId::new(request), at(latest));
+        }
+        tenants.left_line(tenant, at(10), RequestId::new(1));
+        let mut admit = |now| tenants.admit(at(now), tenant, 1, |_| Duration::ZERO).map(RequestId::number);
+        let order = [admit(120), admit(155), admit(155), admit(155)];
+        assert_eq!(order, [Some(2), Some(3), Some(0), None]);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! process or a device dies. This pool decides that, and gives each of the two engines what it must know.
 //!
 //! # Algorithm
-//! 1. *Load*: requests of each function are counted and reported once a tick. The scaler's `Start` is placed by the packer and
+//! 1. *Load*: requests of each function are counted when they come to the platform and reported once a tick; those that it holds count
+//!    too, while others wait here for an instance. The scaler's `Start` is placed by the packer and
 //!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance. A refused point is
 //!    not tried again for a while.
 //! 2. *Minimum* ([`least_instances`]): the instances that a function lacks are started at once where there is room at any of its points,
@@ -267,9 +268,9 @@ impl FractionalPool {
             }
             PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(REGIME.unknown(gpu)),
             PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, .. } | PoolEvent::FunctionRemoved { function } => {
-                known(function)
-            }
+            PoolEvent::BoundsChanged { function, .. }
+            | PoolEvent::FunctionRemoved { function }
+            | PoolEvent::Held { function } => known(function),
             PoolEvent::Arrived { request, function, .. } => {
                 known(function)?;
                 if self.functions[function].gang.is_some() {
@@ -527,6 +528,7 @@ impl Engine for FractionalPool {
             | PoolEvent::TenantLimited { .. }
             | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
+            PoolEvent::Held { function } => self.called(function, actions),
             PoolEvent::Arrived { request, function, arrived, deadline } => {
                 self.arrived(request, function, arrived, deadline, actions);
             }

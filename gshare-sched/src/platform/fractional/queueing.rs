@@ -37,8 +37,11 @@ impl FractionalPool {
         actions: &mut Vec<PoolAction>,
     ) {
         let now = self.now;
+        // One that was held has been counted.
+        if arrived == now {
+            self.called(function, actions);
+        }
         let Some(of) = self.functions.get_mut(&function) else { return };
-        of.arrived = of.arrived.saturating_add(1);
         of.used = now;
         if of.queue.len() >= self.config.max_waiting as usize {
             let reason = Rejection::QueueFull;
@@ -53,6 +56,14 @@ impl FractionalPool {
         self.activate(function, actions);
         self.report_early(function, actions);
         self.to_serve.insert(function);
+    }
+
+    /// A request of a function came to the platform.
+    pub(super) fn called(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.arrived = of.arrived.saturating_add(1);
+        of.used = self.now;
+        self.activate(function, actions);
     }
 
     /// A function that is called and has no instance is given one.

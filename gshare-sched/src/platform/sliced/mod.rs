@@ -322,6 +322,7 @@ impl SlicedPool {
             }),
             PoolEvent::BoundsChanged { function, .. }
             | PoolEvent::FunctionRemoved { function }
+            | PoolEvent::Held { function }
             | PoolEvent::Arrived { function, .. } => known(*function),
             _ => Ok(()),
         }
@@ -673,6 +674,7 @@ impl Engine for SlicedPool {
             PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
             PoolEvent::FunctionRemoved { .. }
             | PoolEvent::TenantLimited { .. }
+            | PoolEvent::Held { .. }
             | PoolEvent::DeadlineReached => {}
         }
         self.run(actions);

@@ -187,7 +187,9 @@ impl WholePool {
                 minimum::check(*min_instances)
                     .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))
             }
-            PoolEvent::FunctionRemoved { function } | PoolEvent::Arrived { function, .. } => known(*function),
+            PoolEvent::FunctionRemoved { function }
+            | PoolEvent::Held { function }
+            | PoolEvent::Arrived { function, .. } => known(*function),
             _ => Ok(()),
         }
     }
