@@ -35,6 +35,7 @@ pub mod wire;
 mod config_error;
 mod engine;
 mod fmt_macros;
+mod wrapped;
 
 pub use config_error::ConfigError;
 pub use engine::{Engine, TimeWentBack};
@@ -47,3 +48,4 @@ pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use share::GpuShare;
 pub use token::{Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};
+pub use wrapped::Wrapped;

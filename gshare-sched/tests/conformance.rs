@@ -3,22 +3,15 @@
 
 use gshare_core::dag::Dag;
 use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceKeeper};
+use gshare_core::pipeline::instances::{InstanceAction, InstanceKeeper};
 use gshare_core::pipeline::routing::{RouteAction, Router};
 use gshare_core::pipeline::{
     Assignment, Goal, Node, PartitionError, Pipeline, PipelinePartitioner, RankMode, Ranked, SliceAssigner,
     Unfit,
 };
-use gshare_core::request::{
-    GpuRecord, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler, RequestStats,
-};
-use gshare_core::scale::{
-    ClientScale, GpuScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
-    InstanceCounts, StopReason, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
-};
-use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, PlacementId, RequestId, Timestamp,
-};
+use gshare_core::request::{RequestAction, RequestEvent, RequestScheduler};
+use gshare_core::scale::{HorizontalAction, HorizontalScaler, StopReason, VerticalAction, VerticalScaler};
+use gshare_core::{Engine, GpuId, PlacementId, Wrapped};
 use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::{
     Choice, FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig,
@@ -43,35 +36,16 @@ fn broken(result: Result<(), Story>) -> &'static str {
 }
 
 /// An engine whose actions are tampered with.
-struct Tampered<E: ?Sized, F> {
-    tamper: F,
+fn tampered<E: Engine + ?Sized>(
     engine: Box<E>,
-}
-
-impl<E, F> Engine for Tampered<E, F>
-where
-    E: Engine + ?Sized,
-    F: FnMut(&mut Vec<E::Action>),
-{
-    type Event = E::Event;
-    type Action = E::Action;
-    type Error = E::Error;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: E::Event,
-        actions: &mut Vec<E::Action>,
-    ) -> Result<(), E::Error> {
-        let mut own = self.engine.orders(now, event)?;
-        (self.tamper)(&mut own);
+    mut tamper: impl FnMut(&mut Vec<E::Action>) + Send + 'static,
+) -> Box<Wrapped<E>> {
+    Box::new(Wrapped::new(engine, move |engine, now, event, actions| {
+        let mut own = engine.orders(now, event)?;
+        tamper(&mut own);
         actions.append(&mut own);
         Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.engine.next_deadline()
-    }
+    }))
 }
 
 #[test]
@@ -146,18 +120,6 @@ fn scalers_of_instances_conform() {
     horizontal_scaler(&|| Box::new(peaks().expect("the defaults are valid")), 0..20).unwrap();
 }
 
-impl<F: FnMut(&mut Vec<HorizontalAction>) + Send> HorizontalScaler for Tampered<dyn HorizontalScaler, F>
-where
-    Self: Engine<Event = HorizontalEvent, Action = HorizontalAction, Error = HorizontalError>,
-{
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        self.engine.instances(function)
-    }
-    fn tick(&self) -> Duration {
-        self.engine.tick()
-    }
-}
-
 #[test]
 fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
     let tamper = |actions: &mut Vec<HorizontalAction>| {
@@ -167,12 +129,12 @@ fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
             }
         }
     };
-    let claim = broken(horizontal_scaler(&|| Box::new(Tampered { tamper, engine: lazy() }), 0..20));
+    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..20));
     assert_eq!(claim, "an instance that was ready is drained, not stopped, unless it does not drain in time");
     let tamper = |actions: &mut Vec<HorizontalAction>| {
         actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
     };
-    let claim = broken(horizontal_scaler(&|| Box::new(Tampered { tamper, engine: lazy() }), 0..3));
+    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..3));
     assert_eq!(claim, "load that it cannot serve is reported");
 }
 
@@ -192,21 +154,6 @@ fn the_scaler_of_tokens_conforms() {
     vertical_scaler(&learning_vertical, 0..30).unwrap();
 }
 
-impl<F: FnMut(&mut Vec<VerticalAction>) + Send> VerticalScaler for Tampered<dyn VerticalScaler, F>
-where
-    Self: Engine<Event = VerticalEvent, Action = VerticalAction, Error = VerticalError>,
-{
-    fn gpu(&self, gpu: GpuId) -> Option<GpuScale> {
-        self.engine.gpu(gpu)
-    }
-    fn client(&self, client: ClientId) -> Option<ClientScale> {
-        self.engine.client(client)
-    }
-    fn period(&self) -> Duration {
-        self.engine.period()
-    }
-}
-
 #[test]
 fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
     let tamper = |actions: &mut Vec<VerticalAction>| {
@@ -216,7 +163,7 @@ fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
             }
         }
     };
-    let claim = broken(vertical_scaler(&|| Box::new(Tampered { tamper, engine: dilu_vertical() }), 0..5));
+    let claim = broken(vertical_scaler(&|| tampered(dilu_vertical(), tamper), 0..5));
     let claims = [
         "the tokens issued on a GPU add up to at most its MaxTokens, after each action",
         "a client that leaves frees its tokens in the same call",
@@ -240,80 +187,27 @@ fn request_schedulers_conform() {
     }
 }
 
-impl<F: FnMut(&mut Vec<RequestAction>) + Send> RequestScheduler for Tampered<dyn RequestScheduler, F>
-where
-    Self: Engine<Event = RequestEvent, Action = RequestAction, Error = RequestError>,
-{
-    fn place(&self, request: RequestId) -> Option<RequestPlace> {
-        self.engine.place(request)
-    }
-    fn waiting(&self) -> usize {
-        self.engine.waiting()
-    }
-    fn stats(&self) -> RequestStats {
-        self.engine.stats()
-    }
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
-        self.engine.gpu(gpu)
-    }
-}
-
 #[test]
 fn a_scheduler_that_forgets_to_evict_is_found_out() {
     let tamper = |actions: &mut Vec<RequestAction>| {
         actions.retain(|action| !matches!(action, RequestAction::Evict { .. }));
     };
     let engine = || locality(Policy::LalbO3 { skip_limit: 25 });
-    let claim = broken(request_scheduler(&|| Box::new(Tampered { tamper, engine: engine() }), 0..15));
+    let claim = broken(request_scheduler(&|| tampered(engine(), tamper), 0..15));
     assert_eq!(
         claim,
         "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies"
     );
 }
 
-/// Takes limits of copies, and loads as it likes.
-struct IgnoresLimits(Box<dyn RequestScheduler>);
-
-impl Engine for IgnoresLimits {
-    type Event = RequestEvent;
-    type Action = RequestAction;
-    type Error = RequestError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: RequestEvent,
-        actions: &mut Vec<RequestAction>,
-    ) -> Result<(), RequestError> {
-        match event {
-            RequestEvent::ModelLimited { .. } => Ok(()),
-            _ => self.0.handle(now, event, actions),
-        }
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.0.next_deadline()
-    }
-}
-
-impl RequestScheduler for IgnoresLimits {
-    fn place(&self, request: RequestId) -> Option<RequestPlace> {
-        self.0.place(request)
-    }
-    fn waiting(&self) -> usize {
-        self.0.waiting()
-    }
-    fn stats(&self) -> RequestStats {
-        self.0.stats()
-    }
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
-        self.0.gpu(gpu)
-    }
-}
-
 #[test]
 fn a_scheduler_that_ignores_limits_of_copies_is_found_out() {
-    let engine = || IgnoresLimits(locality(Policy::LoadBalance));
+    let engine = || {
+        Wrapped::new(locality(Policy::LoadBalance), |engine, now, event, actions| match event {
+            RequestEvent::ModelLimited { .. } => Ok(()),
+            _ => engine.handle(now, event, actions),
+        })
+    };
     let story = request_scheduler(&|| Box::new(engine()), 0..15).unwrap_err();
     assert!(story.to_string().contains("is loaded on"), "{story}");
 }
@@ -402,24 +296,6 @@ fn routers_and_keepers_conform() {
     assert!(tried.iter().all(|&count| count > 30), "{tried:?}");
 }
 
-impl<F: FnMut(&mut Vec<RouteAction>) + Send> Router for Tampered<dyn Router, F> {
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.engine.waiting(function)
-    }
-    fn outstanding(&self, instance: InstanceId) -> usize {
-        self.engine.outstanding(instance)
-    }
-}
-
-impl<F: FnMut(&mut Vec<InstanceAction>) + Send> InstanceKeeper for Tampered<dyn InstanceKeeper, F> {
-    fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.engine.fits(function)
-    }
-    fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.engine.home(instance)
-    }
-}
-
 #[test]
 fn routers_and_keepers_that_break_a_promise_are_found_out() {
     let promise = "every order can be carried out, no slice is oversold, and each request ends once";
@@ -429,18 +305,13 @@ fn routers_and_keepers_that_break_a_promise_are_found_out() {
         let again = actions.iter().copied().find(|action| matches!(action, RouteAction::Dispatch { .. }));
         actions.extend(again);
     };
-    let bad = || -> Box<dyn Router> {
-        Box::new(Tampered { tamper: twice, engine: slack(RouterConfig::default()) })
-    };
+    let bad = || -> Box<dyn Router> { tampered(slack(RouterConfig::default()), twice) };
     let claim = broken(router_and_keeper(bad, ours, 0..5).map(drop));
     assert!([promise, accepted].contains(&claim), "{claim}");
     fn silent(drop: fn(&InstanceAction) -> bool) -> &'static str {
         let bad = move |node: &Node| -> Box<dyn InstanceKeeper> {
             let tamper = move |actions: &mut Vec<InstanceAction>| actions.retain(|action| !drop(action));
-            Box::new(Tampered::<dyn InstanceKeeper, _> {
-                tamper,
-                engine: Box::new(keeper(KeeperConfig::default(), node)),
-            })
+            tampered(Box::new(keeper(KeeperConfig::default(), node)), tamper)
         };
         broken(router_and_keeper(|| slack(RouterConfig::default()), bad, 0..40).map(core::mem::drop))
     }

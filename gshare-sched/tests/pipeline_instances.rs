@@ -9,7 +9,7 @@ use gshare_core::pipeline::instances::{
 use gshare_core::pipeline::{Goal, Node, RankMode};
 use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::{
-    BasisPoints, Bytes, ConfigError, Duration, Engine, FunctionId, InstanceId, NodeId, Timestamp,
+    BasisPoints, Bytes, ConfigError, Duration, Engine, FunctionId, InstanceId, NodeId, Timestamp, Wrapped,
 };
 use gshare_sched::pipeline::{
     Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
@@ -472,44 +472,17 @@ fn no_order_takes_an_instance_that_is_kept() {
 }
 
 /// A keeper that notes when it starts an instance, or changes one between shared and exclusive.
-struct Noted {
-    keeper: Keeper,
-    changes: Arc<Mutex<Vec<Timestamp>>>,
-}
-
-impl Engine for Noted {
-    type Event = InstanceEvent;
-    type Action = InstanceAction;
-    type Error = InstanceError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: InstanceEvent,
-        actions: &mut Vec<InstanceAction>,
-    ) -> Result<(), InstanceError> {
-        let orders = self.keeper.orders(now, event)?;
+fn noted(keeper: Keeper, changes: Arc<Mutex<Vec<Timestamp>>>) -> Wrapped<Keeper> {
+    Wrapped::new(Box::new(keeper), move |keeper, now, event, actions| {
+        let orders = keeper.orders(now, event)?;
         let change = |order: &&InstanceAction| {
             matches!(order, InstanceAction::Start { .. } | InstanceAction::Moved { .. })
         };
         let count = orders.iter().filter(change).count();
-        self.changes.lock().unwrap().extend(core::iter::repeat_n(now, count));
+        changes.lock().unwrap().extend(core::iter::repeat_n(now, count));
         actions.extend(orders);
         Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.keeper.next_deadline()
-    }
-}
-
-impl InstanceKeeper for Noted {
-    fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.keeper.fits(function)
-    }
-    fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.keeper.home(instance)
-    }
+    })
 }
 
 /// When a function that is called so often instances were started or changed, on a node under a keeper with these settings.
@@ -524,18 +497,17 @@ fn changes(config: &KeeperConfig, arrivals: &Arrivals, length: Duration) -> Vec<
     });
     let function = Function::new("f", spec).with_arrivals(arrivals.clone());
     let plan = Plan::new(devices.collect(), vec![function], length);
-    let noted = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::new(Mutex::new(Vec::new()));
     let platform = || {
-        let (changes, config) = (Arc::clone(&noted), config.clone());
+        let (changes, config) = (Arc::clone(&all), config.clone());
         let make = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-            let (keeper, changes) = (keeper(config.clone(), node), Arc::clone(&changes));
-            Ok(Box::new(Noted { keeper, changes }))
+            Ok(Box::new(noted(keeper(config.clone(), node), Arc::clone(&changes))))
         };
         let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));
         Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).map_err(|error| error.to_string())
     };
     run(&plan, 1, platform).unwrap();
-    noted.lock().unwrap().clone()
+    all.lock().unwrap().clone()
 }
 
 /// Use that goes up and down about the threshold: two thresholds and windows in a row settle, one threshold does not.

@@ -3,13 +3,13 @@
 
 use gshare_core::pipeline::Goal;
 use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, MigLayout, PlatformAction, Pool, PoolAction,
-    PoolError, PoolEvent, Regime, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
+    Work,
 };
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
-    RequestId, SmShare, Timestamp,
+    RequestId, SmShare, Timestamp, Wrapped,
 };
 use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
 use gshare_sched::platform::{
@@ -444,49 +444,35 @@ enum Break {
     ForgetsMinimum,
 }
 
-#[derive(Debug)]
-struct Broken {
-    inner: SlicedPool,
-    how: Break,
-    dispatches: u64,
-}
-
-impl Engine for Broken {
-    type Event = PoolEvent;
-    type Action = PoolAction;
-    type Error = PoolError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: PoolEvent,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        let (mut own, mut event) = (Vec::new(), event);
-        let ignores = matches!(self.how, Break::IgnoresMinimum | Break::ForgetsMinimum);
+/// A pool of slices that breaks its contract.
+fn broken(how: Break) -> Wrapped<SlicedPool> {
+    let mut dispatches = 0;
+    Wrapped::new(Box::new(sliced(1)), move |inner, now, mut event, actions| {
+        let ignores = matches!(how, Break::IgnoresMinimum | Break::ForgetsMinimum);
         if let PoolEvent::FunctionAdded { spec, function } = &mut event
             && ignores
         {
             spec.min_instances = 0;
-            if matches!(self.how, Break::IgnoresMinimum) {
+            if matches!(how, Break::IgnoresMinimum) {
                 actions.push(PoolAction::Unmet { function: *function });
             }
         }
-        if let (Break::IgnoresMaximum, PoolEvent::FunctionAdded { spec, .. }) = (self.how, &mut event) {
+        if let (Break::IgnoresMaximum, PoolEvent::FunctionAdded { spec, .. }) = (how, &mut event) {
             spec.max_instances = 100;
         }
-        let told = self.inner.handle(now, event.clone(), &mut own);
-        if matches!((self.how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
+        let mut own = Vec::new();
+        let told = inner.handle(now, event.clone(), &mut own);
+        if matches!((how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
             actions.append(&mut own);
             return Ok(());
         }
         for action in own {
-            match (self.how, &action) {
+            match (how, &action) {
                 (how, PoolAction::Order(PlatformAction::Dispatch { .. })) => {
-                    self.dispatches += 1;
+                    dispatches += 1;
                     match how {
-                        Break::LosesRequest if self.dispatches == 50 => continue,
-                        Break::DispatchesTwice if self.dispatches > 50 => actions.push(action.clone()),
+                        Break::LosesRequest if dispatches == 50 => continue,
+                        Break::DispatchesTwice if dispatches > 50 => actions.push(action.clone()),
                         _ => {}
                     }
                     actions.push(action);
@@ -495,44 +481,19 @@ impl Engine for Broken {
                     // The memory is said to be free at once, so that the next one comes too early.
                     let (instance, report) = (*instance, InstanceReport::Parked);
                     actions.push(action);
-                    self.inner.handle(now, PoolEvent::Instance { instance, report }, actions)?;
+                    inner.handle(now, PoolEvent::Instance { instance, report }, actions)?;
                 }
                 _ => actions.push(action),
             }
         }
         told
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.inner.next_deadline()
-    }
-}
-
-impl Pool for Broken {
-    fn regime(&self) -> Regime {
-        self.inner.regime()
-    }
-
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        self.inner.instances(visit);
-    }
-
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.inner.waiting(function)
-    }
-
-    fn invariants(&self) {
-        self.inner.invariants();
-    }
+    })
 }
 
 #[test]
 fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
     let fails = |how, says: &[&str]| {
-        let run = |seed| {
-            let broken = Broken { inner: sliced(1), how, dispatches: 0 };
-            pool(Box::new(broken), &sliced_trial(seed, false), seed).err()
-        };
+        let run = |seed| pool(Box::new(broken(how)), &sliced_trial(seed, false), seed).err();
         let story = (0..10).find_map(run).unwrap_or_else(|| panic!("{how:?} was not found"));
         assert!(says.iter().any(|says| story.wrong.contains(says)), "{how:?}: {story}");
         assert!(!story.events.is_empty(), "{story}");

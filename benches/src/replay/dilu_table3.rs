@@ -52,10 +52,8 @@ use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, FunctionId, NodeId, Quota, SmShare, Timestamp};
+use gshare_core::scale::{HorizontalEvent, HorizontalScaler};
+use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp, Wrapped};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::Late;
 use gshare_sched::platform::{
@@ -149,51 +147,21 @@ const fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// A scaler that takes an instance for something else than it does, and remembers load for a while.
-struct Told {
-    scaler: Box<dyn HorizontalScaler>,
-    /// What an instance does, in parts of what it is taken for.
-    factor: f64,
-    /// The last reports, of which it is told the highest, and how many of them count.
-    last: VecDeque<RequestRate>,
-    counted: usize,
-}
-
-impl Engine for Told {
-    type Event = HorizontalEvent;
-    type Action = HorizontalAction;
-    type Error = HorizontalError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        mut event: HorizontalEvent,
-        actions: &mut Vec<HorizontalAction>,
-    ) -> Result<(), HorizontalError> {
+/// A scaler that takes an instance for something else than it does, and remembers load for a while: it is told the highest
+/// of the last reports, of which so many count, in parts of what an instance is taken for.
+fn told(scaler: Box<dyn HorizontalScaler>, factor: f64, counted: usize) -> Box<dyn HorizontalScaler> {
+    let mut last = VecDeque::new();
+    Box::new(Wrapped::new(scaler, move |scaler, now, mut event, actions| {
         if let HorizontalEvent::LoadReported { rate, .. } = &mut event {
-            self.last.push_back(*rate);
-            if self.last.len() > self.counted {
-                self.last.pop_front();
+            last.push_back(*rate);
+            if last.len() > counted {
+                last.pop_front();
             }
-            let highest = self.last.iter().max().map_or(0, |rate| rate.as_milli());
-            *rate = RequestRate::from_milli(whole((highest as f64 * self.factor).round()));
+            let highest = last.iter().max().map_or(0, |rate| rate.as_milli());
+            *rate = RequestRate::from_milli(whole((highest as f64 * factor).round()));
         }
-        self.scaler.handle(now, event, actions)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.scaler.next_deadline()
-    }
-}
-
-impl HorizontalScaler for Told {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        self.scaler.instances(function)
-    }
-
-    fn tick(&self) -> Duration {
-        self.scaler.tick()
-    }
+        scaler.handle(now, event, actions)
+    }))
 }
 
 impl Starts<'_> {
@@ -205,14 +173,12 @@ impl Starts<'_> {
     fn scaler(self, rated: bool) -> Result<Box<dyn HorizontalScaler>> {
         let share = PeakHorizontalConfig::default().peak_share.as_fraction();
         let taken_for = if rated { share * does(self.vertical()) } else { THRESHOLD };
-        let told = |scaler, counted| -> Box<dyn HorizontalScaler> {
-            let factor = does(false) / taken_for;
-            Box::new(Told { scaler, factor, last: VecDeque::new(), counted })
-        };
+        let told = |scaler, counted| told(scaler, does(false) / taken_for, counted);
         let eager = || -> Result<Box<dyn HorizontalScaler>> {
             let none = BasisPoints::ZERO;
             let config = HeuristicHorizontalConfig::default().with_predict_reports(1).with_headroom(none);
             let config = config.with_late_share(none).with_dead_band(none).with_down_cooldown(Duration::ZERO);
+            let config = config.with_early_reports(false);
             Ok(Box::new(HeuristicHorizontal::new(config)?))
         };
         Ok(match self {

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use super::lalb::{Scenario, arrivals, round, zipf};
-use super::whole_devices::{Arrival, Cluster, Noted, Notes, percentile};
+use super::whole_devices::{Arrival, Cluster, Notes, noted, percentile};
 use super::{Report, mean, row};
 
 /// Flags of the scenario.
@@ -359,7 +359,7 @@ impl<'a> Stage<'a> {
     /// What was measured, and what things cost meanwhile.
     fn measure(&self, load: &[Arrival], profiled: &Profiled) -> Result<(Found, Profiled)> {
         let notes = Arc::<Mutex<Notes>>::default();
-        let scheduler = Noted::new(self.scheduler(profiled)?, &notes);
+        let scheduler = noted(self.scheduler(profiled)?, &notes);
         let serving = Serving::spawn(self.config.clone(), Box::new(scheduler))?;
         let handle = serving.handle();
         for gpu in 0..self.args.gpus {

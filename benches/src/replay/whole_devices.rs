@@ -4,11 +4,8 @@
 use anyhow::{Result, anyhow, ensure};
 use gshare_core::platform::{DeviceSpec, FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{
-    GpuRecord, ModelProfile, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
-    RequestStats,
-};
-use gshare_core::{Bytes, Duration, Engine, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
+use gshare_core::request::{ModelProfile, RequestEvent, RequestScheduler, RequestStats};
+use gshare_core::{Bytes, Duration, NodeId, Quota, SmShare, Timestamp, Wrapped};
 use gshare_sched::platform::{Platform, PlatformConfig, WholePool};
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::world::{self, Function, Plan};
@@ -53,7 +50,7 @@ impl Cluster {
         let notes = Arc::<Mutex<Notes>>::default();
         let plan = self.plan()?;
         let make = || {
-            let scheduler = Noted::new(scheduler()?, &notes);
+            let scheduler = noted(scheduler()?, &notes);
             Ok(Platform::new(PlatformConfig::default(), vec![Box::new(WholePool::new(Box::new(scheduler)))])?)
         };
         let make = || make().map_err(|error: anyhow::Error| error.to_string());
@@ -127,67 +124,29 @@ impl Notes {
     }
 }
 
-/// A scheduler of which notes are taken.
-pub(super) struct Noted {
+/// The scheduler, of which notes are taken.
+pub(super) fn noted(
     scheduler: Box<dyn RequestScheduler>,
-    notes: Arc<Mutex<Notes>>,
-}
-
-impl Noted {
-    pub(super) fn new(scheduler: Box<dyn RequestScheduler>, notes: &Arc<Mutex<Notes>>) -> Self {
-        Self { scheduler, notes: Arc::clone(notes) }
-    }
-}
-
-impl Engine for Noted {
-    type Event = RequestEvent;
-    type Action = RequestAction;
-    type Error = RequestError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: RequestEvent,
-        actions: &mut Vec<RequestAction>,
-    ) -> Result<(), RequestError> {
+    notes: &Arc<Mutex<Notes>>,
+) -> Wrapped<dyn RequestScheduler> {
+    let notes = Arc::clone(notes);
+    Wrapped::new(scheduler, move |scheduler, now, event, actions| {
         // There may be a copy on every GPU, and a scheduler need not know of limits.
         if matches!(event, RequestEvent::ModelLimited { .. }) {
             return Ok(());
         }
-        self.scheduler.handle(now, event, actions)?;
-        let mut notes = self.notes.lock();
+        scheduler.handle(now, event, actions)?;
+        let mut notes = notes.lock();
         notes.told.push((now, event));
-        notes.stats = self.scheduler.stats();
+        notes.stats = scheduler.stats();
         Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.scheduler.next_deadline()
-    }
-}
-
-impl RequestScheduler for Noted {
-    fn place(&self, request: RequestId) -> Option<RequestPlace> {
-        self.scheduler.place(request)
-    }
-
-    fn waiting(&self) -> usize {
-        self.scheduler.waiting()
-    }
-
-    fn stats(&self) -> RequestStats {
-        self.scheduler.stats()
-    }
-
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
-        self.scheduler.gpu(gpu)
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::ModelId;
+    use gshare_core::{GpuId, ModelId};
 
     #[test]
     fn copies_of_the_first_model_count_from_their_load_to_their_eviction() {

@@ -3,7 +3,7 @@
 use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
 use gshare_core::platform::{Part, PlatformAction, PlatformEvent};
 use gshare_core::request::TenantLimits;
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, PlacementId, TenantId, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, PlacementId, TenantId, Wrapped};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
@@ -24,44 +24,29 @@ fn shared(length: &str) -> (Scenario, Plan) {
     (scenario, plan)
 }
 
-/// The platform that ships, whose orders are changed on the way, and which is not told of some events.
-struct Changed<F>(Platform, F, fn(&PlatformEvent) -> bool);
-
-impl<F: FnMut(&mut Vec<PlatformAction>)> Engine for Changed<F> {
-    type Event = PlatformEvent;
-    type Action = PlatformAction;
-    type Error = <Platform as Engine>::Error;
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: PlatformEvent,
-        actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), Self::Error> {
-        let before = actions.len();
-        let event = if (self.2)(&event) { PlatformEvent::DeadlineReached } else { event };
-        self.0.handle(now, event, actions)?;
-        let mut orders = actions.split_off(before);
-        (self.1)(&mut orders);
-        actions.append(&mut orders);
-        Ok(())
-    }
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.0.next_deadline()
-    }
-}
-
-fn fails<F: FnMut(&mut Vec<PlatformAction>)>(change: impl Fn() -> F) -> Failure {
+fn fails<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(change: impl Fn() -> F) -> Failure {
     let (scenario, plan) = shared("30s");
     broken(&scenario, &plan, change, |_| false)
 }
 
-fn broken<F: FnMut(&mut Vec<PlatformAction>)>(
+/// The failure of the platform that ships when its orders are changed on the way, and some events left out.
+fn broken<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(
     scenario: &Scenario,
     plan: &Plan,
     change: impl Fn() -> F,
     unheard: fn(&PlatformEvent) -> bool,
 ) -> Failure {
-    let broken = || scenario.platform().map(|platform| Changed(platform, change(), unheard));
+    let wrap = |platform| {
+        let mut change = change();
+        Wrapped::new(Box::new(platform), move |platform: &mut Platform, now, event, actions| {
+            let event = if unheard(&event) { PlatformEvent::DeadlineReached } else { event };
+            let mut orders = platform.orders(now, event)?;
+            change(&mut orders);
+            actions.append(&mut orders);
+            Ok(())
+        })
+    };
+    let broken = || scenario.platform().map(wrap);
     (0..20)
         .find_map(|seed| world::run(plan, seed, broken).err())
         .expect("a platform that is broken breaks a promise in one of twenty seeds")

@@ -6,7 +6,7 @@
 //! 2. **The same again**, and **the first function alone**: it must get the same orders.
 //! 3. **Scenes**: load that one instance cannot serve is reported; an instance that never becomes ready is stopped.
 
-use super::story::{Broken, Log, Story, Watched, claim};
+use super::story::{Broken, Log, Story, claim};
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use core::ops::Range;
@@ -14,7 +14,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::scale::{
     FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts, StopReason,
 };
-use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp, Wrapped};
 use std::collections::BTreeMap;
 
 const VALID: &str = "a valid event is accepted";
@@ -53,7 +53,7 @@ struct Function {
 }
 
 struct Fleet {
-    scaler: Watched<dyn HorizontalScaler>,
+    scaler: Wrapped<dyn HorizontalScaler>,
     functions: Vec<Function>,
     instances: BTreeMap<InstanceId, (usize, State)>,
     queue: EventQueue<Happening>,
@@ -149,13 +149,13 @@ fn random_function(mut rng: Rng) -> Option<Function> {
 
 impl Fleet {
     fn new(scaler: Box<dyn HorizontalScaler>, log: &Log, functions: Vec<Function>) -> Result<Self, Broken> {
-        let scaler = Watched::new(log, scaler);
+        let scaler = log.watch(scaler, false);
         let queue = EventQueue::new();
         Ok(Self { scaler, functions, instances: BTreeMap::new(), queue, given: 0, wake: None })
     }
 
     fn run(&mut self, ticks: u64, hosts: Hosts) -> Result<(), Broken> {
-        let tick = self.scaler.engine().tick();
+        let tick = self.scaler.tick();
         for index in 0..self.functions.len() {
             let spec = self.functions[index].spec.clone();
             self.tell(hosts, HorizontalEvent::FunctionAdded { function: name(index), spec })?;
@@ -223,7 +223,7 @@ impl Fleet {
             self.obey(now, hosts, action)?;
         }
         for (index, function) in self.functions.iter().enumerate() {
-            let Some(told) = self.scaler.engine().instances(name(index)) else { continue };
+            let Some(told) = self.scaler.instances(name(index)) else { continue };
             let most = function.spec.max_instances;
             let counts = self.counts(index);
             claim(told == counts, "the instances it knows are those there are", || {

@@ -14,7 +14,7 @@
 //! - every part of an instance has a limit of memory, and no profile is ordered;
 //! - an event that makes no sense is refused, and nothing is ordered then.
 
-use super::story::{Broken, Log, Story, Watched, claim};
+use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
 use crate::world::{self, Book, Change, Device, Fault, Function, Outcome, Plan};
@@ -22,7 +22,7 @@ use gshare_core::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp, Wrapped};
 use std::collections::BTreeMap;
 
 /// The devices, functions and load that a pool is tried on.
@@ -66,7 +66,7 @@ pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome
     let broken = |broken| log.story(seed, broken);
     let plan = trial.plan(seed).map_err(|error| broken((KEEPS, error.to_string())))?;
     let alone = Alone {
-        pool: Watched::new(&log, pool),
+        pool: log.watch(pool, false),
         book: Book::new(),
         log: log.clone(),
         rng: Rng::new(!seed),
@@ -143,7 +143,7 @@ struct Live {
 
 /// A pool in the place of a platform.
 struct Alone {
-    pool: Watched<dyn Pool>,
+    pool: Wrapped<dyn Pool>,
     book: Book,
     log: Log,
     rng: Rng,
@@ -167,7 +167,7 @@ impl Engine for Alone {
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PoolError> {
         self.take(now, event, actions).map_err(|broken| {
-            let refused = self.pool.engine().regime().refused(&broken.1);
+            let refused = self.pool.regime().refused(&broken.1);
             self.log.breaks(broken);
             refused
         })
@@ -272,7 +272,7 @@ impl Alone {
                 }
             }
         }
-        self.pool.engine().invariants();
+        self.pool.invariants();
         Ok(())
     }
 
@@ -307,7 +307,7 @@ impl Alone {
     fn nonsense(&mut self, now: Timestamp, event: PoolEvent) -> Result<(), Broken> {
         let (told, mut orders) = (format!("{event:?}"), Vec::new());
         let taken = self.pool.handle(now, event, &mut orders).is_ok();
-        self.pool.engine().invariants();
+        self.pool.invariants();
         claim(!taken, REFUSES, || format!("it took {told}"))
     }
 
@@ -356,7 +356,7 @@ impl Alone {
     /// Checks that the pool's view is that of the book, and that minimums are kept.
     fn agree(&mut self, now: Timestamp) -> Result<(), Broken> {
         let mut views = Vec::new();
-        self.pool.engine().instances(&mut |view| {
+        self.pool.instances(&mut |view| {
             // One that waits for its devices was not ordered yet.
             if self.book.names.contains(&view.instance) {
                 views.push((view.instance, view.function, view.requests as usize));
@@ -370,7 +370,7 @@ impl Alone {
         for &function in self.book.functions.keys() {
             let waiting =
                 self.book.requests.values().filter(|one| one.function == function && one.on.is_none());
-            let (told, waits) = (self.pool.engine().waiting(function), waiting.count());
+            let (told, waits) = (self.pool.waiting(function), waiting.count());
             let may = self.live.contains_key(&function) || waits == 0;
             claim(told == waits && may, VIEWS, || {
                 format!("{told} requests of {function} wait, {waits} by the book")
@@ -414,7 +414,7 @@ impl Alone {
     fn surely_fits(&self, spec: &FunctionSpec) -> bool {
         let Work::Inference { profile: Some(profile) } = &spec.work else { return false };
         let widest = profile.points().iter().map(|point| u64::from(point.sm.get())).max().unwrap_or(0);
-        let regime = self.pool.engine().regime();
+        let regime = self.pool.regime();
         let room = |(gpu, device): (&GpuId, &Device)| {
             let there = self.book.instances.values().filter(|one| one.placed).flat_map(|one| &one.parts);
             let on: Vec<&Part> = there.filter(|part| part.gpu == *gpu).collect();

@@ -1,7 +1,7 @@
 //! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request_cluster::chaos), in which GPUs
 //! disappear, loads fail and processes die behind its back, and the checks of [`simulate`].
 
-use super::story::{Log, Story, Watched};
+use super::story::{Log, Story};
 use crate::request_cluster::{chaos, simulate};
 use core::ops::Range;
 use gshare_core::Duration;
@@ -28,7 +28,7 @@ pub fn request_scheduler(
         }
         let run = || {
             let log = Log::default();
-            let mut scheduler = Watched::<dyn RequestScheduler>::new(&log, make());
+            let mut scheduler = log.watch(make(), false);
             let outcome = simulate(&mut scheduler, &work, seed, None);
             outcome.map_err(|wrong| log.story(seed, (ONCE, wrong))).map(|_| log)
         };

@@ -1,7 +1,7 @@
 //! Whether a router of requests and a keeper of instances on MIG slices keep the promises of [`Router`] and [`InstanceKeeper`]: under
 //! the platform's pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its faults and its book.
 
-use super::story::{Log, Story, Watched};
+use super::story::{Log, Story};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
 use crate::world::{self, Fault, Function, Outcome, Plan};
@@ -35,10 +35,10 @@ pub fn router_and_keeper(
             let log = Log::default();
             let platform = || {
                 let pool = SlicedPool::with_config(SlicedConfig::default()).map_err(text)?;
-                let router = Box::new(Watched::<dyn Router>::new(&log, router()).accepting());
+                let router = Box::new(log.watch(router(), true));
                 let (keeper, log) = (Arc::clone(&keeper), log.clone());
                 let watched = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, _> {
-                    Ok(Box::new(Watched::<dyn InstanceKeeper>::new(&log, keeper(node)).accepting()))
+                    Ok(Box::new(log.watch(keeper(node), true)))
                 };
                 let pool: Box<dyn Pool> = Box::new(pool.with_router(router).with_keepers(Arc::new(watched)));
                 Platform::new(PlatformConfig::default(), vec![pool]).map_err(text)

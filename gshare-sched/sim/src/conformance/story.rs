@@ -2,10 +2,7 @@
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
-use gshare_core::pipeline::instances::{Home, InstanceKeeper};
-use gshare_core::pipeline::routing::Router;
-use gshare_core::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
-use gshare_core::{Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_core::{Engine, Wrapped};
 use std::collections::VecDeque;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,6 +73,33 @@ impl Log {
         lines.last.push_back(line);
     }
 
+    /// The engine, with every call of it noted. If it `accepts` all that it will be told, each refusal breaks a claim.
+    pub(super) fn watch<E>(&self, engine: Box<E>, accepts: bool) -> Wrapped<E>
+    where
+        E: Engine<Event: Debug, Action: Debug> + ?Sized,
+    {
+        let log = self.clone();
+        Wrapped::new(engine, move |engine, now, event, actions| {
+            let (told, before) = (format!("{event:?}"), actions.len());
+            let result = engine.handle(now, event, actions);
+            let answer = actions.get(before..).unwrap_or_default();
+            match &result {
+                Ok(()) => log.note(&now, &format!("{told} -> {answer:?}")),
+                Err(error) => {
+                    log.note(&now, &format!("{told} -> refused: {error}"));
+                    if actions.len() != before {
+                        let wrong = "the event was refused and the list of actions changed".to_owned();
+                        log.breaks(("an error changes nothing", wrong));
+                    }
+                    if accepts {
+                        log.breaks(("no event that may come is refused", format!("{told}: {error}")));
+                    }
+                }
+            }
+            result
+        })
+    }
+
     /// Breaks a claim unless another run was told and answered the same.
     pub(super) fn is_repeated_by(&self, again: &Self) -> Result<(), Broken> {
         let hash = |log: &Self| log.lines().hash.finish();
@@ -97,113 +121,5 @@ impl Log {
         // The first rule that an engine broke explains the later ones.
         let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
         Story { claim, seed, at: lines.at.clone(), wrong, events: lines.last.iter().cloned().collect() }
-    }
-}
-
-/// An engine that is passed through and recorded.
-pub(super) struct Watched<E: ?Sized> {
-    log: Log,
-    engine: Box<E>,
-    /// Every event that it will be told is one that it must take.
-    accepts: bool,
-}
-
-impl<E: ?Sized> Watched<E> {
-    pub(super) fn new(log: &Log, engine: Box<E>) -> Self {
-        Self { log: log.clone(), engine, accepts: false }
-    }
-
-    /// The same engine, of which each refusal breaks a claim.
-    pub(super) fn accepting(self) -> Self {
-        Self { accepts: true, ..self }
-    }
-
-    pub(super) fn engine(&self) -> &E {
-        &self.engine
-    }
-}
-
-impl<E> Engine for Watched<E>
-where
-    E: Engine<Event: Debug, Action: Debug> + ?Sized,
-{
-    type Event = E::Event;
-    type Action = E::Action;
-    type Error = E::Error;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: E::Event,
-        actions: &mut Vec<E::Action>,
-    ) -> Result<(), E::Error> {
-        let (told, before) = (format!("{event:?}"), actions.len());
-        let result = self.engine.handle(now, event, actions);
-        let answer = actions.get(before..).unwrap_or_default();
-        match &result {
-            Ok(()) => self.log.note(&now, &format!("{told} -> {answer:?}")),
-            Err(error) => {
-                self.log.note(&now, &format!("{told} -> refused: {error}"));
-                if actions.len() != before {
-                    let wrong = "the event was refused and the list of actions changed".to_owned();
-                    self.log.breaks(("an error changes nothing", wrong));
-                }
-                if self.accepts {
-                    let wrong = format!("{told}: {error}");
-                    self.log.breaks(("no event that may come is refused", wrong));
-                }
-            }
-        }
-        result
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.engine.next_deadline()
-    }
-}
-
-impl Router for Watched<dyn Router> {
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.engine.waiting(function)
-    }
-
-    fn outstanding(&self, instance: InstanceId) -> usize {
-        self.engine.outstanding(instance)
-    }
-
-    fn invariants(&self) {
-        self.engine.invariants();
-    }
-}
-
-impl InstanceKeeper for Watched<dyn InstanceKeeper> {
-    fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.engine.fits(function)
-    }
-
-    fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.engine.home(instance)
-    }
-
-    fn invariants(&self) {
-        self.engine.invariants();
-    }
-}
-
-impl RequestScheduler for Watched<dyn RequestScheduler> {
-    fn place(&self, request: RequestId) -> Option<RequestPlace> {
-        self.engine.place(request)
-    }
-
-    fn waiting(&self) -> usize {
-        self.engine.waiting()
-    }
-
-    fn stats(&self) -> RequestStats {
-        self.engine.stats()
-    }
-
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord> {
-        self.engine.gpu(gpu)
     }
 }

@@ -5,11 +5,11 @@
 //!    leave, on two GPUs; a book of what is issued is kept beside the scaler.
 //! 2. **The same again**, and **the first GPU alone**: its clients must be issued the same.
 
-use super::story::{Broken, Log, Story, Watched, claim};
+use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::scale::{ServiceClass, VerticalAction, VerticalEvent, VerticalScaler};
-use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, Timestamp, Wrapped};
 use std::collections::BTreeMap;
 
 const PERIODS: u64 = 300;
@@ -54,14 +54,14 @@ pub fn vertical_scaler(make: &dyn Fn() -> Box<dyn VerticalScaler>, seeds: Range<
 }
 
 struct World {
-    scaler: Watched<dyn VerticalScaler>,
+    scaler: Wrapped<dyn VerticalScaler>,
     clients: BTreeMap<ClientId, Client>,
     issued: Issued,
 }
 
 fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Result<Issued, Broken> {
-    let mut world = World { scaler: Watched::new(log, scaler), clients: BTreeMap::new(), issued: Vec::new() };
-    let period = world.scaler.engine().period();
+    let mut world = World { scaler: log.watch(scaler, false), clients: BTreeMap::new(), issued: Vec::new() };
+    let period = world.scaler.period();
     // One generator per GPU, so that what happens on one is the same without the other.
     let mut rng = Rng::new(seed);
     let mut rngs: Vec<Rng> = (0..GPUS).map(|_| rng.fork()).collect();
@@ -156,7 +156,7 @@ impl World {
             // More shares than a GPU has may be refused, of one that joins or that wants another.
             _ if !accepted => {
                 for client in before.keys() {
-                    let told = self.scaler.engine().client(*client).map(|told| told.issued_tokens);
+                    let told = self.scaler.client(*client).map(|told| told.issued_tokens);
                     let known = before.get(client).map(|client| client.issued);
                     claim(told == known, "an error changes nothing", || format!("{client}: {told:?}"))?;
                 }
@@ -181,12 +181,12 @@ impl World {
             known.issued = tokens;
             let gpu = known.gpu;
             self.issued.push((now, client, tokens));
-            let most = self.scaler.engine().gpu(gpu).map_or(0, |gpu| gpu.max_tokens);
+            let most = self.scaler.gpu(gpu).map_or(0, |gpu| gpu.max_tokens);
             let sum = self.sum(gpu);
             claim(sum <= most, MOST, || format!("{sum} of {most} on {gpu}"))?;
         }
         for gpu in (0..GPUS).map(GpuId::new) {
-            let told = self.scaler.engine().gpu(gpu).map_or(0, |gpu| gpu.issued_tokens);
+            let told = self.scaler.gpu(gpu).map_or(0, |gpu| gpu.issued_tokens);
             let sum = self.sum(gpu);
             claim(told == sum, "a client that leaves frees its tokens in the same call", || {
                 format!("{gpu} has {told} issued by its own account, {sum} by its orders")
@@ -203,7 +203,7 @@ impl World {
     fn period_ended(&mut self) -> Result<(), Broken> {
         for (name, client) in &mut self.clients {
             client.periods += 1;
-            let told = self.scaler.engine().client(*name);
+            let told = self.scaler.client(*name);
             let floor = told.map_or(1, |told| told.floor_tokens);
             claim(told.is_some() && floor > 0, FLOOR, || format!("{name}: {told:?}"))?;
             claim(client.periods < 2 || client.issued >= floor, FLOOR, || {

@@ -185,9 +185,9 @@ mod tests {
     use crate::conformance::queue_order;
     use crate::scenario::Scenario;
     use crate::world;
-    use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent};
+    use gshare_core::pipeline::routing::RouteEvent;
     use gshare_core::queue_order::WaitQueue;
-    use gshare_core::{Engine, FunctionId, InstanceId, RequestId, Timestamp};
+    use gshare_core::{Engine, RequestId, Timestamp, Wrapped};
     use gshare_sched::node::vertical_scaler;
     use gshare_sched::pipeline::{
         FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
@@ -208,41 +208,6 @@ mod tests {
         load = { shape = "poisson", rate = 5 }
     "#;
 
-    /// Counts the requests that are routed.
-    struct Counts(FirstCome, Arc<AtomicUsize>);
-
-    impl Engine for Counts {
-        type Event = RouteEvent;
-        type Action = RouteAction;
-        type Error = RouteError;
-
-        fn handle(
-            &mut self,
-            now: Timestamp,
-            event: RouteEvent,
-            to: &mut Vec<RouteAction>,
-        ) -> Result<(), RouteError> {
-            if matches!(event, RouteEvent::Arrived { .. }) {
-                self.1.fetch_add(1, Ordering::Relaxed);
-            }
-            self.0.handle(now, event, to)
-        }
-
-        fn next_deadline(&self) -> Option<Timestamp> {
-            self.0.next_deadline()
-        }
-    }
-
-    impl Router for Counts {
-        fn waiting(&self, function: FunctionId) -> usize {
-            self.0.waiting(function)
-        }
-
-        fn outstanding(&self, instance: InstanceId) -> usize {
-            self.0.outstanding(instance)
-        }
-    }
-
     #[test]
     fn a_router_of_a_programs_own_routes_the_requests_of_a_scenario() {
         let mut scenario = Scenario::parse(TEXT).unwrap();
@@ -254,7 +219,14 @@ mod tests {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         scenario.own = Own::default().with_router("mine", move || {
-            Box::new(Counts(FirstCome::new(FirstComeConfig::default()).unwrap(), Arc::clone(&counted)))
+            let (router, counted) =
+                (FirstCome::new(FirstComeConfig::default()).unwrap(), Arc::clone(&counted));
+            Box::new(Wrapped::new(Box::new(router), move |router, now, event, actions| {
+                if matches!(event, RouteEvent::Arrived { .. }) {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+                router.handle(now, event, actions)
+            }))
         });
         let plan = scenario.plan().unwrap();
         world::run(&plan, 0, || scenario.platform()).unwrap();

@@ -3,11 +3,12 @@
 use super::*;
 use crate::pipeline::Late;
 use crate::platform::testing::{self, dispatch, park, reject};
-use gshare_core::Quota;
 use gshare_core::dag::Component;
+use gshare_core::pipeline::instances::InstanceError;
 use gshare_core::platform::{InstanceReport, MigLayout};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::request::Tier;
+use gshare_core::{Quota, Wrapped};
 
 type Host = testing::Host<SlicedPool>;
 
@@ -256,47 +257,16 @@ fn a_start_that_failed_is_tried_again_later() {
     assert_eq!(host.lives().len(), 1);
 }
 
-/// A keeper from before there were minimums: one that refuses what it does not know.
-struct Older(Keeper);
-
-impl Engine for Older {
-    type Event = InstanceEvent;
-    type Action = InstanceAction;
-    type Error = gshare_core::pipeline::instances::InstanceError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: InstanceEvent,
-        actions: &mut Vec<InstanceAction>,
-    ) -> Result<(), Self::Error> {
-        if let InstanceEvent::MinimumSet { function, .. } = event {
-            return Err(Self::Error::UnknownFunction { function });
-        }
-        self.0.handle(now, event, actions)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        self.0.next_deadline()
-    }
-}
-
-impl InstanceKeeper for Older {
-    fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.0.fits(function)
-    }
-
-    fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.0.home(instance)
-    }
-}
-
 #[test]
 fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is_unmet() {
     let make = |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
         let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
         let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
-        Ok(Box::new(Older(keeper)))
+        // From before there were minimums: it refuses what it does not know.
+        Ok(Box::new(Wrapped::new(Box::new(keeper), |keeper, now, event, actions| match event {
+            InstanceEvent::MinimumSet { function, .. } => Err(InstanceError::UnknownFunction { function }),
+            _ => keeper.handle(now, event, actions),
+        })))
     };
     let mut host = Host::new(&[]);
     host.pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));

@@ -1,0 +1,212 @@
+//! A function of yours around an engine that another wrote.
+
+use crate::engine::Engine;
+use crate::ids::{ArenaId, ClientId, FunctionId, GpuId, InstanceId, ModelId, RequestId};
+use crate::pipeline::instances::{Home, InstanceKeeper};
+use crate::pipeline::routing::Router;
+use crate::platform::{InstanceView, Pool, Regime};
+use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
+use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
+use crate::store::{ArenaView, MemoryTier, ModelStore};
+use crate::token::{ClientStatus, TokenScheduler};
+use crate::units::{Bytes, Duration, Timestamp};
+use core::fmt;
+
+/// An engine whose [`handle`](Engine::handle) is a function of yours; all else it answers as before.
+///
+/// The function is given the engine, and usually calls its `handle`. It may log the call, change the event before or the
+/// orders after, leave the call out, or call twice. A policy stays one of its trait, so it goes where the bare one went.
+///
+/// The function keeps the contract of [`Engine`] in the engine's place. In short: `Err` means that nothing changed.
+///
+/// # Example
+/// A scheduler of tokens of which every decision is printed:
+/// ```
+/// use gshare_core::{TokenScheduler, Wrapped};
+///
+/// fn printed(scheduler: Box<dyn TokenScheduler>) -> Box<dyn TokenScheduler> {
+///     Box::new(Wrapped::new(scheduler, |scheduler, now, event, actions| {
+///         let before = actions.len();
+///         scheduler.handle(now, event, actions)?;
+///         println!("{now}: {event:?} -> {:?}", &actions[before..]);
+///         Ok(())
+///     }))
+/// }
+/// ```
+pub struct Wrapped<E: Engine + ?Sized> {
+    engine: Box<E>,
+    handle: Box<Handle<E>>,
+}
+
+/// A function in the place of [`Engine::handle`].
+type Handle<E> = dyn FnMut(
+        &mut E,
+        Timestamp,
+        <E as Engine>::Event,
+        &mut Vec<<E as Engine>::Action>,
+    ) -> Result<(), <E as Engine>::Error>
+    + Send;
+
+impl<E: Engine + ?Sized> Wrapped<E> {
+    /// The engine with this function in the place of its `handle`.
+    pub fn new(
+        engine: Box<E>,
+        handle: impl FnMut(&mut E, Timestamp, E::Event, &mut Vec<E::Action>) -> Result<(), E::Error>
+        + Send
+        + 'static,
+    ) -> Self {
+        Self { engine, handle: Box::new(handle) }
+    }
+}
+
+impl<E: Engine + ?Sized> fmt::Debug for Wrapped<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wrapped").finish_non_exhaustive()
+    }
+}
+
+impl<E: Engine + ?Sized> Engine for Wrapped<E> {
+    type Event = E::Event;
+    type Action = E::Action;
+    type Error = E::Error;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: E::Event,
+        actions: &mut Vec<E::Action>,
+    ) -> Result<(), E::Error> {
+        (self.handle)(&mut self.engine, now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.engine.next_deadline()
+    }
+}
+
+/// Passes all methods of a policy's trait on: those with a default too, which would be another answer.
+macro_rules! pass_on {
+    ($policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }) => {
+        impl<E: $policy + ?Sized> $policy for Wrapped<E> {
+            $(fn $method(&self $(, $name: $kind)*) $(-> $answer)? {
+                self.engine.$method($($name),*)
+            })+
+        }
+    };
+}
+
+pass_on!(TokenScheduler {
+    fn client(&self, client: ClientId) -> Option<ClientStatus>;
+    fn window(&self) -> Duration;
+});
+
+pass_on!(VerticalScaler {
+    fn gpu(&self, gpu: GpuId) -> Option<GpuScale>;
+    fn client(&self, client: ClientId) -> Option<ClientScale>;
+    fn period(&self) -> Duration;
+});
+
+pass_on!(HorizontalScaler {
+    fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
+    fn tick(&self) -> Duration;
+    fn early_reports(&self) -> bool;
+});
+
+pass_on!(RequestScheduler {
+    fn place(&self, request: RequestId) -> Option<RequestPlace>;
+    fn waiting(&self) -> usize;
+    fn stats(&self) -> RequestStats;
+    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
+});
+
+pass_on!(Router {
+    fn waiting(&self, function: FunctionId) -> usize;
+    fn outstanding(&self, instance: InstanceId) -> usize;
+    fn invariants(&self);
+});
+
+pass_on!(InstanceKeeper {
+    fn fits(&self, function: FunctionId) -> Option<bool>;
+    fn home(&self, instance: InstanceId) -> Option<&Home>;
+    fn invariants(&self);
+});
+
+pass_on!(Pool {
+    fn regime(&self) -> Regime;
+    fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
+    fn waiting(&self, function: FunctionId) -> usize;
+    fn invariants(&self);
+});
+
+pass_on!(ModelStore {
+    fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;
+    fn arena(&self, arena: ArenaId) -> Option<ArenaView>;
+    fn arenas(&self) -> Vec<ArenaView>;
+    fn may_read(&self, client: ClientId, model: ModelId) -> bool;
+    fn capacity(&self, tier: MemoryTier) -> Bytes;
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+
+    /// A scaler that asks for reports early, and refuses nothing.
+    struct Early(Vec<HorizontalEvent>);
+
+    impl Engine for Early {
+        type Event = HorizontalEvent;
+        type Action = HorizontalAction;
+        type Error = HorizontalError;
+
+        fn handle(
+            &mut self,
+            _: Timestamp,
+            event: HorizontalEvent,
+            actions: &mut Vec<HorizontalAction>,
+        ) -> Result<(), HorizontalError> {
+            actions.push(HorizontalAction::Drain { instance: InstanceId::new(1) });
+            self.0.push(event);
+            Ok(())
+        }
+
+        fn next_deadline(&self) -> Option<Timestamp> {
+            Some(Timestamp::from_millis(3))
+        }
+    }
+
+    impl HorizontalScaler for Early {
+        fn instances(&self, _: FunctionId) -> Option<InstanceCounts> {
+            None
+        }
+
+        fn tick(&self) -> Duration {
+            Duration::from_millis(7)
+        }
+
+        fn early_reports(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn the_function_has_each_call_and_the_engine_answers_all_else() {
+        let removed = HorizontalEvent::FunctionRemoved { function: FunctionId::new(1) };
+        let early: Box<dyn HorizontalScaler> = Box::new(Early(Vec::new()));
+        let mut wrapped = Wrapped::new(early, |early, now, event, actions| {
+            if matches!(event, HorizontalEvent::FunctionRemoved { .. }) {
+                return Err(HorizontalError::UnknownFunction { function: FunctionId::new(9) });
+            }
+            early.handle(now, event, actions)?;
+            actions.clear();
+            Ok(())
+        });
+        assert_eq!(wrapped.orders(Timestamp::ZERO, HorizontalEvent::DeadlineReached), Ok(Vec::new()));
+        let unknown = HorizontalError::UnknownFunction { function: FunctionId::new(9) };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, removed), Err(unknown));
+        assert_eq!(wrapped.next_deadline(), Some(Timestamp::from_millis(3)));
+        // Without a method of its own the wrapper would answer the trait's default.
+        assert!(wrapped.early_reports());
+        assert_eq!((wrapped.tick(), wrapped.instances(FunctionId::new(1))), (Duration::from_millis(7), None));
+    }
+}
