@@ -21,8 +21,8 @@ use crate::executor::{ExecError, Executor, Ready};
 use crate::meter::{Meter, Utilisation};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
-use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Instant;
 
@@ -86,18 +86,28 @@ impl Process {
     }
 }
 
-/// Waits for a program that is about to end, and kills it if it does not. Tells how it ended.
-fn end(child: &mut Child) -> String {
-    let deadline = Instant::now() + core::time::Duration::from(GRACE);
+/// Waits for a child to end; `None` where it has not by then.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + core::time::Duration::from(most);
     loop {
         // In this order: it is looked at once more when time is up, however late this thread notices that.
         let late = Instant::now() >= deadline;
-        match child.try_wait() {
-            Ok(None) if late => break,
-            Ok(None) => std::thread::sleep(core::time::Duration::from_millis(2)),
-            Ok(Some(status)) => return status.to_string(),
-            Err(error) => return error.to_string(),
+        match child.try_wait()? {
+            None if !late => std::thread::sleep(core::time::Duration::from_millis(2)),
+            ended => return Ok(ended),
         }
+    }
+}
+
+/// Waits for a program that is about to end, and kills it if it does not. Tells how it ended.
+fn end(child: &mut Child) -> String {
+    match wait_within(child, GRACE) {
+        Ok(Some(status)) => return status.to_string(),
+        Err(error) => return error.to_string(),
+        Ok(None) => {}
     }
     let _ = child.kill();
     let _ = child.wait();
@@ -105,13 +115,13 @@ fn end(child: &mut Child) -> String {
 }
 
 /// Passes on when each line came. The channel is small: a program that writes more lines than it is asked for waits.
-fn read_lines(output: impl std::io::Read, lines: &SyncSender<Instant>) {
+fn read_lines(output: impl io::Read, lines: &SyncSender<Instant>) {
     let mut reader = BufReader::new(output);
     let mut line = Vec::new();
     loop {
         line.clear();
         // A line without end must not fill the memory.
-        match std::io::Read::take(&mut reader, 1 << 20).read_until(b'\n', &mut line) {
+        match io::Read::take(&mut reader, 1 << 20).read_until(b'\n', &mut line) {
             Ok(read) if read > 0 && lines.send(Instant::now()).is_ok() => {}
             _ => return,
         }

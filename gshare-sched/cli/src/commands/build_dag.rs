@@ -9,7 +9,7 @@ use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
 use gshare_profile::dag::{Hole, Point, Shape, Weighs, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
-use gshare_profile::line_program::{Process, Protocol};
+use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;
 use gshare_runner::libraries::{SIMULATOR, SimulatorDir, prepend};
 use gshare_runner::pipeline::{ENV_BUILD, ENV_COMPONENT};
@@ -18,7 +18,6 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 /// The largest shape that is read.
 const MAX_SHAPE: u64 = 16 << 20;
@@ -193,17 +192,10 @@ fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyh
     // The program's output is not the DAG.
     command.env_remove(ENV_COMPONENT).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| program.clone().into_owned())?;
-    let deadline = Instant::now() + std::time::Duration::from(options.patience);
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() >= deadline {
-            child.kill()?;
-            child.wait()?;
-            anyhow::bail!("{program} did not tell its shape within {}", options.patience);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+    let Some(status) = wait_within(&mut child, options.patience)? else {
+        child.kill()?;
+        child.wait()?;
+        anyhow::bail!("{program} did not tell its shape within {}", options.patience);
     };
     ensure!(status.success(), "{program} in BUILD_DAG mode: {status}");
     let path = folder.join("shape.json");
