@@ -1,12 +1,10 @@
 //! Training jobs: workers that start together on different devices, and start again together.
 
 use super::{
-    Duration, FractionalPool, Function, FunctionId, Instance, InstanceId, PoolAction, RequestRate, State,
-    Timer, Work,
+    Duration, FractionalPool, Function, FunctionId, InstanceId, PoolAction, RequestRate, Timer, Work,
 };
 use gshare_core::GpuShare;
 use gshare_core::pack::{Demand, Workload};
-use std::collections::BTreeSet;
 
 /// The longest pause before a job that ends by itself is started again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -53,19 +51,7 @@ impl FractionalPool {
             actions.push(PoolAction::Unmet { function });
             return;
         }
-        let instance = self.add_instance(Instance {
-            function,
-            scaled: None,
-            state: State::WaitingForRoom,
-            demand,
-            capacity: 0,
-            throughput: RequestRate::ZERO,
-            placements: Vec::new(),
-            home: BTreeSet::new(),
-            node: None,
-            requests: BTreeSet::new(),
-            used: self.now,
-        });
+        let instance = self.insert(function, None, demand, 0, RequestRate::ZERO);
         self.idle_gangs.remove(&function);
         for one in placed {
             self.hold(instance, one.placement.id, one.placement.gpu);

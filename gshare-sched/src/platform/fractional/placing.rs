@@ -3,7 +3,7 @@
 use super::{
     FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
     InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId,
-    START_AGAIN, State, StopCause, Timer,
+    RequestRate, START_AGAIN, State, StopCause, Timer,
 };
 use gshare_core::dag::ComponentSet;
 use gshare_core::pack::{Demand, PackError};
@@ -80,7 +80,8 @@ impl FractionalPool {
         let demand = self.demand(function, point);
         match self.place_beside(function, &demand, None, &BTreeSet::new()) {
             Ok(placed) => {
-                let instance = self.insert(function, Some(scaled), demand, point.batch.max(1), point);
+                let instance =
+                    self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
                 for one in placed {
                     self.hold(instance, one.placement.id, one.placement.gpu);
                 }
@@ -88,7 +89,8 @@ impl FractionalPool {
             }
             // Never too large for any device: it may find room when others leave.
             Err(PackError::NoRoom { .. } | PackError::Memory { .. } | PackError::GpuLimit { .. }) if only => {
-                let instance = self.insert(function, Some(scaled), demand, point.batch.max(1), point);
+                let instance =
+                    self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
                 self.want(instance);
                 actions.push(PoolAction::Unmet { function });
             }
@@ -99,13 +101,14 @@ impl FractionalPool {
         }
     }
 
-    fn insert(
+    /// A new instance, which has no place yet.
+    pub(super) fn insert(
         &mut self,
         function: FunctionId,
         scaled: Option<InstanceId>,
         demand: Demand,
         capacity: u32,
-        point: &ProfilePoint,
+        throughput: RequestRate,
     ) -> InstanceId {
         let of = Instance {
             function,
@@ -113,23 +116,19 @@ impl FractionalPool {
             state: State::WaitingForRoom,
             demand,
             capacity,
-            throughput: point.throughput,
+            throughput,
             placements: Vec::new(),
             home: BTreeSet::new(),
             node: None,
             requests: BTreeSet::new(),
             used: self.now,
         };
-        self.add_instance(of)
-    }
-
-    pub(super) fn add_instance(&mut self, of: Instance) -> InstanceId {
         let instance = InstanceId::new(self.next);
         self.next += 1;
-        if let Some(scaled) = of.scaled {
+        if let Some(scaled) = scaled {
             self.by_scaler.insert(scaled, instance);
         }
-        if let Some(function) = self.functions.get_mut(&of.function) {
+        if let Some(function) = self.functions.get_mut(&function) {
             function.instances.insert(instance);
         }
         self.instances.insert(instance, of);
