@@ -10,10 +10,10 @@
 //! offsets.
 
 use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle};
-use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::{GpuId, PlacementId, Quota, SmShare};
 
 use super::index::MAX_GPUS;
-use super::pool::{Gpus, PoolGpu, Slots};
+use super::pool::{GpuFacts, Gpus, PoolGpu, Slots};
 
 /// A GPU that may take a demand, as a rule sees it.
 #[derive(Debug, Clone, Copy)]
@@ -34,36 +34,24 @@ pub trait ChoiceRule: Send {
 
 #[derive(Debug, Clone, Default)]
 struct Gpu {
-    spec: Option<GpuSpec>,
+    facts: GpuFacts,
     held: Vec<Placement>,
 }
 
 impl PoolGpu for Gpu {
-    fn is_present(&self) -> bool {
-        self.spec.is_some()
-    }
-
-    fn spec(&self) -> GpuSpec {
-        self.spec.unwrap_or(GpuSpec::new(Bytes::ZERO))
-    }
-
-    fn is_cordoned(&self) -> bool {
-        false
+    fn facts(&self) -> &GpuFacts {
+        &self.facts
     }
 
     fn placements(&self) -> usize {
         self.held.len()
-    }
-
-    fn memory_used(&self) -> u64 {
-        self.held.iter().map(|placement| placement.demand.memory.get()).sum()
     }
 }
 
 impl Gpu {
     fn accepts(&self, demand: &Demand) -> bool {
         let apart = |held: &Placement| demand.apart.is_none() || held.demand.apart != demand.apart;
-        demand.memory.get() <= self.spec().memory.get() - self.memory_used() && self.held.iter().all(apart)
+        demand.memory.get() <= self.facts.memory_free() && self.held.iter().all(apart)
     }
 }
 
@@ -108,8 +96,9 @@ impl<R: ChoiceRule> ByRule<R> {
     fn choose(&self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Option<GpuId> {
         let open = |id: GpuId, gpu: &Gpu| allowed(id) && gpu.accepts(demand);
         let present = self.gpus.present().filter(|(id, gpu)| open(*id, gpu));
-        let candidates: Vec<Candidate<'_>> =
-            present.map(|(gpu, state)| Candidate { gpu, spec: state.spec(), held: &state.held }).collect();
+        let candidates: Vec<Candidate<'_>> = present
+            .map(|(gpu, state)| Candidate { gpu, spec: state.facts.spec(), held: &state.held })
+            .collect();
         let chosen = self.rule.choose(demand, &candidates)?;
         // A rule that names a GPU it was not shown is not followed.
         self.gpus.find(chosen).is_some_and(|gpu| open(chosen, gpu)).then_some(chosen)
@@ -119,7 +108,7 @@ impl<R: ChoiceRule> ByRule<R> {
 impl<R: ChoiceRule> Packer for ByRule<R> {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
         self.gpus.check_new(gpu, spec, MAX_GPUS)?;
-        self.gpus.insert(gpu, Gpu { spec: Some(spec), held: Vec::new() });
+        self.gpus.insert(gpu, Gpu { facts: GpuFacts::new(spec), held: Vec::new() });
         Ok(())
     }
 
@@ -139,16 +128,21 @@ impl<R: ChoiceRule> Packer for ByRule<R> {
         let slot = self.slots.take(gpu.number());
         let at = Rectangle { time_offset: Quota::ZERO, sm_offset: SmShare::ZERO, quota, sm };
         let placement = Placement::new(self.slots.id(slot), gpu, at, *demand);
-        self.gpus[gpu.index()].held.push(placement);
+        let state = &mut self.gpus[gpu.index()];
+        state.facts.memory_used += memory.get();
+        state.held.push(placement);
         Ok(Placed::new(placement))
     }
 
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         let gpu = self.slots.find(id)?;
-        let held = &mut self.gpus[gpu as usize].held;
-        let index = held.iter().position(|held| held.id == id).ok_or(PackError::UnknownPlacement { id })?;
+        let state = &mut self.gpus[gpu as usize];
+        let index =
+            state.held.iter().position(|held| held.id == id).ok_or(PackError::UnknownPlacement { id })?;
         self.slots.release(id.slot());
-        Ok(held.remove(index))
+        let placement = state.held.remove(index);
+        state.facts.memory_used -= placement.demand.memory.get();
+        Ok(placement)
     }
 
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
@@ -157,7 +151,7 @@ impl<R: ChoiceRule> Packer for ByRule<R> {
 
     fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
         for (id, gpu) in self.gpus.present() {
-            visit(&GpuStatus::new(id, gpu.spec()).with_placements(&gpu.held));
+            visit(&GpuStatus::new(id, gpu.facts.spec()).with_placements(&gpu.held));
         }
     }
 }

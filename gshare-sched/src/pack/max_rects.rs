@@ -8,12 +8,12 @@ use gshare_core::pack::{
     Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
     in_order_of_demands,
 };
-use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
+use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, SmShare};
 
 use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, Hole, MAX_GPUS};
-use super::pool::{Gpus, PoolGpu, Slots, check_held};
+use super::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
 use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
 
@@ -90,22 +90,17 @@ pub struct SnapshotGpu {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(512))]
 struct Gpu {
-    width: u16,
-    height: u16,
-    present: bool,
-    cordoned: bool,
+    facts: GpuFacts,
     /// Its one free rectangle is itself, and the index lists it among the empty GPUs.
     whole: bool,
     area_used: u32,
-    memory: u64,
-    memory_used: u64,
     free: Few<Rect, 9>,
     pods: Few<Pod, 22>,
 }
 
 impl Gpu {
     fn bin(&self) -> Rect {
-        Rect::new(0, 0, self.width, self.height)
+        Rect::new(0, 0, self.facts.quota.get(), self.facts.sm.get())
     }
 
     fn area_free(&self) -> u32 {
@@ -114,26 +109,12 @@ impl Gpu {
 }
 
 impl PoolGpu for Gpu {
-    fn is_present(&self) -> bool {
-        self.present
-    }
-
-    fn spec(&self) -> GpuSpec {
-        let quota = Quota::new(self.width).unwrap_or(Quota::WHOLE);
-        let sm = SmShare::new(self.height).unwrap_or(SmShare::WHOLE);
-        GpuSpec::new(Bytes(self.memory)).with_size(quota, sm)
-    }
-
-    fn is_cordoned(&self) -> bool {
-        self.cordoned
+    fn facts(&self) -> &GpuFacts {
+        &self.facts
     }
 
     fn placements(&self) -> usize {
         self.pods.len()
-    }
-
-    fn memory_used(&self) -> u64 {
-        self.memory_used
     }
 }
 
@@ -277,8 +258,8 @@ impl MaxRects {
         self.placements(&mut |placement| placements.push(*placement));
         let gpus = self.gpus.present().map(|(id, gpu)| SnapshotGpu {
             gpu: id,
-            spec: gpu.spec(),
-            cordoned: gpu.cordoned,
+            spec: gpu.facts.spec(),
+            cordoned: gpu.facts.cordoned,
         });
         Snapshot {
             config: self.config,
@@ -356,7 +337,7 @@ impl Choice {
 impl MaxRects {
     /// Whether the GPU may take the demand as far as memory and groups go.
     fn accepts(&self, gpu: &Gpu, demand: &Demand) -> bool {
-        demand.memory.get() <= gpu.memory - gpu.memory_used && self.keeps_apart(gpu, demand)
+        demand.memory.get() <= gpu.facts.memory_free() && self.keeps_apart(gpu, demand)
     }
 
     #[inline]
@@ -496,7 +477,7 @@ impl MaxRects {
         let rect = Rect::from_public(at)
             .filter(|rect| (at.quota, at.sm) == (demand.quota, demand.sm) && state.bin().contains(*rect))
             .ok_or(PackError::BadRectangle { gpu })?;
-        if demand.memory.get() > state.memory - state.memory_used {
+        if demand.memory.get() > state.facts.memory_free() {
             return Err(PackError::Memory { memory: demand.memory });
         }
         let taken = self.pods.get_few(&state.pods).iter().any(|pod| pod.rect.meets(rect));
@@ -637,13 +618,13 @@ impl MaxRects {
         let state = &mut self.gpus[gpu as usize];
         let was_whole = core::mem::replace(&mut state.whole, false);
         self.open += u32::from(!state.is_open());
-        if was_whole && !state.cordoned {
+        if was_whole && !state.facts.cordoned {
             self.index.remove_empty(state.bin(), gpu);
         }
         self.set.occupy(self.free.get_few(&state.free), pod.rect);
         self.pods.push_few(&mut state.pods, pod);
         state.area_used += pod.rect.area();
-        state.memory_used += self.extras[pod.slot as usize].memory;
+        state.facts.memory_used += self.extras[pod.slot as usize].memory;
         self.store_free(gpu, was_whole);
     }
 
@@ -659,7 +640,7 @@ impl MaxRects {
         let freed = pod.rect;
         self.pods.remove_few(&mut state.pods, index);
         state.area_used -= freed.area();
-        state.memory_used -= self.extras[pod.slot as usize].memory;
+        state.facts.memory_used -= self.extras[pod.slot as usize].memory;
         self.open -= u32::from(!state.is_open());
         let used = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
         let free = self.free.get_few(&state.free);
@@ -673,7 +654,7 @@ impl MaxRects {
     fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
         state.whole = !state.is_open() && *self.set.after == [state.bin()];
-        if !state.cordoned {
+        if !state.facts.cordoned {
             // Hardly ever does another rectangle have the size: one bit each says most often that none has.
             let sizes = self.set.after.iter().fold(0, |sizes, rect| sizes | rect.size_bit());
             for size in self.set.gone.iter() {
@@ -711,7 +692,7 @@ impl MaxRects {
         self.open += u32::from(!state.is_open());
         self.pods.push_few(&mut state.pods, newcomer);
         state.area_used += newcomer.rect.area();
-        state.memory_used += self.extras[newcomer.slot as usize].memory;
+        state.facts.memory_used += self.extras[newcomer.slot as usize].memory;
         self.free.set_few(&mut state.free, &arranger.free);
         self.arranger = Some(arranger);
         self.gpus[gpu as usize].whole = false;
@@ -733,7 +714,7 @@ impl MaxRects {
     /// Takes the GPU out of the index.
     fn unlink(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.cordoned {
+        if state.facts.cordoned {
             return;
         }
         if state.whole {
@@ -754,7 +735,7 @@ impl MaxRects {
     /// Brings the GPU into the index.
     fn link(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.cordoned {
+        if state.facts.cordoned {
             return;
         }
         if state.whole {
@@ -803,8 +784,8 @@ impl MaxRects {
             assert!(!pods[..i].iter().any(|other| other.rect.meets(pod.rect)), "no two placements overlap");
             assert_eq!(self.slots.gpu(pod.slot), gpu, "a slot knows its GPU");
         }
-        assert_eq!((area, memory), (state.area_used, state.memory_used), "the ledgers are the sums");
-        assert!(memory <= state.memory, "memory is never passed");
+        assert_eq!((area, memory), (state.area_used, state.facts.memory_used), "the ledgers are the sums");
+        assert!(memory <= state.facts.memory, "memory is never passed");
         for (i, hole) in free.iter().enumerate() {
             assert!(
                 state.bin().contains(*hole) && !pods.iter().any(|pod| pod.rect.meets(*hole)),
@@ -819,14 +800,7 @@ impl MaxRects {
 impl Packer for MaxRects {
     fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
         self.gpus.check_new(gpu, spec, MAX_GPUS)?;
-        let state = Gpu {
-            width: spec.quota.get(),
-            height: spec.sm.get(),
-            present: true,
-            whole: true,
-            memory: spec.memory.get(),
-            ..Gpu::default()
-        };
+        let state = Gpu { facts: GpuFacts::new(spec), whole: true, ..Gpu::default() };
         self.gpus.insert(gpu, state);
         if self.config.rearrange_gpus > 0 {
             self.areas.reserve(self.gpus.len());
@@ -921,10 +895,10 @@ impl PackerExt for MaxRects {
     }
 
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.gpus.known(gpu)?.cordoned != cordoned {
+        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
             self.unlink(gpu.number());
-            self.gpus[gpu.index()].cordoned = cordoned;
+            self.gpus[gpu.index()].facts.cordoned = cordoned;
             self.link(gpu.number());
             self.version += 1;
         }
@@ -977,7 +951,7 @@ impl PackerExt for MaxRects {
                 memory = memory.saturating_add(self.extras[id.index()].memory);
                 pods.push(Pod { rect, ..old });
             }
-            if memory > state.memory {
+            if memory > state.facts.memory {
                 return Err(PackError::Memory { memory: Bytes(memory) });
             }
             lists.push((*gpu, pods));
@@ -988,7 +962,7 @@ impl PackerExt for MaxRects {
             self.open -= u32::from(state.is_open());
             self.pods.set_few(&mut state.pods, &pods);
             state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
-            state.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
+            state.facts.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
             self.open += u32::from(state.is_open());
             for pod in &pods {
                 self.slots.hold(pod.slot, gpu.number());

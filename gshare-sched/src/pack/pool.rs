@@ -11,7 +11,7 @@ use core::ops::{Index, IndexMut};
 use std::collections::{BTreeMap, BTreeSet};
 
 use gshare_core::pack::{GpuSpec, GpuStatus, PackError, Placement};
-use gshare_core::{Bytes, GpuId, PlacementId};
+use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
 /// The GPU of a slot that is free.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -110,14 +110,41 @@ impl Slots {
     }
 }
 
-/// The facts that every packer knows of a GPU. `Default` is a GPU that is not present.
-pub(crate) trait PoolGpu: Clone + Default {
-    fn is_present(&self) -> bool;
-    fn spec(&self) -> GpuSpec;
-    fn is_cordoned(&self) -> bool;
-    fn placements(&self) -> usize;
+/// The facts that every packer knows of a GPU. `Default` is a GPU that is not present. Small, since each call reads them.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct GpuFacts {
+    /// Zero where there is no GPU.
+    pub(crate) quota: Quota,
+    pub(crate) sm: SmShare,
+    pub(crate) cordoned: bool,
+    pub(crate) memory: u64,
     /// Bytes held by the placements.
-    fn memory_used(&self) -> u64;
+    pub(crate) memory_used: u64,
+}
+
+impl GpuFacts {
+    pub(crate) fn new(spec: GpuSpec) -> Self {
+        Self { quota: spec.quota, sm: spec.sm, memory: spec.memory.get(), ..Self::default() }
+    }
+
+    pub(crate) const fn spec(&self) -> GpuSpec {
+        GpuSpec::new(Bytes(self.memory)).with_size(self.quota, self.sm)
+    }
+
+    pub(crate) const fn memory_free(&self) -> u64 {
+        self.memory - self.memory_used
+    }
+}
+
+/// The state that a packer keeps of a GPU. `Default` is a GPU that is not present.
+pub(crate) trait PoolGpu: Clone + Default {
+    fn facts(&self) -> &GpuFacts;
+    fn placements(&self) -> usize;
+
+    fn is_present(&self) -> bool {
+        !self.facts().quota.is_zero()
+    }
 
     fn is_open(&self) -> bool {
         self.placements() > 0
@@ -125,10 +152,10 @@ pub(crate) trait PoolGpu: Clone + Default {
 
     /// The GPU's state, whose placements have `area` together.
     fn status(&self, id: GpuId, area: u64) -> GpuStatus {
-        let mut status = GpuStatus::new(id, self.spec());
-        status.cordoned = self.is_cordoned();
+        let mut status = GpuStatus::new(id, self.facts().spec());
+        status.cordoned = self.facts().cordoned;
         status.placements = u32::try_from(self.placements()).unwrap_or(u32::MAX);
-        status.memory_used = Bytes(self.memory_used());
+        status.memory_used = Bytes(self.facts().memory_used);
         status.area_used = area;
         status
     }
@@ -183,7 +210,7 @@ impl<G: PoolGpu> Gpus<G> {
         if self.list.len() <= gpu.index() {
             self.list.resize(gpu.index() + 1, G::default());
         }
-        let spec = state.spec();
+        let spec = state.facts().spec();
         match self.sizes.iter_mut().find(|(known, _)| *known == spec) {
             Some((_, count)) => *count += 1,
             None => self.sizes.push((spec, 1)),
@@ -202,7 +229,8 @@ impl<G: PoolGpu> Gpus<G> {
     /// Removes a GPU that was checked.
     pub(crate) fn remove(&mut self, gpu: GpuId) {
         let state = core::mem::take(&mut self.list[gpu.index()]);
-        if let Some(position) = self.sizes.iter().position(|(spec, _)| *spec == state.spec()) {
+        let spec = state.facts().spec();
+        if let Some(position) = self.sizes.iter().position(|(known, _)| *known == spec) {
             self.sizes[position].1 -= 1;
             if self.sizes[position].1 == 0 {
                 self.sizes.swap_remove(position);

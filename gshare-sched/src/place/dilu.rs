@@ -8,7 +8,7 @@ use gshare_core::pack::{
 use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
-use crate::pack::pool::{Gpus, PoolGpu, Slots, check_held};
+use crate::pack::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
 use crate::pack::runs::{Run, Runs};
 use crate::pack::sets::Sets;
 
@@ -52,38 +52,19 @@ impl DiluConfig {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Gpu {
-    present: bool,
-    cordoned: bool,
-    quota: u16,
-    sm: u16,
+    facts: GpuFacts,
     request_used: u32,
     limit_used: u32,
-    memory: u64,
-    memory_used: u64,
     pods: Run,
 }
 
 impl PoolGpu for Gpu {
-    fn is_present(&self) -> bool {
-        self.present
-    }
-
-    fn spec(&self) -> GpuSpec {
-        let quota = Quota::new(self.quota).unwrap_or(Quota::WHOLE);
-        let sm = SmShare::new(self.sm).unwrap_or(SmShare::WHOLE);
-        GpuSpec::new(Bytes(self.memory)).with_size(quota, sm)
-    }
-
-    fn is_cordoned(&self) -> bool {
-        self.cordoned
+    fn facts(&self) -> &GpuFacts {
+        &self.facts
     }
 
     fn placements(&self) -> usize {
         self.pods.len()
-    }
-
-    fn memory_used(&self) -> u64 {
-        self.memory_used
     }
 }
 
@@ -174,7 +155,7 @@ impl DiluPacker {
 impl DiluPacker {
     /// The GPUs that are open and not cordoned.
     fn indexed(&self) -> impl Iterator<Item = u32> {
-        let open = self.gpus.present().filter(|(_, gpu)| !gpu.cordoned && gpu.pods.len() > 0);
+        let open = self.gpus.present().filter(|(_, gpu)| !gpu.facts.cordoned && gpu.pods.len() > 0);
         open.map(|(id, _)| id.number())
     }
 
@@ -184,14 +165,14 @@ impl DiluPacker {
         Free {
             request: free.request - state.request_used,
             limit: free.limit - state.limit_used,
-            memory: free.memory - state.memory_used,
+            memory: free.memory - state.facts.memory_used,
             ..free
         }
     }
 
     fn free_when_empty(&self, gpu: u32) -> Free {
-        let Gpu { sm, memory, .. } = self.gpus[gpu as usize];
-        let sm = u32::from(sm);
+        let GpuFacts { sm, memory, .. } = self.gpus[gpu as usize].facts;
+        let sm = u32::from(sm.get());
         let most_limit = u64::from(sm) * u64::from(self.config.gamma_bp) / 10_000;
         let request = sm * u32::from(self.config.omega_bp) / 10_000;
         let limit = u32::try_from(most_limit).unwrap_or(u32::MAX);
@@ -271,7 +252,7 @@ impl DiluPacker {
                     let key = (weights.score(&free), gpu);
                     if best.is_none_or(|best| key < best)
                         && !hosts(gpu)
-                        && !self.gpus[gpu as usize].cordoned
+                        && !self.gpus[gpu as usize].facts.cordoned
                         && free.holds(need)
                         && accept(gpu)
                     {
@@ -296,7 +277,7 @@ impl DiluPacker {
         }
         let without_memory = Need { memory: 0, ..need };
         let room = self.gpus.present().any(|(id, gpu)| {
-            !gpu.cordoned
+            !gpu.facts.cordoned
                 && allowed(id)
                 && self.free(id.number()).holds(without_memory)
                 && self.keeps_apart(id.number(), demand)
@@ -335,7 +316,7 @@ impl DiluPacker {
         self.pods.push(&mut state.pods, slot);
         state.request_used += need.request;
         state.limit_used += need.limit;
-        state.memory_used += need.memory;
+        state.facts.memory_used += need.memory;
         if let Some(function) = demand.function {
             self.functions.entry(function).or_default().push(slot);
         }
@@ -353,7 +334,7 @@ impl DiluPacker {
         self.open -= u32::from(state.pods.len() == 0);
         state.request_used -= need.request;
         state.limit_used -= need.limit;
-        state.memory_used -= need.memory;
+        state.facts.memory_used -= need.memory;
         if let Some(function) = demand.function
             && let Some(slots) = self.functions.get_mut(&function)
         {
@@ -366,13 +347,13 @@ impl DiluPacker {
     }
 
     fn empty_key(&self, gpu: u32) -> u64 {
-        let state = &self.gpus[gpu as usize];
-        state.memory >> 20 << (GPU_BITS + SM_BITS) | u64::from(state.sm) << GPU_BITS | u64::from(gpu)
+        let GpuFacts { sm, memory, .. } = self.gpus[gpu as usize].facts;
+        memory >> 20 << (GPU_BITS + SM_BITS) | u64::from(sm.get()) << GPU_BITS | u64::from(gpu)
     }
 
     fn unlink(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.cordoned {
+        if state.facts.cordoned {
             return;
         }
         if state.pods.len() == 0 {
@@ -388,7 +369,7 @@ impl DiluPacker {
 
     fn link(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.cordoned {
+        if state.facts.cordoned {
             return;
         }
         if state.pods.len() == 0 {
@@ -431,11 +412,11 @@ impl DiluPacker {
         }
         assert_eq!(
             (request, limit, memory),
-            (state.request_used, state.limit_used, state.memory_used),
+            (state.request_used, state.limit_used, state.facts.memory_used),
             "the ledgers are the sums"
         );
-        assert!(memory <= state.memory, "memory is never passed");
-        let sm = u64::from(state.sm);
+        assert!(memory <= state.facts.memory, "memory is never passed");
+        let sm = u64::from(state.facts.sm.get());
         assert!(
             u64::from(request) * 10_000 <= sm * u64::from(self.config.omega_bp),
             "requests stay below Omega"
@@ -451,8 +432,8 @@ impl Packer for DiluPacker {
         if spec.memory >= limit {
             return Err(PackError::GpuTooLarge { gpu, memory: spec.memory, limit });
         }
-        let (quota, sm, memory) = (spec.quota.get(), spec.sm.get(), spec.memory.get());
-        self.gpus.insert(gpu, Gpu { present: true, quota, sm, memory, ..Gpu::default() });
+        let memory = spec.memory.get();
+        self.gpus.insert(gpu, Gpu { facts: GpuFacts::new(spec), ..Gpu::default() });
         if memory > self.largest.1 {
             // Columns are parts of the largest GPU, so a larger one redraws the grid.
             self.largest.1 = memory;
@@ -592,10 +573,10 @@ impl PackerExt for DiluPacker {
     }
 
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.gpus.known(gpu)?.cordoned != cordoned {
+        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
             self.unlink(gpu.number());
-            self.gpus[gpu.index()].cordoned = cordoned;
+            self.gpus[gpu.index()].facts.cordoned = cordoned;
             self.link(gpu.number());
             self.version += 1;
         }
