@@ -57,6 +57,14 @@ impl<E> EventQueue<E> {
         Some((entry.at, entry.event))
     }
 
+    /// The first thing to happen until `until`: the next event, or nothing but an engine's `deadline` where that comes first.
+    pub fn step(&mut self, deadline: Option<Timestamp>, until: Timestamp) -> Option<(Timestamp, Option<E>)> {
+        let next = self.next_at();
+        let now = next.into_iter().chain(deadline).min().filter(|now| *now <= until)?;
+        let event = if next == Some(now) { self.pop() } else { None };
+        Some((now, event.map(|(_, event)| event)))
+    }
+
     /// Number of events that have not happened yet.
     pub fn len(&self) -> usize {
         self.heap.len()

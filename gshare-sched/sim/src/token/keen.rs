@@ -79,18 +79,13 @@ impl<'a> Keen<'a> {
 
     /// Lets time pass until `until`, inclusively.
     pub fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
-        loop {
-            let deadline = self.driver.scheduler().next_deadline();
-            let next = self.queue.next_at().into_iter().chain(deadline).min();
-            let Some(now) = next.filter(|&next| next <= until) else { return Ok(()) };
-            if self.queue.next_at() == Some(now) {
-                if let Some((_, done)) = self.queue.pop() {
-                    self.done(now, done)?;
-                }
-            } else {
-                self.call(now, TokenEvent::DeadlineReached)?;
+        while let Some((now, done)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
+            match done {
+                Some(done) => self.done(now, done)?,
+                None => self.call(now, TokenEvent::DeadlineReached)?,
             }
         }
+        Ok(())
     }
 
     fn done(&mut self, now: Timestamp, done: Done) -> Result<(), Violation> {

@@ -111,21 +111,15 @@ impl<'a> Paced<'a> {
 
     /// Lets time pass until `until`, inclusively.
     pub fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
-        loop {
-            let deadline = self.driver.scheduler().next_deadline();
-            let next = self.queue.next_at().into_iter().chain(deadline).min();
-            let Some(now) = next.filter(|&next| next <= until) else { return Ok(()) };
-            if self.queue.next_at() == Some(now) {
-                match self.queue.pop() {
-                    Some((_, Event::Told(client, action))) => self.told(now, client, action)?,
-                    Some((_, Event::Launches(client))) => self.launches(now, client)?,
-                    Some((_, Event::Looks(client))) => self.asks(now, client)?,
-                    None => {}
-                }
-            } else {
-                self.call(now, TokenEvent::DeadlineReached)?;
+        while let Some((now, event)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
+            match event {
+                Some(Event::Told(client, action)) => self.told(now, client, action)?,
+                Some(Event::Launches(client)) => self.launches(now, client)?,
+                Some(Event::Looks(client)) => self.asks(now, client)?,
+                None => self.call(now, TokenEvent::DeadlineReached)?,
             }
         }
+        Ok(())
     }
 
     /// The figures of a program so far.
