@@ -177,100 +177,82 @@ impl Default for VerticalName {
     }
 }
 
-/// A scaler of instances.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum ScalerName {
-    /// By throughput and efficacy (FaST-GShare, Algorithm 1). The default.
-    #[default]
-    Heuristic,
-    /// Lazily, by windows of load (Dilu, section 3.4.2).
-    Lazy,
-    /// By the peaks of the load that was seen.
-    Peaks,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
+/// Policies of one kind by their names: ours, and one of a program's own.
+macro_rules! policy_names {
+    ($($(#[$about:meta])* $name:ident { $($(#[$each:meta])* $policy:ident,)+ })+) => {$(
+        $(#[$about])*
+        #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$each])* $policy,)+
+            /// One of a program's own, from [`Own`].
+            #[serde(untagged)]
+            Own(String),
+        }
+    )+};
 }
 
-/// A packer of shares on devices.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum PackerName {
-    /// Rectangles of time x SMs (FaST-GShare, section 3.4.2). The default.
-    #[default]
-    MaxRects,
-    /// Sums of requests and limits (Dilu, section 3.3).
-    Dilu,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
-}
+policy_names! {
+    /// A scaler of instances.
+    ScalerName {
+        /// By throughput and efficacy (FaST-GShare, Algorithm 1). The default.
+        #[default]
+        Heuristic,
+        /// Lazily, by windows of load (Dilu, section 3.4.2).
+        Lazy,
+        /// By the peaks of the load that was seen.
+        Peaks,
+    }
 
-/// An order of the requests of a function.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum QueueName {
-    /// By arrival (FaST-GShare, Dilu).
-    Arrival,
-    /// By arrival, but late ones behind those that can be in time. The default.
-    #[default]
-    LateLast,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
-}
+    /// A packer of shares on devices.
+    PackerName {
+        /// Rectangles of time x SMs (FaST-GShare, section 3.4.2). The default.
+        #[default]
+        MaxRects,
+        /// Sums of requests and limits (Dilu, section 3.3).
+        Dilu,
+    }
 
-/// A scheduler of requests on whole devices.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum RequestName {
-    /// Locality-aware load balancing (GPU-enabled FaaS, Algorithm 1).
-    Lalb,
-    /// The same, out of order (section IV-B).
-    Lalbo3,
-    /// By deadlines and the worth of copies. The default.
-    #[default]
-    Ours,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
-}
+    /// An order of the requests of a function.
+    QueueName {
+        /// By arrival (FaST-GShare, Dilu).
+        Arrival,
+        /// By arrival, but late ones behind those that can be in time. The default.
+        #[default]
+        LateLast,
+    }
 
-/// A router of requests to instances on MIG slices.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum RouterName {
-    /// By slack, as printed (FluidFaaS, section 5.3).
-    Paper,
-    /// By slack, with our changes. The default.
-    #[default]
-    Ours,
-    /// In the order of arrival.
-    FirstCome,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
-}
+    /// A scheduler of requests on whole devices.
+    RequestName {
+        /// Locality-aware load balancing (GPU-enabled FaaS, Algorithm 1).
+        Lalb,
+        /// The same, out of order (section IV-B).
+        Lalbo3,
+        /// By deadlines and the worth of copies. The default.
+        #[default]
+        Ours,
+    }
 
-/// A keeper of instances on MIG slices.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum PipelineName {
-    /// As printed (FluidFaaS, section 5).
-    Paper,
-    /// With our changes. The default.
-    #[default]
-    Ours,
-    /// One of a program's own, from [`Own`].
-    #[serde(untagged)]
-    Own(String),
+    /// A router of requests to instances on MIG slices.
+    RouterName {
+        /// By slack, as printed (FluidFaaS, section 5.3).
+        Paper,
+        /// By slack, with our changes. The default.
+        #[default]
+        Ours,
+        /// In the order of arrival.
+        FirstCome,
+    }
+
+    /// A keeper of instances on MIG slices.
+    PipelineName {
+        /// As printed (FluidFaaS, section 5).
+        Paper,
+        /// With our changes. The default.
+        #[default]
+        Ours,
+    }
 }
 
 /// A machine.
