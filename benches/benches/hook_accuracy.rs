@@ -178,18 +178,13 @@ fn is_steady(paces: [f64; 2]) -> bool {
 
 /// The share of one program of this case that has the device to itself, without the hook. It is looked at as often as in the
 /// case: a look takes the device's lock, which the program may wait for.
-#[allow(clippy::cast_precision_loss, reason = "a report")]
 fn alone(case: &Case, stage: &Stage, seconds: f64) -> f64 {
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
     let program = Programs(vec![spin(case, stage, None)]);
     let pids = program.pids();
-    let (from, first) = stage.wait_for_all(&mut truth, &pids);
-    let (mut until, mut last) = (from, first.clone());
-    while (until - from) as f64 / 1e9 < seconds {
-        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
-        (until, last) = truth.now(&pids);
-    }
-    (last[0] - first[0]) as f64 / (until - from).max(1) as f64
+    let first = stage.wait_for_all(&mut truth, &pids);
+    let (last, _) = look(&mut truth, &pids, &first, seconds, |_| {});
+    parts(&first, &last)[0]
 }
 
 fn name(index: usize) -> String {
@@ -217,7 +212,7 @@ impl Stage {
     }
 
     /// Waits until all have launched something.
-    fn wait_for_all(&self, truth: &mut Truth, pids: &[u32]) -> (u64, Vec<u64>) {
+    fn wait_for_all(&self, truth: &mut Truth, pids: &[u32]) -> Seen {
         let start = Instant::now();
         loop {
             let (now, busy) = truth.now(pids);
@@ -257,31 +252,53 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
     let programs = Programs::start(case, stage);
     let pids = programs.pids();
-    let (from, at_first) = stage.wait_for_all(&mut truth, &pids);
-    let mut last: Vec<(u64, u64)> = at_first.iter().map(|&busy| (from, busy)).collect();
-    let (mut gap, mut after_first, mut now, mut used) = (0, None, from, at_first.clone());
-    while (now - from) as f64 / 1e9 < seconds {
-        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
-        (now, used) = truth.now(&pids);
-        for (last, &used) in last.iter_mut().zip(&used) {
-            if used == last.1 {
-                gap = gap.max(now - last.0);
-            } else {
-                *last = (now, used);
-            }
+    let first = stage.wait_for_all(&mut truth, &pids);
+    let mut second = None;
+    let (last, gap) = look(&mut truth, &pids, &first, seconds, |seen| {
+        if seen.0 - first.0 >= 1_000_000_000 {
+            second.get_or_insert_with(|| seen.clone());
         }
-        if now - from >= 1_000_000_000 && after_first.is_none() {
-            after_first = Some((now, used.clone()));
-        }
-    }
+    });
     drop(programs);
     daemon.stop().expect("the daemon stops");
-    let shares = |(until, used): (u64, &[u64])| -> Vec<f64> {
-        let length = (until - from).max(1) as f64;
-        used.iter().zip(&at_first).map(|(&used, &first)| (used - first) as f64 / length).collect()
-    };
-    let first_second = after_first.map_or(Vec::new(), |(until, used)| shares((until, &used)));
-    Outcome { shares: shares((now, &used)), first_second, gap_ms: gap as f64 / 1e6 }
+    let first_second = second.map_or(Vec::new(), |second| parts(&first, &second));
+    Outcome { shares: parts(&first, &last), first_second, gap_ms: gap as f64 / 1e6 }
+}
+
+/// A time, and the GPU time of each process until then, in ns.
+type Seen = (u64, Vec<u64>);
+
+/// Looks at the truth for so long, and shows `each` look; the last of them, and the longest time in which a process got nothing.
+#[allow(clippy::cast_precision_loss, reason = "a report")]
+fn look(
+    truth: &mut Truth,
+    pids: &[u32],
+    first: &Seen,
+    seconds: f64,
+    mut each: impl FnMut(&Seen),
+) -> (Seen, u64) {
+    let mut changed: Vec<(u64, u64)> = first.1.iter().map(|&busy| (first.0, busy)).collect();
+    let (mut gap, mut seen) = (0, first.clone());
+    while (seen.0 - first.0) as f64 / 1e9 < seconds {
+        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
+        seen = truth.now(pids);
+        for (changed, &used) in changed.iter_mut().zip(&seen.1) {
+            if used == changed.1 {
+                gap = gap.max(seen.0 - changed.0);
+            } else {
+                *changed = (seen.0, used);
+            }
+        }
+        each(&seen);
+    }
+    (seen, gap)
+}
+
+/// The part of the time between two looks that each process had.
+#[allow(clippy::cast_precision_loss, reason = "a report")]
+fn parts(first: &Seen, last: &Seen) -> Vec<f64> {
+    let length = (last.0 - first.0).max(1) as f64;
+    last.1.iter().zip(&first.1).map(|(&used, &first)| (used - first) as f64 / length).collect()
 }
 
 /// A policy that lends one client the device for as long as it likes, and takes the lease back every 100 ms, for 100 ms.

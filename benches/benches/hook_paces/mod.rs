@@ -18,7 +18,7 @@ use std::time::Duration;
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 
 use super::hook_common::{Kind, Setup, Then, Truth, launch_forever, role};
-use super::{LOOK_MS, Programs, Stage, WINDOW_MS, name};
+use super::{LOOK_MS, Programs, Stage, WINDOW_MS, look, name, parts};
 
 /// Points of its own speed that a program may be short of its request.
 const POINTS: f64 = 2.0;
@@ -103,23 +103,9 @@ fn watch(programs: &Programs, stage: &Stage, settle: Duration, seconds: f64) -> 
     let pids = programs.pids();
     stage.wait_for_all(&mut truth, &pids);
     std::thread::sleep(settle);
-    let (from, first) = truth.now(&pids);
-    let mut last: Vec<(u64, u64)> = first.iter().map(|&busy| (from, busy)).collect();
-    let (mut gap, mut now, mut used) = (0, from, first.clone());
-    while (now - from) as f64 / 1e9 < seconds {
-        std::thread::sleep(Duration::from_secs_f64(LOOK_MS / 1e3));
-        (now, used) = truth.now(&pids);
-        for (last, &used) in last.iter_mut().zip(&used) {
-            if used == last.1 {
-                gap = gap.max(now - last.0);
-            } else {
-                *last = (now, used);
-            }
-        }
-    }
-    let length = (now - from).max(1) as f64;
-    let parts = used.iter().zip(&first).map(|(&used, &first)| (used - first) as f64 / length);
-    (parts.collect(), gap as f64 / 1e6)
+    let first = truth.now(&pids);
+    let (last, gap) = look(&mut truth, &pids, &first, seconds, |_| {});
+    (parts(&first, &last), gap as f64 / 1e6)
 }
 
 fn alone(program: Program, stage: &Stage, seconds: f64) -> f64 {
