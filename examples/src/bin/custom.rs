@@ -83,6 +83,11 @@ impl HorizontalScaler for AsManyAsNeeded {
     fn tick(&self) -> Duration {
         Duration::from_secs(1)
     }
+
+    /// Each report is for itself: the sooner the better.
+    fn early_reports(&self) -> bool {
+        true
+    }
 }
 
 /// A running copy: its process, and a line to it.
