@@ -671,7 +671,7 @@ pub enum PoolEvent {
     /// A request of the function came, and waits outside of the pool until its tenant may have one more at work, while others of the
     /// function that may wait in the pool for an instance. It counts as load now, and not when it [arrives](Self::Arrived).
     Held {
-        /// Which function it calls.
+        /// The function that the request calls.
         function: FunctionId,
     },
     /// A new request.
@@ -680,9 +680,10 @@ pub enum PoolEvent {
         request: RequestId,
         /// Which function it calls.
         function: FunctionId,
-        /// When it came to the platform; requests are served in this order where nothing else orders them. Earlier than now: the
-        /// platform has held it.
+        /// When it came to the platform; requests are served in this order where nothing else orders them.
         arrived: Timestamp,
+        /// Whether it was [`Held`](Self::Held) before, and has been counted.
+        held: bool,
         /// The time after which it is to be rejected.
         deadline: Option<Timestamp>,
     },

@@ -65,7 +65,7 @@ fn a_wait_for_a_daemon_that_gives_no_token_is_explained_while_it_lasts() {
     assert!(events(&ring).any(|event| matches!(event, Event::Attached { .. })), "{ring:?}");
 }
 
-/// It was forgotten on the current device only: the second graph was charged what the first had cost.
+/// A graph was forgotten on the current device only: the second one was charged what the first had cost.
 #[test]
 fn a_graph_that_has_the_name_of_one_that_is_gone_is_measured_whichever_device_is_current() {
     let between = program("between", &["-shared"]);

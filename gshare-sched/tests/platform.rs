@@ -292,6 +292,21 @@ fn a_tenants_limit_hides_no_load_and_lets_in_first_what_can_be_in_time() {
     assert!(free > 1_000 && limited * 10 > free * 9, "{limited} in time, {free} without a limit");
 }
 
+/// More load than four requests at once can be: each waits for its tenant's limit, and none for an instance.
+#[test]
+fn load_that_waits_for_its_tenant_keeps_the_instances_that_serve_it() {
+    let mut host = Host::with(&[16, 16]);
+    let (tenant, mut limits) = (TenantId::new(3), TenantLimits::default());
+    limits.max_processes = 4;
+    host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
+    host.deploy(0, inference(2).with_tenant(tenant));
+    host.takes = MS(18);
+    host.load(0, MS(3), 5_000);
+    host.run(MS(15_000));
+    assert_eq!(host.count(|order| matches!(order, PlatformAction::Start { .. })), 4);
+    assert_eq!(host.count(|order| matches!(order, PlatformAction::Drain { .. })), 0);
+}
+
 /// Requests that are at work count before they end: a burst is let in as far as the window's time goes, no further.
 #[test]
 fn a_burst_of_a_tenant_uses_no_more_gpu_time_than_it_may() {

@@ -152,7 +152,7 @@ proptest! {
             line.run_until(line.now + MS(pause), MS(takes));
             let (request, arrived) = (RequestId::new(number as u64), line.now);
             line.waiting.insert((arrived, request));
-            line.tell(PoolEvent::Arrived { request, function: FUNCTION, arrived, deadline: None }, MS(takes));
+            line.tell(PoolEvent::Arrived { request, function: FUNCTION, arrived, held: false, deadline: None }, MS(takes));
         }
         line.run_until(line.now + MS(20_000), MS(20));
         prop_assert!(line.waiting.is_empty() && line.served.is_empty());

@@ -321,7 +321,7 @@ fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     let mut started = Vec::new();
     for request in 0..1_500 {
         let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
-        host.tell(PoolEvent::Arrived { request, function, arrived, deadline: None });
+        host.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline: None });
         host.wait(Duration::from_nanos(1_000_000_000 / 60));
         if host.count(0) > started.len() + 1 {
             started.push(host.now.saturating_since(Timestamp::ZERO).as_nanos() / 1_000_000_000);
@@ -337,7 +337,7 @@ fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     host.settle();
     for request in 0..1_000 {
         let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
-        host.tell(PoolEvent::Arrived { request, function, arrived, deadline: None });
+        host.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline: None });
         host.wait(Duration::from_millis(10));
     }
     assert_eq!((host.count(0), host.unmet), (1, 0));

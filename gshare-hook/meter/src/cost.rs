@@ -245,7 +245,7 @@ fn key(handle: u64, shape: u64) -> (u64, usize) {
     (key, (key >> (u64::BITS - ROWS.ilog2())) as usize % ROWS)
 }
 
-/// Where a key may lie.
+/// The places at which a key may lie.
 fn near(place: usize) -> impl Iterator<Item = usize> {
     (0..REACH).map(move |step| (place + step) % ROWS)
 }

@@ -26,6 +26,8 @@ pub(super) struct Request {
     arrived: Timestamp,
     deadline: Option<Timestamp>,
     place: Place,
+    /// Whether its pool was told that it is held.
+    told: bool,
     /// Whether it was dispatched at least once.
     dispatched: bool,
     /// GPU time that it was expected to use when it was let in, and that it has used on instances that it has left.
@@ -72,6 +74,7 @@ impl Platform {
             arrived: now,
             deadline,
             place: Place::Line,
+            told: false,
             dispatched: false,
             expected: Duration::ZERO,
             used: Duration::ZERO,
@@ -89,11 +92,11 @@ impl Platform {
     /// Tells a function's pool of a request that its tenant's limit holds back, if others that were let in wait there: more instances
     /// would serve more of the tenant's requests.
     fn held(&mut self, request: RequestId, function: FunctionId, actions: &mut Vec<PlatformAction>) {
-        let in_line = self.requests.get(&request).is_some_and(|of| of.place == Place::Line);
-        let Some(of) = self.functions.get(&function).filter(|_| in_line) else { return };
+        let held = self.requests.get_mut(&request).filter(|of| of.place == Place::Line);
+        let (Some(held), Some(of)) = (held, self.functions.get(&function)) else { return };
         if of.state == FunctionState::Deployed && self.pools[of.pool].waiting(function) > 0 {
-            let pool = of.pool;
-            self.inform(pool, PoolEvent::Held { function }, actions);
+            held.told = true;
+            self.inform(of.pool, PoolEvent::Held { function }, actions);
         }
     }
 
@@ -123,9 +126,9 @@ impl Platform {
         }
         of.place = Place::Pool;
         self.held_until.clear(request);
-        let (function_id, arrived, deadline, pool) = (of.function, of.arrived, of.deadline, function.pool);
-        let event = PoolEvent::Arrived { request, function: function_id, arrived, deadline };
-        self.inform(pool, event, actions);
+        let Request { function: name, arrived, deadline, told: held, .. } = *of;
+        let pool = function.pool;
+        self.inform(pool, PoolEvent::Arrived { request, function: name, arrived, held, deadline }, actions);
     }
 
     /// A pool ordered a dispatch.

@@ -17,7 +17,7 @@ struct Tenant {
     limits: TenantLimits,
     /// Requests in its line that can be in time as far as is known, by arrival.
     line: BTreeSet<(Timestamp, RequestId)>,
-    /// Those that cannot any more.
+    /// Requests in its line that cannot be in time any more, by arrival.
     late: BTreeSet<(Timestamp, RequestId)>,
     /// When requests in the line will be late, with their arrival. Those that have left the line stay until then.
     latest: BTreeSet<(Timestamp, Timestamp, RequestId)>,

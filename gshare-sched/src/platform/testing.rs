@@ -40,7 +40,7 @@ impl<P: Pool + Debug> Host<P> {
     ) -> Vec<PlatformAction> {
         let (request, function) = (RequestId::new(request), FunctionId::new(function));
         let (arrived, deadline) = (Timestamp::from_millis(self.now), deadline.map(Timestamp::from_millis));
-        self.tell(PoolEvent::Arrived { request, function, arrived, deadline })
+        self.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline })
     }
 
     pub(super) fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {

@@ -196,7 +196,7 @@ impl Alone {
             }
             PlatformEvent::FunctionRemoved { function } => PoolEvent::FunctionRemoved { function },
             PlatformEvent::RequestArrived { request, function, deadline } => {
-                PoolEvent::Arrived { request, function, arrived: now, deadline }
+                PoolEvent::Arrived { request, function, arrived: now, held: false, deadline }
             }
             PlatformEvent::RequestDone { request, took } => PoolEvent::Done { request, took },
             // An instance works for it, and its answer ends it.
@@ -325,7 +325,7 @@ impl Alone {
             (1, _) => PoolEvent::FunctionRemoved { function },
             (2, _) => PoolEvent::BoundsChanged { function, min_instances, max_instances },
             (3, Some((request, function))) => {
-                PoolEvent::Arrived { request, function, arrived: now, deadline: None }
+                PoolEvent::Arrived { request, function, arrived: now, held: false, deadline: None }
             }
             (4, Some((request, _))) if self.waits(request) => PoolEvent::Done { request, took },
             _ => PoolEvent::Cancelled { request },

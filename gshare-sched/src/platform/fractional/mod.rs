@@ -529,7 +529,10 @@ impl Engine for FractionalPool {
             | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
             PoolEvent::Held { function } => self.called(function, actions),
-            PoolEvent::Arrived { request, function, arrived, deadline } => {
+            PoolEvent::Arrived { request, function, arrived, held, deadline } => {
+                if !held {
+                    self.called(function, actions);
+                }
                 self.arrived(request, function, arrived, deadline, actions);
             }
             PoolEvent::Done { request, .. } => self.done(request, actions),

@@ -37,10 +37,6 @@ impl FractionalPool {
         actions: &mut Vec<PoolAction>,
     ) {
         let now = self.now;
-        // One that was held has been counted.
-        if arrived == now {
-            self.called(function, actions);
-        }
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.used = now;
         if of.queue.len() >= self.config.max_waiting as usize {

@@ -662,7 +662,7 @@ impl Engine for SlicedPool {
                     self.look_at(function);
                 }
             }
-            PoolEvent::Arrived { request, function, arrived, deadline } => {
+            PoolEvent::Arrived { request, function, arrived, deadline, .. } => {
                 self.arrived(request, function, (arrived, deadline), actions);
             }
             PoolEvent::Done { request, took } => self.done(request, took),

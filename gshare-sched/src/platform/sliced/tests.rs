@@ -312,7 +312,8 @@ fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
     let mut actions = Vec::new();
     for request in 1..3 {
         let (request, function) = (RequestId::new(request), FunctionId::new(0));
-        let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline: None };
+        let event =
+            PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, held: false, deadline: None };
         host.pool.handle(Timestamp::ZERO, event, &mut actions).unwrap();
     }
     let unmet = PoolAction::Unmet { function: FunctionId::new(0) };

@@ -125,6 +125,7 @@ fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_
         request: RequestId::new(request),
         function: FunctionId::new(1),
         arrived: Timestamp::ZERO,
+        held: false,
         deadline: None,
     };
     // The host was told at the first of them that nothing here has what it needs.
@@ -188,7 +189,7 @@ fn a_deadline_rejects_what_can_no_longer_be_complete() {
     host.report(0, InstanceReport::Ready);
     let (request, function) = (RequestId::new(1), FunctionId::new(0));
     let deadline = Some(Timestamp::from_millis(100));
-    let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, deadline };
+    let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, held: false, deadline };
     assert_eq!(host.tell(event), []);
     let at = host.pool.next_deadline().unwrap();
     assert!(at > Timestamp::from_millis(79) && at <= Timestamp::from_millis(81), "{at}");
