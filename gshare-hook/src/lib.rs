@@ -9,22 +9,15 @@
 //!
 //! # Terms
 //!
-//! Those of [`gshare_core`]: token, lease, credit, debt, in flight. The files are the parts:
+//! Those of [`gshare_core`]: token, lease, credit, debt, in flight.
 //!
-//! | file | what it does |
-//! |---|---|
-//! | `exports` | the C functions programs see, generated over the table of `gshare-cuda-abi` |
-//! | `resolve` | `dlsym` and `cuGetProcAddress`: exactly the variant that was asked for |
-//! | `driver` | one saved pointer per real function |
-//! | `gate` | the launch path: predict, spend, measure sparsely, wait in line |
-//! | [`gshare_meter`] | every decision beside the launch path: leases, measurements, memory, the daemon; pure |
-//! | `hold` | keeping a stream waiting while a launch shorter than its call is measured |
-//! | `memory` | reserve, allocate, commit; one view of what is free |
-//! | `helper`, `transport` | the one thread, which tells the meter what happened and does what it decides; the socket |
-//! | `context` | events and time line of a CUDA context |
-//! | `control`, `lifecycle`, `tls`, `config` | beginning, fork, exit, threads, environment |
-//! | `trace` | what launches wait for, in a ring that `gshare trace` reads |
-//! | `nvml` | the same view of memory through NVML |
+//! # Floors
+//!
+//! - `exports`: the C functions that programs see, generated over the table of `gshare-cuda-abi`
+//! - `process`: its beginning, its forks and its end; the helper thread, which tells [`gshare_meter`] what happened and does what it decides
+//! - `launch`: predicts, spends, measures sparsely, waits in line
+//! - `device`: CUDA contexts and their events, credit, the book of memory
+//! - `sys`: the driver's functions, the loader, threads, time, the environment, the socket
 //!
 //! # A launch
 //!
@@ -89,24 +82,9 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");
 
-mod clock;
-mod control;
-mod driver;
-mod environment;
-mod event_pool;
+mod device;
 mod exports;
-mod gate;
-mod gpu;
-mod helper;
-mod hold;
-mod lifecycle;
-mod memory_held;
-mod nvml_view;
-mod probe;
-mod resolve;
-mod runs;
-mod segments;
-mod streams;
-mod tls;
-mod transport;
+mod launch;
+mod process;
+mod sys;
 mod wait_ring;

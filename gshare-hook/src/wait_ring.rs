@@ -23,12 +23,12 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::clock;
-use crate::control::{CONTROL, State};
-use crate::environment::Wanted;
-use crate::gpu::Device;
-use crate::lifecycle::Runtime;
-use crate::transport::Descriptor;
+use crate::device::Device;
+use crate::process::control::{CONTROL, State};
+use crate::process::lifecycle::Runtime;
+use crate::sys::clock;
+use crate::sys::config::Wanted;
+use crate::sys::connection::Descriptor;
 
 /// What a reader looks for among descriptors.
 const NAME: &str = "gshare-trace";

@@ -3,10 +3,10 @@
 //! The library itself is a cdylib only, so its pure files are included here.
 #![allow(dead_code)] // what the library uses and these tests do not
 
-#[path = "../src/environment.rs"]
-mod environment;
-#[path = "../src/memory_held.rs"]
-mod memory_held;
+#[path = "../src/device/book.rs"]
+mod book;
+#[path = "../src/sys/config.rs"]
+mod config;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,8 +15,8 @@ use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ResourceSpec};
 use proptest::prelude::*;
 
-use environment::Config;
-use memory_held::{Book, Key, Kind, Record};
+use book::{Book, Key, Kind, Record};
+use config::Config;
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ fn an_empty_environment_asks_for_nothing() {
     let config = config(&[]);
     assert!(!config.disabled && !config.limited && config.complaints.is_empty());
     assert_eq!(config.spec, ResourceSpec::UNLIMITED);
-    assert_eq!(config.socket, environment::DEFAULT_SOCKET);
+    assert_eq!(config.socket, config::DEFAULT_SOCKET);
     assert_eq!(config.on_loss, OnDaemonLoss::Open);
 }
 

@@ -4,15 +4,15 @@
 #![cfg(loom)]
 #![allow(dead_code)] // what the library uses and these tests do not
 
-#[path = "../src/memory_held.rs"]
-mod memory_held;
+#[path = "../src/device/book.rs"]
+mod book;
 
 use gshare_core::Bytes;
 use gshare_meter::MemoryAccount;
 use loom::sync::Arc;
 use loom::thread;
 
-use memory_held::{Book, Key, Kind, Record};
+use book::{Book, Key, Kind, Record};
 
 fn record(bytes: u64) -> Record {
     Record { bytes, device: 0, context: 0, links: 1 }

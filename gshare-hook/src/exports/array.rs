@@ -7,9 +7,9 @@ use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
 use super::memory::{allocate, free, handle, metering};
 use super::wrappers;
-use crate::driver::real;
-use crate::lifecycle::Runtime;
-use crate::memory_held::{Key, Kind};
+use crate::device::book::{Key, Kind};
+use crate::process::lifecycle::Runtime;
+use crate::sys::driver::real;
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical
 /// memory into it, which is counted as such.

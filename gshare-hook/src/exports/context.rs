@@ -8,11 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
 use super::wrappers;
-use crate::control::{ALL_STREAMS, CONTROL};
-use crate::driver::real;
-use crate::event_pool;
-use crate::segments::{self, synchronise};
-use crate::streams::{self, PER_THREAD_STREAM, stream_of};
+use crate::device::context;
+use crate::launch::segments::{self, synchronise};
+use crate::launch::streams::{self, PER_THREAD_STREAM, stream_of};
+use crate::process::control::{ALL_STREAMS, CONTROL};
+use crate::sys::driver::real;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
@@ -130,7 +130,7 @@ fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if result.is_ok() {
         made_on(device);
         // A new context is current at once.
-        segments::switching(event_pool::current_handle().unwrap_or(0));
+        segments::switching(context::current_handle().unwrap_or(0));
     }
     result
 }
@@ -195,7 +195,7 @@ fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
 /// The one that was current before becomes current again; which, is known only then.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
-    segments::switching(event_pool::current_handle().unwrap_or(0));
+    segments::switching(context::current_handle().unwrap_or(0));
     result
 }
 
@@ -322,7 +322,7 @@ wrappers! { CONTEXTS:
     // Its streams go with it.
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
-            let handle = event_pool::forget_green(context.addr());
+            let handle = context::forget_green(context.addr());
             if let Some(handle) = handle && let Some(runtime) = CONTROL.runtime() {
                 runtime.contexts.destroying(handle);
             }
@@ -339,7 +339,7 @@ wrappers! { CONTEXTS:
         // SAFETY: as above.
         let result = unsafe { real(out, context) };
         if result.is_ok() {
-            event_pool::name_green(context.addr(), written(out));
+            context::name_green(context.addr(), written(out));
         }
         result
     }
@@ -350,7 +350,7 @@ wrappers! { CONTEXTS:
         if result.is_ok() {
             made_on(device);
             if let Some(host) = primary(device) {
-                event_pool::note_green(written(out), host);
+                context::note_green(written(out), host);
             }
         }
         result

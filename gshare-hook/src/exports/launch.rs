@@ -6,8 +6,8 @@ use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
 
 use super::wrappers;
-use crate::gate::{launch, launch_as};
-use crate::streams::stream_of;
+use crate::launch::gate::{launch, launch_as};
+use crate::launch::streams::stream_of;
 
 /// Threads of a launch: grid times block.
 #[inline(always)]
@@ -98,7 +98,7 @@ wrappers! { LAUNCHES:
         // SAFETY: the caller's own arguments.
         let result = unsafe { real(exec) };
         if result.is_ok() {
-            crate::gate::forget(exec.addr() as u64, 0);
+            crate::launch::gate::forget(exec.addr() as u64, 0);
         }
         result
     }
@@ -236,7 +236,7 @@ macro_rules! copy {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
-            let Some(real) = crate::driver::real!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+            let Some(real) = crate::sys::driver::real!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
             let (mut size, mut stream) = (Size { all: 0, each: core::ptr::null() }, None);
             $(
                 size = Argument::size($arg, stringify!($arg), size);

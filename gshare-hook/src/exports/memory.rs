@@ -18,13 +18,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
 
 use super::wrappers;
-use crate::control::{CONTROL, State};
-use crate::driver::real;
-use crate::event_pool::relaxed;
-use crate::gpu::Device;
-use crate::lifecycle::{self, Runtime};
-use crate::memory_held::{Key, Kind, Record};
-use crate::streams::{self, stream_of};
+use crate::device::Device;
+use crate::device::book::{Key, Kind, Record};
+use crate::device::context::relaxed;
+use crate::launch::streams::{self, stream_of};
+use crate::process::control::{CONTROL, State};
+use crate::process::lifecycle::{self, Runtime};
+use crate::sys::driver::real;
 
 const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
@@ -586,7 +586,7 @@ wrappers! { MEMORY:
     cuMemAllocPitch(address: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) |real| {
         let made = || (pointer(read(address).into()), u64::from(read(pitch)).saturating_mul(height.into()));
         let before = (read(address), read(pitch));
-        let undo = || if let Some(free) = crate::driver::real!(cuMemFree) {
+        let undo = || if let Some(free) = crate::sys::driver::real!(cuMemFree) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
             write(address, before.0);
@@ -600,7 +600,7 @@ wrappers! { MEMORY:
         element: c_uint) |real| {
         let made = || (pointer(read(address)), (read(pitch) as u64).saturating_mul(height as u64));
         let before = (read(address), read(pitch));
-        let undo = || if let Some(free) = crate::driver::real!(cuMemFree_v2) {
+        let undo = || if let Some(free) = crate::sys::driver::real!(cuMemFree_v2) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
             write(address, before.0);

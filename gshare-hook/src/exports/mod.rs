@@ -21,6 +21,7 @@ mod array;
 mod context;
 mod launch;
 mod memory;
+pub(crate) mod nvml;
 
 /// Defines wrappers: `real` is the driver's function of the same name.
 macro_rules! wrappers {
@@ -33,7 +34,7 @@ macro_rules! wrappers {
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
             pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> gshare_cuda_abi::types::CUresult {
-                let Some($real) = $crate::driver::real!($name) else {
+                let Some($real) = $crate::sys::driver::real!($name) else {
                     return gshare_cuda_abi::types::CUresult::CUDA_ERROR_NOT_INITIALIZED;
                 };
                 $body
@@ -66,8 +67,8 @@ static WRAPPERS: Wrappers = Wrappers({
         }
         list += 1;
     }
-    all[index::cuGetProcAddress] = crate::resolve::cuGetProcAddress as *const c_void;
-    all[index::cuGetProcAddress_v2] = crate::resolve::cuGetProcAddress_v2 as *const c_void;
+    all[index::cuGetProcAddress] = crate::sys::resolve::cuGetProcAddress as *const c_void;
+    all[index::cuGetProcAddress_v2] = crate::sys::resolve::cuGetProcAddress_v2 as *const c_void;
     all
 });
 

@@ -13,12 +13,12 @@ use gshare_meter::OpenRun;
 use gshare_meter::cost::Row;
 use gshare_meter::segment::UNMEASURED_IN_DOUBT;
 
-use crate::control::{CONTROL, State};
-use crate::event_pool::{Context, Event};
-use crate::gpu::Device;
-use crate::probe::Alone;
-use crate::segments::{Ending, end};
-use crate::tls;
+use crate::device::Device;
+use crate::device::context::{Context, Event};
+use crate::launch::probe::Alone;
+use crate::launch::segments::{Ending, end};
+use crate::process::control::{CONTROL, State};
+use crate::sys::tls;
 
 /// Streams that a thread's launches are tracked on at once.
 pub(crate) const RUNS: usize = 4;
@@ -81,7 +81,7 @@ pub(crate) struct Own {
     pub(crate) lead: u32,
     /// Charged cost of the launches that were open when the thread last synchronised, in ns.
     pub(crate) awaited: u64,
-    /// [`crate::control::Control::destroyed`] when the segment began.
+    /// [`crate::process::control::Control::destroyed`] when the segment began.
     pub(crate) destroyed: u64,
 }
 

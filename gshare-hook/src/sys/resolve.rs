@@ -25,8 +25,8 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use gshare_cuda_abi::types::CUresult;
 use gshare_cuda_abi::{NEWEST_RELEASE, Resolution};
 
-use crate::driver::{self, real};
-use crate::{exports, nvml_view};
+use crate::exports::{self, nvml};
+use crate::sys::driver::{self, real};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -146,7 +146,7 @@ extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut 
             driver::remember(symbol.index, found);
             wrapper
         }
-        [b'n', b'v', b'm', b'l', ..] => nvml_view::wrapper(name, found).unwrap_or(found),
+        [b'n', b'v', b'm', b'l', ..] => nvml::wrapper(name, found).unwrap_or(found),
         _ => found,
     }
 }

@@ -26,7 +26,7 @@
 //! 5. *Another context becomes current*: segments end while their events can still be recorded.
 //! 6. *Doubt*: segments that took longer than predicted prove nothing when their stream may have run dry. Now and then the next
 //!    launch is measured alone; a short one with its stream kept waiting meanwhile, so that the time of the launch call is not
-//!    measured with it ([`crate::hold`]).
+//!    measured with it ([`crate::device::hold`]).
 //!
 //! The time between two events holds the call of the first launch when the stream was empty before it: the device cannot begin earlier.
 //! Where that was so it is left out (`lead`). The calls of later launches count only when they keep the device waiting, and a segment
@@ -48,14 +48,14 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::shape;
 use gshare_meter::segment::{PREPAY_NS, full_ns};
 
-use crate::clock;
-use crate::control::{CONTROL, State};
-use crate::gpu::Device;
-use crate::lifecycle::{self, Runtime};
-use crate::probe::{Launch, conclude_alone, measure_alone, probe};
-use crate::runs::{MIXED, ThreadRecord, own_record};
-use crate::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
-use crate::streams::{PER_THREAD_STREAM, in_context_of, is_captured};
+use crate::device::Device;
+use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
+use crate::launch::runs::{MIXED, ThreadRecord, own_record};
+use crate::launch::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
+use crate::launch::streams::{PER_THREAD_STREAM, in_context_of, is_captured};
+use crate::process::control::{CONTROL, State};
+use crate::process::lifecycle::{self, Runtime};
+use crate::sys::clock;
 
 /// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
 pub(crate) const CALL_NS: u64 = 10_000;

@@ -1,5 +1,9 @@
 //! One GPU as a process launches on it: its credit and costs, what awaits measurement, and the threads that wait for credit.
 
+pub(crate) mod book;
+pub(crate) mod context;
+pub(crate) mod hold;
+
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
@@ -9,12 +13,12 @@ use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::CostTable;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
-use crate::clock;
-use crate::control::{CONTROL, State};
-use crate::event_pool::{Context, Pair};
-use crate::lifecycle::{self, Runtime};
-use crate::runs::ThreadRecord;
-use crate::segments::{Ending, end_segments};
+use crate::device::context::{Context, Pair};
+use crate::launch::runs::ThreadRecord;
+use crate::launch::segments::{Ending, end_segments};
+use crate::process::control::{CONTROL, State};
+use crate::process::lifecycle::{self, Runtime};
+use crate::sys::clock;
 use crate::wait_ring::{Cause, Waiting};
 
 /// How long a thread waits in line without the line moving before it stops waiting for those ahead.

@@ -5,7 +5,7 @@
 //! * The first launch, allocation or look at memory with a current context **arms** the hook: the environment is read,
 //!   and if there is a limit or a daemon, the runtime is made and its one helper thread started. Otherwise the hook
 //!   stands aside for good.
-//! * A forked child finds an empty control page and starts over ([`crate::control`]); it never touches its parent's
+//! * A forked child finds an empty control page and starts over ([`crate::process::control`]); it never touches its parent's
 //!   runtime, whose locks may be held by threads that it does not have. `exec` closes the socket.
 //! * At exit the helper thread reports what was used, and lets go of the driver before the driver's own destructors run.
 #![allow(unsafe_code)] // a constructor, signal masks, atexit and a thread key
@@ -23,16 +23,18 @@ use gshare_core::{Bytes, DeviceUuid, RunId};
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 use gshare_meter::MemoryAccount;
 
-use crate::control::{CONTROL, State};
-use crate::driver::real;
-use crate::environment::Config;
-use crate::event_pool::Contexts;
-use crate::gpu::Device;
-use crate::memory_held::Book;
-use crate::runs::ThreadRecord;
-use crate::transport::Bell;
+use crate::device::Device;
+use crate::device::book::Book;
+use crate::device::context::Contexts;
+use crate::launch::runs;
+use crate::launch::runs::ThreadRecord;
+use crate::process::control::{CONTROL, State};
+use crate::process::helper;
+use crate::sys::config::Config;
+use crate::sys::connection::Bell;
+use crate::sys::driver::real;
+use crate::sys::{clock, resolve, tls};
 use crate::wait_ring::Trace;
-use crate::{clock, helper, resolve, runs, tls};
 
 const DEVICES: usize = 64;
 /// How long the first use of a device waits for the daemon, in all.
@@ -369,11 +371,11 @@ impl Watch {
 fn variable(key: &str) -> Option<OsString> {
     static FILE: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let file = FILE.get_or_init(|| {
-        let own = crate::driver::library_of(variable as *const c_void).unwrap_or_default();
-        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(crate::environment::FILE);
+        let own = crate::sys::driver::library_of(variable as *const c_void).unwrap_or_default();
+        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(crate::sys::config::FILE);
         std::fs::read_to_string(file).unwrap_or_default()
     });
-    crate::environment::line(file, key).map(OsString::from).or_else(|| std::env::var_os(key))
+    crate::sys::config::line(file, key).map(OsString::from).or_else(|| std::env::var_os(key))
 }
 
 /// `GSHARE_MEM`, for questions that come before any device is in use. Read once.

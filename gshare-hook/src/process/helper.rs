@@ -13,13 +13,13 @@ use gshare_core::{Duration, Timestamp};
 use gshare_meter::{Facts, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::clock;
-use crate::control::{CONTROL, State};
-use crate::event_pool::{Progress, RELAXED, exchange_capture_mode};
-use crate::gpu::{Device, Pending};
-use crate::lifecycle::{self, Answer, Request, Runtime};
-use crate::runs::{RUNS, ThreadRecord};
-use crate::transport::{Bell, Connection};
+use crate::device::context::{Progress, RELAXED, exchange_capture_mode};
+use crate::device::{Device, Pending};
+use crate::launch::runs::{RUNS, ThreadRecord};
+use crate::process::control::{CONTROL, State};
+use crate::process::lifecycle::{self, Answer, Request, Runtime};
+use crate::sys::clock;
+use crate::sys::connection::{Bell, Connection};
 
 /// The longest and the shortest sleep, in ns.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
@@ -50,7 +50,7 @@ pub(crate) fn run(runtime: &'static Runtime) {
 /// Looks up what this thread will call of the driver. Later on the loader's lock may be held by a thread that waits for this
 /// one: by a library's constructor that launches.
 pub(crate) fn look_up() {
-    use crate::driver::pointer;
+    use crate::sys::driver::pointer;
     use gshare_cuda_abi::index as of;
     let called = [
         of::cuThreadExchangeStreamCaptureMode,

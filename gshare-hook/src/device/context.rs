@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gshare_cuda_abi::types::{CUresult, sys};
 
-use crate::clock;
-use crate::driver::real;
-use crate::hold::Hold;
+use crate::device::hold::Hold;
+use crate::sys::clock;
+use crate::sys::driver::real;
 
 /// At most this many events per context; a launch that finds none free is charged without being measured.
 const EVENTS: usize = 1024;

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use gshare_cuda_abi::SYMBOLS;
 
-use crate::resolve;
+use crate::sys::resolve;
 
 static REAL: [AtomicPtr<c_void>; SYMBOLS.len()] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; SYMBOLS.len()];
@@ -18,7 +18,7 @@ static REAL: [AtomicPtr<c_void>; SYMBOLS.len()] =
 /// The real function of this exported name, typed; `None` when the driver has no such function.
 macro_rules! real {
     ($name:ident) => {
-        $crate::driver::typed::<gshare_cuda_abi::signature::$name>(gshare_cuda_abi::index::$name)
+        $crate::sys::driver::typed::<gshare_cuda_abi::signature::$name>(gshare_cuda_abi::index::$name)
     };
 }
 pub(crate) use real;

@@ -13,9 +13,9 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::gpu::Device;
-use crate::lifecycle::{Arming, Runtime};
-use crate::tls;
+use crate::device::Device;
+use crate::process::lifecycle::{Arming, Runtime};
+use crate::sys::tls;
 
 /// What the wrappers do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use core::ffi::c_uint;
 
-use crate::driver::real;
-use crate::event_pool;
+use crate::device::context;
+use crate::sys::driver::real;
 
 /// `CU_STREAM_LEGACY`; below it, the default stream.
 pub(crate) const LEGACY_STREAM: usize = 1;
@@ -23,20 +23,20 @@ pub(crate) fn stream_of<T>(stream: *mut T, per_thread: bool) -> usize {
 pub(crate) fn in_context_of<T>(stream: usize, work: impl FnOnce() -> T) -> T {
     let foreign = if stream > PER_THREAD_STREAM { foreign_context(stream) } else { None };
     // Until the end of this function.
-    let _pushed = foreign.and_then(event_pool::Pushed::new);
+    let _pushed = foreign.and_then(context::Pushed::new);
     work()
 }
 
 /// The context of a stream, unless it is the current one. Of a green context's stream: the primary one, where the driver tells.
 pub(crate) fn foreign_context(stream: usize) -> Option<usize> {
     let (handle, _) = contexts_of(stream)?;
-    (event_pool::current_handle() != Some(handle)).then_some(handle)
+    (context::current_handle() != Some(handle)).then_some(handle)
 }
 
 /// The context that a stream ends with: its green one, if it has one; 0 where the driver does not tell.
 pub(crate) fn context_of(stream: usize) -> usize {
     if stream <= PER_THREAD_STREAM {
-        return event_pool::current_handle().unwrap_or(0);
+        return context::current_handle().unwrap_or(0);
     }
     contexts_of(stream).map_or(0, |(context, green)| if green == 0 { context } else { green })
 }

@@ -29,9 +29,9 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
-use crate::clock;
-use crate::driver::real;
-use crate::event_pool::relaxed;
+use crate::device::context::relaxed;
+use crate::sys::clock;
+use crate::sys::driver::real;
 
 /// The longest that a stream is kept waiting, in ns.
 const LONGEST: u64 = 1_000_000;

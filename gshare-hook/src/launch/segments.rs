@@ -14,13 +14,13 @@ use gshare_meter::cost::Row;
 use gshare_meter::segment::{MEASURED_EVERY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS};
 use gshare_meter::{Measured, Segment};
 
-use crate::clock;
-use crate::control::{ALL_STREAMS, CONTROL};
-use crate::event_pool::{Context, Pair, relaxed};
-use crate::gpu::Pending;
-use crate::lifecycle::Runtime;
-use crate::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, metered, own_record};
-use crate::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+use crate::device::Pending;
+use crate::device::context::{Context, Pair, relaxed};
+use crate::launch::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, metered, own_record};
+use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+use crate::process::control::{ALL_STREAMS, CONTROL};
+use crate::process::lifecycle::Runtime;
+use crate::sys::clock;
 use gshare_cuda_abi::types::CUresult;
 
 /// Launches of a full segment.

@@ -10,9 +10,9 @@
 use core::ffi::{c_char, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::control::CONTROL;
-use crate::driver;
-use crate::gpu::Device;
+use crate::device::Device;
+use crate::process::control::CONTROL;
+use crate::sys::driver;
 
 /// `nvmlMemory_t`: three counts of bytes.
 #[repr(C)]
@@ -128,7 +128,7 @@ fn limited(nvml_device: *mut c_void) -> Option<&'static Device> {
     if handle.is_null() {
         return None;
     }
-    let get = crate::resolve::real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
+    let get = crate::sys::resolve::real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
     // SAFETY: balances the dlopen above; NVML stays loaded by the program that is calling it.
     unsafe { libc::dlclose(handle) };
     if get.is_null() {

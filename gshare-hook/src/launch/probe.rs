@@ -2,7 +2,7 @@
 //!
 //! It gets an event pair of its own and is charged a guess. While such a launch of the same row is being measured, the next one waits
 //! for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess of 0.5 ms would be a debt of more than half a second
-//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::hold`]), so that the
+//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so that the
 //! time of the launch call is not measured with it.
 #![allow(unsafe_code)] // a thread's own record
 
@@ -15,16 +15,16 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
 use gshare_meter::{Measured, SHORT_NS, Segment};
 
-use crate::clock;
-use crate::control::CONTROL;
-use crate::event_pool::{Context, Event, Pair};
-use crate::gate::{CALL_NS, Ticket, Verdict};
-use crate::gpu::{Device, Pending};
-use crate::hold::Begun;
-use crate::lifecycle::Runtime;
-use crate::runs::{MIXED, ThreadRecord};
-use crate::segments::{Ending, end_segments};
-use crate::streams::LEGACY_STREAM;
+use crate::device::context::{Context, Event, Pair};
+use crate::device::hold::Begun;
+use crate::device::{Device, Pending};
+use crate::launch::gate::{CALL_NS, Ticket, Verdict};
+use crate::launch::runs::{MIXED, ThreadRecord};
+use crate::launch::segments::{Ending, end_segments};
+use crate::launch::streams::LEGACY_STREAM;
+use crate::process::control::CONTROL;
+use crate::process::lifecycle::Runtime;
+use crate::sys::clock;
 
 /// Launches of unknown cost that go ahead unmeasured.
 pub(crate) const PROBES: u32 = 1;

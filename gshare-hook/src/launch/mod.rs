@@ -1,0 +1,7 @@
+//! The launch path: what a launch costs, whether it goes now, and how its time on the device is measured.
+
+pub(crate) mod gate;
+pub(crate) mod probe;
+pub(crate) mod runs;
+pub(crate) mod segments;
+pub(crate) mod streams;
