@@ -8,9 +8,10 @@
 //! function has another first request. "literal" looks at every instance, as a floor for what an index must beat.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use gshare_core::pipeline::routing::{RouteAction, RouteEvent, Service};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
-use gshare_sched::pipeline::{EvictionOrder, EvictionPolicy, RouterConfig, SlackRouter};
+use gshare_sched::pipeline::{
+    EvictionOrder, EvictionPolicy, RouteAction, RouteEvent, RouterConfig, Service, SlackRouter,
+};
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::Instant;

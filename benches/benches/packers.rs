@@ -19,9 +19,8 @@ use gshare_bench::churn::{Churn, Nothing, Sums, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
 use gshare_bench::peers::{Etagere, Guillotiere, Ours, Pool, Scan};
 use gshare_bench::runs_as_test;
-use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 
 /// Our rules of placement.

@@ -7,10 +7,12 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use gshare_core::dag::{Component, Dag};
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{Goal, Mode, Node, PipelinePartitioner, RankMode, SliceAssigner};
 use gshare_core::{Bytes, Duration};
-use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, PipelinePartitioner, RankMode,
+    SliceAssigner,
+};
 use std::hint::black_box;
 
 /// Times that look random and have no ties to speak of, in us.
@@ -132,7 +134,7 @@ fn assign(c: &mut Criterion) {
     let by_cv = partitioner(Mode::SeriesCut, RankMode::PaperCv);
     let all = by_cv.by_cv(&dag, &goal).expect("profiles").pipelines;
     let pipelines: Vec<_> = all.filter(|pipeline| pipeline.stages() == 5).take(64).collect();
-    let fits = |pipeline: &gshare_core::pipeline::Pipeline| {
+    let fits = |pipeline: &gshare_sched::pipeline::Pipeline| {
         LeastFragmentation.assign(&dag, &goal, pipeline, &node).is_ok()
     };
     let pipeline = pipelines.into_iter().find(fits).expect("one of five stages fits");

@@ -5,16 +5,17 @@
 #![allow(missing_docs)]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use gshare_core::pack::{Demand, GpuSpec, Packer};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent};
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp,
 };
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
-use gshare_sched::platform::Platform;
-use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer};
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformEvent, Work,
+};
+use gshare_sched::scale::{
+    FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalEvent,
+};
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Instant;

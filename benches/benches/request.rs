@@ -4,9 +4,10 @@
 //! wait as at the start. What is measured includes this driver, which costs a few tens of nanoseconds.
 
 use criterion::{BenchmarkId, Criterion};
-use gshare_core::request::{ModelProfile, RequestAction, RequestEvent};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, SchedulerConfig,
+};
 use gshare_sim::Rng;
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -6,13 +6,14 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{FunctionScale, HorizontalEvent, ServiceClass, VerticalEvent};
 use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, ModelId, Quota, QuotaRange, SmShare, Timestamp,
+    ClientId, Duration, Engine, FunctionId, GpuId, ModelId, Quota, QuotaRange, ServiceClass, SmShare,
+    Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
-    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+    DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalEvent, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+    VerticalEvent,
 };
 use std::hint::black_box;
 

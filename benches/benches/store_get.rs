@@ -12,10 +12,10 @@
 mod child;
 
 use child::{Child, cpus, pin};
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use rustix::cmsg_space;
 use rustix::fd::{AsFd as _, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};

@@ -8,10 +8,10 @@
 //! loads 16 MiB once and measures nothing.
 
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::client::Client;
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use rustix::fs::{Advice, MemfdFlags, OFlags, fadvise, memfd_create};
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;

@@ -3,9 +3,8 @@
 //! Peers that know one bin only are asked bin by bin, first fit, as their documentation shows. Sizes go to them in
 //! whole per cents or in basis points, as the input has them.
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer};
 
 /// A pool of bins.
 pub trait Pool {

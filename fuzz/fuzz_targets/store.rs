@@ -4,11 +4,11 @@
 #![no_main]
 
 use core::fmt;
-use gshare_sim::store_history::StoreOp;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../gshare-modelstore/tests/support/ops.rs"]
 mod ops;
+use ops::store_history::StoreOp;
 
 #[derive(arbitrary::Arbitrary)]
 struct History(u8, Vec<StoreOp>);

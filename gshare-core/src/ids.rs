@@ -166,7 +166,7 @@ plain_id! {
 }
 
 plain_id! {
-    /// Index of a MIG profile among the [profiles of its GPU](crate::mig::GpuModel::profiles).
+    /// Index of a MIG profile in the table of its GPU model.
     ProfileId(u8), "profile"
 }
 

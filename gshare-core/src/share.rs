@@ -8,19 +8,16 @@
 //!
 //! # Example
 //! ```
-//! use gshare_core::pack::Demand;
 //! use gshare_core::share::GpuShare;
-//! use gshare_core::{Bytes, Quota, SmShare};
+//! use gshare_core::{QuotaRange, SmShare};
 //! let percent = |n| SmShare::from_percent(n).unwrap();
 //! // Dilu places SMs with a request and a limit, for all of the time.
-//! let demand = Demand::new(Quota::WHOLE, percent(30)).with_sm_limit(percent(60)).with_memory(Bytes::from_gib(2));
-//! let share = GpuShare::try_from(&demand)?;
+//! let share = GpuShare::new(QuotaRange::WHOLE, percent(30), percent(60), None)?;
 //! // Its vertical scaler counts tokens: the same request and limit, as parts of the whole GPU.
 //! assert_eq!(share.tokens().to_string(), "30%:60%");
 //! # Ok::<(), gshare_core::SpecError>(())
 //! ```
 
-use crate::pack::Demand;
 use crate::resource::{QuotaRange, ResourceSpec, SpecError};
 use crate::units::{Bytes, Quota, SmShare};
 use core::fmt;
@@ -103,15 +100,6 @@ impl GpuShare {
         QuotaRange::new(request, limit).unwrap_or(QuotaRange::BEST_EFFORT)
     }
 
-    /// The demand that a packer places: what is guaranteed, and the SM limit. A share that guarantees no time asks for
-    /// one basis point of it.
-    pub fn demand(&self) -> Demand {
-        let least = Quota::new(1).unwrap_or(Quota::WHOLE);
-        Demand::new(self.time.request().max(least), self.sm)
-            .with_sm_limit(self.sm_limit)
-            .with_memory(self.memory.unwrap_or(Bytes::ZERO))
-    }
-
     /// The spec that a node enforces, without the SM limit, for which a hook has no means.
     ///
     /// # Errors
@@ -125,15 +113,6 @@ impl GpuShare {
 impl From<ResourceSpec> for GpuShare {
     fn from(spec: ResourceSpec) -> Self {
         Self { time: spec.quota(), sm: spec.sm(), sm_limit: spec.sm(), memory: spec.memory() }
-    }
-}
-
-/// The quota that was placed is both what is guaranteed and the most; memory of 0 is no limit.
-impl TryFrom<&Demand> for GpuShare {
-    type Error = SpecError;
-    fn try_from(demand: &Demand) -> Result<Self, SpecError> {
-        let memory = Some(demand.memory).filter(|memory| *memory != Bytes::ZERO);
-        Self::new(QuotaRange::new(demand.quota, demand.quota)?, demand.sm, demand.limit(), memory)
     }
 }
 
@@ -208,10 +187,6 @@ mod tests {
     fn the_limit_that_was_placed_is_the_limit_in_tokens() {
         let share = GpuShare::new(range(50, 100), sm(30), sm(60), Some(Bytes(7))).unwrap();
         assert_eq!(share.tokens(), range(15, 60));
-        let demand = share.demand();
-        assert_eq!((demand.quota, demand.sm, demand.limit()), (range(50, 50).request(), sm(30), sm(60)));
-        let placed = GpuShare::try_from(&demand).unwrap();
-        assert_eq!((placed.sm_limit(), placed.memory()), (sm(60), Some(Bytes(7))));
     }
 
     #[test]
@@ -219,7 +194,6 @@ mod tests {
         let spec = ResourceSpec::new(range(30, 80), sm(12), Some(Bytes::from_gib(1))).unwrap();
         assert_eq!(GpuShare::from(spec).spec(), Ok(spec));
         assert_eq!(GpuShare::from(spec).to_string(), "30%:80% of time, 12%:12% of SMs, 1 GiB");
-        assert_eq!(GpuShare::from(ResourceSpec::UNLIMITED).demand().quota.get(), 1);
     }
 
     #[cfg(feature = "serde")]

@@ -48,7 +48,7 @@
 
 use crate::ids::{ClientId, DeviceUuid, GpuId, LeaseId, RunId};
 use crate::resource::{QuotaRange, ResourceSpec};
-use crate::scale::ServiceClass;
+use crate::service_class::ServiceClass;
 use crate::token::{RevokeReason, ThrottleReason};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 

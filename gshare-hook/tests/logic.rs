@@ -132,7 +132,7 @@ fn a_name_or_an_sm_share_alone_is_no_limit() {
 
 #[test]
 fn a_class_is_read_and_a_bad_one_is_left_out() {
-    use gshare_core::scale::ServiceClass;
+    use gshare_core::ServiceClass;
     let class = |text| config(&[("GSHARE_CLASS", text)]);
     assert_eq!(class("best-effort").class, Some(ServiceClass::BestEffort));
     assert_eq!(class("slo-sensitive:15").class, ServiceClass::slo_sensitive(15));

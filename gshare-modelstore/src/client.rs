@@ -25,7 +25,7 @@ use crate::map::SealedMap;
 use crate::packet::{self, Descriptors};
 use crate::safetensors::{Dtype, Header};
 use crate::status::Status;
-use gshare_core::store::{Access, ContentHash, MemoryTier};
+use crate::store::{Access, ContentHash, MemoryTier};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;

@@ -6,9 +6,9 @@
 //! a file happened to put it.
 
 use crate::safetensors::Dtype;
+use crate::store::ContentHash;
 use blake3::Hasher;
 use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
-use gshare_core::store::ContentHash;
 
 /// Bytes of a piece: a whole subtree, and small enough for a core's cache.
 pub const PIECE: u64 = 1 << 20;

@@ -40,7 +40,7 @@
 //! The store drops a connection that sends anything else.
 
 use crate::bounds::{Exceeded, Resource};
-use gshare_core::store::{Access, ContentHash, MemoryTier, RefuseReason};
+use crate::store::{Access, ContentHash, MemoryTier, RefuseReason};
 
 /// Version of the format; the first byte of every frame.
 pub const VERSION: u8 = 1;

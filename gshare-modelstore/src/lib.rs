@@ -24,7 +24,7 @@
 //! - Bad input (frames, headers, files) is refused with a reason, and changes nothing for others.
 //!
 //! ```
-//! use gshare_core::store::{Access, MemoryTier};
+//! use gshare_modelstore::store::{Access, MemoryTier};
 //! use gshare_modelstore::client::{Client, GetOptions};
 //! use gshare_modelstore::safetensors::Dtype;
 //! use gshare_modelstore::server::{Server, ServerConfig};
@@ -57,6 +57,7 @@ pub mod python;
 pub mod safetensors;
 pub mod server;
 pub mod status;
+pub mod store;
 
 mod map;
 mod packet;

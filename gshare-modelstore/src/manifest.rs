@@ -24,7 +24,7 @@
 
 use crate::content::Root;
 use crate::safetensors::{Dtype, Header, MAX_NAME, MAX_RANK, MAX_TENSORS};
-use gshare_core::store::ContentHash;
+use crate::store::ContentHash;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;

@@ -3,8 +3,8 @@
 //! Sizes are those of files and of GPU allocations, in bytes: what the store has asked the system for, whether or not each page of it
 //! was touched.
 
+use crate::store::{Access, MemoryTier};
 use gshare_core::ArenaId;
-use gshare_core::store::{Access, MemoryTier};
 
 /// Most models of a status.
 pub const MAX_MODELS: usize = 1_024;

@@ -8,12 +8,12 @@ mod common;
 
 use common::{data_of, model_file};
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::bounds::Work;
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::frame::{Answer, Code, MAX_FRAME, Request, Wanted};
 use gshare_modelstore::safetensors::Dtype;
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};

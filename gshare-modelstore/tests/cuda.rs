@@ -6,11 +6,11 @@ mod common;
 
 use common::{data_of, model_file};
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::backend::ModelBackend;
 use gshare_modelstore::backend::cuda::{CudaMap, IpcBackend, IpcMap, PinnedBackend, VmmBackend, run_loader};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

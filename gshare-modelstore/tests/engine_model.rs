@@ -4,12 +4,12 @@
 #[path = "support/ops.rs"]
 mod ops;
 
-use gshare_core::store::{
-    Access, ArenaState, ContentHash, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreEvent,
-};
 use gshare_core::{Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use gshare_modelstore::engine::{Store, StoreConfig};
-use gshare_sim::store_history::StoreOp;
+use gshare_modelstore::store::{
+    Access, ArenaState, ContentHash, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreEvent,
+};
+use ops::store_history::StoreOp;
 use proptest::prelude::*;
 
 fn op() -> impl Strategy<Value = StoreOp> {

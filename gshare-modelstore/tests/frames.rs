@@ -1,9 +1,9 @@
 //! The frames: their bytes are pinned, what was encoded decodes to itself, and nothing else decodes.
 
-use gshare_core::store::{Access, ContentHash, MemoryTier};
 use gshare_modelstore::frame::{
     Answer, Code, FrameError, Handle, MAX_FRAME, MAX_NAME, MAX_TEXT, Request, Wanted,
 };
+use gshare_modelstore::store::{Access, ContentHash, MemoryTier};
 use proptest::prelude::*;
 
 fn hex(bytes: &[u8]) -> String {

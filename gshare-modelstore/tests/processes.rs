@@ -8,11 +8,11 @@ mod common;
 
 use common::{TestStore, data_of, model_file, refused};
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::frame::Code;
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::AsRawFd as _;
 use std::io::{Read as _, Write as _};
@@ -283,7 +283,7 @@ fn a_client_of_another_uid_gets_what_is_public_and_its_own_limits() {
         return;
     }
     let store = TestStore::new(|config| {
-        let mut limits = gshare_core::store::StoreLimits::default();
+        let mut limits = gshare_modelstore::store::StoreLimits::default();
         limits.bytes = Bytes::from_mib(4);
         config.limits.insert(65_534, limits);
     });

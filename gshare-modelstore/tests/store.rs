@@ -3,13 +3,13 @@
 mod common;
 
 use common::{TestStore, data_of, model_file, refused};
-use gshare_core::store::{Access, ContentHash, MemoryTier};
 use gshare_core::{BasisPoints, Bytes};
 use gshare_modelstore::bounds::{Bound, Resource};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::frame::{Answer, Code, Handle, MAX_FRAME, Request};
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, ContentHash, MemoryTier};
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::net::{

@@ -1,7 +1,7 @@
 //! The decision engines of gshare.
 //!
 //! Each module is one question that a platform which shares GPUs has to answer, and each engine in it is one policy
-//! behind a trait of `gshare-core`. All are pure: told the time, they return orders.
+//! behind a trait. All are pure: told the time, they return orders.
 //!
 //! | module | question | source |
 //! |---|---|---|
@@ -22,7 +22,9 @@
 )]
 
 mod settings_table;
+mod wrapped;
 
+pub mod mig;
 pub mod node;
 pub mod pack;
 pub mod pipeline;
@@ -31,3 +33,5 @@ pub mod platform;
 pub mod request;
 pub mod scale;
 pub mod token;
+
+pub use wrapped::Wrapped;

@@ -2,26 +2,25 @@
 //! purpose: the suite names the claim.
 
 use gshare_core::dag::Dag;
-use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
-use gshare_core::pipeline::instances::{InstanceAction, InstanceKeeper};
-use gshare_core::pipeline::routing::{RouteAction, Router};
-use gshare_core::pipeline::{
-    Assignment, Goal, Node, PartitionError, Pipeline, PipelinePartitioner, RankMode, Ranked, SliceAssigner,
+use gshare_core::{Engine, GpuId, PlacementId};
+use gshare_sched::Wrapped;
+use gshare_sched::pack::{
+    Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
+};
+use gshare_sched::pipeline::{
+    Assignment, Choice, FirstCome, FirstComeConfig, Goal, InstanceAction, InstanceKeeper, Keeper,
+    KeeperConfig, LeastFragmentation, Node, PartitionConfig, PartitionError, Partitioner, Pipeline,
+    PipelinePartitioner, RankMode, Ranked, RouteAction, Router, RouterConfig, SlackRouter, SliceAssigner,
     Unfit,
 };
-use gshare_core::request::{RequestAction, RequestEvent, RequestScheduler};
-use gshare_core::scale::{HorizontalAction, HorizontalScaler, StopReason, VerticalAction, VerticalScaler};
-use gshare_core::{Engine, GpuId, PlacementId, Wrapped};
-use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
-use gshare_sched::pipeline::{
-    Choice, FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig,
-    Partitioner, RouterConfig, SlackRouter,
-};
 use gshare_sched::place::{DiluConfig, DiluPacker};
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, Policy, RequestAction, RequestEvent, RequestScheduler, SchedulerConfig,
+};
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal,
-    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
+    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, StopReason,
+    VerticalAction, VerticalScaler,
 };
 use gshare_sim::conformance::{
     Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,

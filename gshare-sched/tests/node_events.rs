@@ -1,11 +1,10 @@
 //! Random events, valid and not, from random connections.
 
 use crate::support;
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, SmShare,
-    Timestamp,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, ServiceClass,
+    SmShare, Timestamp,
 };
 use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, Note, Peer};
 use proptest::prelude::*;

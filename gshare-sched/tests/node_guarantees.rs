@@ -107,7 +107,7 @@ fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     let conn = bench.hello(2, "bob", spec("0.8:0.9", 100));
     bench.say(conn, attach_frame());
     assert_eq!(told(&bench), (RefusalCode::BadSpec, "80%:90%".to_owned()));
-    bench.say(conn, ToDaemon::Class { class: gshare_core::scale::ServiceClass::BestEffort });
+    bench.say(conn, ToDaemon::Class { class: gshare_core::ServiceClass::BestEffort });
     // A broken protocol is no reason to run.
     bench.hello(2, "bob", spec("0.8:0.9", 100));
     assert!(matches!(bench.sent.last(), Some((_, ToClient::Refused { code: RefusalCode::Protocol, .. }))));

@@ -6,9 +6,10 @@ mod pack_slots;
 #[path = "support/pack.rs"]
 mod support;
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Rectangle, RepackPlan};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{
+    Demand, GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer, PackerExt, Rectangle, RepackPlan,
+};
 use proptest::prelude::*;
 
 fn percent(quota: u16, sm: u16) -> Demand {
@@ -160,7 +161,7 @@ fn a_forged_plan_is_refused_and_changes_nothing() {
     let before = pool.snapshot();
     let mut plan: RepackPlan = pool.plan_drain(GpuId::new(0)).unwrap();
     assert_eq!((plan.moves(), plan.stuck.as_slice()), (0, &[wide.id][..]));
-    plan.changes.push(gshare_core::pack::RepackChange {
+    plan.changes.push(gshare_sched::pack::RepackChange {
         id: wide.id,
         from_gpu: wide.gpu,
         from: wide.rectangle,

@@ -4,9 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer};
 
 struct Counting;
 

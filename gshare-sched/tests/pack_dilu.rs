@@ -1,7 +1,7 @@
 //! Dilu's placement against a linear scan, and the claims of its section 3.3.
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Workload};
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, Quota, SmShare};
+use gshare_sched::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Workload};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use proptest::prelude::*;
 
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-fn everything(pool: &DiluPacker) -> Vec<gshare_core::pack::Placement> {
+fn everything(pool: &DiluPacker) -> Vec<gshare_sched::pack::Placement> {
     let mut all = Vec::new();
     pool.placements(&mut |placement| all.push(*placement));
     all

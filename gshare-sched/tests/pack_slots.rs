@@ -3,9 +3,8 @@
 //! A window of 100 quanta; every client is always backlogged; request = limit. A GPU is offered 60 demands, one by one,
 //! and takes what fits, so it is full to the brim.
 
-use gshare_core::pack::{Demand, GpuSpec, Packer, Placement};
 use gshare_core::{BasisPoints, Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig, SlotTable, Waiting};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placement, SlotTable, Waiting};
 
 fn percent(quota: u16, sm: u16) -> Demand {
     Demand::new(Quota::from_percent(quota).unwrap(), SmShare::from_percent(sm).unwrap())

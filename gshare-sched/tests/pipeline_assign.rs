@@ -2,12 +2,12 @@
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::mig::{GpuModel, SliceAt};
-use gshare_core::pipeline::{
-    Balance, Goal, HandOff, Mode, Node, NodeGpu, Part, Pipeline, RankMode, SliceAssigner, Unfit,
-};
 use gshare_core::{Bytes, Duration, GpuId};
-use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner, plan};
+use gshare_sched::mig::{GpuModel, SliceAt};
+use gshare_sched::pipeline::{
+    Balance, Goal, HandOff, LeastFragmentation, Mode, Node, NodeGpu, Part, PartitionConfig, Partitioner,
+    Pipeline, RankMode, SliceAssigner, Unfit, plan,
+};
 use proptest::prelude::*;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];

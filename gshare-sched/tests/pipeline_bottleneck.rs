@@ -2,10 +2,12 @@
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{Goal, Mode, Node, PartitionError, PipelinePartitioner, RankMode};
 use gshare_core::{BasisPoints, Bytes, Duration};
-use gshare_sched::pipeline::{LeastFragmentation, NoPlan, PartitionConfig, Partitioner, Plan, plan};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Goal, LeastFragmentation, Mode, NoPlan, Node, PartitionConfig, PartitionError, Partitioner,
+    PipelinePartitioner, Plan, RankMode, plan,
+};
 use proptest::prelude::*;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];
@@ -199,7 +201,7 @@ proptest! {
             let limit = best + best * u64::from(tolerance) / 10_000;
             let key = |found: &&Found| (found.compute, found.latency, found.memory_slices);
             let optimum = found.iter().filter(|found| found.bottleneck <= limit).min_by_key(key).unwrap();
-            let held = |of: fn(&gshare_core::mig::MigProfile) -> u8| -> u32 {
+            let held = |of: fn(&gshare_sched::mig::MigProfile) -> u8| -> u32 {
                 plan.assignment.slices.iter().map(|slice| u32::from(of(node.model().get(slice.slice.profile).unwrap()))).sum()
             };
             let mine = (held(|p| p.compute_slices), plan.assignment.latency.as_nanos(), held(|p| p.memory_slices));
@@ -226,7 +228,7 @@ proptest! {
         let list = partitioner.ranked(&dag, &goal, &node).unwrap().pipelines;
         let list: Vec<(u64, u32)> = list
             .map(|pipeline| {
-                use gshare_core::pipeline::SliceAssigner;
+                use gshare_sched::pipeline::SliceAssigner;
                 let run = LeastFragmentation.assign(&dag, &goal, &pipeline, &node).unwrap();
                 (run.bottleneck.as_nanos(), run.compute_slices)
             })
@@ -256,7 +258,7 @@ proptest! {
         let config = PartitionConfig::default().with_rank(RankMode::PaperCv);
         let partitioner = Partitioner::new(config.clone()).unwrap();
         let Ok(all) = partitioner.by_cv(&dag, &goal) else { return Ok(()) };
-        let fits = |pipeline: &gshare_core::pipeline::Pipeline| {
+        let fits = |pipeline: &gshare_sched::pipeline::Pipeline| {
             let stages = stages_of(pipeline);
             let mut search = Exhaustive { dag: &dag, goal: &goal, node: &node, found: Vec::new() };
             search.stages(&stages, &mut free.clone(), Found { bottleneck: 0, compute: 0, latency: 0, memory_slices: 0 });

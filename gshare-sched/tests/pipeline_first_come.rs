@@ -1,8 +1,9 @@
 //! The plain queue of each function, against a book of the rules that it states.
 
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, Router, Service};
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
-use gshare_sched::pipeline::{FirstCome, FirstComeConfig};
+use gshare_sched::pipeline::{
+    FirstCome, FirstComeConfig, RouteAction, RouteError, RouteEvent, Router, Service,
+};
 use gshare_sim::Rng;
 use std::collections::BTreeMap;
 

@@ -2,23 +2,21 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 use gshare_core::dag::Dag;
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::instances::{
-    Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
-};
-use gshare_core::pipeline::{Goal, Node, RankMode};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::{
-    BasisPoints, Bytes, ConfigError, Duration, Engine, FunctionId, InstanceId, NodeId, Timestamp, Wrapped,
+    BasisPoints, Bytes, ConfigError, Duration, Engine, FunctionId, InstanceId, NodeId, Timestamp,
 };
+use gshare_sched::Wrapped;
+use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Choice, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
+    Choice, Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Keeper,
+    KeeperConfig, LeastFragmentation, Node, PartitionConfig, Partitioner, RankMode,
 };
-use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
-use gshare_sim::Rng;
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, SlicedConfig, SlicedPool, Work,
+};
 use gshare_sim::arrivals::Arrivals;
-use gshare_sim::conformance;
 use gshare_sim::world::{Function, Plan, run};
+use gshare_sim::{Rng, conformance};
 use std::sync::{Arc, Mutex};
 
 fn model() -> GpuModel {

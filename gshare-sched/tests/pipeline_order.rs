@@ -2,9 +2,8 @@
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::pipeline::{Goal, HandOff, Mode};
 use gshare_core::{Bytes, Duration};
-use gshare_sched::pipeline::{PartitionConfig, Partitioner};
+use gshare_sched::pipeline::{Goal, HandOff, Mode, PartitionConfig, Partitioner};
 use proptest::prelude::*;
 
 const MODES: [Mode; 3] = [Mode::SeriesCut, Mode::IdealChain, Mode::AcyclicQuotient];
@@ -168,7 +167,7 @@ fn a_fork_may_run_its_branches_side_by_side_and_lasts_as_long_as_the_longest() {
     let spread: Vec<_> = all.filter(|pipeline| pipeline.parts.len() > pipeline.stages() as usize).collect();
     assert_eq!(spread.len(), 1, "only where the fork is a stage of its own");
     assert_eq!(stages_of(&spread[0])[1].len(), 2);
-    assert_eq!(spread[0].balance, gshare_core::pipeline::Balance::of([5, 6, 7].map(Duration::from_nanos)));
+    assert_eq!(spread[0].balance, gshare_sched::pipeline::Balance::of([5, 6, 7].map(Duration::from_nanos)));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The router: against a literal one that searches everything each time, and the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
-use gshare_sched::pipeline::{Late, RouterConfig, SlackRouter};
+use gshare_sched::pipeline::{
+    Late, RouteAction, RouteError, RouteEvent, RouteReject, Router, RouterConfig, Service, SlackRouter,
+};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]

@@ -6,19 +6,17 @@ mod platform_pools;
 mod support;
 
 use gshare_core::dag::ComponentSet;
-use gshare_core::mig::GpuModel;
-use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, MigLayout, Part, PlatformAction,
-    PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
-};
-use gshare_core::request::{TenantLimits, Tier};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
     RequestId, SmShare, TenantId, Timestamp,
 };
+use gshare_sched::mig::GpuModel;
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
+    InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError,
+    PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
 };
+use gshare_sched::request::{TenantLimits, Tier};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile};

@@ -1,15 +1,13 @@
 //! The order in which a fractional pool serves the requests of a function that has more of them than it answers.
 
 use crate::support::{Host, MS, gib, inference};
-use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection, Work,
-};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp,
 };
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,
+    PlatformAction, PlatformConfig, Pool, PoolAction, PoolEvent, Rejection, Work,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

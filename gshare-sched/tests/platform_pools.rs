@@ -1,19 +1,17 @@
 //! The pools in a host where everything goes wrong, and a pool that is broken on purpose.
 #![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
 
-use gshare_core::pipeline::Goal;
-use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime,
-    Work,
-};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
-    RequestId, SmShare, Timestamp, Wrapped,
+    RequestId, SmShare, Timestamp,
 };
-use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig};
+use gshare_sched::Wrapped;
+use gshare_sched::pipeline::{FirstComeConfig, Goal, KeeperConfig};
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, RouterSettings, SlicedConfig, SlicedPool, WholePool,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
+    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, RouterSettings, SlicedConfig, SlicedPool,
+    WholePool, Work,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};

@@ -4,9 +4,10 @@
 #[path = "support/request_chaos.rs"]
 mod chaos;
 
-use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, Tier};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, ModelProfile, RequestAction, RequestEvent, SchedulerConfig, Tier,
+};
 use gshare_sim::request_cluster::Fate;
 
 /// Every request is served once or rejected once, with any faults; `simulate` checks the rest at each step.

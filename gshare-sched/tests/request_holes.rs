@@ -2,16 +2,15 @@
 //! Numbers 3 and 13 are tested beside the code (`queue`, `cache`).
 
 use RequestAction::{Dispatch, Evict, Load, Reject};
-use gshare_core::request::{
-    ModelProfile, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
-    TenantLimits, Tier,
-};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
     Timestamp,
 };
 use gshare_sched::request::shared_state::{Seen, reconcile};
-use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    CachePolicy, LocalityScheduler, MemoryStore, ModelProfile, Policy, RejectReason, RequestAction,
+    RequestError, RequestEvent, RequestPlace, RequestScheduler, SchedulerConfig, TenantLimits, Tier,
+};
 
 const A: u32 = 0;
 const B: u32 = 1;
@@ -477,7 +476,7 @@ fn hole_17_a_hit_that_is_none_loads_and_does_not_fail() {
 
 #[test]
 fn hole_17_stale_state_is_seen_as_a_miss() {
-    use gshare_core::request::{GpuRecord, StateStore, Version};
+    use gshare_sched::request::{GpuRecord, StateStore, Version};
     let mut rig = Rig::new(o3(25), 1);
     rig.warm(0, 1, A);
     rig.warm(0, 2, B);

@@ -3,16 +3,15 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, ScaleState,
-    ServiceClass, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
-};
 use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, SmShare, Timestamp,
+    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, ServiceClass,
+    SmShare, Timestamp,
 };
 use gshare_sched::scale::{
-    CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, HeuristicHorizontal,
-    HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+    CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, FunctionScale,
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalError, HorizontalEvent,
+    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, ScaleState,
+    StopReason, VerticalAction, VerticalEvent, VerticalScaler,
 };
 use proptest::prelude::*;
 

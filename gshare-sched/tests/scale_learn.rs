@@ -4,9 +4,10 @@
 #[path = "support/scale_vertical.rs"]
 mod support;
 
-use gshare_core::scale::{ScaleState, ServiceClass, VerticalEvent, VerticalScaler as _};
-use gshare_core::{ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, Timestamp};
-use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+use gshare_core::{
+    ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
+};
+use gshare_sched::scale::{DiluVertical, DiluVerticalConfig, ScaleState, VerticalEvent, VerticalScaler as _};
 use proptest::prelude::*;
 
 proptest! {

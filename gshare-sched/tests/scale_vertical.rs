@@ -2,12 +2,13 @@
 //! and what must hold in any history.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
-use gshare_core::scale::{
-    ScaleState, ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
-    VerticalScaler,
+use gshare_core::{
+    BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
-use gshare_core::{BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, Timestamp};
-use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+use gshare_sched::scale::{
+    DiluVertical, DiluVerticalConfig, ScaleState, TokenBalance, TokenUnit, VerticalAction, VerticalError,
+    VerticalEvent, VerticalScaler,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 

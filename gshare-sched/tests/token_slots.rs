@@ -2,12 +2,11 @@
 //!
 //! A GPU is offered 60 demands, one by one, and takes what fits. Every client is always backlogged; request = limit.
 
-use gshare_core::pack::{Demand, GpuSpec, Packer, Placement};
 use gshare_core::{
     Bytes, ClientId, Duration, GpuId, PlacementId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction,
     TokenEvent, TokenScheduler,
 };
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placement};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node;
 use gshare_sim::token::drive::Driver;

@@ -40,21 +40,21 @@
 
 mod runner;
 
-/// The words: units, ids, shares, events and orders of each engine, and the traits of policies.
+/// The words that engines share: units, ids, shares, profiles.
 pub use gshare_core as words;
 #[cfg(feature = "modelstore")]
 pub use gshare_modelstore as modelstore;
 #[cfg(feature = "profile")]
 pub use gshare_profile as profile;
-pub use gshare_sched::{node, pack, pipeline, place, platform, request, scale, token};
+pub use gshare_sched::{Wrapped, mig, node, pack, pipeline, place, platform, request, scale, token};
 pub use runner::Runner;
 
 /// The names that most hosts use.
 pub mod prelude {
     pub use crate::Runner;
-    pub use gshare_core::platform::{PlatformAction, PlatformEvent};
     pub use gshare_core::{
         Bytes, ClientId, Duration, Engine, FunctionId, GpuId, GpuShare, Quota, QuotaRange, ResourceSpec,
         Share, SmShare, Timestamp, TokenAction, TokenEvent,
     };
+    pub use gshare_sched::platform::{PlatformAction, PlatformEvent};
 }

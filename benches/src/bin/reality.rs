@@ -14,11 +14,10 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use gshare_core::pipeline::Goal;
-use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::{Bytes, Duration, GpuShare, NodeId, Quota, QuotaRange, SmShare};
-use gshare_sched::platform::PlatformSettings;
+use gshare_sched::pipeline::Goal;
+use gshare_sched::platform::{DeviceSpec, FunctionSpec, MigLayout, PlatformSettings, Work};
 use gshare_sim::Rng;
 use gshare_sim::world::{self, Depth, Function, Load, Plan};
 use serde_json::{Value, json};

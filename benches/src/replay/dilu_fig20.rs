@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Workload};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_sched::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Workload};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::scenario::Own;
 use serde::Deserialize;

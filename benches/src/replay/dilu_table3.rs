@@ -50,18 +50,18 @@ use super::paired::{Compared, Run};
 use super::{Report, in_parallel, joined, mean, row};
 use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, ensure};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{HorizontalEvent, HorizontalScaler};
-use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp, Wrapped};
+use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
+use gshare_sched::Wrapped;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::Late;
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, Platform, PlatformConfig,
+    Work,
 };
 use gshare_sched::scale::{
-    HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal,
-    PeakHorizontalConfig,
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler, LazyHorizontal,
+    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
 };
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::load_trace::read_rates;

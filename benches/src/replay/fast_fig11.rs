@@ -4,9 +4,8 @@
 //! with its mistakes mended), `max_rects` (ours, re-arranging before it opens a GPU), `batch` (ours, all at once).
 
 use anyhow::{Context, Result};
-use gshare_core::pack::{Demand, GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -13,15 +13,14 @@
 
 use super::{Report, row};
 use anyhow::{Context, Result, anyhow};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::HorizontalScaler;
 use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, Platform, PlatformConfig,
+    Work,
 };
-use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
+use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::scenario::Own;

@@ -7,11 +7,10 @@
 //! when every client got its quota in each of three windows.
 
 use anyhow::{Context, Result, anyhow};
-use gshare_core::pack::{Packer, Placement};
 use gshare_core::{
     ClientId, Duration, GpuId, QuotaRange, Share, SmShare, Timestamp, TokenEvent, TokenScheduler,
 };
-use gshare_sched::pack::MaxRectsConfig;
+use gshare_sched::pack::{MaxRectsConfig, Packer, Placement};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::keen::Keen;

@@ -14,9 +14,10 @@
 //! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
 
 use anyhow::{Context, Result, ensure};
-use gshare_core::request::{ModelProfile, RequestScheduler};
 use gshare_core::{Bytes, Duration, NodeId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, Policy as Dispatch, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, ModelProfile, Policy as Dispatch, RequestScheduler, SchedulerConfig,
+};
 use gshare_sim::Rng;
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
 use gshare_sim::scenario::Own;

@@ -13,12 +13,14 @@
 //! the mean costs of the run itself: what is left is the difference in decisions and queueing.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler, Tier};
 use gshare_core::{Bytes, Duration, GpuId, ModelId, NodeId, RequestId, Timestamp};
 use gshare_runner::manager::{
     GpuManager, GpuSpec, Hook, ManagerConfig, Program, Report as Told, Serving, Submission,
 };
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, RequestScheduler, SchedulerConfig,
+    Tier,
+};
 use gshare_sim::Rng;
 use gshared::{Clock as _, Config, Daemon, MonotonicClock};
 use parking_lot::Mutex;

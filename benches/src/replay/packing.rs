@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use gshare_core::pack::{GpuSpec, Packer};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig, lower_bound, pack_batch};
+use gshare_sched::pack::{GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer, lower_bound, pack_batch};
 use gshare_sim::scenario::Own;
 
 use super::{Report, mean, row};

@@ -6,12 +6,12 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::backend::HostBackend;
 use gshare_modelstore::backend::cuda::{CudaMap, Scratch, VmmBackend, memory_info, run_loader};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::{Access, MemoryTier};
 use serde_json::json;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};

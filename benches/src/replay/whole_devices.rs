@@ -2,11 +2,11 @@
 //! told.
 
 use anyhow::{Result, anyhow, ensure};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::{ModelProfile, RequestEvent, RequestScheduler, RequestStats};
-use gshare_core::{Bytes, Duration, NodeId, Quota, SmShare, Timestamp, Wrapped};
-use gshare_sched::platform::{Platform, PlatformConfig, WholePool};
+use gshare_core::{Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
+use gshare_sched::Wrapped;
+use gshare_sched::platform::{DeviceSpec, FunctionSpec, Platform, PlatformConfig, Regime, WholePool, Work};
+use gshare_sched::request::{ModelProfile, RequestEvent, RequestScheduler, RequestStats};
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::world::{self, Function, Plan};
 use parking_lot::Mutex;

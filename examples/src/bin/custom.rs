@@ -6,16 +6,16 @@
 //! `cargo run -p gshare-examples --bin custom`
 
 use anyhow::Context as _;
-use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_runner::manager::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,
+    PlatformAction, PlatformConfig, PlatformEvent, Work,
+};
+use gshare_sched::scale::{
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -4,9 +4,8 @@
 //! `cargo run -p gshare-examples --bin own_packer`
 
 use gshare_core::GpuId;
-use gshare_core::pack::{Demand, Packer};
 use gshare_sched::pack::by_rule::{ByRule, Candidate, ChoiceRule};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{Demand, MaxRects, MaxRectsConfig, Packer};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::conformance::{Shares, packer};
 use gshare_sim::packing::{Churn, churn};

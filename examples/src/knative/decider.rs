@@ -30,12 +30,10 @@
 
 use super::settings::{Metric, Settings};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
-};
 use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{
-    FleetConfig, HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig,
+    FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
+    HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
 };
 use std::collections::VecDeque;
 
@@ -360,9 +358,10 @@ mod tests {
     use super::super::api::{PodAutoscaler, PodAutoscalerSpec};
     use super::super::settings::Defaults;
     use super::*;
-    use gshare_core::scale::{ServiceClass, VerticalEvent};
-    use gshare_core::{ClientId, Engine as _, GpuId, QuotaRange};
-    use gshare_sched::scale::{CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig};
+    use gshare_core::{ClientId, Engine as _, GpuId, QuotaRange, ServiceClass};
+    use gshare_sched::scale::{
+        CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, VerticalEvent,
+    };
     use proptest::prelude::*;
 
     fn settings(annotations: &[(&str, &str)]) -> Settings {

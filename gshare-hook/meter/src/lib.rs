@@ -84,10 +84,9 @@ pub use device::Ground;
 pub use meter::Meter;
 pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 
-use gshare_core::scale::ServiceClass;
 use gshare_core::wait_ring::{Event, Why};
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
-use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, ServiceClass, Timestamp};
 
 pub(crate) use MeterAction as Action;
 pub(crate) type Actions = Vec<MeterAction>;

@@ -1,9 +1,8 @@
 //! The meter: one process and its daemon.
 
-use gshare_core::scale::ServiceClass;
 use gshare_core::wait_ring::Event;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, ServiceClass, Timestamp};
 
 use crate::device::{Around, Attachment, Device, Tenure};
 use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED};

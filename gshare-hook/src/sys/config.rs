@@ -22,10 +22,9 @@
 
 use std::ffi::OsString;
 
-use gshare_core::scale::ServiceClass;
 use gshare_core::wait_ring::Category;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss};
-use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, SmShare};
+use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, ServiceClass, SmShare};
 
 /// Where the daemon listens unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";

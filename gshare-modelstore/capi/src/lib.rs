@@ -5,10 +5,10 @@
 #![allow(unsafe_code, reason = "pointers from C")]
 
 use core::ffi::{CStr, c_char};
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::backend::cuda::CudaMap;
 use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
 use gshare_modelstore::safetensors::{Dtype, MAX_RANK};
+use gshare_modelstore::store::{Access, MemoryTier};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::OnceLock;

@@ -1,9 +1,9 @@
 //! The books, and the steps that change them together.
 
-use gshare_core::slots::Slots;
-use gshare_core::store::{
+use crate::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, StoreAction, StoreLimits,
 };
+use gshare_core::slots::Slots;
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -6,7 +6,7 @@
 //! nanoseconds, shares basis points.
 //!
 //! # Terms
-//! Those of [`gshare_core::store`]; further:
+//! Those of [`crate::store`]; further:
 //! - **promised**: bytes of all arenas that are not on their way out; what decisions are made on;
 //! - **physical**: bytes of all arenas that have memory; what is never more than the tier;
 //! - **value** of an arena: `sum over its models (rate x reload time) / bytes`, where the rate of a model is the number of
@@ -56,11 +56,11 @@
 mod books;
 mod room;
 
-use books::{Arena, Due, Model, Origin, State, Ticket, Wants};
-use gshare_core::store::{
+use crate::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
     StoreError, StoreEvent, StoreLimits,
 };
+use books::{Arena, Due, Model, Origin, State, Ticket, Wants};
 use gshare_core::{
     ArenaId, BasisPoints, Bytes, ClientId, ConfigError, Duration, Engine, ModelId, TenantId, TicketId,
     TimeWentBack, Timestamp,
@@ -615,7 +615,7 @@ impl ModelStore for Store {
             || match model.access {
                 Access::Public => true,
                 Access::Group => reader.group == model.group,
-                _ => false,
+                Access::Private => false,
             }
     }
 
@@ -623,7 +623,6 @@ impl ModelStore for Store {
         match tier {
             MemoryTier::Gpu => self.config.gpu,
             MemoryTier::Host => self.config.host,
-            _ => Bytes::ZERO,
         }
     }
 }

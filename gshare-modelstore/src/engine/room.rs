@@ -2,8 +2,8 @@
 
 use super::Store;
 use super::books::{Arena, Model, Origin, Wants};
+use crate::store::{ArenaState, MemoryTier, ModelStore as _, RefuseReason, StoreAction};
 use core::cmp::Ordering;
-use gshare_core::store::{ArenaState, MemoryTier, ModelStore as _, RefuseReason, StoreAction};
 use gshare_core::{ArenaId, Bytes, TenantId, Timestamp};
 use std::collections::BTreeSet;
 
@@ -258,10 +258,10 @@ impl Store {
             let held = state.clients.values().filter_map(|client| client.refs.get(&name)).sum::<u64>();
             assert_eq!(arena.references, held, "references of {name}");
             let copies = state.arenas.values().filter(|other| {
-                matches!(other.origin, Origin::Loaded { from: gshare_core::store::LoadFrom::Host(from) } if from == name)
+                matches!(other.origin, Origin::Loaded { from: crate::store::LoadFrom::Host(from) } if from == name)
             });
             assert_eq!(arena.copies as usize, copies.count(), "copies from {name}");
-            if let Origin::Loaded { from: gshare_core::store::LoadFrom::Gpu(from) } = arena.origin {
+            if let Origin::Loaded { from: crate::store::LoadFrom::Gpu(from) } = arena.origin {
                 assert!(
                     state.arenas.get(from).is_some_and(|from| from.state == ArenaState::Evicting),
                     "{name}'s source"

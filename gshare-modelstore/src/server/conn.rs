@@ -6,7 +6,7 @@ use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
 use crate::manifest::Layout;
 use crate::packet;
-use gshare_core::store::{Access, MemoryTier, ModelStore as _, StoreEvent};
+use crate::store::{Access, MemoryTier, ModelStore as _, StoreEvent};
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -423,7 +423,7 @@ fn put_file(
         {
             core.unname(model);
             let code = match error {
-                gshare_core::store::StoreError::TooManyModels { .. } => Code::TooManyModels,
+                crate::store::StoreError::TooManyModels { .. } => Code::TooManyModels,
                 _ => Code::ModelTooLarge,
             };
             return core.refuse(&open(Kind::Plain), code, error.to_string());

@@ -10,11 +10,11 @@ use crate::engine::Store;
 use crate::frame::{Answer, Code};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
-use gshare_core::slots::Slots;
-use gshare_core::store::{
+use crate::store::{
     Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore as _, RefuseReason, StoreAction,
     StoreError, StoreEvent, StoreLimits,
 };
+use gshare_core::slots::Slots;
 use gshare_core::{
     ArenaId, Bytes, ClientId, Duration, Engine as _, GroupId, ModelId, TenantId, TicketId, Timestamp,
 };

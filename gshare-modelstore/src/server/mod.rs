@@ -36,7 +36,7 @@ use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
 use crate::engine::{Store, StoreConfig};
-use gshare_core::store::{Access, StoreEvent, StoreLimits};
+use crate::store::{Access, StoreEvent, StoreLimits};
 use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;

@@ -7,12 +7,12 @@
     reason = "shared by a test and a fuzz target; small numbers"
 )]
 
-use gshare_core::store::{
+use gshare_core::{ArenaId, Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
+use gshare_modelstore::engine::StoreConfig;
+use gshare_modelstore::store::{
     Access, ArenaState, ArenaView, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
     StoreError, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Engine, GroupId, ModelId, TenantId, TicketId, Timestamp};
-use gshare_modelstore::engine::StoreConfig;
 use std::cmp::Ordering;
 
 #[derive(Debug, Clone)]

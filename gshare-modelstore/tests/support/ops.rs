@@ -3,12 +3,14 @@
 
 #[path = "literal.rs"]
 pub mod literal;
+#[path = "store_history.rs"]
+pub mod store_history;
 
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_modelstore::engine::{Store, StoreConfig};
-use gshare_sim::store_history::{StoreDriver, StoreOp, StoreWorld};
 use literal::{Literal, Lockstep};
 use std::collections::BTreeMap;
+use store_history::{StoreDriver, StoreOp, StoreWorld};
 
 pub const WORLD: StoreWorld = StoreWorld { clients: 6, models: 8, tenants: 3, unit: Bytes(1_000_000) };
 

@@ -2,12 +2,13 @@
 
 use crate::common::{self, Forked, Local, within};
 use crate::hooked;
-use gshare_core::request::{ModelProfile, RejectReason, StateStore as _};
 use gshare_core::{Bytes, Duration, GpuId, ModelId, RequestId};
 use gshare_runner::manager::{
     Answer, GpuManager, GpuSpec, Hook, ManagerConfig, ManagerError, Program, Refused, Serving, Submission,
 };
-use gshare_sched::request::{LocalityScheduler, MemoryStore, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, MemoryStore, ModelProfile, RejectReason, SchedulerConfig, StateStore as _,
+};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::io::Write as _;
 use std::path::Path;

@@ -2,8 +2,9 @@
 
 use crate::common::{self, Local, Process, attached, spec, within};
 use crate::hooked;
-use gshare_core::scale::{ScaleState, ServiceClass};
+use gshare_core::ServiceClass;
 use gshare_core::wire::ToClient;
+use gshare_sched::scale::ScaleState;
 use rustix::process::Signal;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

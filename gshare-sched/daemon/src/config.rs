@@ -22,8 +22,9 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
-use gshare_core::scale::ServiceClass;
-use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, SmShare, SpecError, TokenScheduler};
+use gshare_core::{
+    Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError, TokenScheduler,
+};
 use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, max_gpus, printable};
 use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use serde::de::{Error as _, Visitor};

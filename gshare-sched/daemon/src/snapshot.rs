@@ -3,10 +3,10 @@
 use crate::enforce::HeldBy;
 use crate::nvml::LostDevice;
 use crate::why::Decision;
-use gshare_core::scale::{ScaleState, ServiceClass};
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, ClientId, Duration, GpuId, Timestamp};
+use gshare_core::{Bytes, ClientId, Duration, GpuId, ServiceClass, Timestamp};
 use gshare_sched::node::{ClientView, DeviceView, FactSource};
+use gshare_sched::scale::ScaleState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -22,7 +22,7 @@
 //!
 //! # Example
 //! ```no_run
-//! use gshare_core::request::{GpuRecord, StateStore};
+//! use gshare_sched::request::{GpuRecord, StateStore};
 //! use gshare_core::{Duration, GpuId, ModelId, Timestamp};
 //!
 //! let mut store = gshare_etcd::EtcdStore::new(["http://127.0.0.1:2379"], "/gshare");
@@ -30,7 +30,7 @@
 //! let record = GpuRecord { busy: false, free_at: now, models: vec![ModelId::new(7)] };
 //! let version = store.version(gpu)?;
 //! store.put(now, gpu, record, version, Duration::from_secs(10))?;
-//! # Ok::<(), gshare_core::request::StateError>(())
+//! # Ok::<(), gshare_sched::request::StateError>(())
 //! ```
 //!
 //! # Differences from the contract
@@ -44,8 +44,8 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use gshare_core::request::{GpuRecord, StateError, StateStore, Version};
 use gshare_core::{Duration, GpuId, Timestamp};
+use gshare_sched::request::{GpuRecord, StateError, StateStore, Version};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration as StdDuration;

@@ -3,13 +3,13 @@
 //! The server is the program named by `GSHARE_ETCD`, else `etcd` on the path. Where there is none the tests say so and do
 //! nothing, unless `GSHARE_CI` is set: then that is a failure.
 
-use gshare_core::request::{
-    GpuRecord, ModelProfile, RequestEvent, RequestScheduler, StateError, StateStore, Version,
-};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, Timestamp};
 use gshare_etcd::EtcdStore;
 use gshare_sched::request::shared_state::{Seen, reconcile};
-use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
+use gshare_sched::request::{
+    GpuRecord, LocalityScheduler, ModelProfile, RequestEvent, RequestScheduler, SchedulerConfig, StateError,
+    StateStore, Version,
+};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration as StdDuration, Instant};

@@ -15,7 +15,6 @@
 //! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
-//! | [`store_history`] | random histories of any store of models, kept book of and checked |
 //! | [`contended_gpu`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
@@ -37,7 +36,6 @@ pub mod node;
 pub mod packing;
 pub mod request_cluster;
 pub mod scenario;
-pub mod store_history;
 pub mod token;
 pub mod virtual_gpu;
 pub mod world;

@@ -10,8 +10,8 @@
 //! of up to twice that, and for 1 to 8 GiB; the time is whole, so that packers of rectangles and of sums see the same.
 
 use crate::rng::Rng;
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_sched::pack::{Demand, GpuSpec, PackError, Packer};
 
 /// The load, and how long it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

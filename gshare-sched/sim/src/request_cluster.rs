@@ -14,10 +14,10 @@
 //! - each request is completed once or rejected once, and nothing is left at the end.
 
 use crate::{EventQueue, Rng};
-use gshare_core::request::{
+use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
+use gshare_sched::request::{
     GpuRecord, ModelProfile, RejectReason, RequestAction, RequestEvent, RequestScheduler, Tier,
 };
-use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A GPU of the cluster.

@@ -1,13 +1,15 @@
 //! The checks of the world over platforms that are broken on purpose: each fails, and tells its story.
 
-use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
-use gshare_core::platform::{Part, PlatformAction, PlatformEvent};
-use gshare_core::request::TenantLimits;
-use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, PlacementId, TenantId, Wrapped};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
-use gshare_sched::platform::{
-    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig,
+use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, PlacementId, TenantId};
+use gshare_sched::Wrapped;
+use gshare_sched::pack::{
+    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
+use gshare_sched::platform::{
+    FractionalConfig, FractionalPolicies, FractionalPool, Part, Platform, PlatformAction, PlatformConfig,
+    PlatformEvent,
+};
+use gshare_sched::request::TenantLimits;
 use gshare_sim::scenario::{Scenario, WorkText};
 use gshare_sim::world::{self, Failure, Plan};
 use std::path::Path;

@@ -17,11 +17,13 @@
 //! # Cost
 //! One pass over the clients that take part every 5 ms, while there is one. Nothing otherwise.
 
-use crate::scale::{DiluVertical, DiluVerticalConfig};
-use gshare_core::scale::{
-    ClientScale, ScaleState, ServiceClass, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
+use crate::scale::{
+    ClientScale, DiluVertical, DiluVerticalConfig, ScaleState, VerticalAction, VerticalError, VerticalEvent,
+    VerticalScaler,
 };
-use gshare_core::{ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, Timestamp};
+use gshare_core::{
+    ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -2,9 +2,8 @@
 
 use super::printable::{is_printable, printable};
 use core::fmt;
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::MAX_TEXT;
-use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec};
+use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec, ServiceClass};
 use std::collections::BTreeMap;
 
 gshare_core::config! {

@@ -134,15 +134,15 @@ pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
 pub use views::{ClientView, DeviceView, FactSource, TenantView};
 
+use crate::scale::VerticalScaler;
 use co_scaling::{Resize, Scaling};
 use debts::Debts;
-use gshare_core::scale::{ServiceClass, VerticalScaler};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConfigError, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId,
-    TimeWentBack, Timestamp, TokenAction,
+    ServiceClass, TimeWentBack, Timestamp, TokenAction,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};

@@ -2,15 +2,14 @@
 
 use super::printable::{is_printable, printable};
 use super::shares::part;
-use super::time_admission;
 use super::{
     Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
-    Session, Tenant, TenantId, Turns, max_gpus, note,
+    Session, Tenant, TenantId, Turns, max_gpus, note, time_admission,
 };
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, RunId, Share, Timestamp, TokenEvent,
+    Bytes, ClientId, ConnId, Duration, GpuId, Quota, ResourceSpec, RunId, ServiceClass, Share, Timestamp,
+    TokenEvent,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

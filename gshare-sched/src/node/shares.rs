@@ -2,10 +2,11 @@
 
 use super::co_scaling::Resize;
 use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, note, time_admission};
-use gshare_core::scale::{ServiceClass, VerticalError};
+use crate::scale::VerticalError;
 use gshare_core::wire::ToClient;
 use gshare_core::{
-    Bytes, ClientId, ConfigError, GpuId, Quota, QuotaRange, ResourceSpec, Share, Timestamp, TokenEvent,
+    Bytes, ClientId, ConfigError, GpuId, Quota, QuotaRange, ResourceSpec, ServiceClass, Share, Timestamp,
+    TokenEvent,
 };
 
 /// The request that is stated to a process which would be alone on its device, in place of the whole.

@@ -1,10 +1,10 @@
 //! Views of a node for `status`, metrics and a replay. Nothing here changes anything.
 
 use super::{Client, Device, DeviceUuid, Node, TenantId};
-use gshare_core::scale::{ScaleState, ServiceClass};
+use crate::scale::ScaleState;
 use gshare_core::token::ClientStatus;
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, Share, Timestamp};
+use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, ServiceClass, Share, Timestamp};
 use std::collections::BTreeSet;
 
 /// The source of a device's memory size.

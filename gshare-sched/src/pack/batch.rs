@@ -19,7 +19,7 @@
 
 use core::cmp::Reverse;
 
-use gshare_core::pack::{PackError, Rectangle};
+use crate::pack::{PackError, Rectangle};
 use gshare_core::{Bytes, Quota, SmShare};
 
 use super::geometry::{FreeSet, Rect, best_corner};

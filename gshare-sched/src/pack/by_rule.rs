@@ -9,7 +9,7 @@
 //! Memory is never passed and members of a group never share a GPU, with any rule; all else is the rule's. Placements have no
 //! offsets.
 
-use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle};
+use crate::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle};
 use gshare_core::{GpuId, PlacementId, Quota, SmShare};
 
 use super::index::MAX_GPUS;
@@ -58,7 +58,7 @@ impl Gpu {
 /// A packer by a rule. See the [module documentation](self).
 ///
 /// ```
-/// use gshare_core::pack::{Demand, GpuSpec, Packer};
+/// use gshare_sched::pack::{Demand, GpuSpec, Packer};
 /// use gshare_core::{Bytes, GpuId, Quota, SmShare};
 /// use gshare_sched::pack::by_rule::{ByRule, Candidate, ChoiceRule};
 ///

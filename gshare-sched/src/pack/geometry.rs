@@ -23,7 +23,7 @@
 //! `n` placements have at most `O(n^2)` maximal rectangles; with eight placements of GPU-like sizes there are one to
 //! eight. Both operations are quadratic in that small number and allocate nothing.
 
-use gshare_core::pack::Rectangle;
+use crate::pack::Rectangle;
 use gshare_core::{Quota, SmShare};
 
 use super::list::List;

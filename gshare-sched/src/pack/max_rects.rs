@@ -4,7 +4,7 @@ use core::cmp::Reverse;
 
 use std::collections::BTreeMap;
 
-use gshare_core::pack::{
+use crate::pack::{
     Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
     in_order_of_demands,
 };
@@ -164,9 +164,8 @@ struct Undo {
 /// A GPU takes half a KiB with up to 22 placements; ids need not be dense, but every one below the largest takes as much.
 ///
 /// ```
-/// use gshare_core::pack::{Demand, GpuSpec, Packer};
+/// use gshare_sched::pack::{Demand, GpuSpec, Packer, MaxRects, MaxRectsConfig};
 /// use gshare_core::{Bytes, GpuId, Quota, SmShare};
-/// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 ///
 /// let mut pool = MaxRects::new(MaxRectsConfig::default());
 /// pool.add_gpu(GpuId::new(0), GpuSpec::new(Bytes::from_gib(16)))?;

@@ -6,8 +6,12 @@
 //! is placed at once, on as few GPUs as possible, and no two rectangles of a GPU may overlap.
 //!
 //! # Terms
-//! A GPU is *open* when it holds a placement. A *hole* is a maximal free rectangle. *Re-arranging* changes the
-//! rectangles inside one GPU; the offsets are virtual, so no process moves.
+//! - *demand*: what is asked ([`Demand`]); *placement*: where it went ([`Placement`]);
+//! - *rectangle*: the part of a GPU that a placement holds ([`Rectangle`]): time runs along x, SMs along y
+//!   (FaST-GShare, section 3.4.2). Dilu's packer keeps sums only and leaves the offsets at zero;
+//! - *gang*: demands that need one GPU each, all different, or nothing at all (Dilu, Algorithm 1: `n_j`);
+//! - *open*: a GPU that holds a placement; *hole*: a maximal free rectangle;
+//! - *re-arranging* changes the rectangles inside one GPU; the offsets are virtual, so no process moves.
 //!
 //! # Algorithm
 //! 1. Each GPU keeps the exact set of its holes, recomputed locally on place and release (`geometry`).
@@ -62,6 +66,7 @@ mod ids;
 mod index;
 mod list;
 mod max_rects;
+mod packer;
 pub mod picture;
 pub(crate) mod pool;
 mod rearrange;
@@ -71,4 +76,5 @@ pub mod slot_table;
 
 pub use batch::{BatchPacking, lower_bound, pack_batch};
 pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Snapshot, SnapshotGpu};
+pub use packer::*;
 pub use slot_table::{Slot, SlotTable, Waiting};

@@ -11,8 +11,8 @@
 
 use core::fmt::Write as _;
 
+use crate::pack::{GpuSpec, Placement, Rectangle};
 use gshare_core::BasisPoints;
-use gshare_core::pack::{GpuSpec, Placement, Rectangle};
 
 use super::geometry::{FreeSet, Rect};
 
@@ -150,7 +150,7 @@ fn middle(index: u16, count: u16, length: u16) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::pack::Demand;
+    use crate::pack::Demand;
     use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
     fn placement(x: u16, y: u16, w: u16, h: u16) -> Placement {

@@ -10,7 +10,7 @@
 use core::ops::{Index, IndexMut};
 use std::collections::{BTreeMap, BTreeSet};
 
-use gshare_core::pack::{GpuSpec, GpuStatus, PackError, Placement};
+use crate::pack::{GpuSpec, GpuStatus, PackError, Placement};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
 /// The GPU of a slot that is free.

@@ -26,7 +26,7 @@
 //! # Cost
 //! `O(n)` to ask who runs, `O(n^2)` to add a slot or to look for its place.
 
-use gshare_core::pack::{PackError, Placement};
+use crate::pack::{PackError, Placement};
 use gshare_core::{BasisPoints, PlacementId, Quota, SmShare};
 
 use super::geometry::Rect;

@@ -2,9 +2,9 @@
 
 use super::costs::{Need, Offer, misfit, offers};
 use super::lattice::{Hands, index};
+use crate::mig::{GpuModel, SliceAt};
+use crate::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, SliceAssigner, Unfit};
 use gshare_core::dag::Dag;
-use gshare_core::mig::{GpuModel, SliceAt};
-use gshare_core::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, SliceAssigner, Unfit};
 use gshare_core::{Bytes, Duration, GpuId};
 use std::collections::BTreeSet;
 
@@ -75,7 +75,7 @@ fn needs(
     node: &Node,
     offers: &[Offer],
 ) -> Result<Vec<Vec<Option<Need>>>, Unfit> {
-    let of = |part: &gshare_core::pipeline::Part| {
+    let of = |part: &crate::pipeline::Part| {
         let need = |offer: &Offer| {
             let allowed = part.slice.is_none_or(|slice| slice == offer.profile);
             if allowed { offer.need(part.components) } else { None }
@@ -311,7 +311,7 @@ impl Lost {
 
 /// Over all profiles: idle memory slices that could be whole slices of it by their number, but are not by their place.
 fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
-    let lost = |profile: &gshare_core::mig::MigProfile| {
+    let lost = |profile: &crate::mig::MigProfile| {
         let by_number =
             (idle.count_ones() / u32::from(profile.memory_slices.max(1))).min(profile.max_count.into());
         let (mut left, mut by_place) = (idle, 0);

@@ -1,9 +1,9 @@
 //! Pipelines by coefficient of variation, listed lazily.
 
 use super::lattice::{self, Lattice, Step, index};
+use crate::pipeline::{Balance, Part, Pipeline};
 use core::cmp::{Ordering, Reverse};
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::pipeline::{Balance, Part, Pipeline};
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 

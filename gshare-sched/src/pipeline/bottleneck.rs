@@ -2,8 +2,8 @@
 
 use super::costs::{Need, Offer};
 use super::lattice::{Hands, Lattice, Step, index};
+use crate::pipeline::{Balance, Part, PartitionError, Pipeline};
 use gshare_core::dag::ComponentSet;
-use gshare_core::pipeline::{Balance, Part, PartitionError, Pipeline};
 use gshare_core::{BasisPoints, Duration};
 
 /// No way there.

@@ -1,7 +1,7 @@
 //! The memory and the time that components need on the slices of a node.
 
+use crate::pipeline::{Goal, Misfit, Node, PartitionError};
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::pipeline::{Goal, Misfit, Node, PartitionError};
 use gshare_core::{Bytes, Duration, ProfileId};
 
 /// Time in ns and memory in bytes.

@@ -1,7 +1,7 @@
 //! Routing in the order of arrival: a plain queue for each function.
 //!
 //! # Problem
-//! See [`gshare_core::pipeline::routing`]. A gateway that knows nothing of deadlines keeps one queue for each function. This
+//! See [`crate::pipeline`]. A gateway that knows nothing of deadlines keeps one queue for each function. This
 //! router does so: the one to compare [`SlackRouter`](super::SlackRouter) with, and enough for functions without an SLO.
 //!
 //! # Algorithm
@@ -22,8 +22,8 @@
 //! O(log n) per event for a function with exclusive instances; O(k log n) with k instances on its slices.
 
 use super::service::{check_event, latency, rate, slice, time_for};
+use crate::pipeline::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! The graph of ideals and steps.
 
+use crate::pipeline::{HandOff, Mode};
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::pipeline::{HandOff, Mode};
 use std::collections::BTreeSet;
 
 /// A bound that was passed: of what there was too much, and the bound.

@@ -7,13 +7,29 @@
 //! more of anything wider, so none of this may list them all.
 //!
 //! # Terms
-//! The words of [`gshare_core::pipeline`], and
+//! - **stage**: components that come one after another in the pipeline. **Part**: what of a stage runs on one slice.
+//!   A stage has one part, unless it is a fork whose branches run side by side on a slice each;
+//! - **CV**: coefficient of variation of the stages' times, std / mean (equation 1): 0 is perfect balance;
+//! - **bottleneck**: the longest time any slice is busy with one batch, hand-offs included; 1 / throughput;
+//! - **latency**: time of one batch through the whole pipeline, every branch taken;
+//! - **hand-off**: the way of an output from one slice to another through host memory. It occupies the slice that
+//!   writes and the slice that reads;
+//! - **feasible**: every part's memory with the run-time's own fits its slice, every component has a profile there,
+//!   and the latency is within the SLO;
 //! - **ideal** (down-set): a set of components with all their predecessors. A pipeline is a chain of ideals from the
 //!   empty one to the whole; a stage is the difference of two that follow each other, so every edge goes forward;
 //! - **step**: a pair of ideals, one in the other: a possible stage. Ideals and steps are a graph, a pipeline is a path;
 //! - **segment**: a component comparable with every other, or all that lies between two such (a fork and its join);
 //! - **spread**: a stage that is just one fork may run its branches side by side, a slice each. Its time is then the
 //!   longest branch's ("the maximum execution time among them").
+//!
+//! # The order of pipelines by CV
+//! With the times `t` of `k` stages on one reference slice, `T = sum t` and `S = sum t²`:
+//! ```text
+//! mean = T/k      var = S/k - (T/k)²      CV² = var / mean² = k*S / T² - 1
+//! ```
+//! so [`Balance`] compares `k*S / T²`, in integers, and the order is the same on every machine. Equal CVs go by fewer
+//! stages, then less hand-off, then the cuts.
 //!
 //! # Algorithm
 //! **The graph.** [`Mode::SeriesCut`] has the ideals between segments, the other modes have all; wide DAGs have too many
@@ -77,7 +93,9 @@ mod first_come;
 mod instances;
 mod lattice;
 mod partitioner;
+mod pipeline_words;
 mod plan;
+mod router;
 mod router_config;
 mod routing;
 mod service;
@@ -86,10 +104,9 @@ pub use assign::LeastFragmentation;
 pub use first_come::{FirstCome, FirstComeConfig};
 pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};
+pub use pipeline_words::*;
 pub use plan::{NoPlan, PassedOver, Plan, plan};
+pub use router::*;
 pub(crate) use router_config::overdue_after;
 pub use router_config::{Late, RouterConfig};
 pub use routing::SlackRouter;
-
-#[cfg(doc)]
-use gshare_core::pipeline::{Mode, RankMode};

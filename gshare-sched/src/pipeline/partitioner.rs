@@ -4,10 +4,10 @@ use super::balanced::Balanced;
 use super::bottleneck::{Front, Limits};
 use super::costs::{offers, reference_times};
 use super::lattice::{Hands, Lattice, Passed, forks};
-use gshare_core::dag::Dag;
-use gshare_core::pipeline::{
+use crate::pipeline::{
     FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
 };
+use gshare_core::dag::Dag;
 use gshare_core::{BasisPoints, ConfigError, Duration};
 
 crate::settings_table::settings! {
@@ -54,10 +54,9 @@ impl PartitionConfig {
 ///
 /// ```
 /// use gshare_core::dag::{Component, Dag};
-/// use gshare_core::mig::GpuModel;
-/// use gshare_core::pipeline::{Goal, HandOff, Node, RankMode};
+/// use gshare_sched::mig::GpuModel;
+/// use gshare_sched::pipeline::{Goal, HandOff, Node, RankMode, LeastFragmentation, PartitionConfig, Partitioner, plan};
 /// use gshare_core::{Bytes, Duration};
-/// use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner, plan};
 ///
 /// let chain = [("a", 2), ("b", 3), ("c", 4), ("d", 1)];
 /// let component = |(name, ms): &(&str, u64)| {
@@ -204,7 +203,7 @@ fn check_goal(goal: &Goal) -> Result<(), ConfigError> {
 /// How many slices a pipeline can get.
 fn most_slices(goal: &Goal, node: &Node) -> usize {
     let compute = usize::from(node.model().family.compute_slices());
-    let of = |gpu: &gshare_core::pipeline::NodeGpu| {
+    let of = |gpu: &crate::pipeline::NodeGpu| {
         let idle = node.idle(gpu).count_ones() as usize;
         if goal.carve { idle.min(compute).max(gpu.free.len()) } else { gpu.free.len() }
     };

@@ -1,10 +1,10 @@
 //! From a ranked list to a plan: the first pipeline that fits (FluidFaaS, section 5.2.2).
 
-use gshare_core::dag::Dag;
-use gshare_core::pipeline::{
+use crate::pipeline::{
     Assignment, FallBack, Goal, Mode, Node, PartitionError, Pipeline, PipelinePartitioner, SliceAssigner,
     Unfit,
 };
+use gshare_core::dag::Dag;
 
 /// The most pipelines that are tried: a second or so at the worst.
 const MAX_TRIES: usize = 20_000;

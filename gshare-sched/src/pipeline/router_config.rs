@@ -1,7 +1,7 @@
 //! Settings of a [`SlackRouter`](super::SlackRouter).
 
 #[cfg(doc)]
-use gshare_core::pipeline::routing::RouteAction;
+use crate::pipeline::RouteAction;
 use gshare_core::{ConfigError, Duration, Timestamp};
 
 /// The treatment of requests that cannot be answered in time.

@@ -1,7 +1,16 @@
 //! Routing by slack: which instance serves a request, and when.
 //!
 //! # Problem
-//! See [`gshare_core::pipeline::routing`], which also has the words.
+//! The instances of one function differ: some own their slices, as a whole or as pipelines, others share a slice and may
+//! have to be loaded first. A router gets requests with deadlines and instances with latencies, and says which request
+//! runs where (FluidFaaS, section 5.3, "Request Routing").
+//!
+//! # Terms
+//! - **exclusive** instance: owns its slices, holds up to `capacity` requests. **Shared** instance: one of several on a
+//!   [`SharedSlice`], which runs one request at a time;
+//! - **load**: time until a shared instance could begin, 0 while it is resident;
+//! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
+//! - **late**: now is past the slack on the function's fastest instance.
 //!
 //! # Algorithm
 //! 1. A function's requests wait in one queue by (deadline, arrival); nothing is bound to an instance before it starts, so a
@@ -61,8 +70,8 @@
 
 use super::router_config::{Late, RouterConfig};
 use super::service::{check_event, latency, rate, slice, time_for};
+use crate::pipeline::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

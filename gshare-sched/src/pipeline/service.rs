@@ -1,14 +1,13 @@
 //! How an instance serves, and which events are refused, for both routers.
 
+use crate::pipeline::{RouteError, RouteEvent, Service};
 use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::routing::{RouteError, RouteEvent, Service};
 use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp};
 
 /// Time of one request that finds the instance empty and in memory.
 pub(super) const fn latency(service: &Service) -> Duration {
     match *service {
         Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
-        _ => Duration::ZERO,
     }
 }
 
@@ -25,7 +24,6 @@ pub(super) fn rate(service: &Service) -> u64 {
     let interval = match service {
         Service::Exclusive { interval, .. } => interval.as_nanos(),
         Service::Shared { latency, .. } => latency.as_nanos(),
-        _ => 0,
     };
     1_000_000_000_000_000 / interval.max(1)
 }
@@ -63,7 +61,6 @@ fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteErr
             check_time(instance, "latency", latency, false)?;
             check_time(instance, "load", load, true)
         }
-        _ => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gshare_core::pack::{
+use crate::pack::{
     self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
 };
 use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
@@ -76,7 +76,7 @@ const BY_MEMORY: usize = 1;
 /// Dilu's placement over a pool of GPUs. See the [module documentation](super).
 ///
 /// ```
-/// use gshare_core::pack::{Demand, GpuSpec, Packer};
+/// use gshare_sched::pack::{Demand, GpuSpec, Packer};
 /// use gshare_core::{Bytes, GpuId, Quota, SmShare};
 /// use gshare_sched::place::{DiluConfig, DiluPacker};
 ///

@@ -16,7 +16,7 @@
 //! 2. *Best fit*: else the open GPU with the least `alpha * free SM share + beta * free memory share` that fits.
 //!    A large model takes the *worst* fit in memory instead, to leave room for its growth.
 //! 3. *New GPU*: else the smallest empty GPU that fits.
-//! 4. [`place_split`](gshare_core::pack::Packer::place_split): a large model that fits no single open GPU may be spread: open GPUs with SM room,
+//! 4. [`place_split`](crate::pack::Packer::place_split): a large model that fits no single open GPU may be spread: open GPUs with SM room,
 //!    those with the most free memory first, until its memory is covered; the request is charged on each.
 //!
 //! The score before placing orders GPUs of one size as the score after does (they differ by a constant of the demand),
@@ -56,4 +56,4 @@ mod grid;
 pub use dilu::{DiluConfig, DiluPacker};
 
 #[cfg(doc)]
-use gshare_core::pack::Demand;
+use crate::pack::Demand;

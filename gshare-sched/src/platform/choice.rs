@@ -1,6 +1,6 @@
 //! Which pool a function goes to.
 
-use gshare_core::platform::{FunctionSpec, Regime, Work};
+use crate::platform::{FunctionSpec, Regime, Work};
 
 /// The regime of a function, of those that there are: `devices` tells how many devices of a regime there are, or `None`
 /// where no pool shares such devices out.

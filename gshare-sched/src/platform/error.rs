@@ -1,6 +1,6 @@
 //! Why the platform refused an event.
 
-use gshare_core::platform::{PoolError, Regime};
+use crate::platform::{PoolError, Regime};
 use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantId, TimeWentBack};
 
 /// Why an event was refused. Nothing changed.

@@ -4,7 +4,7 @@ use super::{
     BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
     RequestId, Timestamp, choice, gpu_time,
 };
-use gshare_core::platform::{FunctionSpec, Work};
+use crate::platform::{FunctionSpec, Work};
 use gshare_core::profile::ProfileTable;
 use std::collections::BTreeSet;
 

@@ -4,8 +4,8 @@
 //! (GPU-enabled FaaS, section III-D; FluidFaaS, section 5.3: "warm"). The weights are there once an instance was ready on
 //! the node, and stay until the memory set aside for them is wanted for others: the least recently used go first.
 
-use gshare_core::platform::PlatformAction;
-use gshare_core::request::Tier;
+use crate::platform::PlatformAction;
+use crate::request::Tier;
 use gshare_core::{Bytes, FunctionId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 

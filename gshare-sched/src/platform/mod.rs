@@ -8,8 +8,25 @@
 //! engine: it decides, and a host (processes on one node, pods of a cluster, a simulation) carries out.
 //!
 //! # Terms
-//! The words of [`gshare_core::platform`]. A request is **held** by the platform while its tenant is at a limit or its
-//! function has no profile yet; else it is in the pool of its function.
+//! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
+//! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a
+//!   pipeline, the workers of a training job, or the devices over which a model is spread;
+//! - **parked**: what the instance had on the device is in host memory, and its process lives;
+//! - **pool**: the devices of one regime with the engines that share them: a [`Pool`];
+//! - **held**: a request whose tenant is at a limit or whose function has no profile yet. All others are in the pool of their function.
+//!
+//! # Life of an instance
+//! ```text
+//! Start ─▶ Starting ─ Ready ─▶ Ready ─ Drain ─▶ Draining ─ Stop ─▶ Stopped ─ Gone ─▶ forgotten
+//!             │ Refused, Gone    │  ▲
+//!             ▼           Park   ▼  │ Unpark, Unparked
+//!         forgotten             Parked
+//! ```
+//! [`InstanceReport::Gone`] may come in every state: a process can die at any time. Requests that it had are dispatched
+//! again, a bounded number of times.
+//!
+//! # Life of a request
+//! `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, or `Reject` instead of any of these. Each request ends once.
 //!
 //! # Algorithm
 //! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), [`SlicedPool`]
@@ -24,10 +41,9 @@
 //!
 //! # Example
 //! ```
-//! use gshare_core::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
+//! use gshare_sched::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work, Platform};
 //! use gshare_core::profile::{ProfilePoint, ProfileTable};
 //! use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
-//! use gshare_sched::platform::Platform;
 //!
 //! let ms = Duration::from_millis;
 //! let half = SmShare::from_percent(50).unwrap();
@@ -54,7 +70,7 @@
 //! # Invariants
 //! - a request that arrived is answered once, or rejected once, or waits in one place;
 //! - a request is dispatched only to a ready instance of its function;
-//! - no device holds more than it has: those of the pools' contract ([`gshare_core::platform::Pool`]);
+//! - no device holds more than it has: those of the pools' contract ([`crate::platform::Pool`]);
 //! - each instance that was started is known until the host reports it gone or its device is lost.
 //!
 //! # Cost
@@ -71,6 +87,8 @@ mod functions;
 mod gpu_time;
 mod host_cache;
 mod naming;
+mod platform_words;
+mod queue_order;
 mod requests;
 mod settings;
 mod sliced;
@@ -84,15 +102,13 @@ mod whole;
 pub use error::PlatformError;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use functions::{FunctionState, FunctionStats, FunctionView};
+pub use platform_words::*;
+pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
 use functions::Function;
-use gshare_core::platform::{
-    DeviceSpec, InstanceReport, InstanceView, PlatformAction, PlatformEvent, Pool, PoolAction, PoolEvent,
-    Regime, Rejection,
-};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, TimeWentBack, Timestamp};
 use naming::Instances;
 use requests::Request;

@@ -4,8 +4,8 @@ use super::gpu_time::GpuTime;
 use super::{
     BTreeMap, Bytes, FunctionId, GpuId, InstanceReport, Platform, PlatformAction, PoolEvent, RequestId,
 };
+use crate::platform::Part;
 use gshare_core::InstanceId;
-use gshare_core::platform::Part;
 use std::collections::BTreeSet;
 
 /// An instance that the host was told of.

@@ -4,19 +4,15 @@ use super::{
     FractionalConfig, FractionalPolicies, FractionalPool, MakeKeeper, Platform, PlatformConfig,
     PlatformError, SlicedConfig, SlicedPool, WholePool,
 };
-use crate::pack::{MaxRects, MaxRectsConfig};
+use crate::pack::{MaxRects, MaxRectsConfig, Packer};
+use crate::pipeline::Router;
 use crate::place::{DiluConfig, DiluPacker};
-use crate::request::SchedulerConfig;
+use crate::platform::{Pool, QueueOrder};
+use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
-    HeuristicHorizontal, HeuristicHorizontalConfig, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal,
-    PeakHorizontalConfig,
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
+    PeakHorizontal, PeakHorizontalConfig,
 };
-use gshare_core::pack::Packer;
-use gshare_core::pipeline::routing::Router;
-use gshare_core::platform::Pool;
-use gshare_core::queue_order::QueueOrder;
-use gshare_core::request::RequestScheduler;
-use gshare_core::scale::HorizontalScaler;
 
 /// The policy that starts and stops instances on fractional devices.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! pools ([`FractionalPool`](super::FractionalPool)), all that come behind a burst would be late otherwise. How long a late one waits is
 //! bounded by the platform's `max_held`.
 
-use gshare_core::request::TenantLimits;
+use crate::request::TenantLimits;
 use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

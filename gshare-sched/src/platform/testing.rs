@@ -1,7 +1,7 @@
 //! A host for tests of one pool, which answers as the test says.
 
+use crate::platform::{InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection};
 use core::fmt::Debug;
-use gshare_core::platform::{InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection};
 use gshare_core::{Duration, FunctionId, InstanceId, RequestId, Timestamp};
 
 pub(super) struct Host<P> {

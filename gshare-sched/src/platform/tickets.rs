@@ -6,7 +6,7 @@
 //! once, although the engine still has it. So the engine knows requests by **tickets**, which are never used twice; a
 //! ticket that no request holds any more is answered when the engine dispatches it.
 
-use gshare_core::platform::{PoolError, PoolEvent, Regime};
+use crate::platform::{PoolError, PoolEvent, Regime};
 use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,14 +1,38 @@
 //! Request scheduling: which GPU serves which request, and which models stay in its memory.
 //!
-//! The events, actions and errors are those of [`gshare_core::request`]; one engine, [`LocalityScheduler`], runs every
-//! policy.
+//! # Problem
+//! An inference request needs its model in the memory of the GPU that serves it, and loading one takes longer than
+//! running it. A [`RequestScheduler`] decides which GPU serves which request, what is loaded for it and what is evicted
+//! to make room (GPU-enabled FaaS, sections III and IV).
+//!
+//! # Terms
+//! - **kind**: GPUs that are alike in speed and memory; models are profiled per kind;
+//! - **copy**: a model in the memory of one GPU: loading, resident or evicting;
+//! - **hit, miss**: a request is served by a copy that is there (or on its way), or needs a new one; a **false miss** is a
+//!   miss although another GPU has a copy;
+//! - **global queue**: requests that no GPU was chosen for, by arrival; **local queue**: those waiting for one GPU.
+//!
+//! # Life of a request
+//! ```text
+//! Arrived ─▶ (queued) ─▶ Dispatch ─▶ Completed            a hit
+//! Arrived ─▶ (queued) ─▶ Evict* ─▶ Evicted* ─▶ Load ─▶ Loaded ─▶ Dispatch ─▶ Completed     a miss
+//!                        Load ─▶ LoadFailed ─▶ (queued again, at the place of its arrival)
+//!                        Dispatch ─▶ NotResident ─▶ Load ─▶ ...     the model was not there after all
+//! GpuLost: all that ran or waited there is queued again, at the place of its arrival
+//! Reject{reason}: instead of any of these; final
+//! ```
+//! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
+//! manager carries actions out one after the other and reports the end of each.
+//!
+//! # Parts
+//! One engine, [`LocalityScheduler`], runs every policy.
 //!
 //! | part | does |
 //! |---|---|
 //! | [`scheduler`] | gives requests to GPUs |
 //! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
-//! | tenants | lets a tenant's requests into the queue: [`TenantLimits`](gshare_core::request::TenantLimits) and fairness |
+//! | tenants | lets a tenant's requests into the queue: [`TenantLimits`](crate::request::TenantLimits) and fairness |
 //! | [`shared_state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`shared_state::reconcile`] |
 //!
 //! # When it matters
@@ -20,11 +44,13 @@ mod estimate;
 mod names;
 pub mod placement;
 mod queue;
+mod request_scheduler;
 pub mod scheduler;
 pub mod shared_state;
 mod tenants;
 
 pub use placement::PlacementRule;
+pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
 pub use shared_state::MemoryStore;
 

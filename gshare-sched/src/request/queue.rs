@@ -24,7 +24,7 @@
 //! ones are.
 
 use super::names::Names;
-use gshare_core::request::RequestPlace;
+use crate::request::RequestPlace;
 use gshare_core::{GpuId, RequestId, Timestamp};
 
 /// No request.

@@ -5,7 +5,7 @@
 //! it. Give requests to GPUs so that few are loaded, no GPU idles while there is work for it, and no request waits for ever.
 //!
 //! # Terms
-//! The words of [`gshare_core::request`], and
+//! The terms of [`crate::request`], and
 //! - **skips** of a request: how often one that arrived later left the global queue before it;
 //! - **due**: a request that may not be skipped any more: its skips have reached the limit, or it has waited `skip_age`;
 //! - **free at**: when a GPU will have done all it was given: the rest of what it does, and its local queue;
@@ -89,7 +89,7 @@ use super::estimate::{Estimate, Recent};
 use super::placement::PlacementRule;
 use super::queue::{Queue, Request};
 use super::tenants::Tenants;
-use gshare_core::request::{
+use crate::request::{
     GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
     RequestStats, Tier,
 };

@@ -14,7 +14,7 @@
 //! The scheduler believes A and B on GPU 0; its record, version 7, says A. `Dropped{gpu0, B}` follows. The node dies; its
 //! lease ends; `GpuLost{gpu0}` follows, and its requests are queued again.
 
-use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateError, StateStore, Version};
+use crate::request::{GpuRecord, RequestEvent, RequestScheduler, StateError, StateStore, Version};
 use gshare_core::{Duration, GpuId, Timestamp};
 use std::collections::BTreeMap;
 

@@ -15,7 +15,7 @@
 //! Horizon 2 s, requests of 1 s. A sends 100 requests: no other tenant has work, A itself is the least served; 3 enter (0, 1 and
 //! 2 s asked), the others as these are served. B's first request finds at most 3 of A before it, not 100.
 
-use gshare_core::request::TenantLimits;
+use crate::request::TenantLimits;
 use gshare_core::{BasisPoints, Duration, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 

@@ -20,7 +20,7 @@
 //! # Cost
 //! That of the half an event is for; [`CoScaleEvent::DeadlineReached`] goes to both.
 use super::{DiluVertical, DiluVerticalConfig, PeakHorizontal, PeakHorizontalConfig};
-use gshare_core::scale::{
+use crate::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
     VerticalEvent, VerticalScaler,
 };

@@ -8,11 +8,11 @@
 //! Starting and ready instances make up the **capacity**. One that is stopped is forgotten at once; the host may report
 //! it gone or not.
 
-use core::cmp::Ordering;
-use gshare_core::profile::{ProfilePoint, RequestRate};
-use gshare_core::scale::{
+use crate::scale::{
     FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
 };
+use core::cmp::Ordering;
+use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, TimeWentBack, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,8 +78,8 @@ macro_rules! scaler {
             }
         }
 
-        impl gshare_core::scale::HorizontalScaler for $policy {
-            fn instances(&self, function: FunctionId) -> Option<gshare_core::scale::InstanceCounts> {
+        impl crate::scale::HorizontalScaler for $policy {
+            fn instances(&self, function: FunctionId) -> Option<crate::scale::InstanceCounts> {
                 self.fleet.counts(function)
             }
 

@@ -6,7 +6,7 @@
 //! possible.
 //!
 //! # Terms
-//! The words of [`gshare_core::scale`] and [`gshare_core::profile`], and per function:
+//! The terms of [`crate::scale`] and [`gshare_core::profile`], and per function:
 //! - `R`, **predicted load**: of two figures from the last 20 load reports the higher one: the line of least squares through them, where
 //!   it is when an instance that starts now is ready (as long as the last start took, at most 10 reports), within the reports and
 //!   what the median difference between neighbours adds to them until then; and the least load that explains the highest report
@@ -35,7 +35,7 @@
 //! and with the dead band 24.2. 47.8 are too many: one goes (23.8 are left, less than the next one's 24).
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and after a step up, the capacity is at
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); and after a step up, the capacity is at
 //! least the target unless something is reported unmet; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost
@@ -59,8 +59,8 @@
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
+use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 
@@ -237,8 +237,8 @@ super::fleet::scaler!(HeuristicHorizontal, |this| this.config.early_reports);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scale::FunctionScale;
     use gshare_core::profile::{ProfilePoint, ProfileTable};
-    use gshare_core::scale::FunctionScale;
     use gshare_core::{Engine, Quota, SmShare};
     use proptest::prelude::*;
 

@@ -7,7 +7,7 @@
 //! been too high for long, and gives back only what has not been needed for longer.
 //!
 //! # Terms
-//! The words of [`gshare_core::scale`], and per function:
+//! The terms of [`crate::scale`], and per function:
 //! - **deployed**: instances that are starting (within their deadline) or ready; **capacity**: their throughputs added up;
 //! - **window**: the last 40 load reports, one per tick of 1 s, since the last time instances were started or taken away.
 //!
@@ -28,7 +28,7 @@
 //! report below 50 the second is drained.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); and one instance per step, so that load is
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); and one instance per step, so that load is
 //! looked at in between.
 //!
 //! # Cost
@@ -42,8 +42,8 @@
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - "More than" 30 reports, as printed, and "at least", as published: at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
+use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 

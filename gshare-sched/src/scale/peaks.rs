@@ -8,7 +8,7 @@
 //! *whether* by what the running instances can do at their limits.
 //!
 //! # Terms
-//! The words of [`gshare_core::scale`] and of [`lazy`](super::lazy), and per function:
+//! The terms of [`crate::scale`] and of [`lazy`](super::lazy), and per function:
 //! - **entitled**: as many instances as the lazy scaler would have deployed on the same reports, taking each for `rated_share` of
 //!   what its profile says; never fewer than are deployed;
 //! - **surge**: what the deployed instances do at their limits. A limit is twice the request (Dilu, section 3.2): the
@@ -33,7 +33,7 @@
 //! first peak of 281, it is started at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_core::scale::HorizontalScaler); never more deployed than entitled. From the
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); never more deployed than entitled. From the
 //! second: beside a lazy scaler that takes an instance for the same, on the same reports and with the same minimum, it never has more
 //! instances at any time, and never started more of them (each start falls into a time of its own in which the lazy one has that
 //! many).
@@ -46,8 +46,8 @@
 //! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts all that are entitled.
 use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
+use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::profile::RequestRate;
-use gshare_core::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
 

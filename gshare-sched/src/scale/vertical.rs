@@ -7,7 +7,7 @@
 //! the one sign of trouble that the launches themselves show: the kernel launching cycle of the instance gets longer.
 //!
 //! # Terms
-//! The words of [`gshare_core::scale`], and per GPU, in tokens per period:
+//! The terms of [`crate::scale`], and per GPU, in tokens per period:
 //! - `M`: its `MaxTokens`; `request = M x guaranteed share`, `limit = M x greatest share`. A client whose share is below
 //!   `min_share` (or 0, as best effort) counts with that, so that it is never without;
 //! - `last`: what the client was issued in the period before;
@@ -58,7 +58,7 @@
 //! - after the end of its first period a client is issued at least its floor, and the floor is at least one token;
 //! - an owner is issued at least its request, at most its limit.
 //!
-//! From these: with debts carried ([`TokenBalance`](gshare_core::scale::TokenBalance)) a client that launched a kernel of
+//! From these: with debts carried ([`TokenBalance`](crate::scale::TokenBalance)) a client that launched a kernel of
 //! `c` tokens launches the next within `c / floor` periods, rounded up, and one more. An EMERGENCY ends one window after
 //! its owner stopped, at the latest. Tokens of a client that left are shared out at the end of the period.
 //!
@@ -116,13 +116,14 @@
 //! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
-use gshare_core::scale::{
-    ClientScale, GpuScale, ScaleState, ServiceClass, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
+use crate::scale::{
+    ClientScale, GpuScale, ScaleState, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
     VerticalScaler,
 };
 use gshare_core::slots::NamedSlots;
 use gshare_core::{
-    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, TimeWentBack, Timestamp,
+    BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, ServiceClass,
+    TimeWentBack, Timestamp,
 };
 
 /// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.

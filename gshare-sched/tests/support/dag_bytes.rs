@@ -2,10 +2,12 @@
 //! fuzz target and the test that replays its regressions.
 
 use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{Balance, Goal, Mode, Node, PipelinePartitioner, RankMode, SliceAssigner};
 use gshare_core::{BasisPoints, Bytes, Duration};
-use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, PipelinePartitioner,
+    RankMode, SliceAssigner,
+};
 
 /// Text that begins with a brace is JSON; other bytes are read as numbers of components, edges and profiles.
 pub(crate) fn run_bytes(bytes: &[u8]) {

@@ -6,9 +6,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use gshare_core::pack::{Demand, GpuSpec, PackError, Packer, PackerExt, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{Heuristic, MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{
+    Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, PackerExt, Placed, Placement,
+    Rectangle,
+};
 
 /// GPUs are numbered below this in the operations, so that they meet.
 const GPUS: u16 = 6;
@@ -484,7 +486,7 @@ impl Checker {
         }
     }
 
-    fn apply_plan(&mut self, plan: &gshare_core::pack::RepackPlan) -> Result<(), PackError> {
+    fn apply_plan(&mut self, plan: &gshare_sched::pack::RepackPlan) -> Result<(), PackError> {
         let mut stale = plan.clone();
         stale.version += 1;
         let current = self.pool.version();

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its share")]
 
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::pipeline::{Balance, HandOff, Mode, Pipeline};
 use gshare_core::{BasisPoints, Bytes, Duration};
+use gshare_sched::pipeline::{Balance, HandOff, Mode, Pipeline};
 use proptest::prelude::*;
 use std::cmp::Ordering;
 

@@ -2,17 +2,16 @@
 //! tests, the committed regressions and the fuzz target.
 #![allow(dead_code, reason = "each of those uses a part of it")]
 
-use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Rejection,
-    StopCause, Work,
-};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::TenantLimits;
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare,
     TenantId, Timestamp,
 };
-use gshare_sched::platform::{Platform, PlatformError};
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, Life, Part, Platform, PlatformAction, PlatformError,
+    PlatformEvent, Rejection, StopCause, Work,
+};
+use gshare_sched::request::TenantLimits;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;

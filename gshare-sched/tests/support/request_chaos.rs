@@ -1,9 +1,11 @@
 //! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, a store that is late.
 
-use gshare_core::request::{GpuRecord, RequestEvent, RequestScheduler, StateStore, TenantLimits};
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
 use gshare_sched::request::shared_state::{Seen, reconcile};
-use gshare_sched::request::{CachePolicy, LocalityScheduler, MemoryStore, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    CachePolicy, GpuRecord, LocalityScheduler, MemoryStore, Policy, RequestEvent, RequestScheduler,
+    SchedulerConfig, StateStore, TenantLimits,
+};
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Fate, Outcome, chaos, simulate};
 

@@ -4,8 +4,8 @@
 //! Takes the same events and gives the same actions as the engine, for single requests without tenants, deadlines,
 //! learning or a host tier, under LRU.
 
-use gshare_core::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, Tier};
 use gshare_core::{Duration, GpuId, ModelId, RequestId, Timestamp};
+use gshare_sched::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, Tier};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]

@@ -5,9 +5,10 @@
 #[path = "request_literal.rs"]
 mod literal;
 
-use gshare_core::request::{ModelProfile, RequestAction, RequestEvent, RequestScheduler};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
-use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+use gshare_sched::request::{
+    LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, RequestScheduler, SchedulerConfig,
+};
 use literal::Literal;
 use std::collections::BTreeMap;
 

@@ -1,11 +1,12 @@
 //! Any bytes as a configuration and a history of a co-scaler, with a book of what is out beside it. Shared by the property
 //! test, the committed regressions and the fuzz target.
 
-use gshare_core::scale::{ServiceClass, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler as _};
 use gshare_core::{
-    BasisPoints, ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, Timestamp,
+    BasisPoints, ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
-use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+use gshare_sched::scale::{
+    DiluVertical, DiluVerticalConfig, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler as _,
+};
 use std::collections::BTreeMap;
 
 struct Bytes<'a>(&'a [u8]);

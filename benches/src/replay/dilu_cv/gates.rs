@@ -1,15 +1,14 @@
 //! The policies: partitions of the device, and the gate that every launch passes.
 
 use anyhow::{Context, Result, bail};
-use gshare_core::scale::{
-    ServiceClass, TokenBalance, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler,
-};
 use gshare_core::token::Share;
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, LeaseId, ModelId, Quota, QuotaRange, SmShare, Timestamp, TokenAction,
-    TokenEvent,
+    ClientId, Duration, Engine, GpuId, LeaseId, ModelId, Quota, QuotaRange, ServiceClass, SmShare, Timestamp,
+    TokenAction, TokenEvent,
 };
-use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+use gshare_sched::scale::{
+    DiluVertical, DiluVerticalConfig, TokenBalance, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler,
+};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::contended_gpu::LaneKernel;
 use gshare_sim::scenario::Own;

@@ -258,8 +258,7 @@ fn figures(both: &Outcomes, alone: &Outcomes, slo: Duration) -> serde_json::Map<
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_core::scale::TokenUnit;
-    use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
+    use gshare_sched::scale::{DiluVertical, DiluVerticalConfig, TokenUnit};
 
     #[derive(Debug, Parser)]
     struct Cli {

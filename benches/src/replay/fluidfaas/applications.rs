@@ -13,9 +13,9 @@
 use super::SloOf;
 use anyhow::{Context, Result, bail};
 use gshare_core::dag::{Component, Dag};
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::Goal;
 use gshare_core::{BasisPoints, Bytes, Duration};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::Goal;
 
 pub(super) const SLICES: [&str; 5] = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"];
 const BATCHES: [u32; 3] = [1, 8, 32];

@@ -4,12 +4,10 @@ use super::applications::Variant;
 use super::static_split::StaticSplit;
 use anyhow::Result;
 use gshare_core::Duration;
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::routing::Router;
-use gshare_core::pipeline::{HandOff, RankMode};
+use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Choice, EvictionPolicy, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
-    Partitioner, RouterConfig, SlackRouter,
+    Choice, EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation,
+    PartitionConfig, Partitioner, RankMode, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
 use gshare_sim::Make;

@@ -57,11 +57,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
 use compared_policies::{Keeping, Policy, Routing, policies};
-use gshare_core::mig::{GpuModel, MigProfile};
-use gshare_core::pipeline::{Goal, HandOff, RankMode};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_core::{Bytes, Duration, NodeId, Timestamp};
-use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
+use gshare_sched::mig::{GpuModel, MigProfile};
+use gshare_sched::pipeline::{Goal, HandOff, KeeperConfig, RankMode, RouterConfig};
+use gshare_sched::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::scenario::Own;
@@ -358,9 +357,9 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_core::pipeline::Node;
-    use gshare_core::pipeline::instances::InstanceKeeper;
-    use gshare_sched::pipeline::{Keeper, LeastFragmentation, PartitionConfig, Partitioner, SlackRouter};
+    use gshare_sched::pipeline::{
+        InstanceKeeper, Keeper, LeastFragmentation, Node, PartitionConfig, Partitioner, SlackRouter,
+    };
 
     #[derive(Debug, clap::Parser)]
     struct Cli {

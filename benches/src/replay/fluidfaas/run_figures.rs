@@ -2,8 +2,8 @@
 
 use super::super::row;
 use super::applications::APPLICATIONS;
-use gshare_core::mig::GpuModel;
 use gshare_core::{Duration, GpuId, Timestamp};
+use gshare_sched::mig::GpuModel;
 use gshare_sim::world::{Ended, Outcome, Record};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};

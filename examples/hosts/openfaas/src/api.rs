@@ -173,7 +173,7 @@ impl Status {
             _ => "inference",
         };
         let parked =
-            view.instances.iter().any(|instance| instance.life == gshare_core::platform::Life::Parked);
+            view.instances.iter().any(|instance| instance.life == gshare_sched::platform::Life::Parked);
         let state = match () {
             () if view.completed => "completed",
             () if view.available() > 0 && workload == "training" => "training",

@@ -5,13 +5,14 @@
 
 use super::api::{ApiError, FunctionDeployment, check_name, check_namespace};
 use gshare_core::dag::Dag;
-use gshare_core::pipeline::Goal;
-use gshare_core::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::ServiceClass;
-use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, SmShare, TenantId};
+use gshare_core::{
+    Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
+};
 use gshare_runner::confine::Limits;
 use gshare_runner::container::{ContainerError, Image};
+use gshare_sched::pipeline::Goal;
+use gshare_sched::platform::{FunctionSpec, Regime, Work};
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};

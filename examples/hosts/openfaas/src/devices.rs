@@ -4,13 +4,13 @@
 //! it asks a copy of itself that does (`--inventory`): one for each `--sim`, each a board with a device file of its own.
 
 use anyhow::{Context as _, bail, ensure};
-use gshare_core::mig::SliceAt;
-use gshare_core::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId, ProfileId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
 use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
+use gshare_sched::mig::SliceAt;
+use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -297,7 +297,7 @@ fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
     };
     let names: Vec<String> = gpu.mig.iter().map(profile).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let layout = gshare_core::mig::GpuModel::names().find_map(|model| MigLayout::named(model, &names).ok());
+    let layout = gshare_sched::mig::GpuModel::names().find_map(|model| MigLayout::named(model, &names).ok());
     let Some(layout) = layout else { bail!("no known model has MIG devices {}", names.join(", ")) };
     let mut free: Vec<SliceAt> = layout.slices().to_vec();
     let mut places = Vec::new();

@@ -46,7 +46,7 @@
 //! GPU time is handed out by the node's daemon: [`gshared::Daemon`] in this process, or one that runs already.
 //!
 //! # States of an instance
-//! Those of [`gshare_core::platform`]. A parked instance has no process here: its weights are in the page cache or in the model
+//! Those of [`gshare_sched::platform`]. A parked instance has no process here: its weights are in the page cache or in the model
 //! store, and it is started again when it is wanted. A draining one gets no more requests and is killed when it has none, so
 //! that none is lost by scaling in. A new version is started beside the old one where there is room; else the old one makes
 //! room, and requests wait.
@@ -90,15 +90,14 @@ pub mod trials;
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
 use devices::Devices;
-use gshare_core::platform::PlatformEvent;
-use gshare_core::request::TenantLimits;
 use gshare_core::{Bytes, Duration, TenantId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
 use gshare_runner::container::Podman;
 use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::Hook;
-use gshare_sched::platform::{PlatformSettings, ScalerSettings};
+use gshare_sched::platform::{PlatformEvent, PlatformSettings, ScalerSettings};
+use gshare_sched::request::TenantLimits;
 use gshare_sched::scale::HeuristicHorizontalConfig;
 use gshared::mps::Mps;
 use host::Version;

@@ -7,11 +7,11 @@
 use super::api::ApiError;
 use super::host::Version;
 use gshare_core::Bytes;
-use gshare_core::store::{Access, MemoryTier};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::frame::Code;
 use gshare_modelstore::server::{Running, Server, ServerConfig};
 use gshare_modelstore::status::Status;
+use gshare_modelstore::store::{Access, MemoryTier};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

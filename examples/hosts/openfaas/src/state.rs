@@ -3,8 +3,8 @@
 use super::api::Status;
 use super::host::{Decision, View};
 use super::node::Node;
-use gshare_core::platform::Regime;
 use gshare_core::{Bytes, GpuId, Timestamp};
+use gshare_sched::platform::Regime;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -122,9 +122,9 @@ pub fn now(node: &Node) -> State {
     State { now: node.now(), devices, functions, models, decisions }
 }
 
-fn slices(spec: &gshare_core::platform::DeviceSpec) -> Vec<Slice> {
+fn slices(spec: &gshare_sched::platform::DeviceSpec) -> Vec<Slice> {
     let Some(layout) = &spec.mig else { return Vec::new() };
-    let slice = |at: &gshare_core::mig::SliceAt| {
+    let slice = |at: &gshare_sched::mig::SliceAt| {
         let profile = layout.model().get(at.profile)?;
         Some(Slice { profile: profile.name.to_string(), start: at.start, width: profile.memory_slices })
     };

@@ -3,9 +3,8 @@
 use super::slice::{MEMORY, QUOTA, SM};
 use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
 use crate::kubernetes::{DOMAIN, run_of, share_environment};
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::DaemonWait;
-use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, SmShare, SpecError};
+use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec};
 use serde::Deserialize;
 use std::collections::BTreeMap;

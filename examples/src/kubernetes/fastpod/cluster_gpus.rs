@@ -3,9 +3,8 @@
 use super::nodes::{closed, excluded};
 use super::pod_share;
 use super::pods::{self, Given, Place, is_over, node_name};
-use gshare_core::pack::{GpuSpec, PackError, Packer as _, PackerExt as _};
 use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer as _, PackerExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};

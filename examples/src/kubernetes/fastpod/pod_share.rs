@@ -2,9 +2,9 @@
 
 use crate::SHARE_PREFIXES;
 use crate::kubernetes::DOMAIN;
-use gshare_core::pack::Demand;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Duration, QuotaRange, ResourceSpec};
+use gshare_sched::pack::Demand;
 use std::collections::BTreeMap;
 
 /// Profiles by the name that the annotation `gshare.io/profile` gives.

@@ -5,8 +5,8 @@ use super::node::RESOURCE;
 use super::pod_share::{self, Profiles};
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
-use gshare_core::pack::Rectangle;
 use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
+use gshare_sched::pack::Rectangle;
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
     ObjectFieldSelector, Pod, PodSpec, PodStatus, Volume, VolumeMount,

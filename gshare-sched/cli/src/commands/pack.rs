@@ -2,10 +2,11 @@
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
-use gshare_core::pack::{Demand, GpuSpec, Packer, PackerExt, Placed, Placement, Rectangle};
 use gshare_core::{Bytes, ConfigError, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{
+    Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, PackerExt, Placed, Placement, Rectangle,
+};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

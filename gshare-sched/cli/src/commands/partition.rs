@@ -3,13 +3,12 @@
 use super::{print_json, read_file};
 use anyhow::Context as _;
 use gshare_core::dag::Dag;
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{
-    Assignment, Goal, HandOff, Mode, Node, Pipeline, PipelinePartitioner as _, RankMode, SliceAssigner as _,
-    Unfit,
-};
 use gshare_core::{Bytes, Duration};
-use gshare_sched::pipeline::{LeastFragmentation, NoPlan, PartitionConfig, Partitioner, plan};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Assignment, Goal, HandOff, LeastFragmentation, Mode, NoPlan, Node, PartitionConfig, Partitioner,
+    Pipeline, PipelinePartitioner as _, RankMode, SliceAssigner as _, Unfit, plan,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -16,9 +16,8 @@
 use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
-use gshare_core::{Bytes, QuotaRange, ResourceSpec, SmShare};
+use gshare_core::{Bytes, QuotaRange, ResourceSpec, ServiceClass, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
 use gshared::enforce::{Enforcement, Limit};
 use rustix::process::{Pid, Signal, kill_process};

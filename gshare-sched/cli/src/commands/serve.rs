@@ -3,13 +3,12 @@
 use super::sim::{Kind, Simulate};
 use super::{Where, run as under_hook};
 use anyhow::Context as _;
-use gshare_core::request::ModelProfile;
 use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, RequestId, TenantId};
 use gshare_runner::libraries::HOOK;
 use gshare_runner::manager::{
     Ending, GpuSpec, Hook, ManagerConfig, Program, Serving, ServingHandle, Submission,
 };
-use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
+use gshare_sched::request::{LocalityScheduler, ModelProfile, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};

@@ -3,9 +3,9 @@
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Bytes;
-use gshare_core::store::{Access, ContentHash, MemoryTier};
 use gshare_modelstore::backend::cuda::run_loader;
 use gshare_modelstore::client::{Client, GetOptions};
+use gshare_modelstore::store::{Access, ContentHash, MemoryTier};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use serve::Serve;

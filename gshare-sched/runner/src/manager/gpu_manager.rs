@@ -4,8 +4,10 @@ use super::frame::{FromModel, MAX_PAYLOAD, ToModel, take};
 use super::process::ModelProcess;
 use super::{GpuSpec, ManagerConfig, ManagerError, Program};
 use crate::new_run;
-use gshare_core::request::{GpuRecord, ModelProfile, RequestAction, RequestEvent, StateStore, Tier, Version};
 use gshare_core::{Duration, GpuId, ModelId, RequestId, Timestamp};
+use gshare_sched::request::{
+    GpuRecord, ModelProfile, RequestAction, RequestEvent, StateStore, Tier, Version,
+};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

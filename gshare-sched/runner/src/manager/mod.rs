@@ -1,7 +1,7 @@
 //! The GPU manager: starts, feeds and kills the model processes of a node (GPU-enabled FaaS, sections III-C and III-E).
 //!
 //! # Problem
-//! A request scheduler ([`gshare_core::request`]) decides which GPU loads, evicts and runs what. A manager has to do it, with one
+//! A request scheduler ([`gshare_sched::request`]) decides which GPU loads, evicts and runs what. A manager has to do it, with one
 //! process per model and GPU, under the hook, and to notice when one of them dies. And nothing may be left behind when
 //! the manager itself is killed.
 //!
@@ -66,8 +66,8 @@ pub use gpu_manager::{GpuManager, Report};
 pub use process::HookedProcess;
 pub use serving::{Answer, Ending, Refused, Serving, ServingHandle, ServingSnapshot, Submission, Ticket};
 
-use gshare_core::request::{ModelProfile, StateError};
 use gshare_core::{Bytes, Duration, GpuId, GpuKind, ModelId, NodeId, RequestId};
+use gshare_sched::request::{ModelProfile, StateError};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -192,7 +192,7 @@ pub enum ManagerError {
     State(#[from] StateError),
     /// A request, GPU or model was refused by the scheduler.
     #[error(transparent)]
-    Scheduler(#[from] gshare_core::request::RequestError),
+    Scheduler(#[from] gshare_sched::request::RequestError),
     /// The serving thread has stopped.
     #[error("serving has stopped")]
     Stopped,

@@ -1,11 +1,11 @@
 //! [`Serving`]: a request scheduler and a GPU manager in one thread.
 
 use super::{GpuManager, GpuSpec, ManagerConfig, ManagerError, Program, Report};
-use gshare_core::request::{
+use gshare_core::{Duration, GpuId, ModelId, RequestId, TenantId, Timestamp};
+use gshare_sched::request::{
     GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestScheduler, RequestStats,
     StateStore, TenantLimits,
 };
-use gshare_core::{Duration, GpuId, ModelId, RequestId, TenantId, Timestamp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;

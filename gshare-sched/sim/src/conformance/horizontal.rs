@@ -11,10 +11,11 @@ use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::scale::{
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_sched::Wrapped;
+use gshare_sched::scale::{
     FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts, StopReason,
 };
-use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp, Wrapped};
 use std::collections::BTreeMap;
 
 const VALID: &str = "a valid event is accepted";

@@ -13,15 +13,15 @@
 //!
 //! | suite | trait |
 //! |---|---|
-//! | [`packer()`] | [`Packer`](gshare_core::pack::Packer) |
-//! | [`packer_ext()`] | [`PackerExt`](gshare_core::pack::PackerExt) |
-//! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_core::scale::HorizontalScaler) |
-//! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_core::scale::VerticalScaler) |
-//! | [`request_scheduler()`] | [`RequestScheduler`](gshare_core::request::RequestScheduler) |
-//! | [`queue_order()`] | [`QueueOrder`](gshare_core::queue_order::QueueOrder) |
-//! | [`pipelines()`] | [`PipelinePartitioner`](gshare_core::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_core::pipeline::SliceAssigner) |
-//! | [`router_and_keeper()`] | [`Router`](gshare_core::pipeline::routing::Router), [`InstanceKeeper`](gshare_core::pipeline::instances::InstanceKeeper) |
-//! | [`pool()`] | [`Pool`](gshare_core::platform::Pool) |
+//! | [`packer()`] | [`Packer`](gshare_sched::pack::Packer) |
+//! | [`packer_ext()`] | [`PackerExt`](gshare_sched::pack::PackerExt) |
+//! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
+//! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
+//! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
+//! | [`queue_order()`] | [`QueueOrder`](gshare_sched::platform::QueueOrder) |
+//! | [`pipelines()`] | [`PipelinePartitioner`](gshare_sched::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_sched::pipeline::SliceAssigner) |
+//! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
+//! | [`pool()`] | [`Pool`](gshare_sched::platform::Pool) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;

@@ -7,8 +7,8 @@
 use super::story::Story;
 use crate::rng::Rng;
 use core::ops::Range;
-use gshare_core::queue_order::{QueueOrder, WaitQueue};
 use gshare_core::{Duration, RequestId, Timestamp};
+use gshare_sched::platform::{QueueOrder, WaitQueue};
 use std::collections::BTreeSet;
 
 const WAITS: &str = "the request that is served is one that waits";

@@ -7,8 +7,8 @@
 use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
 use core::ops::Range;
-use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
+use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule by which a packer keeps within a GPU's size.

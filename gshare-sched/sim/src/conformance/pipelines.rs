@@ -5,9 +5,9 @@ use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::dag::{Component, ComponentSet, Dag};
-use gshare_core::mig::{GpuModel, SliceAt};
-use gshare_core::pipeline::{Assignment, Goal, Node, Part, Pipeline, PipelinePartitioner, SliceAssigner};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuId};
+use gshare_sched::mig::{GpuModel, SliceAt};
+use gshare_sched::pipeline::{Assignment, Goal, Node, Part, Pipeline, PipelinePartitioner, SliceAssigner};
 use std::collections::BTreeSet;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];

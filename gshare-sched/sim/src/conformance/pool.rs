@@ -18,11 +18,12 @@ use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
 use crate::world::{self, Book, Change, Device, Fault, Function, Outcome, Plan};
-use gshare_core::platform::{
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_sched::Wrapped;
+use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp, Wrapped};
 use std::collections::BTreeMap;
 
 /// The devices, functions and load that a pool is tried on.

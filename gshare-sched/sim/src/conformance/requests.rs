@@ -5,7 +5,7 @@ use super::story::{Log, Story};
 use crate::request_cluster::{chaos, simulate};
 use core::ops::Range;
 use gshare_core::Duration;
-use gshare_core::request::RequestScheduler;
+use gshare_sched::request::RequestScheduler;
 
 const ONCE: &str = "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies";
 

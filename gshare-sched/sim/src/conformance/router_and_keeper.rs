@@ -8,12 +8,11 @@ use crate::world::{self, Fault, Function, Outcome, Plan};
 use core::fmt::Display;
 use core::ops::Range;
 use gshare_core::dag::{Component, Dag, DagError};
-use gshare_core::pipeline::instances::InstanceKeeper;
-use gshare_core::pipeline::routing::Router;
-use gshare_core::pipeline::{Goal, Node};
-use gshare_core::platform::{DeviceSpec, FunctionSpec, MigLayout, Pool, Work};
 use gshare_core::{Bytes, Duration, NodeId};
-use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
+use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Pool, SlicedConfig, SlicedPool, Work,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 

@@ -2,7 +2,8 @@
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
-use gshare_core::{Engine, Wrapped};
+use gshare_core::Engine;
+use gshare_sched::Wrapped;
 use std::collections::VecDeque;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -8,8 +8,9 @@
 use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
 use core::ops::Range;
-use gshare_core::scale::{ServiceClass, VerticalAction, VerticalEvent, VerticalScaler};
-use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, Timestamp, Wrapped};
+use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp};
+use gshare_sched::Wrapped;
+use gshare_sched::scale::{VerticalAction, VerticalEvent, VerticalScaler};
 use std::collections::BTreeMap;
 
 const PERIODS: u64 = 300;

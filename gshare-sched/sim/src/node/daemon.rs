@@ -306,7 +306,7 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
         5 => ToDaemon::MemoryUsed { client, round: kind.into(), used: bytes },
         6 => ToDaemon::MemoryQuery { client },
         7 => ToDaemon::Detach { client },
-        8 => ToDaemon::Class { class: gshare_core::scale::ServiceClass::BestEffort },
+        8 => ToDaemon::Class { class: gshare_core::ServiceClass::BestEffort },
         9 => ToDaemon::Attach {
             ordinal: kind.into(),
             device: DeviceUuid::gpu([0xAA; 16]),

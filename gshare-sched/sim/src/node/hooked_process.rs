@@ -11,9 +11,10 @@ use super::worker::{Done, Tasks};
 use crate::rng::Rng;
 use crate::virtual_gpu::{Kernel, VirtualGpu};
 use gshare_core::gate::LaunchGate;
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, Timestamp};
+use gshare_core::{
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, ServiceClass, Timestamp,
+};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
     Facts, Ground, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket,

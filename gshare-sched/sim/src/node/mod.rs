@@ -66,10 +66,10 @@ pub use world::{Got, World};
 
 use crate::Make;
 use crate::token::Terms;
-use gshare_core::scale::VerticalScaler;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
 use gshare_sched::node::{Node, vertical_scaler};
+use gshare_sched::scale::VerticalScaler;
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use std::sync::Arc;
 

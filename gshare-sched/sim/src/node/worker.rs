@@ -7,9 +7,8 @@ use super::Got;
 use super::daemon::name_of;
 use super::node_plan::{Program, Shape};
 use super::world::{Instance, Planned, World};
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Duration, ResourceSpec, Timestamp};
+use gshare_core::{Duration, ResourceSpec, ServiceClass, Timestamp};
 use std::collections::VecDeque;
 
 /// The length of a kernel of a task; a shorter task is one kernel.

@@ -9,9 +9,8 @@ use super::outside::{Event, Outside};
 use super::{NodeFailure, NodeReport, Setup};
 use crate::rng::Rng;
 use crate::virtual_gpu::{Completion, VirtualGpu};
-use gshare_core::scale::ServiceClass;
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{ConnId, Duration, ResourceSpec, Timestamp};
+use gshare_core::{ConnId, Duration, ResourceSpec, ServiceClass, Timestamp};
 
 /// GPU time that a process got of its device, and its longest gap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,11 +6,10 @@ use super::one;
 use super::units::{Span, Text};
 use crate::world::{Function, Limits, Load};
 use gshare_core::dag::{Component, Dag};
-use gshare_core::pipeline::Goal;
-use gshare_core::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::ServiceClass;
-use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, SmShare, TenantId};
+use gshare_core::{Bytes, GpuShare, Quota, QuotaRange, ServiceClass, SmShare, TenantId};
+use gshare_sched::pipeline::Goal;
+use gshare_sched::platform::{FunctionSpec, Regime, Work};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 

@@ -75,9 +75,9 @@ pub use own::{MakeKeeper, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
-use gshare_core::platform::{DeviceSpec, MigLayout, Regime};
-use gshare_core::request::TenantLimits;
 use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, TenantId};
+use gshare_sched::platform::{DeviceSpec, MigLayout, Regime};
+use gshare_sched::request::TenantLimits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

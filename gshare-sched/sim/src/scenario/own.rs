@@ -5,14 +5,11 @@ use super::{
     PackerName, PipelineName, Policies, QueueName, RequestName, RouterName, ScalerName, VerticalName,
 };
 use crate::Make;
-use gshare_core::pack::Packer;
-use gshare_core::pipeline::Node;
-use gshare_core::pipeline::instances::InstanceKeeper;
-use gshare_core::pipeline::routing::Router;
-use gshare_core::queue_order::QueueOrder;
-use gshare_core::request::RequestScheduler;
-use gshare_core::scale::{HorizontalScaler, VerticalScaler};
-use gshare_sched::platform::OwnPolicies;
+use gshare_sched::pack::Packer;
+use gshare_sched::pipeline::{InstanceKeeper, Node, Router};
+use gshare_sched::platform::{OwnPolicies, QueueOrder};
+use gshare_sched::request::RequestScheduler;
+use gshare_sched::scale::{HorizontalScaler, VerticalScaler};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -185,13 +182,14 @@ mod tests {
     use crate::conformance::queue_order;
     use crate::scenario::Scenario;
     use crate::world;
-    use gshare_core::pipeline::routing::RouteEvent;
-    use gshare_core::queue_order::WaitQueue;
-    use gshare_core::{Engine, RequestId, Timestamp, Wrapped};
+    use gshare_core::{Engine, RequestId, Timestamp};
+    use gshare_sched::Wrapped;
     use gshare_sched::node::vertical_scaler;
     use gshare_sched::pipeline::{
         FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
+        RouteEvent,
     };
+    use gshare_sched::platform::WaitQueue;
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
 

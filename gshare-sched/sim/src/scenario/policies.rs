@@ -5,11 +5,12 @@ use super::{
     PackerName, PipelineName, QueueName, RequestName, RouterName, ScalerName, Scenario, VerticalName,
 };
 use crate::world::Function;
-use gshare_core::platform::Work;
 use gshare_core::{GpuShare, Quota, QuotaRange};
 use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
-use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, RouterSettings, ScalerSettings};
+use gshare_sched::platform::{
+    PackerSettings, Platform, PlatformSettings, RouterSettings, ScalerSettings, Work,
+};
 use gshare_sched::request::{Policy, SchedulerConfig};
 use gshare_sched::scale::{LazyHorizontalConfig, PeakHorizontalConfig};
 

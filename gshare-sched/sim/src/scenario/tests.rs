@@ -2,8 +2,8 @@
 
 use super::Scenario;
 use crate::world::{Fault, Limits, Load};
-use gshare_core::platform::{Regime, Work};
 use gshare_core::{Bytes, Duration};
+use gshare_sched::platform::{Regime, Work};
 
 const SMALL: &str = r#"
 length = "1m"

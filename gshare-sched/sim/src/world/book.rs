@@ -8,7 +8,7 @@
 //! # Rules
 //! - **requests**: each is answered once or rejected once; dispatched while it waits, before its deadline, to an instance of
 //!   its function that is ready and has fewer requests than [`room`]; rejected only while it waits, for a reason that holds;
-//! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_core::platform`]) and come once;
+//! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_sched::platform`]) and come once;
 //!   none comes after the instance is gone, be it reported so or lost with a device. One with requests is never parked, and
 //!   stopped only when it has not finished them by its deadline;
 //! - **bounds**: instances of a function that start, are ready or parked are no more than its `max_instances`;
@@ -21,12 +21,12 @@
 
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
 use super::tenants::Tenants;
-use gshare_core::mig::SliceAt;
-use gshare_core::platform::{
-    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
-};
 use gshare_core::profile::ProfileTable;
 use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_sched::mig::SliceAt;
+use gshare_sched::platform::{
+    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most requests that an instance may have at once: one in each of its pipeline's parts, else the largest batch that was
@@ -671,7 +671,7 @@ impl Book {
 impl Device {
     fn new(spec: DeviceSpec) -> Self {
         let regime = spec.effective_regime();
-        let slice = |layout: &gshare_core::platform::MigLayout, at: SliceAt| {
+        let slice = |layout: &gshare_sched::platform::MigLayout, at: SliceAt| {
             let profile = layout.model().get(at.profile);
             let whole = u64::from(layout.model().family.compute_slices());
             Slice {

@@ -10,8 +10,8 @@ use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
 use core::fmt;
-use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
+use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
 use std::collections::{BTreeMap, VecDeque};
 
 /// An engine that asks to be called at the time it is, so often in a row, will never stop.

@@ -4,10 +4,9 @@
 use super::run_plan::Plan;
 use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};
 use crate::rng::Rng;
-use gshare_core::platform::Regime;
-use gshare_core::scale::ServiceClass;
 use gshare_core::share::GpuShare;
-use gshare_core::{Duration, Timestamp};
+use gshare_core::{Duration, ServiceClass, Timestamp};
+use gshare_sched::platform::Regime;
 
 /// The most devices that a daemon's token scheduler takes by default.
 const MOST_DEVICES: usize = 64;

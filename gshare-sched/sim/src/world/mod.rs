@@ -47,9 +47,8 @@
 //!
 //! # Example
 //! ```
-//! # use gshare_core::platform::{DeviceSpec, FunctionSpec, PlatformAction, PlatformEvent, Rejection, Work};
-//! # use gshare_core::NodeId;
-//! # use gshare_core::{Bytes, Duration, Engine, FunctionId, Timestamp};
+//! # use gshare_sched::platform::{DeviceSpec, FunctionSpec, PlatformAction, PlatformEvent, Rejection, Work};
+//! # use gshare_core::{NodeId, Bytes, Duration, Engine, FunctionId, Timestamp};
 //! use gshare_sim::arrivals::Arrivals;
 //! use gshare_sim::world::{self, Function, Plan};
 //! /// Serves no function, and says so.
@@ -98,4 +97,4 @@ pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Span
 pub use run_plan::{Change, Depth, Function, Limits, Load, Plan};
 
 #[cfg(doc)]
-use gshare_core::platform::{PlatformAction, PlatformEvent};
+use gshare_sched::platform::{PlatformAction, PlatformEvent};

@@ -1,9 +1,9 @@
 //! The outcome of a run.
 
 use super::faults::Fault;
-use gshare_core::mig::SliceAt;
-use gshare_core::platform::{Life, PlatformAction, Rejection};
 use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_sched::mig::SliceAt;
+use gshare_sched::platform::{Life, PlatformAction, Rejection};
 use std::collections::BTreeMap;
 
 /// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.

@@ -3,11 +3,11 @@
 use super::faults::Faults;
 use crate::Make;
 use crate::arrivals::Arrivals;
-use gshare_core::platform::{DeviceSpec, FunctionSpec};
 use gshare_core::profile::ProfileTable;
-use gshare_core::request::TenantLimits;
-use gshare_core::scale::{ServiceClass, VerticalScaler};
-use gshare_core::{BasisPoints, Duration, TenantId};
+use gshare_core::{BasisPoints, Duration, ServiceClass, TenantId};
+use gshare_sched::platform::{DeviceSpec, FunctionSpec};
+use gshare_sched::request::TenantLimits;
+use gshare_sched::scale::VerticalScaler;
 
 /// How closely devices are simulated, `requests` or `kernels` as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]

@@ -7,10 +7,9 @@ use super::run_plan::{Function, Limits};
 use super::slow_down::{FULL, InUse, TURN, Use};
 use super::stages::Staged;
 use crate::rng::Rng;
-use gshare_core::platform::{DeviceSpec, Part, Regime, Work};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::scale::ServiceClass;
-use gshare_core::{Duration, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp};
+use gshare_core::{Duration, InstanceId, NodeId, Quota, RequestId, ServiceClass, SmShare, Timestamp};
+use gshare_sched::platform::{DeviceSpec, Part, Regime, Work};
 use std::rc::Rc;
 
 /// GPU time of a request, times parts of a device of 10^8: all of it, and what its instance took beyond what it was guaranteed.

@@ -67,7 +67,7 @@ impl InUse {
     ///
     /// While the limits of what runs fit the device, each program has its limit. Beyond that each keeps its request. What
     /// requests leave goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in
-    /// proportion to `limit - request`. That is where a [vertical scaler](gshare_core::scale::VerticalScaler) leaves an owner
+    /// proportion to `limit - request`. That is where a [vertical scaler](gshare_sched::scale::VerticalScaler) leaves an owner
     /// that needs its limit; programs without a class share as tokens do.
     ///
     /// Two programs with 20 %:80 % and 40 %:60 % ask for 140 % of a device. Their requests leave 40 %. Without classes the

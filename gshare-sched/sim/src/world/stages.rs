@@ -3,7 +3,7 @@
 use crate::rng::Rng;
 use gshare_core::Duration;
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::pipeline::Goal;
+use gshare_sched::pipeline::Goal;
 
 /// A request of a function with components. Whether it takes the components behind a branch is drawn from its number, so
 /// that every policy has the same requests.

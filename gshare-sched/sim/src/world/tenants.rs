@@ -3,8 +3,8 @@
 //! A limit that was lowered does not end what was let in before, so the widest one that was told counts. A tenant that was
 //! not limited before its first request is never found to have too much.
 
-use gshare_core::request::TenantLimits;
 use gshare_core::{BasisPoints, TenantId};
+use gshare_sched::request::TenantLimits;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]

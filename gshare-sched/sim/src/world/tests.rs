@@ -4,15 +4,15 @@ use super::simulated::{Body, Floor};
 use super::{Change, Fault, Function, Limits, Outcome, Plan, run};
 use crate::arrivals::Arrivals;
 use gshare_core::dag::ComponentSet;
-use gshare_core::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause, Work,
-};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::Tier;
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange, RequestId,
     SmShare, Timestamp,
 };
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause, Work,
+};
+use gshare_sched::request::Tier;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The mistake of a platform.

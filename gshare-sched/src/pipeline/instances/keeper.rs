@@ -2,12 +2,12 @@
 
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
-use gshare_core::dag::Dag;
-use gshare_core::pipeline::instances::{
-    Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason,
+use crate::pipeline::{
+    Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
+    PipelinePartitioner, SliceAssigner,
 };
-use gshare_core::pipeline::{Goal, Node, PipelinePartitioner, SliceAssigner};
-use gshare_core::request::Tier;
+use crate::request::Tier;
+use gshare_core::dag::Dag;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, TimeWentBack, Timestamp,
 };
@@ -297,7 +297,7 @@ impl Keeper {
         match home {
             Home::Shared { memory, .. } => memory.saturating_sub(of.goal.runtime_memory),
             Home::Exclusive { parts, .. } => {
-                let part = |part: &gshare_core::pipeline::instances::PlacedPart| {
+                let part = |part: &crate::pipeline::PlacedPart| {
                     let name = &self.slices.model.get(part.slice.slice.profile)?.name;
                     let memory = |one: usize| {
                         of.dag.components()[one].profile(name, of.goal.batch).map(|on| on.memory.get())
@@ -306,7 +306,6 @@ impl Keeper {
                 };
                 Bytes(parts.iter().filter_map(part).sum())
             }
-            _ => Bytes::ZERO,
         }
     }
 

@@ -1,7 +1,22 @@
 //! Keeping instances: which there are on a node, in which state, on which slices.
 //!
 //! # Problem
-//! See [`gshare_core::pipeline::instances`], which also has the states.
+//! A function that holds a slice while no client calls it wastes the slice; one that is loaded for every call is slow. A
+//! keeper of instances decides which instances there are on a node, which own slices and which take turns on a shared one,
+//! which are evicted, and when a pipeline moves to better slices (FluidFaaS, section 5.3 and Figure 8).
+//!
+//! # States
+//! ```text
+//!              first request                    busy, or short
+//!   cold ───────────────────────▶ shared ───────────────────────▶ exclusive (hot)
+//!    ▲                            │    ▲ ◀───────────────────────  │  whole, or a pipeline
+//!    │ keep-alive over     evicted│    │needed      no longer busy │ idle pipeline
+//!    └──────────────── warm ◀─────┘────┘                           ▼
+//!                       ▲ (weights in host memory) ◀───────────────┘
+//! ```
+//! - **exclusive**: owns its slices and is never evicted ("exclusive hot");
+//! - **shared**: takes turns on a slice ("time sharing"); resident or evicted;
+//! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
 //!
 //! # Algorithm
 //! 1. **First request** of a function: a shared instance on a slice that is shared already and not full of work, else on
@@ -52,10 +67,8 @@
 //! - Several instances may be resident on a shared slice while its memory lasts; still only one runs at a time.
 //! - All of it can be switched off: [`KeeperConfig::paper`].
 
-#[cfg(doc)]
-use gshare_core::pipeline::instances::InstanceEvent;
-
 mod eviction;
+mod instance_keeper;
 mod keep_alive;
 mod keeper;
 mod keeper_config;
@@ -63,6 +76,7 @@ mod scale;
 mod slices;
 
 pub use eviction::{EvictionOrder, EvictionPolicy};
+pub use instance_keeper::*;
 pub use keep_alive::{Gaps, KeepAlive, Stay};
 pub use keeper::Keeper;
 pub use keeper_config::{Choice, KeeperConfig, LoadCosts};

@@ -4,10 +4,11 @@ use super::Choice;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
+use crate::pipeline::{
+    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, Node, Part, Pipeline, PlacedPart,
+};
 use core::cmp::Reverse;
 use gshare_core::dag::Dag;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceReason, PlacedPart};
-use gshare_core::pipeline::{Assignment, Balance, Goal, Node, Part, Pipeline};
 use gshare_core::{Bytes, Duration, FunctionId, InstanceId};
 use std::collections::BTreeSet;
 

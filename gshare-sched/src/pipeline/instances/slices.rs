@@ -1,8 +1,8 @@
 //! The owner of each slice of a node.
 
 use super::{EvictionOrder, EvictionPolicy};
-use gshare_core::mig::{GpuModel, SliceAt};
-use gshare_core::pipeline::{AssignedSlice, Node, NodeError, NodeGpu};
+use crate::mig::{GpuModel, SliceAt};
+use crate::pipeline::{AssignedSlice, Node, NodeError, NodeGpu};
 use gshare_core::{Bytes, GpuId, InstanceId, ProfileId, SharedSlice};
 use std::collections::BTreeSet;
 

@@ -3,8 +3,8 @@
 use super::{
     Duration, FractionalPool, Function, FunctionId, InstanceId, PoolAction, RequestRate, Timer, Work,
 };
+use crate::pack::{Demand, Workload};
 use gshare_core::GpuShare;
-use gshare_core::pack::{Demand, Workload};
 
 /// The longest pause before a job that ends by itself is started again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -43,8 +43,10 @@ impl FractionalPool {
             return;
         }
         let memory = share.memory().unwrap_or(of.spec.memory);
-        let demand =
-            share.demand().with_memory(memory).with_function(function).with_workload(Workload::Training);
+        let demand = Demand::from(&share)
+            .with_memory(memory)
+            .with_function(function)
+            .with_workload(Workload::Training);
         let demands: Vec<Demand> = (0..workers).map(|_| demand).collect();
         let mut placed = Vec::new();
         if self.packer.place_gang(&demands, &mut placed).is_err() {

@@ -64,15 +64,14 @@ pub use pool_config::{FractionalConfig, FractionalPolicies};
 use super::START_AGAIN;
 use super::host_cache::HostCache;
 use super::timers::Timers;
-use gangs::Gang;
-use gshare_core::pack::{Demand, GpuSpec, Packer};
-use gshare_core::platform::{
+use crate::pack::{Demand, GpuSpec, Packer};
+use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
-    PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
+    PoolError, PoolEvent, QueueOrder, Regime, Rejection, StopCause, Work,
 };
+use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
+use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
-use gshare_core::queue_order::QueueOrder;
-use gshare_core::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gshare_core::{
     ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
@@ -315,7 +314,7 @@ impl FractionalPool {
                 bad(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"))
             }
             Work::Training { share, .. } => {
-                share.demand().validate().map_err(|error| REGIME.unsuitable(function, error))
+                Demand::from(share).validate().map_err(|error| REGIME.unsuitable(function, error))
             }
         }
     }

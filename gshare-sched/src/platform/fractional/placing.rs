@@ -5,10 +5,10 @@ use super::{
     InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId,
     RequestRate, START_AGAIN, State, StopCause, Timer,
 };
+use crate::pack::{Demand, PackError};
+use crate::request::Tier;
+use crate::scale::StopReason;
 use gshare_core::dag::ComponentSet;
-use gshare_core::pack::{Demand, PackError};
-use gshare_core::request::Tier;
-use gshare_core::scale::StopReason;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
 use std::collections::BTreeSet;
 

@@ -1,9 +1,7 @@
 //! Settings of the fractional pool.
 
-use crate::pack::{MaxRects, MaxRectsConfig};
-use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig};
-use gshare_core::pack::Packer;
-use gshare_core::scale::HorizontalScaler;
+use crate::pack::{MaxRects, MaxRectsConfig, Packer};
+use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler};
 use gshare_core::{Bytes, ConfigError, Duration};
 
 crate::settings_table::settings! {

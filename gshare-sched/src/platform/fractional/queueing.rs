@@ -4,7 +4,7 @@ use super::{
     Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
     PoolAction, Rejection, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
-use gshare_core::queue_order::WaitQueue;
+use crate::platform::WaitQueue;
 
 impl Instance {
     /// How long it takes for as many requests as it serves at once.

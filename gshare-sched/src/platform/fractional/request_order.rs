@@ -3,7 +3,7 @@
 
 use super::{Duration, FractionalConfig, RequestId, Timestamp};
 use crate::pipeline::overdue_after;
-use gshare_core::queue_order::{QueueOrder, WaitQueue};
+use crate::platform::{QueueOrder, WaitQueue};
 
 /// See [`FractionalConfig::late_wait`] and [`FractionalConfig::late_stretch_percent`].
 #[derive(Debug)]

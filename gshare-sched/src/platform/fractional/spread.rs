@@ -3,10 +3,10 @@
 //! Devices that hold one model together exchange its activations with every layer, so they are of one node: the one with the
 //! fewest devices that have room, so that others stay whole for larger instances. The parts are equal, since tensor parallelism
 //! needs that; Dilu (section 3.3) spreads a model by what memory is free, which
-//! [`place_split`](gshare_core::pack::Packer::place_split) does.
+//! [`place_split`](crate::pack::Packer::place_split) does.
 
 use super::{Demand, FractionalPool, FunctionId, GpuId, NodeId};
-use gshare_core::pack::{PackError, Placed};
+use crate::pack::{PackError, Placed};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl FractionalPool {

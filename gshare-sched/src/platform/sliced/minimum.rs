@@ -1,8 +1,8 @@
 //! The minimum of a function, kept by its nodes together.
 
 use super::{Function, Instance, SlicedPool};
-use gshare_core::pipeline::instances::InstanceEvent;
-use gshare_core::platform::PoolAction;
+use crate::pipeline::InstanceEvent;
+use crate::platform::PoolAction;
 use gshare_core::{FunctionId, InstanceId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 

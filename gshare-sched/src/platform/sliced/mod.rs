@@ -55,19 +55,17 @@ mod report;
 mod tests;
 
 use super::tickets::Tickets;
+use crate::mig::GpuModel;
 use crate::pipeline::{
-    FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
-    RouterConfig, SlackRouter,
+    AssignedSlice, FirstCome, FirstComeConfig, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper,
+    Keeper, KeeperConfig, LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner,
+    RouteEvent, Router, RouterConfig, SlackRouter,
 };
-use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent, InstanceKeeper};
-use gshare_core::pipeline::routing::{RouteEvent, Router};
-use gshare_core::pipeline::{AssignedSlice, Goal, Node as Slices, NodeGpu};
-use gshare_core::platform::{
+use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
     PoolEvent, Regime, Rejection, StopCause, Work,
 };
+use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
 use gshare_core::{
@@ -623,7 +621,6 @@ impl SlicedPool {
                 })
                 .collect(),
             Home::Shared { slice, memory, .. } => vec![part(0, of.dag.all(), *slice, *memory)],
-            _ => Vec::new(),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Orders of the keepers and the router, turned into orders for the host and events for each other.
 
 use super::{Function, Instance, Memory, Node, SlicedPool, Task};
-use gshare_core::dag::MAX_TIME;
-use gshare_core::pipeline::AssignedSlice;
-use gshare_core::pipeline::instances::{Home, InstanceAction, InstanceEvent, InstanceReason};
-use gshare_core::pipeline::routing::{RouteAction, RouteEvent, RouteReject, Service};
-use gshare_core::platform::{Life, PlatformAction, PoolAction, Rejection, StopCause};
-use gshare_core::request::Tier;
+use crate::pipeline::{
+    AssignedSlice, Home, InstanceAction, InstanceEvent, InstanceReason, RouteAction, RouteEvent, RouteReject,
+    Service,
+};
+use crate::platform::{Life, PlatformAction, PoolAction, Rejection, StopCause};
+use crate::request::Tier;
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, NodeId, RequestId, SharedSlice};
 use std::collections::BTreeSet;
 
@@ -326,8 +326,6 @@ impl SlicedPool {
                 let load = if one.memory == Memory::In { Duration::ZERO } else { load };
                 Service::Shared { slice: self.number(one.node, number), latency, load }
             }
-            // A home of another kind would not be one that a keeper of ours gives.
-            _ => Service::Shared { slice: SharedSlice::new(u32::MAX), latency: MAX_TIME, load: MAX_TIME },
         }
     }
 

@@ -2,10 +2,8 @@
 
 use super::super::START_AGAIN;
 use super::{Function, Instance, Memory, SlicedPool};
-use gshare_core::pipeline::AssignedSlice;
-use gshare_core::pipeline::instances::InstanceEvent;
-use gshare_core::pipeline::routing::RouteEvent;
-use gshare_core::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
+use crate::pipeline::{AssignedSlice, InstanceEvent, RouteEvent};
+use crate::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
 use gshare_core::{Duration, FunctionId, InstanceId, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 

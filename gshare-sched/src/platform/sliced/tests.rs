@@ -1,14 +1,14 @@
 //! The mappings one by one, with a host that answers as the test says.
 
 use super::*;
-use crate::pipeline::Late;
+use crate::Wrapped;
+use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
+use crate::platform::{InstanceReport, MigLayout};
+use crate::request::Tier;
+use gshare_core::Quota;
 use gshare_core::dag::Component;
-use gshare_core::pipeline::instances::InstanceError;
-use gshare_core::platform::{InstanceReport, MigLayout};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::Tier;
-use gshare_core::{Quota, Wrapped};
 
 type Host = testing::Host<SlicedPool>;
 

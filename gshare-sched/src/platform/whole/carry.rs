@@ -5,8 +5,8 @@ use super::{
     PlatformAction, PoolAction, QuotaRange, Rejection, RequestAction, RequestEvent, RequestId, SmShare,
     StopCause, WholePool,
 };
+use crate::request::{RejectReason, Tier};
 use gshare_core::Duration;
-use gshare_core::request::{RejectReason, Tier};
 use std::collections::BTreeSet;
 
 impl WholePool {

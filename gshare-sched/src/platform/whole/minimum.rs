@@ -3,7 +3,7 @@
 use super::super::START_AGAIN;
 use super::carry::rejection;
 use super::{Device, Life, PoolAction, Rejection, RequestEvent, WholePool};
-use gshare_core::request::RejectReason;
+use crate::request::RejectReason;
 use gshare_core::{FunctionId, GpuId, RequestId};
 use std::collections::BTreeMap;
 

@@ -54,19 +54,20 @@ mod minimum;
 mod tests;
 
 use super::tickets::Tickets;
-use crate::request::{LocalityScheduler, SchedulerConfig};
-use gshare_core::dag::ComponentSet;
-use gshare_core::platform::{
+use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
-use gshare_core::request::{ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler};
+use crate::request::{
+    LocalityScheduler, ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler,
+    SchedulerConfig,
+};
+use gshare_core::dag::ComponentSet;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    TimeWentBack, Timestamp,
+    SmShare, TimeWentBack, Timestamp, resource::QuotaRange,
 };
-use gshare_core::{SmShare, resource::QuotaRange};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 #[derive(Debug)]

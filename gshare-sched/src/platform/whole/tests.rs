@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::platform::testing::{self, dispatch, reject};
+use crate::request::Tier;
 use gshare_core::Quota;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::request::Tier;
 
 type Host = testing::Host<WholePool>;
 

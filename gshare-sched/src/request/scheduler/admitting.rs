@@ -1,7 +1,7 @@
 //! Which tenants' requests enter the queue: limits, and fairness between tenants.
 
 use super::LocalityScheduler;
-use gshare_core::request::RequestAction;
+use crate::request::RequestAction;
 
 impl LocalityScheduler {
     /// Lets held requests in, as far as their tenants' gates are open.

@@ -3,7 +3,7 @@
 use super::{LocalityScheduler, MAX_KINDS, Phase};
 use crate::request::cache::{CopyState, ModelCopy};
 use crate::request::queue::Place;
-use gshare_core::request::{ModelProfile, RequestError, RequestEvent};
+use crate::request::{ModelProfile, RequestError, RequestEvent};
 use gshare_core::{Bytes, Duration, TimeWentBack, Timestamp};
 
 impl LocalityScheduler {

@@ -1,8 +1,8 @@
 //! Where copies are: each is filed under its GPU's present state, so the best of a model is found without a search.
 
 use super::{CANDIDATES, LocalityScheduler, Phase, first_copy};
+use crate::request::RequestAction;
 use crate::request::cache::{CopyState, ModelCopy};
-use gshare_core::request::RequestAction;
 
 impl LocalityScheduler {
     /// The copy on an idle GPU that runs the model fastest.

@@ -1,10 +1,9 @@
 //! Loads and the evictions for them: victims, their worth, host memory, and loads that fail.
 
 use super::{Gpu, LocalityScheduler, Phase, Room, memory_share};
-use crate::request::CachePolicy;
 use crate::request::cache::{self, CopyState, ModelCopy};
 use crate::request::queue::Request;
-use gshare_core::request::{RejectReason, RequestAction, Tier};
+use crate::request::{CachePolicy, RejectReason, RequestAction, Tier};
 use gshare_core::{BasisPoints, Duration, GpuId, ModelId, NodeId};
 
 impl LocalityScheduler {

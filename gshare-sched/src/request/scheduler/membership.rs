@@ -1,7 +1,7 @@
 //! GPUs that join and that are lost.
 
 use super::{Gpu, LocalityScheduler, Phase};
-use gshare_core::request::{RequestAction, Tier};
+use crate::request::{RequestAction, Tier};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
 use std::collections::BTreeSet;
 

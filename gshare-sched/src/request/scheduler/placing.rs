@@ -1,9 +1,9 @@
 //! Which GPU serves which request: the turn of an idle GPU, and the decisions of a [`PlacementRule`] in it.
 
 use super::{LocalityScheduler, Outcome, Room};
+use crate::request::RequestAction;
 use crate::request::placement::{Decision, View};
 use crate::request::queue::{By, NONE, Place, Walk};
-use gshare_core::request::RequestAction;
 use std::ops::Bound;
 
 #[cfg(doc)]

@@ -2,7 +2,7 @@
 
 use super::{LocalityScheduler, Model, memory_share};
 use crate::request::queue::{By, NONE, Place, Request};
-use gshare_core::request::{RejectReason, RequestAction};
+use crate::request::{RejectReason, RequestAction};
 use gshare_core::{BasisPoints, Duration, ModelId, RequestId, TenantId, Timestamp};
 
 impl LocalityScheduler {

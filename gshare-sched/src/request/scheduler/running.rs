@@ -1,9 +1,9 @@
 //! The work of a GPU: batches, its local queue, and its next step.
 
 use super::{LocalityScheduler, Phase};
+use crate::request::RequestAction;
 use crate::request::cache::CopyState;
 use crate::request::queue::{NONE, Place, Request};
-use gshare_core::request::RequestAction;
 use gshare_core::{Duration, GpuId, ModelId};
 
 impl LocalityScheduler {

@@ -1,8 +1,8 @@
 //! Devices that are lost and come back: what that does to the instances and requests there.
 
 use super::{Host, Turn};
-use gshare_core::platform::{DeviceSpec, PlatformEvent};
 use gshare_core::{FunctionId, GpuId, InstanceId, Timestamp};
+use gshare_sched::platform::{DeviceSpec, PlatformEvent};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 

@@ -3,8 +3,8 @@
 use super::{Host, Known, Request, Turn};
 use crate::api::ApiError;
 use axum::http::StatusCode;
-use gshare_core::platform::{PlatformEvent, Rejection};
 use gshare_core::{Duration, InstanceId, RequestId, Timestamp};
+use gshare_sched::platform::{PlatformEvent, Rejection};
 use tokio::sync::mpsc::UnboundedSender;
 
 impl Host {

@@ -27,10 +27,11 @@ use super::api::{ApiError, FunctionDeployment};
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
-use gshare_core::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause};
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::manager::HookedProcess;
-use gshare_sched::platform::{FunctionStats, Platform};
+use gshare_sched::platform::{
+    FunctionStats, InstanceReport, Part, Platform, PlatformAction, PlatformEvent, Rejection, StopCause,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -396,8 +397,7 @@ pub fn tenant(place: usize) -> TenantId {
 pub(crate) mod tests {
     use super::*;
     use gshare_core::NodeId;
-    use gshare_core::platform::DeviceSpec;
-    use gshare_sched::platform::PlatformSettings;
+    use gshare_sched::platform::{DeviceSpec, PlatformSettings};
     use std::sync::mpsc::{Receiver, channel};
 
     /// A host of two devices with a training job `f`, and the orders for its two workers. More orders come over the channel.

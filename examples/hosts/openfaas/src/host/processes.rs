@@ -2,9 +2,9 @@
 
 use super::{Doing, Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
-use gshare_core::platform::{InstanceReport, Part, PlatformEvent};
 use gshare_core::{FunctionId, InstanceId, Timestamp};
 use gshare_runner::manager::HookedProcess;
+use gshare_sched::platform::{InstanceReport, Part, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

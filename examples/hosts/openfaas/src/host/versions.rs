@@ -3,12 +3,13 @@
 use super::{Doing, Function, Host, Known, Request, Totals, Turn, Version};
 use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
-use gshare_core::platform::{FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::{
     Bytes, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare, Timestamp,
 };
-use gshare_sched::platform::FunctionState;
+use gshare_sched::platform::{
+    FunctionSpec, FunctionState, InstanceReport, PlatformAction, PlatformEvent, Work,
+};
 use std::sync::Arc;
 
 /// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.

@@ -2,10 +2,9 @@
 
 use super::{Doing, Host, Totals, Version, client};
 use crate::deployment::Wants;
-use gshare_core::platform::{Life, Part, PlatformAction, Work};
 use gshare_core::profile::ProfileTable;
 use gshare_core::{Bytes, FunctionId, InstanceId, Timestamp};
-use gshare_sched::platform::FunctionStats;
+use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

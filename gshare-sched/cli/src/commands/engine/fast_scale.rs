@@ -11,8 +11,7 @@ pub(super) fn run(options: &filter::Options) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use gshare_core::Engine;
-    use gshare_core::scale::{HorizontalAction, HorizontalEvent};
-    use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
+    use gshare_sched::scale::{HorizontalAction, HorizontalEvent, LazyHorizontal, LazyHorizontalConfig};
 
     const ADD: &str = r#"{"now_ns":0,"event":{"event":"function_added","function":7,"spec":{"profile":{"points":[{"sm_basis_points":1200,"quota_basis_points":10000,"batch":1,"throughput_milli_rps":THROUGHPUT,"p50_ns":20000000,"p95_ns":25000000}]},"max_p95_ns":MAX,"min_instances":1,"max_instances":4}}}"#;
 

@@ -2,9 +2,10 @@
 
 use super::filter;
 use anyhow::Context as _;
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{Node, NodeGpu};
-use gshare_sched::pipeline::{Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Keeper, KeeperConfig, LeastFragmentation, Node, NodeGpu, PartitionConfig, Partitioner,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,10 +2,11 @@
 
 use super::filter;
 use crate::commands::pack::Policy;
-use gshare_core::pack::{Demand, GpuSpec, GpuStatus, PackerExt, Placed, Placement, Rectangle, RepackPlan};
 use gshare_core::{ConfigError, GpuId, PlacementId};
 use gshare_sched::pack::picture::{Diagnosis, diagnose};
-use gshare_sched::pack::{MaxRects, MaxRectsConfig};
+use gshare_sched::pack::{
+    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackerExt, Placed, Placement, Rectangle, RepackPlan,
+};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

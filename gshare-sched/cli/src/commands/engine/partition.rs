@@ -4,9 +4,10 @@ use super::filter;
 use crate::commands::print_json;
 use anyhow::Context as _;
 use gshare_core::dag::Dag;
-use gshare_core::mig::GpuModel;
-use gshare_core::pipeline::{Assignment, Goal, Mode, Node, NodeGpu, Part};
-use gshare_sched::pipeline::{LeastFragmentation, PartitionConfig, Partitioner, plan};
+use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::{
+    Assignment, Goal, LeastFragmentation, Mode, Node, NodeGpu, Part, PartitionConfig, Partitioner, plan,
+};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn what_an_engine_answers_in_a_life_fits_its_schema() {
         let schema =
-            serde_json::to_value(schemars::schema_for!(gshare_core::request::RequestAction)).unwrap();
+            serde_json::to_value(schemars::schema_for!(gshare_sched::request::RequestAction)).unwrap();
         let text = schema.to_string();
         for line in answers(LIFE) {
             for action in line["actions"].as_array().unwrap() {

@@ -4,11 +4,11 @@ use super::DEFAULT_SOCKET;
 use crate::commands::serve::Text;
 use crate::commands::sim::Simulate;
 use anyhow::Context as _;
-use gshare_core::store::StoreLimits;
 use gshare_core::{Bytes, Duration};
 use gshare_modelstore::backend::ModelBackend;
 use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
+use gshare_modelstore::store::StoreLimits;
 use gshare_runner::libraries::SimulatorDir;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getppid, getrlimit, kill_process, set_parent_process_death_signal,

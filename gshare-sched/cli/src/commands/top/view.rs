@@ -1,9 +1,9 @@
 //! The screen of `gshare top`: state and picture, without clock, daemon or terminal.
 
 use super::share;
-use gshare_core::scale::{ScaleState, ServiceClass};
-use gshare_core::{Bytes, ClientId, Duration};
+use gshare_core::{Bytes, ClientId, Duration, ServiceClass};
 use gshare_sched::node::printable;
+use gshare_sched::scale::ScaleState;
 use gshared::{ClientSnapshot, Snapshot};
 use ratatui::Frame;
 use ratatui::buffer::Buffer;

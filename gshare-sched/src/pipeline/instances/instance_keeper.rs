@@ -1,30 +1,10 @@
-//! Instances on MIG slices: their states, and the events and orders of their keeper.
-//!
-//! # Problem
-//! A function that holds a slice while no client calls it wastes the slice; one that is loaded for every call is slow. A
-//! keeper of instances decides which instances there are on a node, which own slices and which take turns on a shared one,
-//! which are evicted, and when a pipeline moves to better slices (FluidFaaS, section 5.3 and Figure 8).
-//!
-//! # States
-//! ```text
-//!              first request                    busy, or short
-//!   cold ───────────────────────▶ shared ───────────────────────▶ exclusive (hot)
-//!    ▲                            │    ▲ ◀───────────────────────  │  whole, or a pipeline
-//!    │ keep-alive over     evicted│    │needed      no longer busy │ idle pipeline
-//!    └──────────────── warm ◀─────┘────┘                           ▼
-//!                       ▲ (weights in host memory) ◀───────────────┘
-//! ```
-//! - **exclusive**: owns its slices and is never evicted ("exclusive hot");
-//! - **shared**: takes turns on a slice ("time sharing"); resident or evicted;
-//! - **warm**: its weights are in host memory; **cold**: nowhere on the node.
+//! The events, orders and errors of a keeper of instances, and its trait.
 
-use super::{AssignedSlice, Goal, NodeError};
-use crate::dag::{ComponentSet, Dag};
-use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{FunctionId, GpuId, InstanceId, SharedSlice};
 use crate::mig::SliceAt;
+use crate::pipeline::{AssignedSlice, Goal, NodeError};
 use crate::request::Tier;
-use crate::units::{Bytes, Duration};
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, SharedSlice, TimeWentBack};
 
 /// The event itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

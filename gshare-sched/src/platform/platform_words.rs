@@ -1,41 +1,15 @@
-//! The platform: functions, devices, instances and requests, and the pools that share devices out.
-//!
-//! # Problem
-//! The four papers share GPUs in three ways that do not mix on one device, and each has its own words for the same
-//! things. Above them is one story: a user deploys a function with a latency to keep, instances of it start and stop on
-//! devices, requests go to instances. A [`PlatformEvent`] says what happened in that story, a [`PlatformAction`] what a
-//! host has to do, for every way in which a device is shared.
-//!
-//! # Terms
-//! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
-//! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a
-//!   pipeline, the workers of a training job, or the devices over which a model is spread;
-//! - **parked**: what the instance had on the device is in host memory, and its process lives;
-//! - **pool**: the devices of one regime with the engines that share them: a [`Pool`].
-//!
-//! # Life of an instance
-//! ```text
-//! Start ─▶ Starting ─ Ready ─▶ Ready ─ Drain ─▶ Draining ─ Stop ─▶ Stopped ─ Gone ─▶ forgotten
-//!             │ Refused, Gone    │  ▲
-//!             ▼           Park   ▼  │ Unpark, Unparked
-//!         forgotten             Parked
-//! ```
-//! [`InstanceReport::Gone`] may come in every state: a process can die at any time. Requests that it had are dispatched
-//! again, a bounded number of times.
-//!
-//! # Life of a request
-//! `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, or `Reject` instead of any of these. Each request ends once.
+//! Functions, devices, instances and requests, as a host and the platform name them; and pools, which share devices out.
 
-use crate::dag::{ComponentSet, Dag};
-use crate::engine::Engine;
-use crate::ids::{FunctionId, GpuId, GpuKind, InstanceId, NodeId, RequestId, TenantId};
 use crate::mig::{GpuModel, MigError, SliceAt};
 use crate::pipeline::Goal;
-use crate::profile::ProfileTable;
 use crate::request::{TenantLimits, Tier};
-use crate::share::GpuShare;
-use crate::units::{Bytes, Duration, Quota, Timestamp};
 use core::fmt;
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::profile::ProfileTable;
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, NodeId, Quota, RequestId,
+    TenantId, Timestamp,
+};
 
 /// How a device is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +24,7 @@ pub enum Regime {
     Whole,
 }
 
-crate::display_as!(Regime { Fractional => "fractional", Sliced => "sliced", Whole => "whole" });
+gshare_core::display_as!(Regime { Fractional => "fractional", Sliced => "sliced", Whole => "whole" });
 
 /// The MIG slices of a GPU that functions may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +119,7 @@ pub struct DeviceSpec {
     pub mig: Option<Box<MigLayout>>,
 }
 
-crate::with_fields!(DeviceSpec { with_kind(kind: GpuKind), with_regime(regime: Regime => Some) });
+gshare_core::with_fields!(DeviceSpec { with_kind(kind: GpuKind), with_regime(regime: Regime => Some) });
 
 impl DeviceSpec {
     /// A GPU of kind 0 without MIG slices, shared as the platform chooses.
@@ -254,7 +228,7 @@ const fn nobody() -> TenantId {
     TenantId::new(0)
 }
 
-crate::with_fields!(FunctionSpec {
+gshare_core::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota),
     with_devices(devices: u32),
     with_slo(slo: Duration => Some),
@@ -318,7 +292,7 @@ pub enum Life {
     Stopped,
 }
 
-crate::display_as!(Life {
+gshare_core::display_as!(Life {
     Starting => "starting",
     Ready => "ready",
     Parked => "parked",
@@ -477,7 +451,7 @@ pub enum StopCause {
 }
 
 // The words of a sentence about the instance that follow "stopped: ".
-crate::display_as!(StopCause {
+gshare_core::display_as!(StopCause {
     Drained => "the load does not need it, and it has answered what it had",
     TimedOut => "it was not ready, or not parked, by its deadline",
     DrainTimedOut => "it did not finish its requests by its deadline",
@@ -612,7 +586,7 @@ pub enum Rejection {
 }
 
 // The words of a sentence about the request that follow "rejected: ".
-crate::display_as!(Rejection {
+gshare_core::display_as!(Rejection {
     QueueFull => "too many requests of the function wait",
     TenantQueueFull => "too many requests of the tenant wait",
     DeadlineMissed => "its deadline has passed",

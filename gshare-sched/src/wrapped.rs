@@ -1,16 +1,12 @@
 //! A function of yours around an engine that another wrote.
 
-use crate::engine::Engine;
-use crate::ids::{ArenaId, ClientId, FunctionId, GpuId, InstanceId, ModelId, RequestId};
-use crate::pipeline::instances::{Home, InstanceKeeper};
-use crate::pipeline::routing::Router;
+use crate::pipeline::{Home, InstanceKeeper, Router};
 use crate::platform::{InstanceView, Pool, Regime};
 use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
-use crate::store::{ArenaView, MemoryTier, ModelStore};
-use crate::token::{ClientStatus, TokenScheduler};
-use crate::units::{Bytes, Duration, Timestamp};
 use core::fmt;
+use gshare_core::token::{ClientStatus, TokenScheduler};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 
 /// An engine whose [`handle`](Engine::handle) is a function of yours; all else it answers as before.
 ///
@@ -22,7 +18,8 @@ use core::fmt;
 /// # Example
 /// A scheduler of tokens of which every decision is printed:
 /// ```
-/// use gshare_core::{TokenScheduler, Wrapped};
+/// use gshare_core::{TokenScheduler};
+/// use gshare_sched::Wrapped;
 ///
 /// fn printed(scheduler: Box<dyn TokenScheduler>) -> Box<dyn TokenScheduler> {
 ///     Box::new(Wrapped::new(scheduler, |scheduler, now, event, actions| {
@@ -136,14 +133,6 @@ pass_on!(Pool {
     fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
     fn waiting(&self, function: FunctionId) -> usize;
     fn invariants(&self);
-});
-
-pass_on!(ModelStore {
-    fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;
-    fn arena(&self, arena: ArenaId) -> Option<ArenaView>;
-    fn arenas(&self) -> Vec<ArenaView>;
-    fn may_read(&self, client: ClientId, model: ModelId) -> bool;
-    fn capacity(&self, tier: MemoryTier) -> Bytes;
 });
 
 #[cfg(test)]

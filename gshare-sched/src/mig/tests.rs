@@ -1,5 +1,5 @@
 use super::*;
-use crate::ids::ProfileId;
+use gshare_core::ProfileId;
 use std::collections::BTreeSet;
 
 fn model(name: &str) -> GpuModel {

@@ -1,33 +1,10 @@
-//! Packing: which GPU a demand goes to, and which part of it.
-//!
-//! # Problem
-//! A pool of GPUs, and demands that come and go one by one. A demand asks for a share of GPU time ([`Quota`]), a
-//! share of the SMs ([`SmShare`]) and memory ([`Bytes`]). A [`Packer`] decides where each goes, so that few GPUs
-//! are in use and no GPU promises more than it has.
-//!
-//! # Terms
-//! - *demand*: what is asked ([`Demand`]); *placement*: where it went ([`Placement`]);
-//! - *rectangle*: the part of a GPU that a placement holds ([`Rectangle`]): time runs along x, SMs along y
-//!   (FaST-GShare, section 3.4.2). Dilu's packer keeps sums only and leaves the offsets at zero;
-//! - *gang*: demands that need one GPU each, all different, or nothing at all (Dilu, Algorithm 1: `n_j`).
-//!
-//! # Contract of [`Packer`]
-//! - The sums of a GPU's placements stay within its memory, and those of the policy's own model (rectangles, or sums of
-//!   SM shares) within its size; members of one group ([`Demand::apart`]) never share a GPU.
-//! - `Err` means that nothing changed.
-//! - Equal calls give equal answers on every machine.
-//! - A [`PlacementId`] is answered once: after [`Packer::release`] it is stale, and a stale id is an error.
-//! - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no
-//!   process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
-//!   the window); [`Placed::rearranged`] says so.
-//! - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
+//! Demands, placements, and the trait of packers.
 
 use core::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{FunctionId, GpuId, PlacementId};
-use crate::units::{Bytes, Quota, SmShare};
+use gshare_core::{Bytes, FunctionId, GpuId, GpuShare, PlacementId, Quota, SmShare};
 
 /// The kind of work behind a demand; Dilu places the three kinds differently (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -47,7 +24,7 @@ pub enum Workload {
 /// Shares of GPU time and SMs, and memory, that an instance asks of one GPU.
 ///
 /// ```
-/// use gshare_core::pack::Demand;
+/// use gshare_sched::pack::Demand;
 /// use gshare_core::{Bytes, Quota, SmShare};
 ///
 /// let quota = Quota::from_percent(40).ok_or("at most 100 %")?;
@@ -87,13 +64,23 @@ pub struct Demand {
     pub workload: Workload,
 }
 
-crate::with_fields!(Demand {
+gshare_core::with_fields!(Demand {
     with_memory(memory: Bytes),
     with_sm_limit(sm_limit: SmShare => Some),
     with_function(function: FunctionId => Some),
     with_apart(apart: u32 => Some),
     with_workload(workload: Workload),
 });
+
+/// What the share guarantees, with its SM limit. A share that guarantees no time asks for one basis point of it.
+impl From<&GpuShare> for Demand {
+    fn from(share: &GpuShare) -> Self {
+        let least = Quota::new(1).unwrap_or(Quota::WHOLE);
+        Self::new(share.time().request().max(least), share.sm())
+            .with_sm_limit(share.sm_limit())
+            .with_memory(share.memory().unwrap_or(Bytes::ZERO))
+    }
+}
 
 impl Demand {
     /// A demand for `quota` of the time on `sm` of the SMs, with no memory, function or group.
@@ -453,7 +440,18 @@ pub enum PackError {
     },
 }
 
-/// A policy that places demands on GPUs. See the [module documentation](self) for its contract.
+/// A policy that places demands on GPUs.
+///
+/// # Contract
+/// - The sums of a GPU's placements stay within its memory, and those of the policy's own model (rectangles, or sums of
+///   SM shares) within its size; members of one group ([`Demand::apart`]) never share a GPU.
+/// - `Err` means that nothing changed.
+/// - Equal calls give equal answers on every machine.
+/// - A [`PlacementId`] is answered once: after [`Packer::release`] it is stale, and a stale id is an error.
+/// - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no
+///   process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
+///   the window); [`Placed::rearranged`] says so.
+/// - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
 ///
 /// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
 /// faster. `gshare_sim::conformance::packer` checks a policy against the contract.
@@ -800,4 +798,20 @@ fn changes_between<P: PackerExt + ?Sized>(
     }
     changes.sort_unstable_by_key(|change| change.id);
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_core::{QuotaRange, ResourceSpec};
+
+    #[test]
+    fn a_share_asks_for_what_it_guarantees_and_for_some_time_in_any_case() {
+        let sm = |percent| SmShare::from_percent(percent).unwrap();
+        let time = QuotaRange::new(Quota::from_percent(50).unwrap(), Quota::WHOLE).unwrap();
+        let demand = Demand::from(&GpuShare::new(time, sm(30), sm(60), Some(Bytes(7))).unwrap());
+        let asked = (demand.quota, demand.sm, demand.limit(), demand.memory);
+        assert_eq!(asked, (time.request(), sm(30), sm(60), Bytes(7)));
+        assert_eq!(Demand::from(&GpuShare::from(ResourceSpec::UNLIMITED)).quota.get(), 1);
+    }
 }

@@ -1,32 +1,9 @@
-//! Request scheduling: the events, actions and errors of every policy, and the state that nodes share.
-//!
-//! # Problem
-//! An inference request needs its model in the memory of the GPU that serves it, and loading one takes longer than
-//! running it. A [`RequestScheduler`] decides which GPU serves which request, what is loaded for it and what is evicted
-//! to make room (GPU-enabled FaaS, sections III and IV).
-//!
-//! # Terms
-//! - **kind**: GPUs that are alike in speed and memory; models are profiled per kind;
-//! - **copy**: a model in the memory of one GPU: loading, resident or evicting;
-//! - **hit, miss**: a request is served by a copy that is there (or on its way), or needs a new one; a **false miss** is a
-//!   miss although another GPU has a copy;
-//! - **global queue**: requests that no GPU was chosen for, by arrival; **local queue**: those waiting for one GPU.
-//!
-//! # Life of a request
-//! ```text
-//! Arrived ─▶ (queued) ─▶ Dispatch ─▶ Completed            a hit
-//! Arrived ─▶ (queued) ─▶ Evict* ─▶ Evicted* ─▶ Load ─▶ Loaded ─▶ Dispatch ─▶ Completed     a miss
-//!                        Load ─▶ LoadFailed ─▶ (queued again, at the place of its arrival)
-//!                        Dispatch ─▶ NotResident ─▶ Load ─▶ ...     the model was not there after all
-//! GpuLost: all that ran or waited there is queued again, at the place of its arrival
-//! Reject{reason}: instead of any of these; final
-//! ```
-//! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
-//! manager carries actions out one after the other and reports the end of each.
+//! The events, actions and errors of request schedulers, and the state that nodes share.
 
-use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId};
-use crate::units::{BasisPoints, Bytes, Duration, Timestamp};
+use gshare_core::{
+    BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
+    Timestamp,
+};
 
 /// Where a model is loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +33,7 @@ pub struct ModelProfile {
     pub infer: Duration,
 }
 
-crate::config! {
+gshare_core::config! {
     /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -10,15 +10,14 @@
 //!
 //! An operation is a small value: what it means follows from the book, so any list of operations is a possible history.
 
-use gshare_core::store::{
+use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
+use gshare_modelstore::store::{
     Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore, StoreAction, StoreEvent, StoreLimits,
 };
-use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::BTreeMap;
 
 /// One operation. Names count modulo the world's size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, arbitrary::Arbitrary, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[allow(missing_docs, reason = "the fields are those of the events")]
 pub enum StoreOp {
@@ -120,11 +119,6 @@ impl<S: ModelStore> StoreDriver<S> {
             charges: BTreeMap::new(),
             seen: BTreeMap::new(),
         }
-    }
-
-    /// The store.
-    pub const fn store(&self) -> &S {
-        &self.store
     }
 
     /// How often each order, and each reason of a refusal, was given.

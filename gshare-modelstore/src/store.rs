@@ -27,17 +27,16 @@
 //! A shell carries actions out in order. It answers each `Load` and each `Seal` with `Loaded` or `LoadFailed`, and each
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
 
-use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{ArenaId, ClientId, GroupId, ModelId, TenantId, TicketId};
-use crate::units::{Bytes, Duration, Timestamp};
 use core::fmt;
 use core::str::FromStr;
+use gshare_core::{
+    ArenaId, Bytes, ClientId, Duration, Engine, GroupId, ModelId, TenantId, TicketId, TimeWentBack, Timestamp,
+};
 
 /// The content of a model: a 256-bit hash over its tensors. Equal hashes are taken for equal content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+#[serde(try_from = "String", into = "String")]
 pub struct ContentHash(pub [u8; 32]);
 
 /// 64 hexadecimal digits.
@@ -85,8 +84,8 @@ impl FromStr for ContentHash {
 }
 
 /// A memory that arenas live in. Disk is no tier of arenas: it is where models with a source are loaded from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum MemoryTier {
@@ -102,8 +101,10 @@ impl MemoryTier {
 }
 
 /// The clients that may read a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum Access {
@@ -116,19 +117,19 @@ pub enum Access {
     Public,
 }
 
-crate::config! {
+gshare_core::config! {
     /// Bounds on the bytes, models and loads of a tenant. The default is no limit.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[derive(serde::Serialize, serde::Deserialize)]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    #[serde(default, deny_unknown_fields)]
     pub struct StoreLimits {
         /// Memory of the arenas that are charged to it, over all tiers.
         pub bytes: Bytes = Bytes(u64::MAX);
         /// Number of arenas that are charged to it.
         pub models: u32 = u32::MAX;
         /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
-        #[cfg_attr(feature = "serde", serde(rename = "load_interval_ns"))]
+        #[serde(rename = "load_interval_ns")]
         pub load_interval: Duration = Duration::ZERO;
         /// How many of them may come at once; at least 1.
         pub load_burst: u32 = 1;
@@ -136,8 +137,8 @@ crate::config! {
 }
 
 /// Where the bytes of a load come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum LoadFrom {
@@ -150,10 +151,9 @@ pub enum LoadFrom {
 }
 
 /// The event itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
+#[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum StoreEvent {
     /// A client is here.
@@ -192,7 +192,7 @@ pub enum StoreEvent {
         /// Memory it needs; more than 0.
         bytes: Bytes,
         /// Time to load it from its source.
-        #[cfg_attr(feature = "serde", serde(rename = "reload_ns"))]
+        #[serde(rename = "reload_ns")]
         reload: Duration,
     },
     /// A client wants a reference to a model in a tier.
@@ -206,7 +206,7 @@ pub enum StoreEvent {
         /// The tier of memory it should be in.
         tier: MemoryTier,
         /// Until when it waits for a load.
-        #[cfg_attr(feature = "serde", serde(rename = "deadline_ns"))]
+        #[serde(rename = "deadline_ns")]
         deadline: Timestamp,
     },
     /// A client wants to write a new model.
@@ -291,10 +291,9 @@ pub enum StoreEvent {
 }
 
 /// An order of the store's engine for its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[serde(tag = "action", rename_all = "snake_case")]
 pub enum StoreAction {
     /// Take memory and load the model into it; answer with `Loaded` or `LoadFailed`.
     Load {
@@ -376,8 +375,10 @@ pub enum StoreAction {
 }
 
 /// Why a request is not granted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum RefuseReason {
@@ -498,8 +499,8 @@ pub enum StoreError {
 }
 
 /// Where a model stands in a tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum ArenaState {
@@ -514,8 +515,7 @@ pub enum ArenaState {
 }
 
 /// The state of one of a store's arenas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ArenaView {

@@ -6,7 +6,7 @@
 //! # Example
 //! The newest first, since the others are late anyway:
 //! ```
-//! use gshare_core::queue_order::{QueueOrder, WaitQueue};
+//! use gshare_sched::platform::{QueueOrder, WaitQueue};
 //! use gshare_core::{RequestId, Timestamp};
 //!
 //! #[derive(Debug)]
@@ -19,9 +19,8 @@
 //! }
 //! ```
 
-use crate::ids::RequestId;
-use crate::units::{Duration, Timestamp};
 use core::fmt;
+use gshare_core::{Duration, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
 /// The requests of a function that wait, and the instance that can take one of them.

@@ -1,20 +1,8 @@
-//! Routing: which instance of a function serves a request, and when.
-//!
-//! # Problem
-//! The instances of one function differ: some own their slices, as a whole or as pipelines, others share a slice and may
-//! have to be loaded first. A router gets requests with deadlines and instances with latencies, and says which request
-//! runs where (FluidFaaS, section 5.3, "Request Routing").
-//!
-//! # Terms
-//! - **exclusive** instance: owns its slices, holds up to `capacity` requests. **Shared** instance: one of several on a
-//!   [`SharedSlice`], which runs one request at a time;
-//! - **load**: time until a shared instance could begin, 0 while it is resident;
-//! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
-//! - **late**: now is past the slack on the function's fastest instance.
+//! The events, orders and errors of routers, and their trait.
 
-use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{FunctionId, InstanceId, RequestId, SharedSlice};
-use crate::units::{Duration, Timestamp};
+use gshare_core::{
+    Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp,
+};
 
 /// How an instance serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,35 +1,11 @@
-//! Scaling: the events, actions and errors of vertical and of horizontal scalers.
-//!
-//! # Problem
-//! Load changes from second to second. A new instance takes many seconds to start, while the instances that run sit
-//! beside others on their GPUs and could do more for a while if their neighbours did less. So there are two scalers
-//! (Dilu, section 3.4): a [`VerticalScaler`] moves tokens between the clients of one GPU every few milliseconds, a
-//! [`HorizontalScaler`] starts and stops instances when that has not been enough for long.
-//!
-//! # Terms
-//! - **token** here: one unit of work that a client may launch in a period. One predicted microsecond of GPU time, or
-//!   one kernel block; the scaler does not care which, the host says it once ([`TokenUnit`]);
-//! - **`MaxTokens`**: tokens that one GPU can do in a period; they are never issued twice;
-//! - **owner**: an SLO-sensitive client; the state of a GPU is owned by those;
-//! - **KLC**: kernel launching cycle, the time from the first to the last kernel launch of one iteration (Dilu, 3.4.1).
-//!   It grows when neighbours take the SMs, long before a latency at the application shows it;
-//! - **instance**: one running copy of a function. It is *starting*, then *ready*, then *draining* (it takes no new
-//!   request and finishes those it has), then gone.
-//!
-//! # Who says what
-//! ```text
-//! host ─ ClientJoined, UsageReported, IterationFinished, DeadlineReached ─▶ VerticalScaler ─ Issue, StateChanged ─▶ host
-//! host ─ FunctionAdded, LoadReported, InstanceReady, InstanceGone ─▶ HorizontalScaler ─ Start, Drain, Stop, Unmet ─▶ host
-//! ```
-//! [`VerticalAction::Issue`] holds from period to period until the next one for that client, so a period in which
-//! nothing changes costs no message.
+//! The events, actions and errors of vertical and of horizontal scalers, and the traits of both.
 
-use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{ClientId, FunctionId, GpuId, InstanceId, ModelId};
-use crate::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
-use crate::resource::QuotaRange;
-use crate::units::{BasisPoints, Duration, Timestamp};
 use core::fmt;
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
+use gshare_core::{
+    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, QuotaRange, ServiceClass,
+    TimeWentBack, Timestamp,
+};
 
 /// The unit that tokens count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -44,75 +20,6 @@ pub enum TokenUnit {
     /// One block of a kernel's grid (Dilu, section 4). `MaxTokens` depends on the GPU and on what runs on it, and must be
     /// measured: see [`VerticalEvent::Calibrated`].
     Blocks,
-}
-
-/// How a client is treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum ServiceClass {
-    /// Has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over the shortest
-    /// seen (the paper's `eta_violation`, published with 60 % and for large language models 30 %); more than 0.
-    SloSensitive {
-        /// Growth of the KLC that is put up with.
-        #[cfg_attr(feature = "serde", serde(rename = "tolerance_basis_points"))]
-        tolerance: BasisPoints,
-    },
-    /// Takes what is left, and at least its floor: training and other batch work.
-    BestEffort,
-}
-
-impl ServiceClass {
-    /// SLO-sensitive, with a tolerance of 30 %, the lower one of those published.
-    pub const SLO_SENSITIVE: Self = match BasisPoints::from_percent(30) {
-        Some(tolerance) => Self::SloSensitive { tolerance },
-        None => Self::BestEffort,
-    };
-
-    /// SLO-sensitive, with a tolerance in whole per cent; `None` for 0 and above 100.
-    pub const fn slo_sensitive(percent: u16) -> Option<Self> {
-        match BasisPoints::from_percent(percent) {
-            Some(tolerance) if !tolerance.is_zero() => Some(Self::SloSensitive { tolerance }),
-            _ => None,
-        }
-    }
-
-    /// Whether it has a latency to keep.
-    pub const fn is_slo_sensitive(self) -> bool {
-        matches!(self, Self::SloSensitive { .. })
-    }
-}
-
-/// `slo-sensitive:60` (the tolerance in per cent), `best-effort`.
-impl fmt::Display for ServiceClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SloSensitive { tolerance } => write!(f, "slo-sensitive:{}", tolerance.get() / 100),
-            Self::BestEffort => f.write_str("best-effort"),
-        }
-    }
-}
-
-/// As displayed; the tolerance may be left out.
-impl core::str::FromStr for ServiceClass {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "`{text}` is neither best-effort nor slo-sensitive[:PERCENT] with a tolerance of 1 to 100"
-            )
-        };
-        match text {
-            "best-effort" => Ok(Self::BestEffort),
-            "slo-sensitive" => Ok(Self::SLO_SENSITIVE),
-            _ => {
-                let percent = text.strip_prefix("slo-sensitive:").ok_or_else(bad)?;
-                let percent = percent.strip_suffix('%').unwrap_or(percent);
-                percent.parse().ok().and_then(Self::slo_sensitive).ok_or_else(bad)
-            }
-        }
-    }
 }
 
 /// Something that happened on a GPU.
@@ -417,7 +324,7 @@ pub trait VerticalScaler:
 /// client launches at most what it was issued, plus one kernel.
 ///
 /// ```
-/// use gshare_core::scale::TokenBalance;
+/// use gshare_sched::scale::TokenBalance;
 /// let mut balance = TokenBalance::default();
 /// balance.refill(100);
 /// assert!(balance.spend(250), "larger than all of its tokens, and let through");

@@ -52,9 +52,8 @@
 
 mod models;
 
-use crate::ids::ProfileId;
-use crate::units::Bytes;
 use core::fmt;
+use gshare_core::{Bytes, ProfileId};
 use std::borrow::Cow;
 
 /// The geometry of a GPU's memory and compute slices.
@@ -265,14 +264,14 @@ pub struct ReportedProfile {
 /// A GPU model with MIG: its family and its profiles.
 ///
 /// ```
-/// use gshare_core::mig::GpuModel;
+/// use gshare_sched::mig::GpuModel;
 ///
 /// let a100 = GpuModel::find("A100-80")?;
 /// let (big, small) = (a100.profile("4g.40gb")?, a100.profile("3g.40gb")?);
 /// assert!(a100.arrange(&[big, small]).is_some());
 /// assert!(a100.arrange(&[small, small, small]).is_none());
 /// assert!(a100.profile("4g.71gb").is_err(), "that is an H200's");
-/// # Ok::<(), gshare_core::mig::MigError>(())
+/// # Ok::<(), gshare_sched::mig::MigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -458,9 +457,9 @@ impl GpuModel {
     /// Every legal layout of slices of `profiles`, the empty one included, each once, slices by place.
     ///
     /// ```
-    /// let a30 = gshare_core::mig::GpuModel::find("A30-24")?;
+    /// let a30 = gshare_sched::mig::GpuModel::find("A30-24")?;
     /// assert_eq!(a30.layouts(&a30.base_profiles()).len(), 26);
-    /// # Ok::<(), gshare_core::mig::MigError>(())
+    /// # Ok::<(), gshare_sched::mig::MigError>(())
     /// ```
     pub fn layouts(&self, profiles: &[ProfileId]) -> Vec<Vec<SliceAt>> {
         let mut all = Vec::new();

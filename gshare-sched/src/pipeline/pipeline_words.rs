@@ -1,39 +1,10 @@
-//! Pipelines over MIG slices: what is cut, what it is cut for, and the two policies that decide.
-//!
-//! # Problem
-//! A function that fits no free slice as a whole may fit several as a pipeline (FluidFaaS, section 5.2). A
-//! [`PipelinePartitioner`] says into which stages to cut its [`Dag`], best first; a [`SliceAssigner`] says which free
-//! slices of a [`Node`] the stages run on, or why they cannot.
-//!
-//! # Terms
-//! - **stage**: components that come one after another in the pipeline. **Part**: what of a stage runs on one slice.
-//!   A stage has one part, unless it is a fork whose branches run side by side on a slice each;
-//! - **CV**: coefficient of variation of the stages' times, std / mean (equation 1): 0 is perfect balance;
-//! - **bottleneck**: the longest time any slice is busy with one batch, hand-offs included; 1 / throughput;
-//! - **latency**: time of one batch through the whole pipeline, every branch taken;
-//! - **hand-off**: the way of an output from one slice to another through host memory. It occupies the slice that
-//!   writes and the slice that reads;
-//! - **feasible**: every part's memory with the run-time's own fits its slice, every component has a profile there,
-//!   and the latency is within the SLO.
-//!
-//! # The order of pipelines by CV
-//! With the times `t` of `k` stages on one reference slice, `T = sum t` and `S = sum t²`:
-//! ```text
-//! mean = T/k      var = S/k - (T/k)²      CV² = var / mean² = k*S / T² - 1
-//! ```
-//! so [`Balance`] compares `k*S / T²`, in integers, and the order is the same on every machine. Equal CVs go by fewer
-//! stages, then less hand-off, then the cuts.
+//! Pipelines, the slices that they run on, and the policies that cut and assign.
 
-pub mod instances;
-pub mod routing;
-
-use crate::ConfigError;
-use crate::dag::{ComponentSet, Dag};
-use crate::ids::{GpuId, ProfileId};
 use crate::mig::{GpuModel, MigError, SliceAt};
-use crate::units::{Bytes, Duration};
 use core::cmp::Ordering;
 use core::fmt;
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::{Bytes, ConfigError, Duration, GpuId, ProfileId};
 
 /// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -52,7 +23,7 @@ pub enum Mode {
     AcyclicQuotient,
 }
 
-crate::display_as!(Mode {
+gshare_core::display_as!(Mode {
     SeriesCut => "series cut",
     IdealChain => "ideal chain",
     AcyclicQuotient => "acyclic quotient",
@@ -97,16 +68,16 @@ impl HandOff {
     /// Time to write or to read `bytes`, rounded up to a nanosecond, at most an hour.
     pub fn time(&self, bytes: Bytes) -> Duration {
         if bytes == Bytes::ZERO {
-            return self.fixed.min(crate::dag::MAX_TIME);
+            return self.fixed.min(gshare_core::dag::MAX_TIME);
         }
         let rate = u128::from(self.bytes_per_second.max(1));
         let moved = Duration::from_wide_nanos((u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate));
         let moved = if self.bytes_per_second == u64::MAX { Duration::ZERO } else { moved };
-        moved.saturating_add(self.fixed).min(crate::dag::MAX_TIME)
+        moved.saturating_add(self.fixed).min(gshare_core::dag::MAX_TIME)
     }
 }
 
-crate::config! {
+gshare_core::config! {
     /// Requirements that a pipeline is searched for.
     #[derive(Debug, Clone, PartialEq, Eq)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -132,7 +103,7 @@ crate::config! {
     }
 }
 
-crate::with_fields!(Goal { with_slo(slo: Duration => Some) });
+gshare_core::with_fields!(Goal { with_slo(slo: Duration => Some) });
 
 impl Goal {
     /// The same with CVs computed from the times on `slice`.
@@ -193,8 +164,8 @@ impl Node {
     /// GPU that still has room for it.
     ///
     /// ```
-    /// use gshare_core::mig::GpuModel;
-    /// use gshare_core::pipeline::Node;
+    /// use gshare_sched::mig::GpuModel;
+    /// use gshare_sched::pipeline::Node;
     ///
     /// let node = Node::with_free(GpuModel::find("A100-80")?, &["4g.40gb", "2g.20gb", "1g.10gb", "4g.40gb"])?;
     /// assert_eq!(node.gpus().len(), 2);
@@ -655,7 +626,7 @@ mod tests {
         // Two that differ by less than a double can tell.
         let (near, far) = (balance(&[1 << 40, (1 << 40) + 1]), balance(&[1 << 40, (1 << 40) + 2]));
         assert_eq!(near.cmp_cv(&far), Ordering::Less);
-        let hour = crate::dag::MAX_TIME.as_nanos();
+        let hour = gshare_core::dag::MAX_TIME.as_nanos();
         let worst = balance(&[hour; 128]);
         assert_eq!(worst.cmp_cv(&balance(&[1])), Ordering::Equal, "the largest DAG stays within 128 bits");
     }
@@ -677,7 +648,7 @@ mod tests {
         assert_eq!(hand_off.time(Bytes(10)), Duration::from_nanos(15));
         assert_eq!(HandOff::FREE.time(Bytes(1 << 50)), Duration::ZERO);
         let slow = HandOff { fixed: Duration::MAX, bytes_per_second: 0 };
-        assert_eq!(slow.time(Bytes(1 << 50)), crate::dag::MAX_TIME, "never more than an hour");
+        assert_eq!(slow.time(Bytes(1 << 50)), gshare_core::dag::MAX_TIME, "never more than an hour");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! user guide for the others. Usable memory is given in MiB where a list was at hand; drivers differ in the last digits.
 
 use super::{Family, GpuModel, MigProfile};
-use crate::units::Bytes;
+use gshare_core::Bytes;
 use std::borrow::Cow;
 
 /// The numbers of a profile that all GPUs of a family have in common.

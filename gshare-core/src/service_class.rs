@@ -1,0 +1,73 @@
+//! The class of a client: whether it has a latency to keep.
+
+use crate::units::BasisPoints;
+use core::fmt;
+
+/// How a client is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub enum ServiceClass {
+    /// Has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over the shortest
+    /// seen (the paper's `eta_violation`, published with 60 % and for large language models 30 %); more than 0.
+    SloSensitive {
+        /// Growth of the KLC that is put up with.
+        #[cfg_attr(feature = "serde", serde(rename = "tolerance_basis_points"))]
+        tolerance: BasisPoints,
+    },
+    /// Takes what is left, and at least its floor: training and other batch work.
+    BestEffort,
+}
+
+impl ServiceClass {
+    /// SLO-sensitive, with a tolerance of 30 %, the lower one of those published.
+    pub const SLO_SENSITIVE: Self = match BasisPoints::from_percent(30) {
+        Some(tolerance) => Self::SloSensitive { tolerance },
+        None => Self::BestEffort,
+    };
+
+    /// SLO-sensitive, with a tolerance in whole per cent; `None` for 0 and above 100.
+    pub const fn slo_sensitive(percent: u16) -> Option<Self> {
+        match BasisPoints::from_percent(percent) {
+            Some(tolerance) if !tolerance.is_zero() => Some(Self::SloSensitive { tolerance }),
+            _ => None,
+        }
+    }
+
+    /// Whether it has a latency to keep.
+    pub const fn is_slo_sensitive(self) -> bool {
+        matches!(self, Self::SloSensitive { .. })
+    }
+}
+
+/// `slo-sensitive:60` (the tolerance in per cent), `best-effort`.
+impl fmt::Display for ServiceClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SloSensitive { tolerance } => write!(f, "slo-sensitive:{}", tolerance.get() / 100),
+            Self::BestEffort => f.write_str("best-effort"),
+        }
+    }
+}
+
+/// As displayed; the tolerance may be left out.
+impl core::str::FromStr for ServiceClass {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "`{text}` is neither best-effort nor slo-sensitive[:PERCENT] with a tolerance of 1 to 100"
+            )
+        };
+        match text {
+            "best-effort" => Ok(Self::BestEffort),
+            "slo-sensitive" => Ok(Self::SLO_SENSITIVE),
+            _ => {
+                let percent = text.strip_prefix("slo-sensitive:").ok_or_else(bad)?;
+                let percent = percent.strip_suffix('%').unwrap_or(percent);
+                percent.parse().ok().and_then(Self::slo_sensitive).ok_or_else(bad)
+            }
+        }
+    }
+}
