@@ -176,12 +176,6 @@ plain_id! {
 }
 
 plain_id! {
-    /// A lease; never used twice by one scheduler, and of two the later one is larger: a grant that is not larger than what a
-    /// client has given back has crossed that on its way.
-    LeaseId(u64), "lease"
-}
-
-plain_id! {
     /// One request of a client of the model store, numbered by the host; free again once it was answered or its client left.
     TicketId(u64), "ticket"
 }

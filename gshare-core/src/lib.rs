@@ -32,12 +32,12 @@ mod service_class;
 pub use config_error::ConfigError;
 pub use engine::{Engine, TimeWentBack};
 pub use ids::{
-    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, LeaseId, ModelId,
+    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, ModelId,
     NodeId, ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,
     TicketId,
 };
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use service_class::ServiceClass;
 pub use share::GpuShare;
-pub use token::{Share, TokenAction, TokenError, TokenEvent, TokenScheduler};
+pub use token::{Share, TokenAction, TokenError, TokenEvent, TokenScheduler, UseState};
 pub use units::{BasisPoints, Bytes, Duration, ParseUnitError, Quota, SmShare, Timestamp};

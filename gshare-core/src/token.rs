@@ -2,33 +2,33 @@
 //!
 //! # Problem
 //! Kernels cannot be taken back once launched, and the driver runs them without asking first. So permission is handed
-//! out ahead of time: a client may launch only while it holds a **token**, a lease on GPU time. A
-//! [`TokenScheduler`] decides who holds one (FaST-GShare, section 3.3.2).
+//! out ahead of time: a client launches only while it holds a **token**. A [`TokenScheduler`] decides who holds one
+//! (FaST-GShare, section 3.3.2).
 //!
 //! # Terms
-//! - **token, lease**: the right to spend `budget` nanoseconds of GPU time before `expires`.
+//! - **token**: permission to launch kernels until the client's total use reaches `allowed`, or the time reaches `until`.
+//! - **used**: GPU time of a client since it joined, as the client measured it; a total that never shrinks.
+//! - **allowed**: the total up to which the client may use the GPU. The last one holds.
 //! - **quota request, limit**: share of GPU time in a window that is guaranteed, and the most that is allowed.
-//! - **used**: GPU time the client's kernels took, as the client measured it; never wall time.
-//! - **holder**: a client with a lease that has neither been returned nor run out.
+//! - **holder**: a client whose token it has not given back and the scheduler has not taken back.
 //!
-//! # Life of a lease
+//! # Totals
+//! Nothing about time is a difference, so an event that comes late or twice is harmless:
 //! ```text
-//! TokenRequested ─▶ Grant{lease, budget, expires}            one lease belongs to one window
-//!        TokenRequested again ─▶ Grant{same lease, larger budget, later expiry}    (renewal ahead of time)
-//! UsageReported{lease, used so far}                           any number of times
-//! TokenReturned{lease, used, again}  ─▶ room for others       also when idle, with budget left; `again`: and asks again
-//! past `expires` + grace      ─▶ Revoke{lease, Expired}       the whole budget counts as used
+//! Used{used, Wants}    ─▶ Allow{allowed: used + 10 ms, until}
+//! Used{used, Extends}  ─▶ Allow{allowed: larger, until: later}       more time ahead of the end
+//! Used{used, Holds}                                                  a report
+//! Used{used, Idle}     ─▶ room for others; Wants instead of Idle gives the token back and asks for the next one
+//! past `until` + grace ─▶ Stop                                       charged up to `allowed`
 //! ```
-//! `budget` in a [`TokenAction::Grant`] is the total since the lease began, so a repeated grant is harmless. A
-//! return that comes after the lease expired still corrects the account; one of a lease that is not known any more is
-//! refused as [`TokenError::StaleLease`] and changes nothing. A lease is returned once: a second return of it is stale.
-//! One that was replaced by a newer lease and is never returned costs what was reported of it.
+//! A scheduler charges `used` beyond what it has charged before, to the window in which it hears it. After a `Stop` it has
+//! charged `allowed`: a later, smaller total changes nothing, and a larger one is charged beyond that.
 //!
-//! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a lease that it
-//! holds may still leave it time. What was used under a limit that is cut later in the same window is no debt.
+//! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a token that it
+//! holds may still leave it time. Use under a limit that is cut later in the same window is no debt.
 
 use crate::engine::{Engine, TimeWentBack};
-use crate::ids::{ClientId, GpuId, LeaseId};
+use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, Quota, SmShare, Timestamp};
 
@@ -80,37 +80,33 @@ pub enum TokenEvent {
         /// The client that left.
         client: ClientId,
     },
-    /// The client wants to launch: its first token, or more time ahead of the end of the one it holds.
-    TokenRequested {
-        /// The client that wants to launch.
-        client: ClientId,
-    },
-    /// The client launches no more under this lease.
-    TokenReturned {
-        /// The client that held it.
-        client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// GPU time used under it in all, in ns; may be more than its budget (overuse).
-        #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
-        used: Duration,
-        /// The client wants the next token at once, as by [`Self::TokenRequested`], but gets its place in the
-        /// wait queue before the returned token is granted to another client.
-        #[cfg_attr(feature = "serde", serde(default))]
-        again: bool,
-    },
-    /// How much of the lease has been used so far.
-    UsageReported {
+    /// What a client has used, and what it wants. The same event twice changes nothing.
+    Used {
         /// The client that used it.
         client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// GPU time used under it so far, in ns; never less than reported before.
+        /// GPU time since it joined, in ns; never less than before.
         #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
         used: Duration,
+        /// Whether it holds a token or wants one.
+        state: UseState,
     },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
+}
+
+/// Whether a client holds a token or wants one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum UseState {
+    /// It holds none and wants none: a token that it held is given back.
+    Idle,
+    /// It holds none and wants one: a token that it held is given back, and it waits from the same moment on.
+    Wants,
+    /// It goes on as before.
+    Holds,
+    /// It holds a token and asks for more time; without a token, the same as `Wants`.
+    Extends,
 }
 
 /// An order of the token scheduler for the host.
@@ -120,26 +116,20 @@ pub enum TokenEvent {
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 pub enum TokenAction {
     /// Let the client launch.
-    Grant {
+    Allow {
         /// The client that may launch.
         client: ClientId,
-        /// Under which lease: a new one, which replaces any earlier one, or the one it holds, extended.
-        lease: LeaseId,
-        /// GPU time in ns that it may use in all since the lease began.
-        #[cfg_attr(feature = "serde", serde(rename = "budget_ns"))]
-        budget: Duration,
+        /// The total of its use up to which it may launch, in ns. It replaces any earlier one.
+        #[cfg_attr(feature = "serde", serde(rename = "allowed_ns"))]
+        allowed: Duration,
         /// When it must stop launching, used up or not.
-        #[cfg_attr(feature = "serde", serde(rename = "expires_ns"))]
-        expires: Timestamp,
+        #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
+        until: Timestamp,
     },
-    /// Stop the client: its lease is void.
-    Revoke {
+    /// Take the client's token back: it was not given back in time, and is charged in full.
+    Stop {
         /// The client that is stopped.
         client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// Why it is stopped.
-        reason: RevokeReason,
     },
     /// Tell the client that it will not get a token before `until`.
     Throttle {
@@ -151,18 +141,6 @@ pub enum TokenAction {
         /// Why it has to wait.
         reason: ThrottleReason,
     },
-}
-
-/// Why a lease is void.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum RevokeReason {
-    /// The lease ran out and was not returned in the time allowed for that.
-    Expired,
-    /// The client's share became smaller than what it holds.
-    ShareReduced,
 }
 
 /// Why a client must wait.
@@ -218,14 +196,6 @@ pub enum TokenError {
         /// The rule that the specification breaks.
         cause: SpecError,
     },
-    /// The client does not hold that lease, and it is not the last one it held.
-    #[error("{client} does not hold {lease}")]
-    StaleLease {
-        /// The client that does not hold it.
-        client: ClientId,
-        /// The lease named.
-        lease: LeaseId,
-    },
     /// The client reported less usage than before.
     #[error("{client} reported {used} used, after {reported}: usage never shrinks")]
     UsageShrank {
@@ -253,11 +223,12 @@ pub struct ClientStatus {
     /// GPU time used in the current window in ns, overuse of earlier windows included.
     #[cfg_attr(feature = "serde", serde(rename = "window_used_ns"))]
     pub window_used: Duration,
-    /// GPU time used since it joined, in ns.
+    /// GPU time charged since it joined, in ns: its use as far as it is known, and what a token was charged that it did not give back.
     #[cfg_attr(feature = "serde", serde(rename = "total_used_ns"))]
     pub total_used: Duration,
-    /// The lease it holds.
-    pub holds: Option<LeaseId>,
+    /// Until when it may launch, if it holds a token.
+    #[cfg_attr(feature = "serde", serde(rename = "holds_until_ns"))]
+    pub holds: Option<Timestamp>,
     /// Since when it has been waiting for a token.
     #[cfg_attr(feature = "serde", serde(rename = "waiting_since_ns"))]
     pub waiting_since: Option<Timestamp>,
@@ -278,7 +249,7 @@ impl ClientStatus {
     }
 }
 
-/// A policy that hands out tokens. See the [module](self) for the life of a lease.
+/// A policy that hands out tokens. See the [module](self) for the totals.
 ///
 /// # Contract (checked by the conformance suite of `gshare-sim`)
 /// - the SM shares of the holders on one GPU never add up to more than the whole, at no instant;

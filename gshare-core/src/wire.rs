@@ -26,9 +26,10 @@
 //!                                    ◀──  Class{class}                where the daemon's configuration has one
 //!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
 //!                                    ◀──  Attached{client, spec, window}   or Refused, Unserved{UnknownDevice, BadSpec}: this GPU only
-//!  TokenRequest{client}              ──▶
-//!                                    ◀──  Grant{client, lease, budget, expires}
-//!  Usage, TokenReturn, Iteration     ──▶                             the last after a Class
+//!  Use{client, turn, used, Wants}    ──▶
+//!                                    ◀──  Allow{client, turn, allowed, until}
+//!  Use{client, turn, used, ...}      ──▶                             reports, extensions, the end of the turn
+//!  Iteration                         ──▶                             after a Class
 //!  MemoryReserve{client, bytes}      ──▶
 //!                                    ◀──  MemoryGrant or MemoryDeny
 //!                                    ◀──  MemoryPart{client, bytes}   after Attached, and when it changes
@@ -37,7 +38,14 @@
 //!  MemoryQuery{client}               ──▶
 //!                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
 //! ```
-//! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again and re-states the memory it has allocated in `Attach`.
+//! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again, and `Attach` re-states its totals:
+//! the memory that it has allocated, the GPU time that it has used, and the time up to which the last daemon allowed it.
+//!
+//! # Time
+//! `used` and `allowed` are totals since the process found the device, so a frame that is late or doubled is harmless. A **turn** is
+//! the time from an `Allow` to the moment at which the client gives its token back, or the daemon takes it back by an `Allow` whose
+//! `until` has passed. Both count the turns that are over. An `Allow` of a turn that is over is void: it has crossed the end of the
+//! turn on its way. Of a `Use` of such a turn only the total counts.
 //!
 //! # Invariants
 //! - `decode(encode(frame)) == frame`; every other byte string is an error, never a panic.
@@ -46,14 +54,14 @@
 //! # Cost
 //! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
 
-use crate::ids::{ClientId, DeviceUuid, GpuId, LeaseId, RunId};
+use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
 use crate::resource::{QuotaRange, ResourceSpec};
 use crate::service_class::ServiceClass;
-use crate::token::{RevokeReason, ThrottleReason};
+use crate::token::{ThrottleReason, UseState};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
 
 /// Version of the format; the first byte of every frame.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Length of the header in bytes.
 pub const HEADER: usize = 8;
 /// The longest frame in bytes, header included.
@@ -271,7 +279,6 @@ wrapped_fields! {
     ClientId as u64: |id| id.into(), |raw| Some(ClientId::from(raw));
     GpuId as u32: |id| id.number(), |raw| Some(GpuId::new(raw));
     RunId as u128: |id| id.bits(), |raw| Some(RunId::new(raw));
-    LeaseId as u64: |id| id.number(), |raw| Some(LeaseId::new(raw));
     Duration as u64: |time| time.as_nanos(), |raw| Some(Duration::from_nanos(raw));
     Timestamp as u64: |time| time.as_nanos(), |raw| Some(Timestamp::from_nanos(raw));
     Bytes as u64: |bytes| bytes.0, |raw| Some(Bytes(raw));
@@ -293,12 +300,16 @@ wrapped_fields! {
         1 => Some(OnDaemonLoss::Closed),
         _ => None,
     };
-    RevokeReason as u8: |reason| match reason {
-        RevokeReason::Expired => 0,
-        RevokeReason::ShareReduced => 1,
+    UseState as u8: |state| match state {
+        UseState::Idle => 0,
+        UseState::Wants => 1,
+        UseState::Holds => 2,
+        UseState::Extends => 3,
     }, |raw| match raw {
-        0 => Some(RevokeReason::Expired),
-        1 => Some(RevokeReason::ShareReduced),
+        0 => Some(UseState::Idle),
+        1 => Some(UseState::Wants),
+        2 => Some(UseState::Holds),
+        3 => Some(UseState::Extends),
         _ => None,
     };
     ThrottleReason as u8: |reason| match reason {
@@ -508,34 +519,24 @@ messages! {
         /// The most that it may hold without a daemon, as the last daemon said; `None` where none did, and it has siblings that
         /// the daemon may not know. The only process of a run says the memory of the device: all of any limit is its own.
         part: Option<Bytes>,
-    }
-    /// The client wants to launch, or to go on launching.
-    3 TokenRequest {
-        /// The client that wants to launch.
-        client: ClientId,
-    }
-    /// The client launches no more under this lease.
-    4 TokenReturn {
-        /// The client that held it.
-        client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// GPU time used under it in all.
+        /// GPU time that it has used there in all: 0 at first, re-stated after a reconnect.
         used: Duration,
-        /// Whether it wants another at once (spares a `TokenRequest`).
-        again: u8,
+        /// The total up to which it was last allowed to use the device. A `used` beyond it is overuse that no daemon has charged.
+        allowed: Duration,
     }
-    /// How far the lease has been used, and counters since the client attached.
-    5 Usage {
+    /// GPU time used, what the client wants, and its counters.
+    3 Use {
         /// The client that used it.
         client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// GPU time used under it so far.
+        /// How many of its turns are over.
+        turn: u32,
+        /// GPU time used in all, work in flight included; a total that never shrinks.
         used: Duration,
-        /// Kernels launched.
+        /// Whether it holds a token or wants one.
+        state: UseState,
+        /// Kernels launched since it attached.
         launches: u64,
-        /// Time threads waited for a token.
+        /// Time that its threads have waited for a token.
         waited: Duration,
     }
     /// Asks for memory before it is allocated.
@@ -624,25 +625,16 @@ messages! {
         /// The most GPU time it should have in flight, so that a lease can be given back soon.
         in_flight: Duration,
     }
-    /// Launch. Of the lease that is held: an extension. Of one that was closed meanwhile: nothing, the two have crossed.
-    4 Grant {
+    /// Launch until the total of the client's use reaches `allowed`. With an `until` that has passed: stop, the turn is over.
+    4 Allow {
         /// The client that may launch.
         client: ClientId,
-        /// Under which lease.
-        lease: LeaseId,
-        /// GPU time in all since the lease began.
-        budget: Duration,
+        /// How many of its turns were over when the daemon said this; void for a client that has ended another one since.
+        turn: u32,
+        /// The total of its use up to which it may launch. It replaces any earlier one.
+        allowed: Duration,
         /// Until when.
-        expires: Timestamp,
-    }
-    /// Stop: the lease is void.
-    5 Revoke {
-        /// The client that is stopped.
-        client: ClientId,
-        /// Which lease.
-        lease: LeaseId,
-        /// The reason, for programs.
-        reason: RevokeReason,
+        until: Timestamp,
     }
     /// Wait: there will be no token before `until`.
     6 Throttle {
@@ -779,13 +771,14 @@ mod tests {
                 device_memory: Bytes(5),
                 allocated: Bytes(4),
                 part: Some(Bytes(6)),
+                used: Duration::from_nanos(7),
+                allowed: Duration::from_nanos(8),
             },
-            ToDaemon::TokenRequest { client },
-            ToDaemon::TokenReturn { client, lease: LeaseId::new(3), used: Duration::from_nanos(4), again: 1 },
-            ToDaemon::Usage {
+            ToDaemon::Use {
                 client,
-                lease: LeaseId::new(3),
+                turn: 3,
                 used: Duration::from_nanos(4),
+                state: UseState::Extends,
                 launches: 5,
                 waited: Duration::from_nanos(6),
             },
@@ -806,7 +799,6 @@ mod tests {
 
     fn to_client() -> Vec<ToClient> {
         let client = ClientId::new(2, 1);
-        let lease = LeaseId::new(3);
         vec![
             ToClient::Welcome { epoch: 1 },
             ToClient::Refused { code: RefusalCode::DuplicateName, text: "no".into() },
@@ -818,13 +810,12 @@ mod tests {
                 window: Duration::from_nanos(1),
                 in_flight: Duration::from_nanos(2),
             },
-            ToClient::Grant {
+            ToClient::Allow {
                 client,
-                lease,
-                budget: Duration::from_nanos(4),
-                expires: Timestamp::from_nanos(5),
+                turn: 3,
+                allowed: Duration::from_nanos(4),
+                until: Timestamp::from_nanos(5),
             },
-            ToClient::Revoke { client, lease, reason: RevokeReason::Expired },
             ToClient::Throttle {
                 client,
                 until: Timestamp::from_nanos(5),
@@ -846,28 +837,26 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The bytes of version 2. A change here is a new version, never an edit of this list.
+    /// A change here is a new version, never an edit of this list.
     #[test]
-    fn golden_bytes_of_version_3() {
+    fn golden_bytes_of_version_4() {
         let spec = "b80b401f60090000004000000000";
         let golden_to_daemon = [
             format!(
-                "0301 4100 00000000 0700000000000000 08000000 09000000000000000000000000000000 {}{}{spec}01",
+                "0401 4100 00000000 0700000000000000 08000000 09000000000000000000000000000000 {}{}{spec}01",
                 "05616c696365", "07707974686f6e33"
             ),
-            "0302 3600 01000000 01000000 30313233343536373839616263646566 01 0500000000000000 0400000000000000 01 0600000000000000"
+            "0402 4600 01000000 01000000 30313233343536373839616263646566 01 0500000000000000 0400000000000000 01 0600000000000000 \
+             0700000000000000 0800000000000000"
                 .into(),
-            "0303 1000 02000000 0200000001000000".into(),
-            "0304 2100 03000000 0200000001000000 0300000000000000 0400000000000000 01".into(),
-            "0305 3000 04000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000 0600000000000000"
-                .into(),
-            "0306 2000 05000000 0200000001000000 0100000000000000 0200000000000000".into(),
-            "0307 1800 06000000 0200000001000000 0100000000000000".into(),
-            "0308 1000 07000000 0200000001000000".into(),
-            "0309 0a00 08000000 7017".into(),
-            "030a 2400 09000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
-            "030b 1c00 0a000000 0200000001000000 03000000 0400000000000000".into(),
-            "030c 1000 0b000000 0200000001000000".into(),
+            "0403 2d00 02000000 0200000001000000 03000000 0400000000000000 03 0500000000000000 0600000000000000".into(),
+            "0406 2000 03000000 0200000001000000 0100000000000000 0200000000000000".into(),
+            "0407 1800 04000000 0200000001000000 0100000000000000".into(),
+            "0408 1000 05000000 0200000001000000".into(),
+            "0409 0a00 06000000 7017".into(),
+            "040a 2400 07000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
+            "040b 1c00 08000000 0200000001000000 03000000 0400000000000000".into(),
+            "040c 1000 09000000 0200000001000000".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();
@@ -875,21 +864,20 @@ mod tests {
             assert_eq!(hex(&bytes), golden.replace(' ', ""), "{message:?}");
         }
         let golden_to_client = [
-            "0301 1000 00000000 0100000000000000",
-            "0302 0c00 01000000 00 026e6f",
-            "0303 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
-            "0304 2800 03000000 0200000001000000 0300000000000000 0400000000000000 0500000000000000",
-            "0305 1900 04000000 0200000001000000 0300000000000000 00",
-            "0306 1900 05000000 0200000001000000 0500000000000000 00",
-            "0307 1e00 06000000 0200000001000000 b80b401f60090000004000000000",
-            "0308 1800 07000000 0200000001000000 0100000000000000",
-            "0309 1800 08000000 0200000001000000 0100000000000000",
-            "030a 0a00 09000000 7017",
-            "030b 1800 0a000000 0200000001000000 0300000000000000",
-            "030c 1500 0b000000 0200000001000000 03000000 01",
-            "030d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
-            "030e 1000 0d000000 0200000001000000",
-            "030f 1b00 0e000000 02 026e6f 01 b80b401f60090000004000000000",
+            "0401 1000 00000000 0100000000000000",
+            "0402 0c00 01000000 00 026e6f",
+            "0403 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
+            "0404 2400 03000000 0200000001000000 03000000 0400000000000000 0500000000000000",
+            "0406 1900 04000000 0200000001000000 0500000000000000 00",
+            "0407 1e00 05000000 0200000001000000 b80b401f60090000004000000000",
+            "0408 1800 06000000 0200000001000000 0100000000000000",
+            "0409 1800 07000000 0200000001000000 0100000000000000",
+            "040a 0a00 08000000 7017",
+            "040b 1800 09000000 0200000001000000 0300000000000000",
+            "040c 1500 0a000000 0200000001000000 03000000 01",
+            "040d 1c00 0b000000 0200000001000000 03000000 0400000000000000",
+            "040e 1000 0c000000 0200000001000000",
+            "040f 1b00 0d000000 02 026e6f 01 b80b401f60090000004000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();
