@@ -288,4 +288,3 @@ impl LocalShare {
         (self.limit.saturating_sub(self.used), self.window_end)
     }
 }
-

@@ -32,8 +32,8 @@ mod service_class;
 pub use config_error::ConfigError;
 pub use engine::{Engine, TimeWentBack};
 pub use ids::{
-    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, ModelId,
-    NodeId, ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,
+    ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, ModelId, NodeId,
+    ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,
     TicketId,
 };
 pub use resource::{QuotaRange, ResourceSpec, SpecError};

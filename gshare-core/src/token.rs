@@ -21,8 +21,9 @@
 //! Used{used, Idle}     ─▶ room for others; Wants instead of Idle gives the token back and asks for the next one
 //! past `until` + grace ─▶ Stop                                       charged up to `allowed`
 //! ```
-//! A scheduler charges `used` beyond what it has charged before, to the window in which it hears it. After a `Stop` it has
-//! charged `allowed`: a later, smaller total changes nothing, and a larger one is charged beyond that.
+//! A scheduler charges `used` as far as it is more than it has charged before: up to `allowed` to the window of the token, beyond that
+//! to the window in which it hears it. After a `Stop` it has charged `allowed`: a later, smaller total changes nothing, and a larger one
+//! is charged beyond that.
 //!
 //! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a token that it
 //! holds may still leave it time. Use under a limit that is cut later in the same window is no debt.
@@ -80,7 +81,7 @@ pub enum TokenEvent {
         /// The client that left.
         client: ClientId,
     },
-    /// What a client has used, and what it wants. The same event twice changes nothing.
+    /// What a client has used, and what it wants.
     Used {
         /// The client that used it.
         client: ClientId,

@@ -3,8 +3,8 @@
 use crate::support;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, ServiceClass,
-    SmShare, Timestamp,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, ResourceSpec, RunId, SmShare, Timestamp,
+    ServiceClass, TokenAction, UseState,
 };
 use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, Note, Peer};
 use proptest::prelude::*;
@@ -27,13 +27,14 @@ enum Step {
         device: u8,
         allocated: u64,
         part: Option<u64>,
+        used: u64,
     },
     /// Of a client that is there if `own`, else of one that may not be, or is another connection's.
     Client {
         conn: u32,
         own: bool,
         frame: u8,
-        lease: u8,
+        kind: u8,
         amount: u64,
     },
     Class {
@@ -64,10 +65,10 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (conn.clone(), prop::bool::weighted(0.1), 0u8..16, 0u64..16, 0u32..16, 0u8..6).prop_map(
             |(conn, again, name, run, uid, spec)| Step::Hello { conn, again, name, run, uid, spec }
         ),
-        5 => (conn.clone(), 0u8..2, 0u64..20, prop::option::of(0u64..20))
-            .prop_map(|(conn, device, allocated, part)| Step::Attach { conn, device, allocated, part }),
-        30 => (conn.clone(), prop::bool::weighted(0.98), 0u8..10, 0u8..4, 0u64..60_000)
-            .prop_map(|(conn, own, frame, lease, amount)| Step::Client { conn, own, frame, lease, amount }),
+        5 => (conn.clone(), 0u8..2, 0u64..20, prop::option::of(0u64..20), 0u64..600_000)
+            .prop_map(|(conn, device, allocated, part, used)| Step::Attach { conn, device, allocated, part, used }),
+        30 => (conn.clone(), prop::bool::weighted(0.98), 0u8..10, any::<u8>(), 0u64..60_000)
+            .prop_map(|(conn, own, frame, kind, amount)| Step::Client { conn, own, frame, kind, amount }),
         2 => (conn.clone(), any::<bool>()).prop_map(|(conn, best_effort)| Step::Class { conn, best_effort }),
         1 => conn.prop_map(|conn| Step::Close { conn }),
         1 => (0u8..8).prop_map(|which| Step::Reload { which }),
@@ -121,8 +122,9 @@ fn state(node: &Node, now: Timestamp) -> String {
 #[derive(Default)]
 struct World {
     now: u64,
-    /// Leases granted to a client, in their order.
-    leases: BTreeMap<ClientId, Vec<LeaseId>>,
+    /// The turn and the total that a client was last told, whether it holds a token, and the largest total that it said.
+    told: BTreeMap<ClientId, (u32, Duration, bool)>,
+    said: BTreeMap<ClientId, Duration>,
     rounds: u32,
     /// Slots of connections that were let in.
     sessions: BTreeSet<u32>,
@@ -155,19 +157,26 @@ impl World {
                     ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec, on_loss },
                 )
             }
-            Step::Attach { conn, device, allocated, part } => {
+            Step::Attach { conn, device, allocated, part, used } => {
                 let (device, device_memory) = (DeviceUuid::gpu([device; 16]), Bytes(100));
                 let (allocated, part) = (Bytes(allocated.saturating_sub(15) * 30), part.map(Bytes));
                 let known: Vec<u32> = self.sessions.iter().copied().collect();
                 let conn = known.get(conn as usize % known.len().max(1)).copied().unwrap_or(conn);
-                received(conn, 0, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part })
+                let used = Duration::from_micros(used.saturating_sub(500_000));
+                let allowed = Duration::from_micros(10_000);
+                let ordinal = 0;
+                received(
+                    conn,
+                    0,
+                    ToDaemon::Attach { ordinal, device, device_memory, allocated, part, used, allowed },
+                )
             }
-            Step::Client { conn, own, frame, lease, amount } => {
+            Step::Client { conn, own, frame, kind, amount } => {
                 let views: Vec<_> = node.clients(Timestamp::from_nanos(self.now)).collect();
                 let view = views.get(conn as usize % views.len().max(1)).filter(|_| own);
                 let conn = view.map_or(conn, |view| u32::try_from(view.pid - 1).unwrap());
                 let client = view.map_or(ClientId::new(conn, 0), |view| view.client);
-                received(conn, 0, self.frame(client, frame, lease, amount))
+                received(conn, 0, self.frame(client, frame, kind, amount))
             }
             Step::Class { conn, best_effort } => {
                 let class = if best_effort { ServiceClass::BestEffort } else { ServiceClass::SLO_SENSITIVE };
@@ -190,16 +199,40 @@ impl World {
         })
     }
 
-    fn frame(&self, client: ClientId, frame: u8, lease: u8, amount: u64) -> ToDaemon {
-        let granted = self.leases.get(&client).map(Vec::as_slice).unwrap_or_default();
-        let back = granted.len().checked_sub(1 + usize::from(lease));
-        let lease = back.map_or(LeaseId::new(amount), |at| granted[at]);
-        let used = Duration::from_micros(amount);
+    /// Of the turn that it was last told, or the next one, or one before; a total that grows, and once in a while shrinks.
+    fn time(&mut self, client: ClientId, kind: u8, amount: u64) -> ToDaemon {
+        let told = self.told.entry(client).or_default();
+        let (turn, allowed, holds) = *told;
+        let said = self.said.entry(client).or_default();
+        let used = match kind % 32 {
+            0 => said.saturating_sub(Duration::from_micros(amount)),
+            1..4 => allowed.max(*said),
+            4..12 => said.saturating_add(Duration::from_micros(10 * amount)),
+            _ => said.saturating_add(Duration::from_micros(amount / 8)),
+        };
+        *said = used.max(*said);
+        let ends = holds && kind % 32 > 16;
+        let turn = match kind / 32 {
+            0 => turn.saturating_sub(1),
+            1 if kind % 32 == 31 => turn + 2,
+            _ => turn + u32::from(ends),
+        };
+        if ends && turn > told.0 {
+            *told = (turn, allowed, false);
+        }
+        let state = match kind % 4 {
+            0 if !ends => UseState::Holds,
+            1 if !ends => UseState::Extends,
+            2 => UseState::Idle,
+            _ => UseState::Wants,
+        };
+        ToDaemon::Use { client, turn, used, state, launches: amount, waited: used }
+    }
+
+    fn frame(&mut self, client: ClientId, frame: u8, kind: u8, amount: u64) -> ToDaemon {
         let bytes = Bytes(amount % 40);
         match frame {
-            0 | 1 | 9 => ToDaemon::TokenRequest { client },
-            2 => ToDaemon::TokenReturn { client, lease, used, again: u8::from(amount.is_multiple_of(2)) },
-            3 => ToDaemon::Usage { client, lease, used, launches: amount, waited: used },
+            0..4 | 9 => self.time(client, kind, amount),
             4 => ToDaemon::MemoryReserve { client, bytes, wish: Bytes(amount % 90) },
             5 => ToDaemon::MemoryRelease {
                 client,
@@ -222,11 +255,9 @@ impl World {
     fn hear(&mut self, actions: &[NodeAction]) {
         for action in actions {
             match action {
-                NodeAction::Send { frame: ToClient::Grant { client, lease, .. }, .. } => {
-                    let leases = self.leases.entry(*client).or_default();
-                    if leases.last() != Some(lease) {
-                        leases.push(*lease);
-                    }
+                NodeAction::Send { frame: ToClient::Allow { client, turn, allowed, until }, .. } => {
+                    let stopped = until.as_nanos() <= self.now;
+                    self.told.insert(*client, (*turn + u32::from(stopped), *allowed, !stopped));
                 }
                 NodeAction::Send { conn, frame: ToClient::Welcome { .. } } => {
                     self.sessions.insert(conn.slot());
@@ -295,8 +326,8 @@ fn random_steps_reach_every_kind_of_decision() {
         "Welcome",
         "Attached",
         "ShareChanged",
-        "Grant",
-        "Revoke",
+        "Allow",
+        "stop",
         "Throttle",
         "MemoryGrant",
         "MemoryDeny",
@@ -309,7 +340,6 @@ fn random_steps_reach_every_kind_of_decision() {
         "debt wait",
         "debt kept",
         "throttled",
-        "late charge",
         "denied",
         "left",
     ];
@@ -325,7 +355,7 @@ fn label(action: &NodeAction) -> &'static str {
         NodeAction::Note(Note::DebtWait { .. }) => "debt wait",
         NodeAction::Note(Note::DebtKept { .. }) => "debt kept",
         NodeAction::Note(Note::Throttled { .. }) => "throttled",
-        NodeAction::Note(Note::LateCharge { .. }) => "late charge",
+        NodeAction::Note(Note::TokenOrder { order: TokenAction::Stop { .. } }) => "stop",
         NodeAction::Note(Note::MemoryDenied { .. }) => "denied",
         NodeAction::Note(Note::Left { .. }) => "left",
         _ => "other",

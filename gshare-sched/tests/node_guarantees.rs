@@ -1,8 +1,10 @@
 //! The promises of a node to its clients, in virtual time.
 
-use crate::support::{Bench, DEVICE, attach_frame, spec};
+use crate::support::{Bench, DEVICE, attach_frame, attach_with, spec, use_frame};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare};
+use gshare_core::{
+    Bytes, ClientId, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare, Timestamp, UseState,
+};
 use gshare_sched::node::{
     ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note,
     Peer, Refusal,
@@ -156,7 +158,7 @@ fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_fi
             bench.sent.clear();
             // A process need not know, or say, that it is on a MIG instance.
             let device = DeviceUuid::gpu(device.bytes());
-            bench.say(conn, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+            bench.say(conn, attach_with(device, (device_memory, allocated, None)));
             let answer = bench.sent.iter().find(|(to, _)| *to == conn).map(|(_, frame)| frame.clone());
             match answer.unwrap() {
                 ToClient::Attached { .. } => Ok(()),
@@ -215,9 +217,9 @@ fn a_client_with_the_whole_device_is_scheduled_while_another_one_is_there() {
     let changed = order.iter().position(|sent| *sent == (0, "ShareChanged")).unwrap();
     assert!(changed < order.iter().position(|sent| *sent == (1, "Attached")).unwrap(), "{order:?}");
     // Both ask; the one with the request goes first, and the other one waits for its token.
-    bench.say(whole, ToDaemon::TokenRequest { client });
-    bench.say(neighbour, ToDaemon::TokenRequest { client: other });
-    assert!(bench.lease(client).is_some() && bench.lease(other).is_none());
+    bench.ask(whole, client);
+    bench.ask(neighbour, other);
+    assert!(bench.allowed(client).is_some() && bench.allowed(other).is_none());
     // A second neighbour changes nothing; when the last one is gone, the process is alone again.
     let (third, of_third) = bench.start(2, "third", spec("0:1", 100));
     bench.tell(NodeEvent::Closed { conn: neighbour });
@@ -231,106 +233,88 @@ fn a_client_with_the_whole_device_is_scheduled_while_another_one_is_there() {
         if matches!(refusal, Refusal::Overcommitted { request, .. } if *request == Quota::WHOLE))));
 }
 
-/// The lease was returned with 0.5 ms, a guess; then the kernel turned out to have taken 400 ms. `said`: by which frames.
-fn late_overuse(said: impl Fn(&mut Bench, ConnId, gshare_core::ClientId, gshare_core::LeaseId)) -> Duration {
+/// A turn ended with 0.5 ms, a guess; then the kernel turned out to have taken 400 ms. `said`: by which frames. Gives how long the next
+/// process of the name waits.
+fn late_overuse(said: impl Fn(&mut Bench, ConnId, ClientId)) -> Duration {
     let mut bench = Bench::new(NodeConfig::default());
     let capped = spec("0.2", 100);
     let (conn, client) = bench.start(0, "job", capped);
-    bench.say(conn, ToDaemon::TokenRequest { client });
-    let lease = bench.lease(client).unwrap();
-    said(&mut bench, conn, client, lease);
+    bench.ask(conn, client);
+    said(&mut bench, conn, client);
     bench.tell(NodeEvent::Closed { conn });
     let (conn, client) = bench.start(1, "job", capped);
     let from = bench.sent.len();
-    bench.say(conn, ToDaemon::TokenRequest { client });
+    bench.ask(conn, client);
     let now = bench.now;
     bench.sent[from..]
         .iter()
         .find_map(|(_, frame)| match frame {
             ToClient::Throttle { until, .. } => Some(until.saturating_since(now)),
-            ToClient::Grant { .. } => Some(Duration::ZERO),
+            ToClient::Allow { .. } => Some(Duration::ZERO),
             _ => None,
         })
         .expect("an answer")
 }
 
 #[test]
-fn overuse_that_is_named_after_the_lease_has_ended_is_paid_back_by_the_next_of_the_name() {
-    let usage = |client, lease, ms: u64| ToDaemon::Usage {
-        client,
-        lease,
-        used: Duration::from_millis(ms),
-        launches: 1,
-        waited: Duration::ZERO,
-    };
-    let returned = |client, lease, us: u64| ToDaemon::TokenReturn {
-        client,
-        lease,
-        used: Duration::from_micros(us),
-        again: 0,
-    };
+fn overuse_that_is_named_after_a_turn_is_paid_back_by_the_next_of_the_name() {
     // 400 ms within 400 ms at 20 %: 320 ms are beyond the limit, which takes 1.6 s.
     let wanted = ms(1_600);
-    let before_its_end = late_overuse(|bench, conn, client, lease| {
-        bench.pass(ms(50));
-        bench.say(conn, usage(client, lease, 400));
-        bench.pass(ms(350));
+    let before_its_end = late_overuse(|bench, conn, client| {
+        bench.pass(ms(5));
+        bench.say(conn, use_frame(client, 0, ms(400), UseState::Holds));
+        bench.pass(ms(395));
+        bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
     });
     assert_eq!(before_its_end, wanted);
-    let after_a_return = late_overuse(|bench, conn, client, lease| {
-        bench.say(conn, returned(client, lease, 500));
-        bench.pass(ms(400));
-        bench.say(conn, usage(client, lease, 400));
-    });
-    assert_eq!(after_a_return, wanted);
-    let after_a_revoke = late_overuse(|bench, conn, client, lease| {
-        bench.pass(ms(400));
-        assert!(bench.sent.iter().any(|(_, frame)| matches!(frame, ToClient::Revoke { .. })));
-        bench.say(conn, returned(client, lease, 400_000));
-    });
-    // The scheduler charges this window with what it learns of an older one, less what the revoke charged.
-    assert_eq!(after_a_revoke, ms(1_850));
-    let twice = late_overuse(|bench, conn, client, lease| {
-        bench.say(conn, returned(client, lease, 500));
+    let after_its_end = late_overuse(|bench, conn, client| {
+        bench.say(conn, use_frame(client, 1, Duration::from_micros(500), UseState::Idle));
         bench.pass(ms(400));
         for _ in 0..3 {
-            bench.say(conn, returned(client, lease, 400_000));
+            bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
         }
     });
-    assert_eq!(twice, wanted, "named again and again, charged once");
+    // Heard in one window: 399.5 ms beyond the limit of 20 ms; named again and again, charged once.
+    assert_eq!(after_its_end, Duration::from_micros(1_897_500));
+    let after_a_stop = late_overuse(|bench, conn, client| {
+        bench.pass(ms(400));
+        let (turn, until) = last_allow(bench, client);
+        assert!(turn == 0 && until <= bench.now, "it was stopped");
+        bench.say(conn, use_frame(client, 0, ms(400), UseState::Holds));
+    });
+    // The stop charged 10 ms in the first window.
+    assert_eq!(after_a_stop, ms(1_850));
     assert!(wanted < MAX_WAIT);
 }
 
-/// The same while the process goes on: the next lease pays.
+fn last_allow(bench: &Bench, client: ClientId) -> (u32, Timestamp) {
+    let last = bench.sent.iter().rev().find_map(|(_, frame)| match frame {
+        ToClient::Allow { client: to, turn, until, .. } if *to == client => Some((*turn, *until)),
+        _ => None,
+    });
+    last.expect("a permission")
+}
+
+/// The same while the process goes on.
 #[test]
 fn overuse_that_is_named_late_throttles_the_process_itself() {
     let mut bench = Bench::new(NodeConfig::default());
     let (conn, client) = bench.start(0, "job", spec("0.2", 100));
-    bench.say(conn, ToDaemon::TokenRequest { client });
-    let lease = bench.lease(client).unwrap();
-    let returned = |lease, ms: u64, again| ToDaemon::TokenReturn {
-        client,
-        lease,
-        used: Duration::from_millis(ms),
-        again,
-    };
-    bench.say(conn, returned(lease, 1, 0));
+    bench.ask(conn, client);
+    bench.say(conn, use_frame(client, 1, ms(1), UseState::Idle));
     bench.pass(ms(1));
-    bench.say(conn, returned(lease, 400, 0));
-    bench.say(conn, ToDaemon::TokenRequest { client });
-    let next = bench.lease(client).unwrap();
-    assert_ne!(next, lease);
-    bench.pass(ms(1));
-    bench.say(conn, returned(next, 1, 1));
+    bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
+    bench.sent.clear();
+    bench.say(conn, use_frame(client, 1, ms(400), UseState::Wants));
     let throttled = bench.notes.iter().find_map(|note| match note {
         Note::Throttled { used, .. } => Some(*used),
         _ => None,
     });
-    assert_eq!(throttled, Some(ms(401)));
+    assert_eq!(throttled, Some(ms(400)));
     bench.pass(ms(1_000));
-    assert_eq!(bench.lease(client), Some(next), "some 2 s have to pass");
+    assert_eq!(bench.allowed(client), None, "some 2 s have to pass");
     bench.pass(ms(1_500));
-    assert_ne!(bench.lease(client), Some(next));
+    assert!(bench.allowed(client) > Some(ms(400)));
 }
 
 /// A daemon that has just started does not know which processes the one before it served, and what they hold.
@@ -339,8 +323,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
     let mib = |mib: u64| Bytes(mib << 20);
     let spec = ResourceSpec::new("0.5".parse().unwrap(), SmShare::WHOLE, Some(mib(256))).unwrap();
     let attach = |allocated: Bytes, part: Option<Bytes>| {
-        let (ordinal, device, device_memory) = (0, DeviceUuid::gpu(DEVICE), Bytes::from_gib(16));
-        ToDaemon::Attach { ordinal, device, device_memory, allocated, part }
+        attach_with(DeviceUuid::gpu(DEVICE), (Bytes::from_gib(16), allocated, part))
     };
     let answers = |bench: &Bench, of: ConnId| -> Vec<&str> {
         let labels = bench.sent.iter().filter(|(to, _)| *to == of).map(|(_, frame)| frame.label());

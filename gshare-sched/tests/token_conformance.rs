@@ -1,7 +1,7 @@
 //! Whether the token schedulers keep the contract of `TokenScheduler`: the public suite of `gshare-sim`, over each of them.
 
 use gshare_core::{Duration, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::conformance::{Conformance, token_scheduler};
 use gshare_sim::token::Terms;
 use gshare_sim::token::ops::World;
@@ -9,40 +9,14 @@ use gshare_sim::token::ops::World;
 const WORLD: World = World { slots: 12, gpus: 3 };
 
 fn terms(config: &MultiTokenConfig) -> Terms {
-    Terms::multi_token(
-        config.window,
-        config.max_token,
-        config.slack.saturating_add(config.grace),
-        config.max_debt,
-    )
+    // A slot is given in one piece, so its tokens may be as long as the window.
+    Terms::multi_token(config.window, config.window, (config.slack, config.grace), config.max_debt)
 }
 
 fn multi_token(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
     let mut config = config.clone();
     (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
     Box::new(MultiToken::new(config).expect("the configurations of this file are sound"))
-}
-
-fn slots(config: &MultiTokenConfig) -> Box<dyn TokenScheduler> {
-    let mut config = config.clone();
-    (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
-    Box::new(SlotScheduler::new(config).expect("the configurations of this file are sound"))
-}
-
-/// A slot is given in one piece, so its tokens may be as long as the window.
-fn slot_terms(config: &MultiTokenConfig) -> Terms {
-    let overtime = config.slack.saturating_add(config.grace);
-    Terms::multi_token(config.window, config.window, overtime, config.max_debt)
-}
-
-/// The same three profiles as for the multi-token scheduler.
-#[test]
-fn slots_keep_the_contract() {
-    for config in [MultiTokenConfig::default(), short_windows(), odd_lengths()] {
-        let profile = Conformance::new(slot_terms(&config), WORLD);
-        let report = token_scheduler(&|| slots(&config), &profile).unwrap();
-        println!("{report:#?}");
-    }
 }
 
 fn short_windows() -> MultiTokenConfig {

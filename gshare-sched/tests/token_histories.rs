@@ -1,8 +1,8 @@
 //! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and what was
 //! found wrong once stays mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
 
-use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::ops::{TokenOp, World};
@@ -13,22 +13,12 @@ use proptest::prelude::*;
 const WORLD: World = World { slots: 8, gpus: 2 };
 
 /// Both engines, each under all checkers that hold for any client.
-fn drivers(config: &MultiTokenConfig) -> [Driver; 2] {
-    let mut config = config.clone();
-    (config.max_clients, config.max_gpus) = (WORLD.slots, WORLD.gpus);
-    let overtime = config.slack.saturating_add(config.grace);
-    let driver = |engine: Box<dyn TokenScheduler>, longest| {
-        Driver::new(
-            engine,
-            Terms::multi_token(config.window, longest, overtime, config.max_debt),
-            check::always(),
-        )
-    };
-    [
-        driver(Box::new(MultiToken::new(config.clone()).expect("sound")), config.max_token),
-        // A slot is given in one piece.
-        driver(Box::new(SlotScheduler::new(config.clone()).expect("sound")), config.window),
-    ]
+fn driver(config: &MultiTokenConfig) -> Driver {
+    let engine = Box::new(MultiToken::new(config.clone()).expect("sound"));
+    // A slot is given in one piece.
+    let terms =
+        Terms::multi_token(config.window, config.window, (config.slack, config.grace), config.max_debt);
+    Driver::new(engine, terms, check::always())
 }
 
 /// Lengths from one that is all windows to one that is all graces; shallow and deep looks behind a reservation.
@@ -62,11 +52,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
     fn any_history_keeps_the_contract(config in configs(), ops in prop::collection::vec(ops(), 1..200)) {
-        for mut driver in drivers(&config) {
-            for op in &ops {
-                op.apply(WORLD, &mut driver)
-                    .map_err(|violation| TestCaseError::fail(violation.to_string()))?;
-            }
+        let mut driver = driver(&config);
+        for op in &ops {
+            op.apply(WORLD, &mut driver).map_err(|violation| TestCaseError::fail(violation.to_string()))?;
         }
     }
 }
@@ -78,7 +66,7 @@ fn programs_with_long_kernels_keep_the_contract() {
         let mut rng = Rng::new(seed);
         let mut config = MultiTokenConfig::default();
         config.grace = Duration::from_millis(rng.between(0, 100));
-        let [mut driver, _] = drivers(&config);
+        let mut driver = driver(&config);
         let mut paced = Paced::new(&mut driver, Duration::from_micros(100));
         for slot in 0..u32::try_from(rng.between(2, 8)).unwrap() {
             let quota = |points| Quota::new(u16::try_from(points).unwrap()).unwrap();
@@ -108,10 +96,9 @@ fn histories_that_once_went_wrong_do_not_any_more() {
     for file in files {
         let ops: Vec<TokenOp> = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
         println!("{}", file.display());
-        for mut driver in drivers(&MultiTokenConfig::default()) {
-            for op in &ops {
-                op.apply(WORLD, &mut driver).unwrap();
-            }
+        let mut driver = driver(&MultiTokenConfig::default());
+        for op in &ops {
+            op.apply(WORLD, &mut driver).unwrap();
         }
     }
 }

@@ -15,8 +15,8 @@ const BUSY: Pace = Pace { kernel: Duration::from_micros(10), pause: Duration::fr
 const WINDOWS: u64 = 50;
 const HAND_OVER: Duration = Duration::from_micros(300);
 /// A window, and one token with its slack and grace: one that is granted with less of a window left than its hand-over takes
-/// costs a client its turn.
-const LONGEST: Duration = Duration::from_millis(118);
+/// costs a client its turn. With the four hand-overs of that.
+const LONGEST: Duration = Duration::from_micros(117_000 + 4 * 300);
 
 fn share(points: u64) -> Share {
     let quota = Quota::new(u16::try_from(points).unwrap()).unwrap();
@@ -31,8 +31,7 @@ fn run(programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
 
 fn run_with(config: MultiTokenConfig, programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
     let window = config.window;
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+    let terms = Terms::multi_token(window, config.max_token, (config.slack, config.grace), config.max_debt);
     let mut driver = Driver::new(Box::new(MultiToken::new(config).unwrap()), terms, check::always());
     let mut paced = Paced::new(&mut driver, HAND_OVER);
     let ids: Vec<ClientId> = (0..).take(programs.len()).map(|slot| ClientId::new(slot, 0)).collect();
@@ -140,9 +139,9 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
 fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // What cannot be avoided is 120 and 117 ms, and a kernel comes a whole one later or not at all. Without that rule: 182 and
-    // 202 ms.
-    for (cap, kernel, longest) in [(2_000, 30_000, 151), (3_000, 50_000, 168)] {
+    // What cannot be avoided is 120 and 117 ms with some hand-overs, and a kernel comes a whole one later or not at all. Without that
+    // rule: 182 and 202 ms.
+    for (cap, kernel, longest) in [(2_000, 30_000, 152), (3_000, 50_000, 168)] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
         assert!(got[0].gap <= Duration::from_millis(longest), "{cap}, {kernel} us: {}", got[0].gap);
@@ -229,8 +228,8 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
             [&[5_000, 5_000][..], &[3_000, 7_000], &[7_000, 3_000], &[1_000, 2_000, 7_000]][case % 4];
         let capped = case % 8 < 4;
         let window = config.window;
-        let overtime = config.slack.saturating_add(config.grace);
-        let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+        let terms =
+            Terms::multi_token(window, config.max_token, (config.slack, config.grace), config.max_debt);
         let mut driver =
             Driver::new(Box::new(MultiToken::new(config.clone()).unwrap()), terms, check::always());
         let mut paced = Paced::new(&mut driver, Duration::from_micros(150));

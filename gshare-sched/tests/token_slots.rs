@@ -1,19 +1,17 @@
-//! The policy that keeps a packing as a schedule, on GPUs packed to the brim: what a packing is worth at run time.
+//! GPUs whose requests add up to more than the whole, and are packed to the brim: the scheduler keeps a slot of each window for each.
 //!
 //! A GPU is offered 60 demands, one by one, and takes what fits. Every client is always backlogged; request = limit.
 
 use gshare_core::{
-    Bytes, ClientId, Duration, GpuId, PlacementId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction,
-    TokenEvent, TokenScheduler,
+    Bytes, ClientId, Duration, GpuId, PlacementId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
+    TokenScheduler,
 };
-use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placement};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
-use gshare_sim::node;
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placement, SlotTable};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::keen::Keen;
 use gshare_sim::token::{Terms, check};
 use proptest::prelude::*;
-use std::sync::Arc;
 
 fn percent(quota: u16, sm: u16) -> Demand {
     Demand::new(Quota::from_percent(quota).unwrap(), SmShare::from_percent(sm).unwrap())
@@ -28,17 +26,13 @@ fn pack(demands: impl Iterator<Item = Demand>) -> Vec<Placement> {
     placements
 }
 
-fn slots() -> Box<dyn TokenScheduler> {
-    Box::new(SlotScheduler::new(MultiTokenConfig::default()).unwrap())
-}
-
-fn multi_token() -> Box<dyn TokenScheduler> {
+fn engine() -> Box<dyn TokenScheduler> {
     Box::new(MultiToken::new(MultiTokenConfig::default()).unwrap())
 }
 
 fn terms() -> Terms {
     let config = MultiTokenConfig::default();
-    Terms::multi_token(config.window, config.window, config.slack + config.grace, config.max_debt)
+    Terms::multi_token(config.window, config.window, (config.slack, config.grace), config.max_debt)
 }
 
 const AHEAD: Duration = Duration::from_micros(300);
@@ -49,26 +43,22 @@ fn id(place: usize) -> ClientId {
 }
 
 /// GPU time that each client used in each of three windows in a row.
-fn serve(scheduler: Box<dyn TokenScheduler>, clients: &[Placement], assign: bool) -> Vec<[Duration; 3]> {
-    let mut driver = Driver::new(scheduler, terms(), check::always());
+fn serve(clients: &[Placement]) -> Vec<[Duration; 3]> {
+    let mut driver = Driver::new(engine(), terms(), check::always());
     let mut keen = Keen::new(&mut driver, AHEAD);
     let now = Timestamp::ZERO;
     for (place, placement) in clients.iter().enumerate() {
         let (client, quota) = (id(place), placement.demand.quota);
         let share = Share { quota: QuotaRange::new(quota, quota).unwrap(), sm: placement.demand.sm };
         keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }).unwrap();
-        if assign {
-            let offset = placement.rectangle.time_offset;
-            keen.call(now, TokenEvent::SlotAssigned { client, offset }).unwrap();
-        }
     }
     for place in 0..clients.len() {
-        keen.call(now, TokenEvent::TokenRequested { client: id(place) }).unwrap();
+        keen.ask(now, id(place)).unwrap();
     }
     let mut totals = Vec::new();
     for window in 1..=4 {
         keen.run(now + WINDOW.saturating_mul(window)).unwrap();
-        let used = |place| keen.driver().scheduler().client(id(place)).unwrap().total_used;
+        let used = |place| keen.used(now + WINDOW.saturating_mul(window), id(place));
         totals.push((0..clients.len()).map(used).collect::<Vec<_>>());
     }
     let used =
@@ -93,13 +83,25 @@ fn the_counterexample_gets_all_its_quotas_by_slots() {
     pool.place_all(&demands, &mut Vec::new()).unwrap();
     let mut clients = Vec::new();
     pool.placements(&mut |placement| clients.push(*placement));
-    for assign in [true, false] {
-        let used = serve(slots(), &clients, assign);
-        assert!(all_met(&clients, &used), "{clients:?} got {used:?}");
-    }
+    let used = serve(&clients);
+    assert!(all_met(&clients, &used), "{clients:?} got {used:?}");
 }
 
-/// 100 full GPUs for each of four mixes of demands: every quota is met in every window on every one.
+/// The quotas, SMs and use of each client.
+fn told(clients: &[Placement], used: &[[Duration; 3]]) -> String {
+    let told = |(client, used): (&Placement, &[Duration; 3])| {
+        format!("{} x {}: {used:?}; ", client.demand.quota, client.demand.sm)
+    };
+    clients.iter().zip(used).map(told).collect()
+}
+
+/// Whether the node admits these together.
+fn admitted(clients: &[Placement]) -> bool {
+    let wants = clients.iter().zip(0u32..).map(|(client, n)| (n, client.demand.quota, client.demand.sm));
+    SlotTable::arrange(&wants.collect::<Vec<_>>()).is_some()
+}
+
+/// 100 full GPUs for each of four mixes of demands: every quota is met in every window, wherever the node admits the clients.
 #[test]
 fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     let mut random = 0x5EED_u64;
@@ -110,7 +112,7 @@ fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     let fine: Vec<u16> = (1..=100).collect();
     let mut one_of = |of: &[u16]| of[below(of.len())];
     for mix in ["profile", "light", "fine", "half"] {
-        let (mut by_queue, mut by_own_table) = (0, 0);
+        let mut met = 0;
         for _ in 0..100 {
             let clients = pack((0..60).map(|_| match mix {
                 "profile" => percent(one_of(&[20, 40, 60, 80, 100]), one_of(&[6, 12, 24, 50, 60, 80, 100])),
@@ -122,15 +124,14 @@ fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
                     percent(one_of(&fine[..most]), one_of(&fine[..most]))
                 }
             }));
-            let used = serve(slots(), &clients, true);
-            assert!(all_met(&clients, &used), "{mix}: {clients:?} got {used:?}");
-            by_own_table += u32::from(all_met(&clients, &serve(slots(), &clients, false)));
-            by_queue += u32::from(all_met(&clients, &serve(multi_token(), &clients, true)));
+            if admitted(&clients) {
+                let used = serve(&clients);
+                assert!(all_met(&clients, &used), "{mix}: {}", told(&clients, &used));
+                met += 1;
+            }
         }
-        println!(
-            "{mix}: all quotas met by the multi-token queue on {by_queue}, by slots found alone on {by_own_table}"
-        );
-        assert!(by_queue < 100, "{mix}: the queue does not find the schedule by itself");
+        println!("{mix}: all quotas met on {met} of 100 full GPUs, all that the node admits");
+        assert!(met > 50, "{mix}: {met}");
     }
 }
 
@@ -144,7 +145,7 @@ fn an_oversold_gpu_is_shared_in_proportion_to_the_requests() {
         Placement::new(id, GpuId::new(0), pool.place(&demand).unwrap().placement.rectangle, demand)
     };
     let clients: Vec<Placement> = [100, 60, 40].map(placement).into();
-    let used = serve(slots(), &clients, false);
+    let used = serve(&clients);
     for (used, part) in used.iter().zip([50, 30, 20]) {
         for used in used {
             let error = used.as_nanos().abs_diff(part * 1_000_000);
@@ -154,75 +155,32 @@ fn an_oversold_gpu_is_shared_in_proportion_to_the_requests() {
     }
 }
 
-/// A slot that wraps round the end of the window is served in two parts; one that two hosts' offsets would oversell is
-/// not taken over.
-#[test]
-fn offsets_of_the_host_are_kept_as_far_as_they_fit() {
-    let mut engine = SlotScheduler::new(MultiTokenConfig::default()).unwrap();
-    let mut actions = Vec::new();
-    let now = Timestamp::ZERO;
-    let mut send = |engine: &mut SlotScheduler, event| {
-        gshare_core::Engine::handle(engine, now, event, &mut actions).unwrap();
-    };
-    let share =
-        |quota: &str, sm| Share { quota: quota.parse().unwrap(), sm: SmShare::from_percent(sm).unwrap() };
-    for (place, sm) in [(0, 60), (1, 60), (2, 40)] {
-        let client = id(place);
-        send(
-            &mut engine,
-            TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share("0.5:0.5", sm) },
-        );
-        let offset = Quota::from_percent(80).unwrap();
-        send(&mut engine, TokenEvent::SlotAssigned { client, offset });
-    }
-    send(&mut engine, TokenEvent::TokenRequested { client: id(0) });
-    let table = engine.table(GpuId::new(0)).unwrap();
-    let slots: Vec<_> = table.slots().iter().map(|slot| (slot.owner.slot(), slot.offset.get())).collect();
-    assert_eq!(slots, [(1, 3_000), (0, 8_000), (2, 8_000)], "the second does not fit where the first is");
-    assert!(matches!(actions[..], [TokenAction::Grant { .. }]));
-    let unknown = ClientId::new(7, 0);
-    let event = TokenEvent::SlotAssigned { client: unknown, offset: Quota::ZERO };
-    assert!(gshare_core::Engine::handle(&mut engine, now, event, &mut Vec::new()).is_err());
-}
-
 /// Time in a slot that its owner does not want goes to the others.
 #[test]
 fn an_idle_slot_is_not_lost() {
-    let mut driver = Driver::new(slots(), terms(), check::always());
+    let mut driver = Driver::new(engine(), terms(), check::always());
     let mut keen = Keen::new(&mut driver, AHEAD);
     let now = Timestamp::ZERO;
     let share = |quota: &str| Share { quota: quota.parse().unwrap(), sm: SmShare::WHOLE };
-    for (place, quota) in [(0, "0.5:1"), (1, "0.5:1")] {
+    for (place, quota) in [(0, "0.6:1"), (1, "0.6:1")] {
         let client = id(place);
         keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share(quota) }).unwrap();
     }
-    keen.call(now, TokenEvent::TokenRequested { client: id(1) }).unwrap();
+    keen.ask(now, id(1)).unwrap();
     keen.run(now + WINDOW.saturating_mul(5)).unwrap();
     let used = keen.driver().scheduler().client(id(1)).unwrap().total_used;
     assert_eq!(used, WINDOW.saturating_mul(5));
 }
 
-/// Whole nodes, with messages and kernels that take their time: the shares on the device are those promised, to one point
-/// over ten windows, as for the multi-token scheduler.
-#[test]
-fn whole_nodes_run_by_slots() {
-    let mut shares = node::ShareReport::EMPTY;
-    let setup = node::Setup { tokens: Arc::new(slots), terms: terms(), ..node::Setup::daemon() };
-    (0..36).for_each(|seed| shares.add(&node::run(seed, &setup).unwrap().shares));
-    println!("{shares:#?}");
-    for errors in [shares.capped, shares.side_by_side, shares.elastic] {
-        assert!(errors.spans > 50, "the promise was put to the test");
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
-    /// Any set that packs, in any whole per cents and order of arrival, gets all its quotas.
+    /// Any set that packs and is admitted, in any whole per cents and order of arrival, gets all its quotas.
     #[test]
-    fn whatever_packs_is_served(most in 20u16..=100, sides in prop::collection::vec((0u16..100, 0u16..100), 1..60)) {
+    fn a_packed_set_that_is_admitted_is_served(most in 20u16..=100, sides in prop::collection::vec((0u16..100, 0u16..100), 1..60)) {
         let sides: Vec<(u16, u16)> = sides.iter().map(|(quota, sm)| (quota % most + 1, sm % most + 1)).collect();
         let clients = pack(sides.iter().map(|(quota, sm)| percent(*quota, *sm)));
-        let used = serve(slots(), &clients, true);
-        prop_assert!(all_met(&clients, &used), "{clients:?} got {used:?}");
+        prop_assume!(admitted(&clients));
+        let used = serve(&clients);
+        prop_assert!(all_met(&clients, &used), "{}", told(&clients, &used));
     }
 }

@@ -110,11 +110,6 @@ pub enum Note {
         /// Why it was refused.
         fault: TokenFault,
     },
-    /// A report or a return of a lease that its client cannot settle. The token scheduler was not asked.
-    StaleReport {
-        /// The client that sent it.
-        client: ClientId,
-    },
     /// The event has changed nothing: a replay does not need it.
     NoEffect,
     /// A process has attached to a device.
@@ -215,14 +210,6 @@ pub enum Note {
         /// The share of time that pays it back.
         limit: Quota,
     },
-    /// A client named more of a lease that was settled: the next lease of its tenant is charged for it.
-    LateCharge {
-        /// The client that named it.
-        client: ClientId,
-        /// GPU time that is charged, with earlier late charges that are open.
-        #[cfg_attr(feature = "serde", serde(rename = "late_ns"))]
-        late: Duration,
-    },
     /// A tenant takes no part in vertical scaling: its share is fixed.
     NotScaled {
         /// The tenant that is not scaled.
@@ -282,7 +269,7 @@ macro_rules! token_faults {
 }
 
 token_faults!(
-    StaleLease "stale_lease", UsageShrank "usage_shrank", UnknownClient "unknown_client", ClientExists "client_exists",
+    UsageShrank "usage_shrank", UnknownClient "unknown_client", ClientExists "client_exists",
     TooManyClients "too_many_clients", UnknownGpu "unknown_gpu", BadShare "bad_share", TimeWentBack "time_went_back"
 );
 

@@ -36,10 +36,10 @@
 //! 5. **Without a daemon** each of `n` members keeps to `1/n` of request and limit; what the division leaves goes to the
 //!    first ones, one basis point each, so that the sum is exact. Parts that shrink are sent before parts that grow.
 //!    Example: limit 50 %, three members: 16.67, 16.67, 16.66 %.
-//! 6. **Overuse** of a tenant is the scheduler's while a member is there. What a member reports of a lease that is settled
-//!    is charged with the next lease. What a tenant had beyond its limit when its last member left is a debt of its user,
-//!    name and device: the next tenant of that name has no token before it is paid back, at the rate of the limit, and
-//!    within 100 s (`debts.rs`).
+//! 6. **Overuse** of a tenant is the scheduler's while a member is there. A member that comes back after the end of its connection
+//!    states its totals again: its use beyond the permission that it had is charged then. The use of a tenant beyond its limit, when its
+//!    last member left, is a debt of its user, name and device: the next tenant of that name has no token before the debt is paid back,
+//!    at the rate of the limit, and within 100 s (`debts.rs`).
 //! 7. **Devices.** A device's memory is what the configuration says, else what the driver says ([`NodeEvent::DeviceFound`]). Where
 //!    both are silent it is what the first client says, and [`DeviceView::source`] shows that. No process is believed that it
 //!    holds more than there is. A user may have brought three devices of which only clients tell for each that is still
@@ -73,7 +73,7 @@
 //! # Example
 //! ```
 //! use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
-//! use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Engine, ResourceSpec, RunId, Timestamp};
+//! use gshare_core::{Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine, ResourceSpec, RunId, Timestamp, UseState};
 //! use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Peer, vertical_scaler};
 //! use gshare_sched::token::{MultiToken, MultiTokenConfig};
 //!
@@ -92,10 +92,25 @@
 //!     on_loss: OnDaemonLoss::Open,
 //! };
 //! let (memory, device) = (Bytes::from_gib(16), DeviceUuid::gpu([7; 16]));
-//! let attach =
-//!     ToDaemon::Attach { ordinal: 0, device, device_memory: memory, allocated: Bytes::ZERO, part: None };
+//! let attach = ToDaemon::Attach {
+//!     ordinal: 0,
+//!     device,
+//!     device_memory: memory,
+//!     allocated: Bytes::ZERO,
+//!     part: None,
+//!     used: Duration::ZERO,
+//!     allowed: Duration::ZERO,
+//! };
+//! let asks = ToDaemon::Use {
+//!     client: ClientId::new(0, 0),
+//!     turn: 0,
+//!     used: Duration::ZERO,
+//!     state: UseState::Wants,
+//!     launches: 0,
+//!     waited: Duration::ZERO,
+//! };
 //! let mut actions = Vec::new();
-//! for frame in [hello, attach, ToDaemon::TokenRequest { client: ClientId::new(0, 0) }] {
+//! for frame in [hello, attach, asks] {
 //!     node.handle(Timestamp::from_millis(1), NodeEvent::Received { conn, peer, frame }, &mut actions)?;
 //! }
 //! let frames: Vec<_> = actions
@@ -105,7 +120,7 @@
 //!         _ => None,
 //!     })
 //!     .collect();
-//! assert_eq!(frames, ["Welcome", "Attached", "Grant"]);
+//! assert_eq!(frames, ["Welcome", "Attached", "Allow"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -142,7 +157,7 @@ use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConfigError, ConnId, Duration, Engine, GpuId, Quota, QuotaRange, ResourceSpec, RunId,
-    ServiceClass, TimeWentBack, Timestamp, TokenAction,
+    ServiceClass, TimeWentBack, Timestamp, TokenAction, TokenEvent, UseState,
 };
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
@@ -367,12 +382,8 @@ impl Node {
             ToDaemon::Class { class } => self.class(conn, class, out),
             ToDaemon::Attach { .. } => self.attach(now, conn, &frame, out),
             ToDaemon::Detach { client } => self.detach(now, conn, client, out),
-            ToDaemon::TokenRequest { client } => self.ask(now, client, out),
-            ToDaemon::TokenReturn { client, lease, used, again } => {
-                self.returned(now, client, lease, used, again != 0, out);
-            }
-            ToDaemon::Usage { client, lease, used, launches, waited } => {
-                self.reported(now, client, lease, used, (launches, waited), out);
+            ToDaemon::Use { client, turn, used, state, launches, waited } => {
+                self.heard_use(now, client, (turn, used, state), (launches, waited), out);
             }
             ToDaemon::Iteration { client, first_launch, last_launch, launches } => {
                 let tenant = self.clients.get(client).map(|entry| entry.tenant.0);
@@ -425,6 +436,15 @@ impl Node {
         self.tenants.get_mut(id)
     }
 
+    /// A tenant that is there: of a client, or of the token scheduler's.
+    fn tenant_at(&self, TenantId(id): TenantId) -> &Tenant {
+        self.tenants.get(id).expect("a tenant is there as long as a client of it")
+    }
+
+    fn tenant_at_mut(&mut self, TenantId(id): TenantId) -> &mut Tenant {
+        self.tenants.get_mut(id).expect("a tenant is there as long as a client of it")
+    }
+
     fn device(&self, gpu: GpuId) -> Option<&Device> {
         self.devices.get(gpu.index())?.as_ref()
     }
@@ -457,9 +477,11 @@ impl Node {
             let held: Bytes = entries().map(|client| client.account.held()).sum();
             assert_eq!(held, self.ledger.tenant_held((tenant.gpu, tenant.instance)), "so do accounts");
             let status = self.tokens.0.client(id).expect("the scheduler knows every tenant");
-            if tenant.turns.must_ask() && !self.waiting.contains(&(tenant.resumes, TenantId(id))) {
+            let waits = tenant.turns.state() == UseState::Wants;
+            if waits && !self.waiting.contains(&(tenant.resumes, TenantId(id))) {
                 assert!(status.waiting_since.is_some(), "a member that waits has asked");
             }
+            assert_eq!(status.total_used, tenant.turns.total(), "members were charged what their tenant was");
         }
         for (device, number) in self.devices.iter().zip(0..) {
             let gpu = GpuId::new(number);
@@ -489,7 +511,12 @@ impl Engine for Node {
     ) -> Result<(), NodeError> {
         self.check(now, &event)?;
         let from = actions.len();
-        let late = self.own_deadline().is_some_and(|due| due < now);
+        let tokens_due = self.tokens.0.next_deadline().is_some_and(|due| due <= now);
+        let late = tokens_due || self.own_deadline().is_some_and(|due| due < now);
+        if tokens_due {
+            // What a client says now must not be taken for a turn that is over by now.
+            self.token(now, TokenEvent::DeadlineReached, actions);
+        }
         if late {
             self.catch_up(now, actions);
         }
@@ -520,9 +547,7 @@ impl Engine for Node {
 fn client_of(frame: &ToDaemon) -> Option<ClientId> {
     match *frame {
         ToDaemon::Detach { client }
-        | ToDaemon::TokenRequest { client }
-        | ToDaemon::TokenReturn { client, .. }
-        | ToDaemon::Usage { client, .. }
+        | ToDaemon::Use { client, .. }
         | ToDaemon::Iteration { client, .. }
         | ToDaemon::MemoryReserve { client, .. }
         | ToDaemon::MemoryRelease { client, .. }

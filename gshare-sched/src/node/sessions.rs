@@ -135,8 +135,10 @@ impl Node {
         frame: &ToDaemon,
         out: &mut Vec<NodeAction>,
     ) {
-        let &ToDaemon::Attach { ordinal, device: uuid, device_memory, allocated, part: kept } = frame else {
-            return;
+        let &ToDaemon::Attach { ordinal, device: uuid, device_memory, allocated, part: kept, used, allowed } =
+            frame
+        else {
+            unreachable!("attach takes an Attach");
         };
         let attachment = self.check_attach(conn, uuid, device_memory, allocated);
         let attachment = attachment.and_then(|attachment| {
@@ -149,7 +151,7 @@ impl Node {
         match attachment {
             Ok((attachment, tenant)) => {
                 let memory = (device_memory, allocated, kept);
-                self.admit(now, conn, ordinal, &attachment, tenant, memory, out);
+                self.admit(now, conn, ordinal, &attachment, tenant, memory, (used, allowed), out);
             }
             Err(refusal) => {
                 let (name, spec) = self.name_of(conn);
@@ -280,6 +282,7 @@ impl Node {
         attachment: &Attachment,
         tenant: TenantId,
         (memory, allocated, kept): (Bytes, Bytes, Option<Bytes>),
+        (used, allowed): (Duration, Duration),
         out: &mut Vec<NodeAction>,
     ) {
         let &Attachment { instance, gpu, uuid, spec, members, .. } = attachment;
@@ -311,14 +314,15 @@ impl Node {
             session.clients.push(client);
             pid = session.peer.pid;
         }
-        if let Some(tenant) = self.tenant_mut(tenant) {
-            tenant.turns.join(client);
-        }
+        self.tenant_at_mut(tenant).turns.join(client, used, allowed);
         let (name, _) = self.name_of(conn);
         note(Note::Admitted { conn, client, tenant: tenant.0, gpu, name, pid }, out);
         let (window, in_flight) = (self.tokens.0.window(), self.config.in_flight);
         let frame = ToClient::Attached { ordinal, client, gpu, spec: stated, window, in_flight };
         out.push(NodeAction::Send { conn, frame });
+        if used > allowed {
+            self.tell_scheduler(now, tenant, out);
+        }
         // A client that is back was served by a daemon before. A new process may have siblings that were, too.
         if kept.is_some() {
             // There was a daemon before, even if the configuration does not say so.
@@ -396,27 +400,22 @@ impl Node {
     }
 
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<NodeAction>) {
-        let Some(tenant_id) = self.clients.get(id).map(|client| client.tenant) else {
-            return;
-        };
-        let members = self.tenant(tenant_id).map_or(0, |tenant| tenant.turns.members().len());
+        let tenant_id = self.clients.get(id).expect("a session's client is there").tenant;
+        let tenant = self.tenant_at_mut(tenant_id);
+        let (gpu, members) = (tenant.gpu, tenant.turns.members().len());
+        tenant.turns.leave(id);
+        self.tell_scheduler(now, tenant_id, out);
         let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
-        let Some(client) = self.clients.remove(id) else { return };
+        let client = self.clients.remove(id).expect("a session's client is there");
         self.ledger.close(client.account);
         note(Note::Left { client: id, tenant: tenant_id.0 }, out);
         let over = self.inquiries.left(id);
-        let Some(tenant) = self.tenant_mut(tenant_id) else { return };
-        let (gpu, lease) = (tenant.gpu, tenant.turns.leave(id));
         if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
             device.clients -= 1;
         }
         if members == 1 {
             self.close_tenant(now, tenant_id, overuse, out);
         } else {
-            if let Some((lease, used)) = lease {
-                let again = self.tenant(tenant_id).is_some_and(|tenant| tenant.turns.must_ask());
-                self.token(now, TokenEvent::TokenReturned { client: tenant_id.0, lease, used, again }, out);
-            }
             self.divide(tenant_id, false, None, out);
             self.divide_memory(now, tenant_id, None, out);
         }

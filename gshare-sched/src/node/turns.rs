@@ -1,106 +1,104 @@
 //! Which process of an instance holds the instance's token.
 //!
 //! # Problem
-//! The token engine knows one client per instance and GPU (a **tenant**), with the whole share of the instance. The
-//! processes of the instance, its **members**, use that one account in turns. A member that only holds a context asks
-//! for nothing and costs nothing; and since there is one account, no split of it can add up to more than the limit.
+//! The token engine knows one client per instance and GPU (a **tenant**), with the whole share of the instance. The processes of the
+//! instance, its **members**, use that account in turns. A member that only holds a context asks for nothing and costs nothing; and
+//! since there is one account, no split of it can add up to more than the limit.
 //!
 //! # Algorithm
-//! 1. A grant of the engine goes to the member that holds the tenant's lease: it extends or replaces that lease. If no
-//!    member holds one, the grant goes to the waiting member with the least time **served**, then to the one that
-//!    has waited longest. If no member waits, the caller gives the grant back unused.
-//! 2. A holder's request for an extension is passed on only while no other member waits. So a member that begins to
-//!    wait gets the next token: after at most what is left of the present lease and, if an extension was on its way,
-//!    one more token, by the engine's clock `max_token + slack + grace` each.
-//! 3. A report or return of a lease that the engine has settled already is a **late** charge: what it names beyond the
-//!    charge so far is the member's own at once, and the engine's with the next settlement of a lease of the tenant
-//!    ([`Turns::settles`]). Example: a lease of 10 ms is revoked and replaced, and the kernel that ran under it turns out
-//!    to have taken 400 ms: 390 ms are late. If no lease follows, they are the tenant's overuse when it leaves.
-//! 4. `served` grows by what a member **occupies**: what it is charged for a lease, or the time by the clock that it held that
-//!    while another member waited, if that is more once the lease is over. So a member that pauses between its kernels does not
-//!    come first again and again. A member that was idle starts at the `served` of the last grant (start-time fair queueing): idle
-//!    time is not saved up. Example: A alone uses 10 s, then B starts; B is put at 10 s, and from there on both get every
-//!    other token.
+//! 1. Each member says a total that never shrinks. The tenant's total is the sum of what all of them added.
+//! 2. A grant of the engine goes to the member that holds the token: it extends the token. If no member holds it, the grant goes to the
+//!    waiting member with the least time **served**, then to the one that has waited longest. If no member waits, it goes back.
+//! 3. A holder's request for an extension is passed on only while no other member waits. So a member that begins to wait gets the next
+//!    token: after at most the rest of this one and, if an extension was on its way, one more.
+//! 4. `served` grows by the time that a member **occupies**: its use, or the time by the clock that it held the token while another
+//!    member waited, if that is more. A member that was idle starts at the `served` of the last grant (start-time fair queueing): idle
+//!    time is not saved up. Example: A alone uses 10 s, then B starts at 10 s, and from there on both get every other token.
+//!
+//! # Turns
+//! Member and node count the turns that are over. A message of an older turn has crossed the end of the turn: only its total counts. A
+//! message of the next turn ends this one. A token whose time ends unheard is charged up to the total that it allowed, and so is the
+//! token of a member that is lost; a later total counts beyond that only.
 //!
 //! # Invariants
-//! At most one member holds a lease. What members were charged adds up to what the engine charged the tenant and what is
-//! late. While no member holds a lease and one waits, the engine has been asked ([`Turns::must_ask`]).
+//! At most one member holds the token. The tenant's total never shrinks, and is never less than the sum of what members used.
 //!
 //! # Cost
-//! O(members) per grant, O(1) otherwise but for a look-up by id among the members.
+//! O(members) per message.
 
-use gshare_core::{ClientId, Duration, LeaseId, Timestamp};
+use gshare_core::{ClientId, Duration, Timestamp, UseState};
 
 /// A process of the instance on this GPU.
 #[derive(Debug, Clone, Copy)]
 struct Member {
     id: ClientId,
+    /// Turns that are over.
+    turn: u32,
     /// Since when the member waits for a token or an extension.
     waits: Option<Timestamp>,
-    /// GPU time charged, all in all.
-    used: Duration,
+    /// Its total when it attached, as it said last, and as it is charged.
+    base: Duration,
+    said: Duration,
+    charged: Duration,
     /// Position in the order of service.
     served: Duration,
-    /// Its last lease that is settled, and what that was charged.
-    last: Option<(LeaseId, Duration)>,
 }
 
-/// A lease and the member it was given to.
+/// The token and the member that holds it.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     by: ClientId,
-    lease: LeaseId,
-    budget: Duration,
-    /// Charged to the member for this lease.
+    /// The member's total up to which it may launch, and its charge when it got the token.
+    allowed: Duration,
     charged: Duration,
-    /// Late charges of earlier leases that the engine is told as part of this one.
-    late: Duration,
-    /// When the member was given it.
     since: Timestamp,
     /// When it is over, however late that is seen.
-    expires: Timestamp,
-    /// How long the member held it while another one waited; 0 until it is over.
-    occupied: Duration,
+    until: Timestamp,
 }
 
-/// The member that may settle a lease.
+/// A permission for a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
-    /// The member, and the engine may still know the lease.
-    Current,
-    /// The member, and the engine has settled the lease.
-    Late,
-    /// Another member, or none.
-    Other,
+pub(super) struct Permission {
+    pub(super) client: ClientId,
+    pub(super) turn: u32,
+    pub(super) allowed: Duration,
 }
+
+/// How a member breaks the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Breach(pub(super) &'static str);
 
 /// The members of one tenant. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     members: Vec<Member>,
     held: Option<Held>,
-    /// The lease before, whose account the engine still corrects.
-    before: Option<Held>,
-    /// GPU time that was charged to members and not yet to the engine.
-    late: Duration,
-    /// `served` of the last member that was given a lease.
+    /// GPU time charged to all members, those that left included.
+    total: Duration,
+    /// `served` of the last member that was given the token.
     frontier: Duration,
 }
 
 impl Turns {
-    /// A process has attached.
-    pub(super) fn join(&mut self, id: ClientId) {
+    /// A process has attached that has used the device for `used` before, `allowed` of it by a daemon: the rest is overuse.
+    pub(super) fn join(&mut self, id: ClientId, used: Duration, allowed: Duration) {
         let served = self.frontier;
-        self.members.push(Member { id, waits: None, used: Duration::ZERO, served, last: None });
+        let member = Member { id, turn: 0, waits: None, base: used, said: used, charged: used, served };
+        self.members.push(member);
+        self.total = self.total.saturating_add(used.saturating_sub(allowed));
     }
 
-    /// A process is gone. Gives the lease that it held and what the engine was told of it: to be returned for it.
-    pub(super) fn leave(&mut self, id: ClientId) -> Option<(LeaseId, Duration)> {
+    /// A process is gone. A token that it held is charged in full.
+    pub(super) fn leave(&mut self, id: ClientId) {
+        if let Some(held) = self.held.take_if(|held| held.by == id) {
+            self.charge(id, held.allowed);
+        }
         self.members.retain(|member| member.id != id);
-        self.before.take_if(|held| held.by == id);
-        let held = self.held.take_if(|held| held.by == id)?;
-        let late = core::mem::take(&mut self.late);
-        Some((held.lease, held.charged.saturating_add(held.late).saturating_add(late)))
+    }
+
+    /// GPU time charged to all members, those that left included.
+    pub(super) fn total(&self) -> Duration {
+        self.total
     }
 
     /// The processes, in the order in which they came.
@@ -108,224 +106,137 @@ impl Turns {
         self.members.iter().map(|member| member.id)
     }
 
-    fn member(&mut self, id: ClientId) -> Option<&mut Member> {
-        self.members.iter_mut().find(|member| member.id == id)
+    fn member(&mut self, id: ClientId) -> &mut Member {
+        let found = self.members.iter_mut().find(|member| member.id == id);
+        found.expect("a client is a member of its tenant")
     }
 
-    /// A member wants a token, or more time. Gives whether the engine is to be asked.
-    pub(super) fn ask(&mut self, now: Timestamp, id: ClientId) -> bool {
-        let frontier = self.frontier;
-        let holds = self.holds(id);
-        let Some(member) = self.member(id) else { return false };
-        if member.waits.is_none() {
+    /// Charges a member up to this total of its own, unless it was charged as much before.
+    fn charge(&mut self, id: ClientId, total: Duration) {
+        let member = self.member(id);
+        let more = total.saturating_sub(member.charged);
+        member.charged = member.charged.saturating_add(more);
+        member.served = member.served.saturating_add(more);
+        self.total = self.total.saturating_add(more);
+    }
+
+    /// A member says what it has used, and what it wants. An error changes nothing.
+    pub(super) fn heard(
+        &mut self,
+        now: Timestamp,
+        id: ClientId,
+        (turn, used, state): (u32, Duration, UseState),
+    ) -> Result<(), Breach> {
+        let (holds, frontier) = (self.holds(id), self.frontier);
+        let member = self.member(id);
+        if used < member.said {
+            return Err(Breach("says that it has used less GPU time than before"));
+        }
+        let ends = turn == member.turn.wrapping_add(1) && holds;
+        if turn > member.turn && !ends {
+            return Err(Breach("ends a turn that it has not had"));
+        }
+        if ends && matches!(state, UseState::Holds | UseState::Extends) {
+            return Err(Breach("holds a token that it has given back"));
+        }
+        let crossed = turn < member.turn;
+        member.said = used;
+        self.charge(id, used);
+        if ends {
+            self.over(now);
+        }
+        // What a member says before it has heard of its token, or of the end of its turn, is about another turn.
+        let about_it = !crossed && (ends || holds == matches!(state, UseState::Holds | UseState::Extends));
+        let wants = matches!(state, UseState::Wants | UseState::Extends);
+        let member = self.member(id);
+        if about_it && wants && member.waits.is_none() {
             member.waits = Some(now);
-            if !holds {
+            if !holds || ends {
                 member.served = member.served.max(frontier);
             }
+        } else if about_it && !wants {
+            member.waits = None;
         }
-        self.held.is_none() || holds && !self.is_wanted_beside(id)
+        Ok(())
+    }
+
+    /// The member's turn is over: it is served for the time that another one waited for the token.
+    fn over(&mut self, now: Timestamp) {
+        let held = self.held.take().expect("a turn is over that was one");
+        let others = self.members.iter().filter(|member| member.id != held.by);
+        let wanted = others.filter_map(|member| member.waits).min();
+        let occupied = wanted
+            .map_or(Duration::ZERO, |wanted| now.min(held.until).saturating_since(wanted.max(held.since)));
+        let member = self.member(held.by);
+        let used = member.charged - held.charged;
+        member.served = member.served.saturating_add(occupied.saturating_sub(used));
+        member.turn = member.turn.wrapping_add(1);
+        member.waits = None;
+    }
+
+    /// What the tenant wants of the engine.
+    pub(super) fn state(&self) -> UseState {
+        match self.held {
+            Some(held) if self.waits(held.by) && !self.is_wanted_beside(held.by) => UseState::Extends,
+            Some(_) => UseState::Holds,
+            None if self.waiting().next().is_some() => UseState::Wants,
+            None => UseState::Idle,
+        }
+    }
+
+    fn waits(&self, id: ClientId) -> bool {
+        self.waiting().any(|member| member.id == id)
     }
 
     /// Whether a member other than `id` waits.
     fn is_wanted_beside(&self, id: ClientId) -> bool {
-        self.members.iter().any(|member| member.id != id && member.waits.is_some())
+        self.waiting().any(|member| member.id != id)
     }
 
-    /// Whether this member may settle this lease.
-    pub(super) fn owner(&self, id: ClientId, lease: LeaseId) -> Owner {
-        if self.held.iter().chain(&self.before).any(|held| held.by == id && held.lease == lease) {
-            return Owner::Current;
-        }
-        let mut last = self.members.iter().filter(|member| member.id == id).filter_map(|member| member.last);
-        if last.any(|(settled, _)| settled == lease) { Owner::Late } else { Owner::Other }
+    /// The engine has taken the token back, and charged all that it allowed. Gives whom to tell, with the number of the turn.
+    pub(super) fn stopped(&mut self, now: Timestamp) -> Option<Permission> {
+        let held = self.held?;
+        self.charge(held.by, held.allowed);
+        let turn = self.member(held.by).turn;
+        self.over(now);
+        Some(Permission { client: held.by, turn, allowed: held.allowed })
     }
 
-    /// GPU time to report to the engine when a member has used `used` of a lease in all: late charges come on top.
-    pub(super) fn settles(&mut self, lease: LeaseId, used: Duration) -> Duration {
-        let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
-        let Some(held) = held else { return used };
-        held.late = held.late.saturating_add(core::mem::take(&mut self.late));
-        used.saturating_add(held.late)
-    }
-
-    /// The engine has refused what [`Turns::settles`] said.
-    pub(super) fn refused(&mut self, lease: LeaseId, late_before: Duration) {
-        let held = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease);
-        if let Some(held) = held {
-            held.late = held.late.saturating_sub(late_before);
-            self.late = late_before;
-        }
-    }
-
-    /// The engine knows a lease no more that was revoked: siblings have had several since. Gives whether it is one of those.
-    pub(super) fn outlived(&mut self, lease: LeaseId) -> bool {
-        let before = self.before.take_if(|held| held.lease == lease);
-        let outlived = before.is_some();
-        self.settled(before);
-        outlived
-    }
-
-    /// A member names what it used of a lease that is settled. Gives whether that is more than was charged.
-    pub(super) fn charge_late(&mut self, id: ClientId, lease: LeaseId, used: Duration) -> bool {
-        let Some(member) = self.members.iter_mut().find(|member| member.id == id) else { return false };
-        let Some((_, charged)) = member.last.as_mut().filter(|(settled, _)| *settled == lease) else {
-            return false;
-        };
-        let more = used.saturating_sub(*charged);
-        *charged = (*charged).max(used);
-        member.used = member.used.saturating_add(more);
-        member.served = member.served.saturating_add(more);
-        self.late = self.late.saturating_add(more);
-        !more.is_zero()
-    }
-
-    /// GPU time that was charged to members and not yet to the engine.
-    pub(super) fn late(&self) -> Duration {
-        self.late
-    }
-
-    /// A lease is settled: what its member says of it later is late.
-    fn settled(&mut self, held: Option<Held>) {
-        if let Some(held) = held
-            && let Some(member) = self.member(held.by)
-        {
-            member.last = Some((held.lease, held.charged));
-        }
-    }
-
-    /// A member is about to return a lease. Gives whether the tenant wants another token at once, and since when the
-    /// member waited before, for [`Turns::wait`] if the return is refused.
-    pub(super) fn wants_again(
-        &mut self,
-        now: Timestamp,
-        id: ClientId,
-        lease: LeaseId,
-        again: bool,
-    ) -> (bool, Option<Timestamp>) {
-        let before = self.of(id).1;
-        // A lease that was revoked is returned when its work is over: what its member has asked for since stands.
-        let asked_since = self.held.is_none_or(|held| held.lease != lease) && before.is_some();
-        self.wait(id, (again || asked_since).then(|| before.unwrap_or(now)));
-        // A late return of a revoked lease must not extend the lease of the member that is next.
-        (self.held.is_none_or(|held| held.lease == lease) && self.waiting().next().is_some(), before)
-    }
-
-    /// Since when a member waits.
-    pub(super) fn wait(&mut self, id: ClientId, since: Option<Timestamp>) {
-        if let Some(member) = self.member(id) {
-            member.waits = since;
-        }
-    }
-
-    /// The engine has charged a lease of this tenant `used`, all in all, late charges included.
-    pub(super) fn charged(&mut self, lease: LeaseId, used: Duration) {
-        let Some(held) = self.held.iter_mut().chain(&mut self.before).find(|held| held.lease == lease) else {
-            return;
-        };
-        let used = used.saturating_sub(held.late);
-        let before = *held;
-        held.charged = used;
-        let served = used.max(before.occupied);
-        if let Some(member) = self.member(before.by) {
-            member.used = member.used.saturating_add(used).saturating_sub(before.charged);
-            member.served =
-                member.served.saturating_add(served).saturating_sub(before.charged.max(before.occupied));
-        }
-    }
-
-    /// A lease is over that was held until now: the member is served for the time that another one waited for it.
-    fn over(&mut self, now: Timestamp, mut held: Held) -> Held {
-        let others = self.members.iter().filter(|member| member.id != held.by);
-        if let Some(wanted) = others.filter_map(|member| member.waits).min() {
-            held.occupied = now.min(held.expires).saturating_since(wanted.max(held.since));
-        }
-        if let Some(member) = self.member(held.by) {
-            member.served = member.served.saturating_add(held.occupied.saturating_sub(held.charged));
-        }
-        held
-    }
-
-    /// The engine has taken a return.
-    pub(super) fn returned(&mut self, now: Timestamp, lease: LeaseId) {
-        let settled = self.held.take_if(|held| held.lease == lease).map(|held| self.over(now, held));
-        self.settled(settled);
-        let settled = self.before.take_if(|held| held.lease == lease);
-        self.settled(settled);
-    }
-
-    /// The engine has revoked a lease whose time was over: it is charged its whole budget. Gives who held it.
-    pub(super) fn revoked(&mut self, now: Timestamp, lease: LeaseId) -> Option<ClientId> {
-        let Some(held) = self.held.filter(|held| held.lease == lease) else {
-            return self.before.filter(|held| held.lease == lease).map(|held| held.by);
-        };
-        // The engine charges the whole budget, or what it was told if that is more.
-        self.charged(lease, held.budget.max(held.charged.saturating_add(held.late)));
-        self.settled(self.before);
-        self.before = self.held.take().map(|held| self.over(now, held));
-        Some(held.by)
-    }
-
-    /// The engine has granted a lease, or extended it. Gives who gets it; `None`: it is to be returned unused.
-    pub(super) fn granted(
-        &mut self,
-        now: Timestamp,
-        lease: LeaseId,
-        (budget, expires): (Duration, Timestamp),
-    ) -> Option<ClientId> {
+    /// The engine allows the tenant `more` GPU time than it was charged. Gives who gets the token; `None`: it goes back unused.
+    pub(super) fn granted(&mut self, now: Timestamp, more: Duration, until: Timestamp) -> Option<Permission> {
         let next = match self.held {
-            Some(held) => Some(held.by),
-            None => self.waiting().min_by_key(|member| (member.served, member.waits)).map(|next| next.id),
+            Some(held) => held.by,
+            None => self.waiting().min_by_key(|member| (member.served, member.waits))?.id,
         };
-        let same = self.held.filter(|held| held.lease == lease);
-        if same.is_none()
-            && let Some(replaced) = self.held.take()
-        {
-            // In a new window the engine replaces a lease that is still held.
-            self.settled(self.before);
-            self.before = Some(self.over(now, replaced));
-        }
-        let id = next?;
-        let new = Held {
-            by: id,
-            lease,
-            budget,
-            charged: Duration::ZERO,
-            late: Duration::ZERO,
-            since: now,
-            expires,
-            occupied: Duration::ZERO,
-        };
-        self.held = Some(Held { budget, expires, ..same.unwrap_or(new) });
-        let member = self.member(id)?;
+        let member = self.member(next);
         member.waits = None;
-        let served = member.served;
+        let (turn, charged, served) = (member.turn, member.charged, member.served);
+        let allowed = charged.saturating_add(more);
+        let new = Held { by: next, allowed, charged, since: now, until };
+        self.held = Some(Held { allowed, until, ..self.held.unwrap_or(new) });
         self.frontier = self.frontier.max(served);
-        Some(id)
-    }
-
-    /// Whether a member waits and no lease is held: then a request must stand with the engine.
-    pub(super) fn must_ask(&self) -> bool {
-        self.held.is_none() && self.waiting().next().is_some()
+        Some(Permission { client: next, turn, allowed })
     }
 
     fn waiting(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.waits.is_some())
     }
 
-    /// The members that wait for a token, and do not hold one.
+    /// The members that wait for a token, and do not hold it.
     pub(super) fn in_line(&self) -> impl Iterator<Item = ClientId> + '_ {
         self.waiting().map(|member| member.id).filter(|id| !self.holds(*id))
     }
 
-    /// Whether this member holds the lease.
+    /// Whether this member holds the token.
     pub(super) fn holds(&self, id: ClientId) -> bool {
         self.held.is_some_and(|held| held.by == id)
     }
 
-    /// GPU time charged to a member, and since when it waits.
+    /// GPU time charged to a member since it attached, and since when it waits.
     pub(super) fn of(&self, id: ClientId) -> (Duration, Option<Timestamp>) {
         let member = self.members.iter().find(|member| member.id == id);
-        member.map_or((Duration::ZERO, None), |member| (member.used, member.waits))
+        let member = member.expect("a client is a member of its tenant");
+        (member.charged - member.base, member.waits)
     }
 }
 
@@ -343,146 +254,153 @@ mod tests {
         Timestamp::from_millis(ms)
     }
 
-    fn turns(members: &[ClientId]) -> Turns {
-        let mut turns = Turns::default();
-        members.iter().for_each(|id| turns.join(*id));
-        turns
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
     }
 
-    /// The member uses its token to the full, returns it and asks again.
-    fn use_up(turns: &mut Turns, id: ClientId, lease: u64) {
-        turns.charged(LeaseId::new(lease), TOKEN);
-        assert!(turns.wants_again(at(lease), id, LeaseId::new(lease), true).0);
-        turns.returned(at(0), LeaseId::new(lease));
+    /// Members, and for each its turn and its total as its process knows them.
+    struct Bench {
+        turns: Turns,
+        known: Vec<(ClientId, u32, Duration)>,
+    }
+
+    impl Bench {
+        fn new(members: &[ClientId]) -> Self {
+            let mut turns = Turns::default();
+            members.iter().for_each(|id| turns.join(*id, Duration::ZERO, Duration::ZERO));
+            Self { turns, known: members.iter().map(|id| (*id, 0, Duration::ZERO)).collect() }
+        }
+
+        fn says(&mut self, now: u64, id: ClientId, more: Duration, state: UseState) {
+            let known = self.known.iter_mut().find(|known| known.0 == id).unwrap();
+            known.1 += u32::from(self.turns.holds(id) && matches!(state, UseState::Idle | UseState::Wants));
+            known.2 = known.2.saturating_add(more);
+            self.turns.heard(at(now), id, (known.1, known.2, state)).unwrap();
+        }
+
+        fn grant(&mut self, now: u64) -> Option<ClientId> {
+            self.turns.granted(at(now), TOKEN, LATER).map(|permission| permission.client)
+        }
     }
 
     #[test]
     fn busy_members_take_turns_and_idle_time_is_not_saved_up() {
-        let mut turns = turns(&[A, B, C]);
-        assert!(turns.ask(at(0), A));
-        for lease in 0..1_000 {
-            assert_eq!(
-                turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)),
-                Some(A),
-                "no other member waits"
-            );
-            use_up(&mut turns, A, lease);
+        let mut bench = Bench::new(&[A, B, C]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        for turn in 0..1_000 {
+            assert_eq!(bench.grant(0), Some(A), "no other member waits");
+            bench.says(turn, A, TOKEN, UseState::Wants);
         }
-        assert!(turns.ask(at(1_000), B), "no member holds the lease");
+        bench.says(1_000, B, Duration::ZERO, UseState::Wants);
         let mut got = Vec::new();
-        for lease in 1_000..1_006 {
-            let next = turns.granted(at(0), LeaseId::new(lease), (TOKEN, LATER)).unwrap();
-            use_up(&mut turns, next, lease);
+        for turn in 1_000..1_006 {
+            let next = bench.grant(0).unwrap();
+            bench.says(turn, next, TOKEN, UseState::Wants);
             got.push(next);
         }
         assert!(got == [B, A, B, A, B, A] || got == [A, B, A, B, A, B], "{got:?}");
-        assert_eq!((turns.of(A).0, turns.of(C).0), (TOKEN.saturating_mul(1_003), Duration::ZERO));
+        assert_eq!((bench.turns.of(A).0, bench.turns.of(C).0), (TOKEN.saturating_mul(1_003), Duration::ZERO));
+        assert_eq!(bench.turns.total(), TOKEN.saturating_mul(1_006));
     }
 
     /// A uses a tenth of each token of 10 ms, B all of it.
     #[test]
     fn a_member_that_pauses_gets_every_other_token_beside_a_busy_one() {
-        let mut turns = turns(&[A, B]);
-        turns.ask(at(0), A);
-        turns.ask(at(0), B);
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        bench.says(0, B, Duration::ZERO, UseState::Wants);
         let mut got = Vec::new();
-        for lease in 0..8 {
-            let next = turns.granted(at(10 * lease), LeaseId::new(lease), (TOKEN, LATER)).unwrap();
-            let now = at(10 * (lease + 1));
-            turns.charged(LeaseId::new(lease), if next == A { Duration::from_millis(1) } else { TOKEN });
-            turns.wants_again(now, next, LeaseId::new(lease), true);
-            turns.returned(now, LeaseId::new(lease));
+        for turn in 0..8 {
+            let next = bench.grant(10 * turn).unwrap();
+            bench.says(10 * (turn + 1), next, if next == A { ms(1) } else { TOKEN }, UseState::Wants);
             got.push(next);
         }
         assert_eq!(got, [A, B, A, B, A, B, A, B]);
-        assert_eq!([A, B].map(|id| turns.of(id).0), [4, 40].map(Duration::from_millis), "charged by use");
+        assert_eq!([A, B].map(|id| bench.turns.of(id).0), [ms(4), ms(40)], "charged by use");
     }
 
     #[test]
-    fn a_lease_is_not_extended_while_another_member_waits() {
-        let mut turns = turns(&[A, B]);
-        assert!(turns.ask(at(0), A));
-        assert_eq!(turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER)), Some(A));
-        assert!(turns.ask(at(1), A), "an extension");
-        assert!(!turns.ask(at(2), B), "the engine would extend A's lease");
-        assert_eq!(
-            turns.granted(at(0), LeaseId::new(1), (TOKEN.saturating_mul(2), LATER)),
-            Some(A),
-            "it was on its way"
-        );
-        assert!(!turns.ask(at(3), A), "B is next");
-        turns.charged(LeaseId::new(1), TOKEN);
-        assert!(turns.wants_again(at(4), A, LeaseId::new(1), false).0, "B waits");
-        turns.returned(at(0), LeaseId::new(1));
-        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
+    fn a_token_is_not_extended_while_another_member_waits() {
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        assert_eq!((bench.turns.state(), bench.grant(0)), (UseState::Wants, Some(A)));
+        bench.says(1, A, Duration::ZERO, UseState::Extends);
+        assert_eq!(bench.turns.state(), UseState::Extends);
+        bench.says(2, B, Duration::ZERO, UseState::Wants);
+        assert_eq!(bench.turns.state(), UseState::Holds, "the engine would extend A's token");
+        assert_eq!(bench.grant(2), Some(A), "it was on its way");
+        bench.says(4, A, TOKEN, UseState::Idle);
+        assert_eq!((bench.turns.state(), bench.grant(4)), (UseState::Wants, Some(B)));
     }
 
     #[test]
-    fn a_late_return_is_its_members_own_and_leaves_the_next_lease_alone() {
-        let mut turns = turns(&[A, B]);
-        turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
-        turns.ask(at(1), B);
-        assert_eq!(turns.revoked(at(0), LeaseId::new(1)), Some(A));
-        assert_eq!(turns.of(A).0, TOKEN, "the whole budget");
-        assert!(turns.must_ask(), "for B");
-        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
-        assert_eq!(turns.owner(A, LeaseId::new(1)), Owner::Current);
-        assert_eq!([turns.owner(B, LeaseId::new(1)), turns.owner(A, LeaseId::new(2))], [Owner::Other; 2]);
-        assert!(!turns.wants_again(at(2), A, LeaseId::new(1), true).0, "B's lease would be extended");
-        turns.charged(LeaseId::new(1), Duration::from_millis(30));
-        turns.returned(at(0), LeaseId::new(1));
-        assert!(turns.holds(B) && turns.owner(A, LeaseId::new(1)) == Owner::Late);
-        assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(30), Duration::ZERO));
+    fn a_token_that_ends_unheard_is_charged_once() {
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        bench.grant(0);
+        bench.says(1, B, Duration::ZERO, UseState::Wants);
+        assert_eq!(bench.turns.stopped(at(20)), Some(Permission { client: A, turn: 0, allowed: TOKEN }));
+        assert_eq!((bench.turns.of(A).0, bench.turns.total()), (TOKEN, TOKEN), "all that it allowed");
+        assert_eq!(bench.grant(20), Some(B));
+        let late = |turns: &mut Turns, used| turns.heard(at(21), A, (0, ms(used), UseState::Wants)).unwrap();
+        late(&mut bench.turns, 7);
+        assert_eq!(bench.turns.total(), TOKEN, "less than it was charged");
+        assert_eq!(bench.turns.of(A).1, None, "a wish of a turn that is over");
+        late(&mut bench.turns, 30);
+        late(&mut bench.turns, 30);
+        assert_eq!((bench.turns.of(A).0, bench.turns.total()), (ms(30), ms(30)), "the rest, once");
+        assert!(bench.turns.holds(B));
+        bench.turns.heard(at(22), A, (1, ms(30), UseState::Wants)).unwrap();
+        assert_eq!(bench.turns.of(A).1, Some(at(22)));
     }
 
-    /// Both leases of A are over and settled before it knows what its kernel took.
     #[test]
-    fn what_a_member_reports_late_is_charged_with_the_next_lease() {
-        let mut turns = turns(&[A, B]);
-        turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
-        turns.charged(LeaseId::new(1), Duration::from_millis(1));
-        turns.returned(at(0), LeaseId::new(1));
-        let late = Duration::from_millis(399);
-        assert!(turns.charge_late(A, LeaseId::new(1), Duration::from_millis(400)));
-        assert!(!turns.charge_late(A, LeaseId::new(1), Duration::from_millis(400)), "once");
-        assert!(!turns.charge_late(B, LeaseId::new(1), Duration::from_millis(500)), "its own leases only");
-        assert_eq!((turns.late(), turns.of(A).0), (late, Duration::from_millis(400)));
-        turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
-        let used = Duration::from_millis(2);
-        let told = turns.settles(LeaseId::new(2), used);
-        assert_eq!((told, turns.late()), (late.saturating_add(used), Duration::ZERO));
-        turns.charged(LeaseId::new(2), told);
-        assert_eq!((turns.of(A).0, turns.of(B).0), (Duration::from_millis(400), used), "each its own");
-        assert_eq!(turns.settles(LeaseId::new(2), used), told, "never less than before");
+    fn a_wish_from_before_a_grant_does_not_end_the_turn() {
+        let mut bench = Bench::new(&[A]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        bench.grant(0);
+        for state in [UseState::Wants, UseState::Idle] {
+            bench.turns.heard(at(1), A, (0, ms(1), state)).unwrap();
+            assert_eq!((bench.turns.holds(A), bench.turns.state()), (true, UseState::Holds), "{state:?}");
+        }
     }
 
-    /// The kernel of a revoked lease is over long after its process has asked for the next token.
     #[test]
-    fn a_late_return_leaves_the_request_that_came_before_it() {
-        let mut turns = turns(&[A]);
-        turns.ask(at(0), A);
-        turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER));
-        turns.revoked(at(0), LeaseId::new(1));
-        assert!(turns.ask(at(1), A));
-        let (wants, waited) = turns.wants_again(at(2), A, LeaseId::new(1), false);
-        assert!(wants && waited == Some(at(1)));
-        turns.returned(at(0), LeaseId::new(1));
-        assert!(turns.must_ask());
-        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(A));
+    fn a_member_that_is_lost_is_charged_what_it_was_allowed_and_says_the_rest_when_it_is_back() {
+        let mut bench = Bench::new(&[A]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        bench.grant(0);
+        bench.says(1, A, ms(3), UseState::Holds);
+        bench.turns.leave(A);
+        assert_eq!(bench.turns.total(), TOKEN);
+        bench.turns.join(B, ms(400), TOKEN);
+        assert_eq!((bench.turns.total(), bench.turns.of(B).0), (ms(400), Duration::ZERO));
+        bench.turns.join(C, ms(5), TOKEN);
+        assert_eq!(bench.turns.total(), ms(400), "nothing is given back");
+    }
+
+    #[test]
+    fn a_breach_changes_nothing() {
+        let mut bench = Bench::new(&[A]);
+        bench.says(0, A, ms(4), UseState::Wants);
+        let before = format!("{:?}", bench.turns);
+        for message in [(0, ms(3), UseState::Wants), (1, ms(4), UseState::Wants), (2, ms(4), UseState::Idle)]
+        {
+            assert!(bench.turns.heard(at(1), A, message).is_err(), "{message:?}");
+        }
+        assert_eq!(format!("{:?}", bench.turns), before);
+        bench.grant(1);
+        let before = format!("{:?}", bench.turns);
+        assert!(bench.turns.heard(at(2), A, (1, ms(4), UseState::Holds)).is_err());
+        assert!(bench.turns.heard(at(2), A, (2, ms(4), UseState::Idle)).is_err());
+        assert_eq!(format!("{:?}", bench.turns), before);
     }
 
     #[test]
     fn a_grant_that_no_member_wants_any_more_goes_back() {
-        let mut turns = turns(&[A, B]);
-        turns.ask(at(0), A);
-        assert_eq!(turns.leave(A), None);
-        assert_eq!(turns.granted(at(0), LeaseId::new(1), (TOKEN, LATER)), None);
-        turns.ask(at(1), B);
-        assert_eq!(turns.granted(at(0), LeaseId::new(2), (TOKEN, LATER)), Some(B));
-        turns.charged(LeaseId::new(2), Duration::from_millis(3));
-        assert_eq!(turns.leave(B), Some((LeaseId::new(2), Duration::from_millis(3))));
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        bench.turns.leave(A);
+        assert_eq!(bench.grant(0), None);
     }
 }

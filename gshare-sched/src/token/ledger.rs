@@ -1,75 +1,67 @@
-//! The accounts and leases of the policies that settle quotas by window: who has used what, who holds what, who waits.
+//! The accounts of the token scheduler: how much each client has used, which clients hold a token, which wait.
 //!
-//! [`MultiToken`](super::MultiToken) and [`SlotScheduler`](super::SlotScheduler) differ in the client that they serve next, and
-//! in nothing else: both keep one [`Ledger`]. It does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)),
-//! marks the GPUs on which a client may now be served ([`Gpu::dirty`]), and carries out a grant. The policy dispatches.
+//! The [`Ledger`] does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)), marks the GPUs on which a client may now
+//! be served ([`Gpu::dirty`]), and carries out a grant. The dispatch decides which client is next.
+//!
+//! # Totals
+//! A client's `charged` total follows its `used` total: `charged = max(charged, used)`. Time that a token allows counts for the window of
+//! the token, and time beyond that for the window in which it is heard. A token that is taken back charges its client up to the total
+//! that it allowed.
 //!
 //! # Invariants
-//! - holders' SMs + free SMs = the whole;
-//! - a client is at most one of: ready, paced, throttled; only waiting clients are any of these;
+//! - `used <= charged`;
+//! - the SMs of all holders and the free SMs add up to the whole;
+//! - a client is at most one of ready, paced and throttled; only waiting clients are any of these;
 //! - every holder is in the table of release times.
 //!
 //! # Cost
-//! O(log n) per event for n clients on the GPU, O(n log n) once a window and for what is reported late of the window before.
-//! About 250 bytes per client.
+//! O(log n) per event for n clients on the GPU, O(n log n) once a window. About 250 bytes per client.
 
 use super::MultiTokenConfig;
 use gshare_core::slots::NamedSlots;
-use gshare_core::token::{ClientStatus, RevokeReason, ThrottleReason};
+use gshare_core::token::{ClientStatus, ThrottleReason};
 use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, LeaseId, Quota, Share, SmShare, SpecError, TimeWentBack,
-    Timestamp, TokenAction, TokenError, TokenEvent,
+    ClientId, ConfigError, Duration, GpuId, Quota, Share, SmShare, SpecError, TimeWentBack, Timestamp,
+    TokenAction, TokenError, TokenEvent, UseState,
 };
 use std::collections::BTreeSet;
 
-/// Accounts, leases and queues of all GPUs. See the [module](self).
+/// Accounts and queues of all GPUs. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) config: MultiTokenConfig,
     pub(super) now: Timestamp,
-    next_lease: u64,
     next_request: u64,
     pub(super) clients: NamedSlots<ClientId, Client>,
     pub(super) gpus: Vec<Gpu>,
-    /// Whether lag is what clients occupy by the clock, and counts in the next window; or else what they are charged, in each.
-    by_clock: bool,
 }
 
-/// A lease as the engine keeps it.
+/// A token that a client holds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lease {
-    pub(super) id: LeaseId,
-    /// Number of the window it belongs to.
+pub(super) struct Token {
+    /// Number of the window that it belongs to.
     pub(super) window: u64,
-    pub(super) budget: Duration,
-    /// GPU time charged for it so far.
-    pub(super) charged: Duration,
-    pub(super) expires: Timestamp,
-    /// When it was granted, not extended.
-    pub(super) since: Timestamp,
+    /// The total at which it begins: the charge of its client, or the total that a token of an earlier window allowed, which may be in
+    /// use still.
+    base: Duration,
+    /// The total that its client had said when it was granted.
+    heard: Duration,
+    /// The total that it allows.
+    allowed: Duration,
+    pub(super) until: Timestamp,
+    /// When it was granted, extensions aside.
+    since: Timestamp,
     /// The part of its client's lag that was taken for it so far.
     occupied: Duration,
     /// SMs counted for it.
     pub(super) sm: u16,
 }
 
-impl Lease {
-    pub(super) fn outstanding(&self, window: u64) -> Duration {
-        if self.window == window { self.budget.saturating_sub(self.charged) } else { Duration::ZERO }
-    }
-
-    /// Counts what was charged beyond what it has occupied as occupied, and answers how much that is.
-    fn take_charged(&mut self) -> Duration {
-        let beyond = self.charged.saturating_sub(self.occupied);
-        self.occupied = self.occupied.saturating_add(beyond);
-        beyond
-    }
-
-    /// GPU time that it will take beyond what it has occupied, if all of it is used.
-    fn left_to_occupy(&self, window: u64) -> Duration {
-        let whole = if self.window == window { self.budget.max(self.charged) } else { self.charged };
-        whole.saturating_sub(self.occupied)
-    }
+/// How long a token is waited for: `grace` beyond its end, and for work of `max_debt` at most.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    grace: Duration,
+    max_debt: Duration,
 }
 
 /// A time that is less than 292 years, to be compared with others.
@@ -88,35 +80,28 @@ fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
     used.saturating_sub(request).max(Duration::from_nanos(lag.min(0).unsigned_abs() / 2))
 }
 
-/// The window before this one, as far as it is known: what is charged late changes the overuse that it left.
-#[derive(Debug, Clone, Copy, Default)]
+/// A window that has ended, for one client.
+#[derive(Debug, Clone, Copy)]
 struct Past {
     used: Duration,
     request: Duration,
-    /// The largest that was in force.
-    limit: Duration,
     /// Missed time of earlier windows that was carried into it.
     brought: Duration,
-    /// Its lag at the end.
-    lag: Duration,
-    /// Overuse of its share that was forgiven, zero or less; `None` if nothing of this window counts as surplus.
-    forgiven: Option<i64>,
+    /// The part of its limit that was not used, and of those of windows after it in which nothing happened.
+    left: Duration,
 }
 
-impl Past {
-    fn overuse(&self) -> Duration {
-        self.used.saturating_sub(self.limit.saturating_add(self.brought))
-    }
-
-    /// GPU time of this window that counts as surplus.
-    fn surplus(&self) -> Duration {
-        self.forgiven.map_or(Duration::ZERO, |forgiven| beyond(self.used, self.request, forgiven))
-    }
-
-    /// The part of its lag by which it missed its request.
-    fn missed(&self) -> Duration {
-        self.request.saturating_add(self.brought).saturating_sub(self.used).min(self.lag)
-    }
+/// The window before this one: use of a token of that window is heard in this one.
+#[derive(Debug, Clone, Copy, Default)]
+struct Last {
+    /// The part of its request that was not used; no bound where nothing counts as surplus.
+    unused: Duration,
+    /// The part of its request and of missed time of earlier windows that was not used.
+    missed: Duration,
+    /// The lag that was kept.
+    lag: Duration,
+    /// The part of its limit that was not used: use beyond that is overuse.
+    left: Duration,
 }
 
 /// Place of a ready client in the order of dispatch.
@@ -159,7 +144,6 @@ pub(super) struct Client {
     pub(super) used: Duration,
     /// The overuse that was brought into this window.
     carried: Duration,
-    past: Past,
     /// GPU time that it is short of its share, in ns; below zero: beyond it.
     lag: i64,
     /// The lag of earlier windows that its limit of this one was raised by.
@@ -168,12 +152,16 @@ pub(super) struct Client {
     fresh: bool,
     /// Time beyond its request that no other client claimed, fading.
     pub(super) surplus: Duration,
-    pub(super) total: Duration,
+    /// The last window, as far as it is known.
+    last: Last,
+    /// GPU time since it joined: as it said, and as it was charged.
+    heard: Duration,
+    charged: Duration,
+    /// Time by the clock that its last token occupied beyond its charge.
+    idled: Duration,
     /// Serial number and time of the request that this token answered.
     answered: (u64, Timestamp),
-    pub(super) holds: Option<Lease>,
-    /// The lease before the one it holds, until it is settled.
-    pub(super) unsettled: Option<Lease>,
+    pub(super) holds: Option<Token>,
     /// Serial number and time of the request that has not been answered by a grant.
     pub(super) asked: Option<(u64, Timestamp)>,
     pub(super) filed: Filed,
@@ -182,17 +170,25 @@ pub(super) struct Client {
 }
 
 impl Client {
+    /// GPU time that was charged under a token.
+    fn spent(&self, token: &Token) -> Duration {
+        self.charged.saturating_sub(token.base)
+    }
+
+    /// GPU time that its token of this window still allows.
     pub(super) fn outstanding(&self, window: u64) -> Duration {
-        self.holds.map_or(Duration::ZERO, |lease| lease.outstanding(window))
+        let token = self.holds.filter(|token| token.window == window);
+        token.map_or(Duration::ZERO, |token| token.allowed.saturating_sub(self.charged.max(token.base)))
     }
 
-    /// GPU time charged for its lease that cannot have run yet: a kernel is charged when it is launched.
+    /// GPU time charged for its token that cannot have run yet: a kernel is charged when it is launched.
     pub(super) fn running(&self, now: Timestamp) -> Duration {
-        self.holds
-            .map_or(Duration::ZERO, |lease| lease.charged.saturating_sub(now.saturating_since(lease.since)))
+        self.holds.map_or(Duration::ZERO, |token| {
+            self.spent(&token).saturating_sub(now.saturating_since(token.since))
+        })
     }
 
-    /// How long what it holds still runs at least.
+    /// How long its token still keeps the GPU at least.
     pub(super) fn left(&self, window: u64, now: Timestamp) -> Duration {
         self.outstanding(window).max(self.running(now))
     }
@@ -201,21 +197,43 @@ impl Client {
         self.used.saturating_add(self.outstanding(window))
     }
 
-    /// Takes what its lease has occupied by `now` off its lag.
+    /// When its token is taken back, if it is not given back: work that is known to run is waited for, up to a bound.
+    fn release_at(&self, token: &Token, patience: Patience) -> Timestamp {
+        let runs = self.spent(token).min(patience.max_debt);
+        token.until.max(token.since.saturating_add(runs)).saturating_add(patience.grace)
+    }
+
+    /// How long a token has kept the GPU, as far as it is known.
+    fn lasted(&self, token: &Token) -> Duration {
+        token.occupied.max(self.spent(token))
+    }
+
+    /// Takes the time that its token has occupied by `now` off its lag.
     fn occupy(&mut self, now: Timestamp) {
-        let Some(lease) = &mut self.holds else { return };
-        let more = now.saturating_since(lease.since).saturating_sub(lease.occupied);
-        lease.occupied = lease.occupied.saturating_add(more);
+        let Some(token) = &mut self.holds else { return };
+        let more = now.saturating_since(token.since).saturating_sub(token.occupied);
+        token.occupied = token.occupied.saturating_add(more);
         self.lag = self.lag.saturating_sub(signed(more));
+    }
+
+    /// Ends a token: GPU time charged beyond the time that it occupied comes off the lag as well.
+    fn settle(&mut self, token: Token) {
+        let charged = self.spent(&token);
+        self.lag = self.lag.saturating_sub(signed(charged.saturating_sub(token.occupied)));
+        self.idled = token.occupied.saturating_sub(charged);
     }
 
     /// Its lag once all is used that it holds.
     fn lag_then(&self, gpu: &Gpu) -> i64 {
-        if gpu.by_clock {
-            self.lag.saturating_sub(self.holds.map_or(0, |lease| signed(lease.left_to_occupy(gpu.window))))
-        } else {
-            signed(self.request).saturating_sub(signed(self.committed(gpu.window)))
+        if gpu.by_slots {
+            return signed(self.request).saturating_sub(signed(self.committed(gpu.window)));
         }
+        let left = self.holds.map_or(Duration::ZERO, |token| {
+            let most =
+                if token.window == gpu.window { token.allowed.max(self.charged) } else { self.charged };
+            (most.saturating_sub(token.base)).saturating_sub(token.occupied)
+        });
+        self.lag.saturating_sub(signed(left))
     }
 
     fn wants(&self) -> bool {
@@ -225,25 +243,40 @@ impl Client {
     /// Minus the overuse that it carries, as far as the GPU time of that is over: at most this lag goes with it. Zero or less,
     /// or no bound at all.
     fn debt(&self) -> i64 {
-        let running = self.holds.map_or(Duration::ZERO, |lease| lease.charged.saturating_sub(lease.occupied));
+        let running =
+            self.holds.map_or(Duration::ZERO, |token| self.spent(&token).saturating_sub(token.occupied));
         match self.carried.saturating_sub(running) {
             Duration::ZERO => i64::MAX,
             debt => -signed(debt),
         }
     }
 
-    /// The lag that it may keep at the end of a window. A client that wanted nothing, or came in that window, has missed nothing.
-    fn carried_lag(&self) -> i64 {
-        let most = if self.wants() && !self.fresh { signed(self.request) } else { 0 };
+    /// The lag that it may keep at the end of a window, while tokens of its GPU last up to `longest`. A client that wanted nothing, or
+    /// came in that window, has missed nothing.
+    fn carried_lag(&self, longest: Duration, length: Duration) -> i64 {
+        let windows = 1 + longest.as_nanos().div_ceil(length.as_nanos());
+        let most = if self.wants() && !self.fresh { signed(self.request.saturating_mul(windows)) } else { 0 };
         self.lag.min(most).min(self.debt())
     }
 
-    /// Keeps `lag` of what its lag was at the end of the last one.
-    fn begin_window(&mut self, lag: i64) {
-        self.past.forgiven = Some(self.lag.min(0).saturating_sub(lag.min(0)));
-        self.surplus = self.surplus.saturating_add(self.past.surplus());
-        self.past.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
-        self.brought = self.past.missed();
+    /// Keeps `lag` of the lag that it had at the end of the window that is `past`.
+    fn begin_window(&mut self, past: Past, lag: i64, counts: bool, window: u64) {
+        let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
+        self.surplus = match counts {
+            true => self.surplus.saturating_add(beyond(past.used, past.request, forgiven)),
+            false => Duration::ZERO,
+        };
+        self.last = Last {
+            unused: if counts { past.request.saturating_sub(past.used) } else { Duration::MAX },
+            missed: past.request.saturating_add(past.brought).saturating_sub(past.used),
+            lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
+            // A token that is older than that window has the limits of all windows since.
+            left: match self.holds {
+                Some(token) if token.window + 1 < window => self.last.left.saturating_add(past.left),
+                _ => past.left,
+            },
+        };
+        self.brought = self.last.missed.min(self.last.lag);
         self.lag = lag.saturating_add(signed(self.request));
         self.fresh = false;
     }
@@ -253,12 +286,26 @@ impl Client {
         Duration::from_nanos(u64::try_from(self.lag_then(gpu)).unwrap_or(0))
     }
 
-    /// At the end of `windows` windows in which nothing happened after the first.
-    fn end_windows(&mut self, windows: u64) {
-        let (used, request, limit) = (self.used, self.request, self.largest);
-        self.past = Past { used, request, limit, brought: self.brought, lag: Duration::ZERO, forgiven: None };
+    /// So much more was used of a token of the last window.
+    fn heard_late(&mut self, used: Duration) {
+        self.surplus = self.surplus.saturating_add(used.saturating_sub(self.last.unused));
+        self.last.unused = self.last.unused.saturating_sub(used);
+        self.last.missed = self.last.missed.saturating_sub(used);
+        self.brought = self.brought.min(self.last.missed);
+        let over = used.saturating_sub(self.last.left);
+        self.last.left = self.last.left.saturating_sub(used);
+        self.used = self.used.saturating_add(over);
+        self.carried = self.carried.saturating_add(over);
+    }
+
+    /// At the end of `windows` windows in which nothing happened after the first; gives the first.
+    fn end_windows(&mut self, windows: u64) -> Past {
+        let most =
+            self.largest.saturating_add(self.brought).saturating_add(self.limit.saturating_mul(windows - 1));
+        let (used, request, brought) = (self.used, self.request, self.brought);
+        let past = Past { used, request, brought, left: most.saturating_sub(used) };
         self.brought = Duration::ZERO;
-        self.used = self.past.overuse().saturating_sub(self.limit.saturating_mul(windows - 1));
+        self.used = used.saturating_sub(most);
         self.largest = self.limit;
         self.carried = self.used;
         for _ in 0..windows.min(FORGOTTEN) {
@@ -267,16 +314,17 @@ impl Client {
         if windows > FORGOTTEN {
             self.surplus = Duration::ZERO;
         }
+        past
     }
 
     pub(super) fn remain(&self, window: u64) -> Duration {
         self.limit.saturating_add(self.brought).saturating_sub(self.committed(window))
     }
 
-    /// The SMs of its next token: those of the lease that is extended, or else of its share.
+    /// The SMs of its next token: those of the token that is extended, or else of its share.
     pub(super) fn token_sm(&self, window: u64) -> u16 {
-        let extended = self.holds.filter(|lease| lease.window == window);
-        extended.map_or(self.share.sm.get(), |lease| lease.sm)
+        let extended = self.holds.filter(|token| token.window == window);
+        extended.map_or(self.share.sm.get(), |token| token.sm)
     }
 
     /// Where the client belongs now.
@@ -297,8 +345,8 @@ impl Client {
         let key = if ineligible {
             let beyond = self.surplus.saturating_add(beyond(self.committed(window), self.request, lag));
             signed(beyond).saturating_mul(WHOLE) / signed(self.limit).max(1)
-        } else if self.holds.is_some_and(|lease| lease.window != window) {
-            // A kernel under a lease of an earlier window may not be charged yet.
+        } else if self.holds.is_some_and(|token| token.window != window) {
+            // A kernel under a token of an earlier window may not be charged yet.
             i64::MAX
         } else {
             let request = signed(self.request).max(1);
@@ -318,8 +366,11 @@ pub(super) struct Gpu {
     pub(super) window_end: Timestamp,
     /// Length of a window.
     pub(super) length: Duration,
-    /// See the ledger's.
-    by_clock: bool,
+    /// Whether its requests add up to more than the whole, so that each is kept in a slot of the window. Lag is then what was charged,
+    /// and counts in its window only; otherwise it is what was occupied by the clock.
+    pub(super) by_slots: bool,
+    /// The longest that a token lasted lately.
+    longest: Duration,
     /// As far as its clients are filed.
     now: Timestamp,
     /// Whether the limits of its clients left time over when this window began.
@@ -335,11 +386,13 @@ pub(super) struct Gpu {
     pub(super) dirty: bool,
     /// Clients came, left or changed in this window: their surplus says nothing about those that are there now.
     pub(super) reshuffled: bool,
+    /// How often that was so.
+    pub(super) shuffles: u64,
 }
 
 impl Gpu {
-    fn new(length: Duration, by_clock: bool) -> Self {
-        Self { free: SmShare::WHOLE.get(), length, by_clock, ..Self::default() }
+    fn new(length: Duration) -> Self {
+        Self { free: SmShare::WHOLE.get(), length, ..Self::default() }
     }
 
     /// Start of this window.
@@ -383,11 +436,11 @@ impl Gpu {
 const FORGOTTEN: u64 = 320;
 
 impl Ledger {
-    /// No clients. `by_clock`: see the field.
-    pub(super) fn new(config: MultiTokenConfig, by_clock: bool) -> Result<Self, ConfigError> {
+    /// No clients.
+    pub(super) fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let (clients, gpus) = (NamedSlots::default(), Vec::new());
-        Ok(Self { config, now: Timestamp::ZERO, next_lease: 0, next_request: 0, clients, gpus, by_clock })
+        Ok(Self { config, now: Timestamp::ZERO, next_request: 0, clients, gpus })
     }
 
     /// Steps 1 and 2 of an event. The GPUs that it marks dirty are then to be dispatched.
@@ -403,59 +456,52 @@ impl Ledger {
             TokenEvent::ClientJoined { client, gpu, share } => self.join(now, client, gpu, share),
             TokenEvent::ShareChanged { client, share } => {
                 let window = self.config.window;
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    known.share = share;
-                    let request = share.quota.request().of(window);
-                    known.lag =
-                        known.lag.saturating_add(signed(request)).saturating_sub(signed(known.request));
-                    (known.request, known.fresh) = (request, true);
-                    known.limit = share.quota.limit().of(window);
-                    known.largest = known.largest.max(known.limit);
-                    gpu.refile(known);
-                    (gpu.dirty, gpu.reshuffled) = (true, true);
-                }
+                let (known, gpu) = self.pair(client.slot());
+                known.share = share;
+                let request = share.quota.request().of(window);
+                known.lag = known.lag.saturating_add(signed(request)).saturating_sub(signed(known.request));
+                (known.request, known.fresh) = (request, true);
+                known.limit = share.quota.limit().of(window);
+                known.largest = known.largest.max(known.limit);
+                gpu.refile(known);
+                let gpu = known.gpu;
+                self.reshuffle(gpu);
                 self.tell(client.slot(), actions);
             }
-            TokenEvent::ClientLeft { client } => {
-                if let Some((_, gpu)) = self.pair(client.slot()) {
-                    (gpu.dirty, gpu.reshuffled) = (true, true);
-                }
-                self.leave(client.slot());
-            }
-            TokenEvent::TokenRequested { client } => {
-                self.ask(client.slot(), false);
-                self.tell(client.slot(), actions);
-            }
-            TokenEvent::TokenReturned { client, lease, used, again } => {
-                self.settle(client.slot(), lease, used);
-                if let Some((known, gpu)) = self.pair(client.slot()) {
-                    gpu.dirty = true;
-                    if known.holds.is_some_and(|held| held.id == lease) {
-                        self.release(client.slot());
-                    }
-                }
-                // Returned is returned: a second return of it is stale.
-                if let Some((known, _)) = self.pair(client.slot())
-                    && known.unsettled.is_some_and(|earlier| earlier.id == lease)
-                {
-                    known.unsettled = None;
-                }
-                if again {
-                    self.ask(client.slot(), used.is_zero());
-                }
-                self.tell(client.slot(), actions);
-            }
-            TokenEvent::UsageReported { client, lease, used } => {
-                self.settle(client.slot(), lease, used);
-                if let Some((_, gpu)) = self.pair(client.slot()) {
-                    gpu.dirty = true;
-                }
+            TokenEvent::ClientLeft { client } => self.leave(client.slot()),
+            TokenEvent::Used { client, used, state } => {
+                self.charge(client.slot(), used);
+                self.obey(client.slot(), state);
                 self.tell(client.slot(), actions);
             }
             // A deadline has been dealt with by catching up.
             _ => {}
         }
         Ok(())
+    }
+
+    /// Does what a client says of itself.
+    fn obey(&mut self, slot: u32, state: UseState) {
+        let (client, gpu) = self.pair(slot);
+        gpu.dirty = true;
+        let unused = client.holds.is_some_and(|token| token.heard == client.heard);
+        match state {
+            UseState::Idle => {
+                client.asked = None;
+                self.release(slot);
+            }
+            UseState::Wants => self.release(slot),
+            // The token answered the question, or stands for it.
+            UseState::Holds if client.holds.is_some() => client.asked = None,
+            UseState::Holds | UseState::Extends => {}
+        }
+        match state {
+            UseState::Wants | UseState::Extends => self.ask(slot, unused && state == UseState::Wants),
+            UseState::Idle | UseState::Holds => {
+                let (client, gpu) = self.pair(slot);
+                gpu.refile(client);
+            }
+        }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
@@ -473,8 +519,8 @@ impl Ledger {
         let gpu = GpuId::new(u32::try_from(known.gpu).ok()?);
         let mut status = ClientStatus::joined(client, gpu, known.share);
         status.window_used = known.used;
-        status.total_used = known.total;
-        status.holds = known.holds.map(|lease| lease.id);
+        status.total_used = known.charged;
+        status.holds = known.holds.map(|token| token.until);
         status.waiting_since = known.asked.map(|(_, since)| since);
         Some(status)
     }
@@ -505,32 +551,42 @@ impl Ledger {
                 self.get(client)?;
                 share_is_sound(client, share)
             }
-            TokenEvent::ClientLeft { client }
-            | TokenEvent::TokenRequested { client }
-            | TokenEvent::SlotAssigned { client, .. } => self.get(client).map(|_| ()),
-            TokenEvent::TokenReturned { client, lease, used, .. }
-            | TokenEvent::UsageReported { client, lease, used } => {
-                let known = self.get(client)?;
-                match (known.holds, known.unsettled) {
-                    (Some(held), _) if held.id == lease => {
-                        if used < held.charged {
-                            return Err(TokenError::UsageShrank { client, used, reported: held.charged });
-                        }
-                        Ok(())
-                    }
-                    (_, Some(earlier)) if earlier.id == lease => Ok(()),
-                    _ => Err(TokenError::StaleLease { client, lease }),
+            TokenEvent::ClientLeft { client } => self.get(client).map(|_| ()),
+            TokenEvent::Used { client, used, .. } => {
+                let reported = self.get(client)?.heard;
+                if used < reported {
+                    return Err(TokenError::UsageShrank { client, used, reported });
                 }
+                Ok(())
             }
             _ => Ok(()),
         }
     }
 
     /// The client in a slot, with its GPU.
-    fn pair(&mut self, slot: u32) -> Option<(&mut Client, &mut Gpu)> {
-        let client = self.clients.at_mut(slot)?;
-        let gpu = self.gpus.get_mut(client.gpu)?;
-        Some((client, gpu))
+    fn pair(&mut self, slot: u32) -> (&mut Client, &mut Gpu) {
+        let client = self.clients.at_mut(slot).expect("a listed slot has a client");
+        let gpu = &mut self.gpus[client.gpu];
+        (client, gpu)
+    }
+
+    fn patience(&self) -> Patience {
+        Patience { grace: self.config.grace, max_debt: self.config.max_debt }
+    }
+
+    /// Clients came to a GPU, left it or changed their shares.
+    fn reshuffle(&mut self, index: usize) {
+        let requests = self.gpus[index].clients.iter().filter_map(|&slot| self.clients.at(slot));
+        let sum: u32 = requests.map(|client| u32::from(client.share.quota.request().get())).sum();
+        let gpu = &mut self.gpus[index];
+        (gpu.dirty, gpu.reshuffled, gpu.shuffles) = (true, true, gpu.shuffles + 1);
+        let by_slots = sum > u32::from(Quota::WHOLE.get());
+        if core::mem::replace(&mut gpu.by_slots, by_slots) != by_slots {
+            for slot in gpu.clients.clone() {
+                let (client, gpu) = self.pair(slot);
+                gpu.refile(client);
+            }
+        }
     }
 
     /// Step 1: everything that happened by itself until `now`, in the order of time.
@@ -543,14 +599,14 @@ impl Ledger {
                     break;
                 }
                 self.roll(index, release);
-                // The lease ends then, however late that is looked at.
+                // The token ends then, however late that is looked at.
                 self.now = release.max(before);
                 self.expire(slot, actions);
             }
             self.now = now;
             self.roll(index, now);
             while let Some(&(_, slot)) = self.gpus[index].paced.first().filter(|paced| paced.0 <= now) {
-                let Some((client, gpu)) = self.pair(slot) else { break };
+                let (client, gpu) = self.pair(slot);
                 gpu.dirty = true;
                 gpu.refile(client);
             }
@@ -572,41 +628,46 @@ impl Ledger {
         let clients = core::mem::take(&mut gpu.clients);
         let limits = clients.iter().filter_map(|&slot| self.clients.at(slot));
         let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
-        self.gpus[index].undersubscribed = self.by_clock && limits < u32::from(Quota::WHOLE.get());
-        let end = self.gpus[index].start();
-        for &slot in &clients {
-            if let Some((client, _)) = self.pair(slot) {
+        let gpu = &mut self.gpus[index];
+        gpu.undersubscribed = !gpu.by_slots && limits < u32::from(Quota::WHOLE.get());
+        gpu.longest -= Duration::from_nanos(gpu.longest.as_nanos().div_ceil(16));
+        let end = gpu.start();
+        let pasts: Vec<Past> = clients
+            .iter()
+            .map(|&slot| {
+                let (client, gpu) = self.pair(slot);
                 client.occupy(end);
-                client.end_windows(windows);
-            }
-        }
-        self.carry_lags(&clients, windows == 1);
+                let lasted = client.holds.map_or(Duration::ZERO, |token| client.lasted(&token));
+                gpu.longest = gpu.longest.max(lasted);
+                client.end_windows(windows)
+            })
+            .collect();
+        self.carry_lags(index, &clients, &pasts, (windows == 1, !reshuffled));
         for &slot in &clients {
-            if let Some((client, gpu)) = self.pair(slot) {
-                if reshuffled || windows > 1 {
-                    (client.surplus, client.past.forgiven) = (Duration::ZERO, None);
-                }
-                gpu.refile(client);
-            }
+            let (client, gpu) = self.pair(slot);
+            gpu.refile(client);
         }
         self.gpus[index].clients = clients;
     }
 
-    /// Decides which part of their lags the clients of a GPU keep beyond the end of a window; none unless it `counts`.
-    fn carry_lags(&mut self, clients: &[u32], counts: bool) {
+    /// Decides which part of their lags the clients of a GPU keep beyond the end of a window: none unless it was a single one, and no
+    /// surplus where clients came or left.
+    fn carry_lags(&mut self, index: usize, clients: &[u32], pasts: &[Past], (single, settled): (bool, bool)) {
         let (mut behind, mut ahead, mut requests) = (0_i128, 0_i128, 0_i128);
+        let (longest, length, by_slots) =
+            (self.gpus[index].longest, self.gpus[index].length, self.gpus[index].by_slots);
         for &slot in clients {
-            let Some((client, gpu)) = self.pair(slot) else { continue };
-            let kept = if counts && gpu.by_clock { client.carried_lag() } else { 0 };
-            client.lag = kept;
-            behind += i128::from(kept.max(0));
-            ahead += i128::from(kept.min(0).unsigned_abs());
+            let (client, _) = self.pair(slot);
+            let lag = if single && !by_slots { client.carried_lag(longest, length) } else { 0 };
+            client.lag = lag;
+            behind += i128::from(lag.max(0));
+            ahead += i128::from(lag.min(0).unsigned_abs());
             if client.wants() {
                 requests += i128::from(signed(client.request));
             }
         }
-        for &slot in clients {
-            let Some((client, _)) = self.pair(slot) else { continue };
+        for (&slot, past) in clients.iter().zip(pasts) {
+            let (client, gpu) = self.pair(slot);
             let lag = i128::from(client.lag);
             let lag = if behind > ahead && client.wants() {
                 // The difference was lost to all of them alike.
@@ -618,93 +679,87 @@ impl Ledger {
                 lag
             };
             let lag = i64::try_from(lag).unwrap_or(0).min(client.debt());
-            client.begin_window(lag);
+            client.begin_window(*past, lag, single && settled, gpu.window);
         }
     }
 
-    /// Takes a token back that was neither returned nor replaced in time.
+    /// Takes a token back that was neither given back nor replaced in time: its client is charged all that it allowed.
     fn expire(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let Some(lease) = client.holds else { return };
+        let (client, gpu) = self.pair(slot);
         gpu.dirty = true;
-        actions.push(TokenAction::Revoke {
-            client: client.id,
-            lease: lease.id,
-            reason: RevokeReason::Expired,
-        });
-        self.settle(slot, lease.id, lease.budget.max(lease.charged));
+        let token = client.holds.expect("a client in the table of release times holds a token");
+        actions.push(TokenAction::Stop { client: client.id });
+        self.charge_to(slot, token.allowed);
         self.release(slot);
     }
 
-    /// Step 2: counts `used` as the GPU time of a lease in all. It was checked to be held, or the one before.
-    fn settle(&mut self, slot: u32, lease: LeaseId, used: Duration) {
-        let max_debt = self.config.max_debt;
-        let Some((client, gpu)) = self.pair(slot) else { return };
-        let (record, is_held) = match (&mut client.holds, &mut client.unsettled) {
-            (Some(held), _) if held.id == lease => (held, true),
-            (_, Some(earlier)) if earlier.id == lease => (earlier, false),
-            _ => return,
-        };
-        // A revoked lease was charged in full: its late return may also give time back.
-        let (more, less) = (used.saturating_sub(record.charged), record.charged.saturating_sub(used));
-        record.charged = used;
-        if !is_held {
-            client.lag = client.lag.saturating_sub(signed(record.take_charged()));
+    /// Step 2: the client has used this much in all.
+    fn charge(&mut self, slot: u32, used: Duration) {
+        self.pair(slot).0.heard = used;
+        self.charge_to(slot, used);
+    }
+
+    /// Charges a client up to this total, unless it was charged as much before.
+    fn charge_to(&mut self, slot: u32, total: Duration) {
+        let (now, patience) = (self.now, self.patience());
+        let (client, gpu) = self.pair(slot);
+        let more = total.saturating_sub(client.charged);
+        let before = client.holds.map(|token| client.release_at(&token, patience));
+        // The time of a token counts for its window, and time beyond it for the window in which it is heard.
+        let of_earlier =
+            client.holds.map(|token| if token.window == gpu.window { token.base } else { token.allowed });
+        let earlier = of_earlier.map_or(Duration::ZERO, |upto| upto.saturating_sub(client.charged).min(more));
+        client.charged = client.charged.saturating_add(more);
+        client.used =
+            client.used.saturating_add(more - earlier).min(client.limit.saturating_add(patience.max_debt));
+        client.heard_late(earlier);
+        match client.holds.zip(before) {
+            Some((token, before)) => {
+                gpu.releases.remove(&(before, slot));
+                gpu.releases.insert((client.release_at(&token, patience), slot));
+            }
+            // Of its last token, which has occupied the GPU for a time that is off its lag already.
+            None => {
+                let covered = more.min(client.idled);
+                client.idled -= covered;
+                client.lag = client.lag.saturating_sub(signed(more - covered));
+            }
         }
-        let shift =
-            |time: Duration, more: Duration, less: Duration| time.saturating_add(more).saturating_sub(less);
-        client.total = shift(client.total, more, less);
-        if record.window + 1 == gpu.window {
-            // The use of the window before this one matters only for what that window left.
-            let known = client.past;
-            client.past.used = shift(known.used, more, less);
-            let past = client.past;
-            client.used = shift(client.used, past.overuse(), known.overuse());
-            client.carried = shift(client.carried, past.overuse(), known.overuse());
-            client.brought = past.missed();
-            client.surplus = shift(client.surplus, past.surplus(), known.surplus());
-        } else if record.window == gpu.window {
-            client.used = shift(client.used, more, less);
-        } else {
-            // Too late for its window: what is owed is owed, but time given back there is none of this window's.
-            client.used = client.used.saturating_add(more);
-        }
-        client.used = client.used.min(client.limit.saturating_add(max_debt));
-        client.lag = client.lag.max(-signed(max_debt));
-        let now = self.now;
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        client.lag = client.lag.max(-signed(patience.max_debt));
         client.occupy(now);
         gpu.refile(client);
     }
 
-    /// Ends what the client holds: its SMs are free. The lease may still be settled late.
+    /// Ends the token of a client, if it holds one: its SMs are free.
     fn release(&mut self, slot: u32) {
-        let (grace, now) = (self.config.grace, self.now);
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        let (now, patience) = (self.now, self.patience());
+        let (client, gpu) = self.pair(slot);
         client.occupy(now);
-        let Some(mut lease) = client.holds.take() else { return };
-        client.lag = client.lag.saturating_sub(signed(lease.take_charged()));
-        gpu.free += lease.sm;
-        gpu.releases.remove(&(lease.expires.saturating_add(grace), slot));
-        client.unsettled = Some(lease);
-        gpu.refile(client);
+        if let Some(token) = client.holds.take() {
+            gpu.longest = gpu.longest.max(client.lasted(&token));
+            gpu.free += token.sm;
+            let listed = gpu.releases.remove(&(client.release_at(&token, patience), slot));
+            assert!(listed, "{} holds a token and is in the table of release times", client.id);
+            client.settle(token);
+            gpu.refile(client);
+        }
     }
 
     /// A client waits from now on, if it does not yet; `unused`: for what it could not use, in its old place.
     fn ask(&mut self, slot: u32, unused: bool) {
         self.next_request += 1;
         let (number, now) = (self.next_request, self.now);
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        let (client, gpu) = self.pair(slot);
         client.occupy(now);
         client.asked.get_or_insert(if unused { client.answered } else { (number, now) });
         gpu.dirty = true;
         gpu.refile(client);
     }
 
-    /// Tells a throttled client once, when it is certain: not while a lease that it holds may leave it time.
+    /// Tells a throttled client once, when it is certain: not while a token that it holds may leave it time.
     fn tell(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
         let window = self.config.window;
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        let (client, gpu) = self.pair(slot);
         if client.filed != Filed::Throttled
             || client.notified
             || client.used < client.limit.saturating_add(client.brought)
@@ -725,7 +780,7 @@ impl Ledger {
 
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, share: Share) {
         while self.gpus.len() <= gpu.index() {
-            self.gpus.push(Gpu::new(self.config.window, self.by_clock));
+            self.gpus.push(Gpu::new(self.config.window));
         }
         let home = &mut self.gpus[gpu.index()];
         if home.clients.is_empty() {
@@ -733,7 +788,6 @@ impl Ledger {
             home.window_end = now.saturating_add(self.config.window);
         }
         home.clients.push(id.slot());
-        home.reshuffled = true;
         let window = self.config.window;
         let client = Client {
             id,
@@ -744,33 +798,37 @@ impl Ledger {
             largest: share.quota.limit().of(window),
             used: Duration::ZERO,
             carried: Duration::ZERO,
-            past: Past::default(),
             lag: signed(share.quota.request().of(window)),
             brought: Duration::ZERO,
             fresh: true,
             surplus: Duration::ZERO,
-            total: Duration::ZERO,
+            last: Last::default(),
+            heard: Duration::ZERO,
+            charged: Duration::ZERO,
+            idled: Duration::ZERO,
             answered: (0, Timestamp::ZERO),
             holds: None,
-            unsettled: None,
             asked: None,
             filed: Filed::Nowhere,
             notified: false,
         };
         self.clients.insert(id, client);
+        self.reshuffle(gpu.index());
     }
 
     fn leave(&mut self, slot: u32) {
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        let (client, gpu) = self.pair(slot);
         client.asked = None;
         gpu.refile(client);
         gpu.clients.retain(|&other| other != slot);
+        let index = client.gpu;
         self.release(slot);
         self.clients.remove(slot);
+        self.reshuffle(index);
     }
 
-    /// Gives a token, extends the one that is held, or replaces one of the window before; it expires at `until`, which
-    /// is at most the end of the window, at the latest.
+    /// Gives a token of `budget`, or extends the one that is held; it ends at `until`, which is at most the end of the window, at the
+    /// latest. A token of an earlier window makes place for a new one.
     pub(super) fn grant(
         &mut self,
         slot: u32,
@@ -779,48 +837,44 @@ impl Ledger {
         until: Timestamp,
         actions: &mut Vec<TokenAction>,
     ) {
-        let (now, slack, grace) = (self.now, self.config.slack, self.config.grace);
-        let id = LeaseId::new(self.next_lease + 1);
-        let Some((client, gpu)) = self.pair(slot) else { return };
+        let (now, slack, patience) = (self.now, self.config.slack, self.patience());
+        let (client, gpu) = self.pair(slot);
         client.occupy(now);
         let left = client.left(gpu.window, now);
-        let expires = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
-        let lease = match client.holds {
+        let until = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
+        let token = match client.holds {
             Some(held) if held.window == gpu.window => {
                 // Overuse counts as used: the new time comes on top of it.
-                let budget = held.budget.max(held.charged).saturating_add(budget);
-                Lease { budget, expires: expires.max(held.expires), ..held }
+                let allowed = held.allowed.max(client.charged).saturating_add(budget);
+                Token { allowed, until: until.max(held.until), ..held }
             }
-            _ => Lease {
-                id,
-                window: gpu.window,
-                budget,
-                charged: Duration::ZERO,
-                expires,
-                since: now,
-                occupied: Duration::ZERO,
-                sm,
-            },
+            replaced => {
+                let base = replaced.map_or(Duration::ZERO, |token| token.allowed).max(client.charged);
+                Token {
+                    window: gpu.window,
+                    base,
+                    heard: client.heard,
+                    allowed: base.saturating_add(budget),
+                    until,
+                    since: now,
+                    occupied: Duration::ZERO,
+                    sm,
+                }
+            }
         };
-        if let Some(mut held) = client.holds.replace(lease) {
+        if let Some(held) = client.holds.take() {
             gpu.free += held.sm;
-            gpu.releases.remove(&(held.expires.saturating_add(grace), slot));
-            if held.id != lease.id {
-                client.lag = client.lag.saturating_sub(signed(held.take_charged()));
-                client.unsettled = Some(held);
+            gpu.releases.remove(&(client.release_at(&held, patience), slot));
+            if held.window != token.window {
+                client.settle(held);
             }
         }
-        gpu.free -= lease.sm;
-        gpu.releases.insert((lease.expires.saturating_add(grace), slot));
+        gpu.free -= token.sm;
+        gpu.releases.insert((client.release_at(&token, patience), slot));
+        client.holds = Some(token);
         client.answered = client.asked.take().unwrap_or((0, now));
         gpu.refile(client);
-        actions.push(TokenAction::Grant {
-            client: client.id,
-            lease: lease.id,
-            budget: lease.budget,
-            expires: lease.expires,
-        });
-        self.next_lease = self.next_lease.max(lease.id.number());
+        actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
     /// Checks what the module's essay promises.
@@ -831,10 +885,11 @@ impl Ledger {
             for &slot in &gpu.clients {
                 let client = self.clients.at(slot).expect("listed clients exist");
                 assert_eq!(client.gpu, index);
-                if let Some(lease) = client.holds {
-                    held += u32::from(lease.sm);
+                assert!(client.heard <= client.charged);
+                if let Some(token) = client.holds {
+                    held += u32::from(token.sm);
                     holders += 1;
-                    assert!(gpu.releases.contains(&(lease.expires.saturating_add(self.config.grace), slot)));
+                    assert!(gpu.releases.contains(&(client.release_at(&token, self.patience()), slot)));
                 }
                 assert_eq!(client.filed, client.file(gpu), "{} is filed where it belongs", client.id);
                 match client.filed {

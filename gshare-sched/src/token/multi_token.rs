@@ -110,6 +110,7 @@
 //!   otherwise run at the start of two windows and not in the third.
 //! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
 use super::ledger::{Client, Gpu, Ledger, Rank};
+use super::slots::Slots;
 use gshare_core::token::ClientStatus;
 use gshare_core::{
     ClientId, ConfigError, Duration, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
@@ -166,13 +167,14 @@ impl MultiTokenConfig {
 #[derive(Debug)]
 pub struct MultiToken {
     ledger: Ledger,
+    slots: Slots,
     scratch: Vec<Rank>,
 }
 
 impl MultiToken {
     /// A scheduler without clients.
     pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
-        Ok(Self { ledger: Ledger::new(config, true)?, scratch: Vec::new() })
+        Ok(Self { ledger: Ledger::new(config)?, slots: Slots::default(), scratch: Vec::new() })
     }
 
     /// Step 3. See the [module](self).
@@ -203,7 +205,7 @@ impl MultiToken {
                 }
                 let Some(client) = self.ledger.clients.at(rank.slot) else { continue };
                 let gpu = &self.ledger.gpus[index];
-                let held = client.holds.map_or(0, |lease| lease.sm);
+                let held = client.holds.map_or(0, |token| token.sm);
                 let sm = client.token_sm(window);
                 let needed = sm.saturating_sub(held);
                 let Offer { mut budget, least, until } = self.offer(gpu, client, rank, ready);
@@ -255,7 +257,7 @@ impl MultiToken {
             return Offer { budget, least: any, until: gpu.window_end };
         }
         // Between rounding errors an extension of nanoseconds would follow another.
-        let extends = client.holds.is_some_and(|lease| lease.window == gpu.window);
+        let extends = client.holds.is_some_and(|token| token.window == gpu.window);
         let least = if extends { config.min_token } else { any };
         let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if rank.ineligible {
@@ -272,7 +274,7 @@ impl MultiToken {
         let mut free = gpu.free;
         for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
             let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
-            free += held.map_or(0, |lease| lease.sm);
+            free += held.map_or(0, |token| token.sm);
             if free >= needed {
                 return Reservation { at: release, beside: free - needed };
             }
@@ -312,18 +314,25 @@ impl Engine for MultiToken {
     ) -> Result<(), TokenError> {
         self.ledger.account(now, event, actions)?;
         for index in 0..self.ledger.gpus.len() {
-            if core::mem::take(&mut self.ledger.gpus[index].dirty) {
-                self.dispatch(index, actions);
+            let dirty = core::mem::take(&mut self.ledger.gpus[index].dirty);
+            if !self.ledger.gpus[index].by_slots {
+                if dirty {
+                    self.slots.forget(index);
+                    self.dispatch(index, actions);
+                }
+            } else if dirty || self.slots.is_due(index, now) {
+                self.slots.dispatch(&mut self.ledger, index, actions);
             }
         }
         if cfg!(debug_assertions) {
             self.ledger.invariants();
+            self.slots.invariants(&self.ledger);
         }
         Ok(())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        self.ledger.next_deadline()
+        self.ledger.next_deadline().into_iter().chain(self.slots.next_deadline()).min()
     }
 }
 
@@ -340,8 +349,7 @@ impl TokenScheduler for MultiToken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::token::RevokeReason;
-    use gshare_core::{GpuId, LeaseId, QuotaRange, Share, SmShare};
+    use gshare_core::{GpuId, QuotaRange, Share, SmShare, UseState};
 
     fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -359,11 +367,11 @@ mod tests {
         Share { quota: quota.parse().unwrap(), sm: SmShare::from_percent(sm).unwrap() }
     }
 
-    /// A GPU whose clients always want to launch, use every token to the full and return it the moment it is used up.
+    /// A GPU whose clients always want to launch, use every token to the full and give it back the moment it is used up.
     struct Bench {
         engine: MultiToken,
-        /// Client, lease, time at which it is used up, GPU time it will have used.
-        running: Vec<(ClientId, LeaseId, Timestamp, Duration)>,
+        /// Client, time at which its token is used up, its total then.
+        running: Vec<(ClientId, Timestamp, Duration)>,
         used: std::collections::BTreeMap<ClientId, Duration>,
         /// Length of every client's kernels: tokens are overrun up to a whole one.
         kernel: Duration,
@@ -390,7 +398,7 @@ mod tests {
                 bench.join(slot, quota, *sm);
             }
             for slot in 0..clients.len() as u32 {
-                bench.send(TokenEvent::TokenRequested { client: id(slot) });
+                bench.says(id(slot), UseState::Wants);
             }
             bench
         }
@@ -403,32 +411,46 @@ mod tests {
             });
         }
 
+        /// A client says the total that is known of it.
+        fn says(&mut self, client: ClientId, state: UseState) {
+            let used = self.used.get(&client).copied().unwrap_or_default();
+            self.send(TokenEvent::Used { client, used, state });
+        }
+
+        /// A client has used more.
+        fn uses(&mut self, client: ClientId, more: Duration, state: UseState) {
+            let used = self.used.entry(client).or_default();
+            *used = used.saturating_add(more);
+            self.says(client, state);
+        }
+
         fn send(&mut self, event: TokenEvent) {
             let actions = self.engine.orders(self.now, event).unwrap();
             for action in actions {
                 self.log.push((self.now, action));
-                if let TokenAction::Grant { client, lease, budget, .. } = action {
+                if let TokenAction::Allow { client, allowed, .. } = action {
                     let kernel = self.kernel.as_nanos();
-                    let used = Duration::from_nanos(budget.as_nanos().div_ceil(kernel) * kernel);
+                    let before = self.used.get(&client).copied().unwrap_or_default();
+                    let used = Duration::from_nanos((allowed - before).as_nanos().div_ceil(kernel) * kernel);
                     self.running.retain(|&(other, ..)| other != client);
-                    self.running.push((client, lease, self.now + used, used));
+                    self.running.push((client, self.now + used, before + used));
                 }
             }
         }
 
         fn run_until(&mut self, end: Timestamp) {
             loop {
-                let next = self.running.iter().map(|&(client, _, done, _)| (done, client)).min();
+                let next = self.running.iter().map(|&(client, done, _)| (done, client)).min();
                 let deadline = self.engine.next_deadline();
                 match (next, deadline) {
                     (Some((done, client)), deadline)
                         if done <= end && deadline.is_none_or(|at| done <= at) =>
                     {
-                        let (_, lease, _, used) =
-                            self.running.remove(self.running.iter().position(|run| run.0 == client).unwrap());
+                        let at = self.running.iter().position(|run| run.0 == client).unwrap();
+                        let (_, _, used) = self.running.remove(at);
                         self.now = done;
-                        *self.used.entry(client).or_default() += used;
-                        self.send(TokenEvent::TokenReturned { client, lease, used, again: true });
+                        self.used.insert(client, used);
+                        self.says(client, UseState::Wants);
                     }
                     (_, Some(deadline)) if deadline <= end => {
                         self.now = deadline;
@@ -443,6 +465,10 @@ mod tests {
         fn used_ms(&self, slot: u32) -> u64 {
             self.used.get(&id(slot)).map_or(0, |used| used.as_nanos() / 1_000_000)
         }
+
+        fn window_used(&self, slot: u32) -> Duration {
+            self.engine.client(id(slot)).unwrap().window_used
+        }
     }
 
     /// The worked example of the module's essay.
@@ -454,7 +480,7 @@ mod tests {
             .log
             .iter()
             .filter_map(|(now, action)| match action {
-                TokenAction::Grant { client, .. } => Some((now.as_nanos() / 1_000_000, client.slot())),
+                TokenAction::Allow { client, .. } => Some((now.as_nanos() / 1_000_000, client.slot())),
                 _ => None,
             })
             .collect();
@@ -518,14 +544,15 @@ mod tests {
         let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
         bench.log.clear();
         bench.send(TokenEvent::ClientLeft { client: id(0) });
-        assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(1)));
+        assert!(matches!(bench.log[..], [(_, TokenAction::Allow { client, .. })] if client == id(1)));
         let mut actions = Vec::new();
-        let gone = bench.engine.handle(bench.now, TokenEvent::TokenRequested { client: id(0) }, &mut actions);
+        let event = TokenEvent::Used { client: id(0), used: ms(1), state: UseState::Wants };
+        let gone = bench.engine.handle(bench.now, event, &mut actions);
         assert_eq!(gone, Err(TokenError::UnknownClient { client: id(0) }));
     }
 
     #[test]
-    fn a_token_that_is_not_returned_is_revoked_and_its_late_return_corrects_the_account() {
+    fn a_token_that_is_not_given_back_is_taken_back_and_a_late_total_is_charged_once() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.running.clear();
         let deadline = bench.engine.next_deadline().unwrap();
@@ -533,50 +560,98 @@ mod tests {
         bench.now = deadline;
         bench.log.clear();
         bench.send(TokenEvent::DeadlineReached);
-        let [(_, TokenAction::Revoke { lease, reason: RevokeReason::Expired, .. })] = bench.log[..] else {
-            panic!("{:?}", bench.log);
-        };
-        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(10), "the whole budget");
-        bench.send(TokenEvent::TokenReturned { client: id(0), lease, used: ms(3), again: false });
-        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(3));
-        let again = TokenEvent::TokenReturned { client: id(0), lease, used: ms(3), again: true };
-        let stale = bench.engine.handle(bench.now, again, &mut Vec::new());
-        assert_eq!(stale, Err(TokenError::StaleLease { client: id(0), lease }));
+        assert_eq!(bench.log, [(deadline, TokenAction::Stop { client: id(0) })]);
+        assert_eq!(bench.window_used(0), ms(10), "all that it allowed");
+        for (more, charged) in [(3, 10), (7, 10), (0, 10), (15, 25), (0, 25)] {
+            bench.uses(id(0), ms(more), UseState::Idle);
+            assert_eq!(bench.window_used(0), ms(charged));
+        }
     }
 
-    /// A return that crosses the end of its window counts there: what it adds to the overuse is carried.
+    /// A kernel that is known to run keeps its token: no other client could use the GPU before it is over.
     #[test]
-    fn a_return_after_the_end_of_its_window_counts_for_that_window() {
+    fn a_token_is_waited_for_as_long_as_its_work_is_known_to_run() {
+        let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
+        bench.running.clear();
+        bench.now = at(1);
+        bench.uses(id(0), ms(200), UseState::Extends);
+        bench.now = at(150);
+        bench.log.clear();
+        bench.send(TokenEvent::DeadlineReached);
+        assert_eq!(bench.log, []);
+        bench.now = at(201);
+        bench.says(id(0), UseState::Wants);
+        assert!(matches!(bench.log[..], [(_, TokenAction::Allow { client, .. })] if client == id(1)));
+    }
+
+    /// The second client is short of its request while the kernel of the first one runs, and gets that time afterwards.
+    #[test]
+    fn requests_are_met_beside_launches_as_long_as_windows() {
+        for (kernel, quotas) in [
+            (50, ["0.4:1", "0.5:1"]),
+            (100, ["0.4:1", "0.5:1"]),
+            (200, ["0.4:1", "0.5:1"]),
+            (200, ["0.4:0.4", "0.5:0.5"]),
+            (200, ["0.4:0.4", "0.5:1"]),
+            (500, ["0.4:1", "0.5:1"]),
+            (500, ["0.4:0.4", "0.5:0.5"]),
+        ] {
+            let mut bench = Bench::new(&[(quotas[0], 100), (quotas[1], 100)], ms(1));
+            let windows = 300;
+            // Each token of the first is one kernel of its own length, reported when it is launched.
+            while bench.now < at(windows * 100) {
+                if let Some(run) = bench.running.iter_mut().find(|run| run.0 == id(0)) {
+                    let used = bench.used.get(&id(0)).copied().unwrap_or_default();
+                    if run.2 - used < ms(kernel) {
+                        *run = (id(0), bench.now + ms(kernel), used + ms(kernel));
+                        let event = TokenEvent::Used {
+                            client: id(0),
+                            used: used + ms(kernel),
+                            state: UseState::Holds,
+                        };
+                        let actions = bench.engine.orders(bench.now, event).unwrap();
+                        assert!(actions.is_empty(), "{actions:?}");
+                    }
+                }
+                let next = bench.running.iter().map(|run| run.1).chain(bench.engine.next_deadline()).min();
+                bench.run_until(next.unwrap().max(bench.now));
+            }
+            let got = [0, 1].map(|slot| bench.used_ms(slot) as f64 / windows as f64);
+            assert!(got[0] > 39.0 && got[1] > 48.9, "{kernel} ms, {quotas:?}: {got:?} per cent");
+        }
+    }
+
+    /// A report that crosses the end of its window counts there as far as the token allowed it; overuse counts where it is heard.
+    #[test]
+    fn time_of_a_token_counts_for_its_window() {
         let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
         let mut bench = Bench::with(config, &[("0.1:0.1", 100)], ms(1));
-        let lease = bench.running[0].1;
         bench.running.clear();
         bench.now = at(3);
-        bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(3) });
+        bench.uses(id(0), ms(3), UseState::Holds);
         bench.now = at(101);
-        bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(12) });
-        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, ms(2), "12 ms used of a limit of 10");
+        bench.uses(id(0), ms(9), UseState::Holds);
+        assert_eq!(bench.window_used(0), ms(2), "12 ms used of a token of 10");
     }
 
     /// Otherwise the client that holds the last token of a window would have its time for nothing.
     #[test]
-    fn a_return_after_the_end_of_its_window_counts_as_surplus() {
+    fn time_of_a_token_that_is_heard_late_is_surplus() {
         let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
         let mut bench = Bench::with(config, &[("0.1:1", 100)], ms(1));
-        bench.run_until(at(100));
-        let lease = bench.running[0].1;
+        bench.run_until(at(199));
         bench.running.clear();
         let surplus = |bench: &Bench| bench.engine.ledger.get(id(0)).unwrap().surplus;
-        for (now, used, surplus_then) in [(103, 3, 0), (201, 99, 89)] {
-            bench.now = at(now);
-            bench.send(TokenEvent::UsageReported { client: id(0), lease, used: ms(used) });
-            assert_eq!(surplus(&bench), ms(surplus_then));
-        }
+        bench.now = at(201);
+        bench.send(TokenEvent::DeadlineReached);
+        let before = surplus(&bench);
+        bench.uses(id(0), ms(9), UseState::Holds);
+        assert_eq!(surplus(&bench) - before, ms(9));
     }
 
     /// The process around the engine may have been stopped meanwhile.
     #[test]
-    fn a_lease_is_over_when_its_time_is_however_late_that_is_seen() {
+    fn a_token_is_over_when_its_time_is_however_late_that_is_seen() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.running.clear();
         bench.now = at(60);
@@ -589,49 +664,44 @@ mod tests {
         let mut bench = Bench::new(&[("0.5:1", 100)], ms(1));
         bench.log.clear();
         bench.now = at(5);
-        bench.send(TokenEvent::TokenRequested { client: id(0) });
-        let [(_, TokenAction::Grant { lease, budget, .. })] = bench.log[..] else {
-            panic!("{:?}", bench.log)
-        };
-        assert_eq!((lease, budget), (LeaseId::new(1), ms(20)));
+        bench.says(id(0), UseState::Extends);
+        let [(_, TokenAction::Allow { allowed, .. })] = bench.log[..] else { panic!("{:?}", bench.log) };
+        assert_eq!(allowed, ms(20));
         // Another one waits with nothing used: no further extension.
         bench.join(1, "0.5:1", 100);
-        bench.send(TokenEvent::TokenRequested { client: id(1) });
+        bench.says(id(1), UseState::Wants);
         bench.log.clear();
-        bench.send(TokenEvent::TokenRequested { client: id(0) });
+        bench.says(id(0), UseState::Extends);
         assert!(bench.log.is_empty(), "{:?}", bench.log);
     }
 
     /// Two events would let the other in between, as if the first did not want to go on.
     #[test]
-    fn a_return_that_asks_again_has_its_place_before_anyone_is_served() {
-        for (again, next) in [(true, 0), (false, 1)] {
+    fn a_client_that_gives_back_and_asks_has_its_place_before_anyone_is_served() {
+        for (state, next) in [(UseState::Wants, 0), (UseState::Idle, 1)] {
             let mut bench = Bench::new(&[("0.5:1", 100), ("0.1:1", 100)], ms(1));
             bench.run_until(at(20));
             // The first is behind the second, which had all that it requested.
-            let (client, lease, ..) = bench.running[0];
-            assert_eq!(client, id(0), "{:?}", bench.log);
-            bench.send(TokenEvent::UsageReported { client, lease, used: ms(1) });
+            assert_eq!(bench.running[0].0, id(0), "{:?}", bench.log);
             bench.log.clear();
-            bench.send(TokenEvent::TokenReturned { client, lease, used: ms(1), again });
-            let granted = bench.log.iter().find_map(|&(_, action)| match action {
-                TokenAction::Grant { client, .. } => Some(client),
+            bench.uses(id(0), ms(1), state);
+            let allowed = bench.log.iter().find_map(|&(_, action)| match action {
+                TokenAction::Allow { client, .. } => Some(client),
                 _ => None,
             });
-            assert_eq!(granted, Some(id(next)), "{:?}", bench.log);
+            assert_eq!(allowed, Some(id(next)), "{:?}", bench.log);
         }
     }
 
     /// A token that its client could not use any more has not answered its request.
     #[test]
-    fn a_token_that_is_returned_unused_keeps_the_place() {
+    fn a_token_that_is_given_back_unused_keeps_the_place() {
         for (used, next) in [(0, 0), (1, 1)] {
             let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
-            let (client, lease, ..) = bench.running.remove(0);
+            let (client, ..) = bench.running.remove(0);
             bench.log.clear();
-            let used = Duration::from_nanos(used);
-            bench.send(TokenEvent::TokenReturned { client, lease, used, again: true });
-            assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(next)));
+            bench.uses(client, Duration::from_nanos(used), UseState::Wants);
+            assert!(matches!(bench.log[..], [(_, TokenAction::Allow { client, .. })] if client == id(next)));
         }
     }
 
@@ -642,10 +712,10 @@ mod tests {
             let caps = [("0.25:0.25", 100), ("0.25:0.25", 100), ("0.5:0.5", 100)];
             let mut bench = Bench::new(&caps, ms(20));
             bench.run_until(at(end));
-            let Some((client, lease, ..)) = bench.running.pop() else { continue };
-            bench.send(TokenEvent::TokenReturned { client, lease, used: ms(0), again: false });
+            let Some((client, ..)) = bench.running.pop() else { continue };
+            bench.says(client, UseState::Idle);
             bench.send(TokenEvent::ShareChanged { client, share: share("0:0.5", 100) });
-            bench.send(TokenEvent::TokenRequested { client });
+            bench.says(client, UseState::Wants);
             let status = bench.engine.client(client).unwrap();
             assert!(status.holds.is_some() || status.waiting_since.is_some(), "at {end}: {status:?}");
         }
@@ -686,7 +756,7 @@ mod tests {
         bench.run_until(at(90));
         bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.1", 100) });
         bench.run_until(at(100));
-        assert_eq!(bench.engine.client(id(0)).unwrap().window_used, Duration::ZERO);
+        assert_eq!(bench.window_used(0), Duration::ZERO);
     }
 
     #[test]
@@ -694,15 +764,15 @@ mod tests {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.send(TokenEvent::ClientJoined { client: id(9), gpu: GpuId::new(3), share: share("1:1", 100) });
         bench.log.clear();
-        bench.send(TokenEvent::TokenRequested { client: id(9) });
-        assert!(matches!(bench.log[..], [(_, TokenAction::Grant { client, .. })] if client == id(9)));
+        bench.says(id(9), UseState::Wants);
+        assert!(matches!(bench.log[..], [(_, TokenAction::Allow { client, .. })] if client == id(9)));
     }
 
     #[test]
     fn every_error_leaves_the_state_as_it_was() {
         let mut bench = Bench::new(&[("0.5:0.5", 100)], ms(1));
         bench.now = at(5);
-        bench.send(TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(5) });
+        bench.uses(id(0), ms(5), UseState::Holds);
         let before = format!("{:?}", bench.engine);
         let zero_sm = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::ZERO };
         let good = share("0.5:0.5", 100);
@@ -717,11 +787,8 @@ mod tests {
             (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
             (at(6), TokenEvent::ClientLeft { client: ghost }),
-            (
-                at(6),
-                TokenEvent::TokenReturned { client: id(0), lease: LeaseId::new(7), used: ms(1), again: true },
-            ),
-            (at(6), TokenEvent::UsageReported { client: id(0), lease: LeaseId::new(1), used: ms(4) }),
+            (at(6), TokenEvent::Used { client: id(0), used: ms(4), state: UseState::Holds }),
+            (at(6), TokenEvent::Used { client: ghost, used: ms(6), state: UseState::Idle }),
         ];
         for (now, event) in bad {
             let mut actions = Vec::new();

@@ -2,8 +2,8 @@
 
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, LeaseId, ResourceSpec, RunId, SmShare,
-    Timestamp,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, ResourceSpec, RunId, SmShare, Timestamp,
+    UseState,
 };
 use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, Note, Peer, max_gpus, vertical_scaler};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -27,8 +27,21 @@ pub(crate) const DEVICE: [u8; 16] = [7; 16];
 
 /// The first frame about [`DEVICE`].
 pub(crate) fn attach_frame() -> ToDaemon {
-    let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
-    ToDaemon::Attach { ordinal: 0, device: DeviceUuid::gpu(DEVICE), device_memory, allocated, part: None }
+    attach_with(DeviceUuid::gpu(DEVICE), (Bytes::from_gib(16), Bytes::ZERO, None))
+}
+
+/// The first frame about a device of which `memory` says: its size, what is allocated, and the part of the process.
+pub(crate) fn attach_with(
+    device: DeviceUuid,
+    (device_memory, allocated, part): (Bytes, Bytes, Option<Bytes>),
+) -> ToDaemon {
+    let (used, allowed) = (Duration::ZERO, Duration::ZERO);
+    ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part, used, allowed }
+}
+
+/// A frame about time, without counters.
+pub(crate) fn use_frame(client: ClientId, turn: u32, used: Duration, state: UseState) -> ToDaemon {
+    ToDaemon::Use { client, turn, used, state, launches: 0, waited: Duration::ZERO }
 }
 
 /// A node, its clock, and what was sent and noted.
@@ -83,9 +96,7 @@ impl Bench {
         device: [u8; 16],
     ) -> Result<(ClientId, ResourceSpec), String> {
         let from = self.sent.len();
-        let (device_memory, allocated) = (Bytes::from_gib(16), Bytes::ZERO);
-        let device = DeviceUuid::gpu(device);
-        self.say(conn, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+        self.say(conn, attach_with(DeviceUuid::gpu(device), (Bytes::from_gib(16), Bytes::ZERO, None)));
         let answer = self.sent[from..].iter().find_map(|(to, frame)| match frame {
             ToClient::Attached { client, spec, .. } if *to == conn => Some(Ok((*client, *spec))),
             ToClient::Refused { text, .. } if *to == conn => Some(Err(text.clone())),
@@ -100,10 +111,15 @@ impl Bench {
         (conn, self.attach(conn).unwrap().0)
     }
 
-    /// The last lease granted to a client.
-    pub(crate) fn lease(&self, client: ClientId) -> Option<LeaseId> {
+    /// The client asks for its first token.
+    pub(crate) fn ask(&mut self, conn: ConnId, client: ClientId) {
+        self.say(conn, use_frame(client, 0, Duration::ZERO, UseState::Wants));
+    }
+
+    /// The total that a client was last allowed.
+    pub(crate) fn allowed(&self, client: ClientId) -> Option<Duration> {
         self.sent.iter().rev().find_map(|(_, frame)| match frame {
-            ToClient::Grant { client: to, lease, .. } if *to == client => Some(*lease),
+            ToClient::Allow { client: to, allowed, .. } if *to == client => Some(*allowed),
             _ => None,
         })
     }

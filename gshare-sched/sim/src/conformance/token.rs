@@ -9,7 +9,7 @@
 //! 4. **Keen clients**: they always want more, use what they are given at once and to the nanosecond, and sometimes ask
 //!    ahead of time. Then requests must be met to the nanosecond in every window, and waits must be bounded, for shapes from
 //!    narrow to wide.
-//! 5. **Scenes**: a client that leaves frees its SMs in the same call, one that dies frees them at the end of its lease, a wide
+//! 5. **Scenes**: a client that leaves frees its SMs in the same call, one that dies frees them at the end of its token, a wide
 //!    client is not passed over, time that no client claims goes to one that can use it.
 //!
 //! A claim that was never put to the test counts as a failure of the suite.
@@ -21,8 +21,8 @@ use crate::token::keen::Keen;
 use crate::token::ops::{TokenOp, World};
 use crate::token::{Terms, Violation};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
-    TokenScheduler,
+    ClientId, Duration, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent, TokenScheduler,
+    UseState,
 };
 use std::collections::BTreeMap;
 
@@ -113,7 +113,7 @@ pub fn token_scheduler(
     }
     let scenes: [(&str, Scene); 5] = [
         ("a client that leaves frees its SMs in the same call", leaving),
-        ("a client that never returns loses its SMs at the end of its lease", dying),
+        ("a client that is not heard loses its SMs at the end of its token", dying),
         ("a wide client is not passed over by narrow ones", wide_and_narrow),
         ("time that no client claims goes to one that can use it", elastic),
         ("a return makes room in the same call", returning),
@@ -195,7 +195,7 @@ fn keen_clients(
     for (slot, share) in (0..).zip(shares) {
         let client = ClientId::new(slot, 0);
         keen.call(start, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
-        keen.call(start, TokenEvent::TokenRequested { client })?;
+        keen.ask(start, client)?;
     }
     keen.run(start.saturating_add(profile.terms.window.saturating_mul(profile.windows)))?;
     report.add(&driver);
@@ -245,11 +245,11 @@ fn join(driver: &mut Driver, slot: u32, share: Share) -> Result<ClientId, Violat
 }
 
 fn ask(driver: &mut Driver, client: ClientId) -> Result<(), Violation> {
-    driver.must(driver.now(), TokenEvent::TokenRequested { client })
+    driver.must(driver.now(), TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })
 }
 
-fn lease_of(driver: &Driver, client: ClientId) -> Option<LeaseId> {
-    driver.book().client(client)?.held.map(|held| held.lease)
+fn holds(driver: &Driver, client: ClientId) -> bool {
+    driver.book().client(client).is_some_and(|entry| entry.held.is_some())
 }
 
 fn expect(driver: &Driver, ok: bool, message: &str) -> Result<(), Violation> {
@@ -262,53 +262,53 @@ fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Viola
     let second = join(driver, 1, share(2_000, 10_000, 6_000))?;
     ask(driver, first)?;
     ask(driver, second)?;
-    expect(driver, lease_of(driver, first).is_some(), "an idle GPU was not given to who asked first")?;
-    expect(driver, lease_of(driver, second).is_none(), "two clients of 60 % of the SMs hold at once")?;
+    expect(driver, holds(driver, first), "an idle GPU was not given to who asked first")?;
+    expect(driver, !holds(driver, second), "two clients of 60 % of the SMs hold at once")?;
     Ok((first, second))
 }
 
 fn leaving(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
     let (first, second) = one_behind_another(driver)?;
     driver.must(driver.now(), TokenEvent::ClientLeft { client: first })?;
-    expect(
-        driver,
-        lease_of(driver, second).is_some(),
-        "the SMs of a client that left were not given on at once",
-    )
+    expect(driver, holds(driver, second), "the SMs of a client that left were not given on at once")
 }
 
 fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
     let (first, second) = one_behind_another(driver)?;
-    let Some(lease) = lease_of(driver, first) else { return Ok(()) };
-    let now = driver.now().saturating_add(Duration::from_micros(10));
-    driver.must(
-        now,
-        TokenEvent::TokenReturned { client: first, lease, used: Duration::from_micros(10), again: false },
-    )?;
-    expect(driver, lease_of(driver, second).is_some(), "the SMs of an idle token were not given on at once")?;
-    let used = Duration::from_micros(20);
-    driver.must_refuse(now, TokenEvent::TokenReturned { client: first, lease, used, again: true }).map(|_| ())
+    let used = Duration::from_micros(10);
+    let now = driver.now().saturating_add(used);
+    driver.must(now, TokenEvent::Used { client: first, used, state: UseState::Idle })?;
+    expect(driver, holds(driver, second), "the SMs of an idle token were not given on at once")?;
+    let less = Duration::from_micros(9);
+    driver
+        .must_refuse(now, TokenEvent::Used { client: first, used: less, state: UseState::Wants })
+        .map(|_| ())
 }
 
 fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
     let (first, second) = one_behind_another(driver)?;
-    let Some(held) = driver.book().client(first).and_then(|client| client.held) else { return Ok(()) };
-    driver.advance(held.expires.saturating_add(profile.terms.overtime))?;
+    let charged = |driver: &Driver| driver.scheduler().client(first).map(|status| status.total_used);
+    let entry = driver.book().client(first);
+    let Some(allowed) = entry.and_then(|entry| entry.held).map(|held| held.allowed) else { return Ok(()) };
+    let Some(due) = entry.and_then(|entry| entry.due(profile.terms)) else { return Ok(()) };
+    driver.advance(due)?;
+    expect(driver, !holds(driver, first), "a token that was never given back was not taken back in time")?;
     expect(
         driver,
-        lease_of(driver, first).is_none(),
-        "a lease that was never returned was not revoked in time",
+        holds(driver, second),
+        "the SMs of a token that was taken back were not given on at once",
     )?;
-    expect(
-        driver,
-        lease_of(driver, second).is_some(),
-        "the SMs of a revoked lease were not given on at once",
-    )?;
-    // A client that was only slow is heard still, once.
-    let returned =
-        TokenEvent::TokenReturned { client: first, lease: held.lease, used: held.budget, again: false };
-    driver.must(driver.now(), returned)?;
-    driver.must_refuse(driver.now(), returned).map(|_| ())
+    expect(driver, charged(driver) == Some(allowed), "a token that was taken back is charged in full")?;
+    // A client that was only slow is heard still: its total is charged beyond that, once.
+    for (used, total) in [
+        (allowed, allowed),
+        (allowed.saturating_mul(3), allowed.saturating_mul(3)),
+        (allowed.saturating_mul(3), allowed.saturating_mul(3)),
+    ] {
+        driver.must(driver.now(), TokenEvent::Used { client: first, used, state: UseState::Idle })?;
+        expect(driver, charged(driver) == Some(total), "a late total was not charged exactly")?;
+    }
+    Ok(())
 }
 
 fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
@@ -321,7 +321,7 @@ fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Vio
         let at = start.saturating_add(Duration::from_millis(3).saturating_mul(slot.into()));
         keen.run(at)?;
         keen.call(at, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
-        keen.call(at, TokenEvent::TokenRequested { client })?;
+        keen.ask(at, client)?;
     }
     keen.run(start.saturating_add(profile.terms.window.saturating_mul(10)))?;
     let used = |slot| {
@@ -349,7 +349,7 @@ fn elastic(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> 
         start,
         TokenEvent::ClientJoined { client: idle, gpu: GpuId::new(0), share: share(9_000, 9_000, 10_000) },
     )?;
-    keen.call(start, TokenEvent::TokenRequested { client })?;
+    keen.ask(start, client)?;
     let windows = 5;
     keen.run(
         start

@@ -93,8 +93,12 @@ impl Setup {
     pub fn daemon() -> Self {
         let mut config = MultiTokenConfig::default();
         config.grace = Duration::from_millis(50);
-        let overtime = config.slack.saturating_add(config.grace);
-        let terms = Terms::multi_token(config.window, config.max_token, overtime, config.max_debt);
+        let terms = Terms::multi_token(
+            config.window,
+            config.max_token,
+            (config.slack, config.grace),
+            config.max_debt,
+        );
         let tokens = move || -> Box<dyn TokenScheduler> {
             Box::new(MultiToken::new(config.clone()).expect("the settings are within their bounds"))
         };

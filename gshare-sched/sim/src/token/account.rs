@@ -1,43 +1,33 @@
-//! GPU time that a client may still be granted, worked out from its leases alone.
+//! GPU time that a client may still be granted, worked out from its totals alone.
 //!
 //! # Problem
-//! Whether a scheduler keeps a limit cannot be asked of its own ledger. This one is kept beside it, from the events
-//! and actions that crossed the boundary, and is slow and literal: nothing is updated in place, everything is added
-//! up again whenever it is asked for.
+//! Whether a scheduler keeps a limit cannot be asked of its own ledger. This account is kept beside it, from the events and actions that
+//! crossed the boundary, and is slow and literal: everything is added up again whenever it is asked for.
 //!
 //! # Algorithm
-//! A lease belongs to the window in which it was granted and is charged to it. At the end of a window,
-//! `carry' = max(0, carry + charged - limit)`: overuse is debt for the next window, unused time is not saved up.
-//! In window `w`, `remain = limit - carry - charged`.
+//! The time that a token allows counts for its window, time beyond that for the window in which it is heard. At the end of a window, `carry' = max(0, carry + charged - limit)`: overuse is
+//! debt for the next window, unused time is not saved up. In window `w`, `remain = limit - carry - charged`.
 //!
-//! One thing may be had later: what a client that held a token or asked for one at a window's end missed of its request there,
-//! at most one request, since others may have overrun theirs. A scheduler may add it to request and limit of the
-//! next window, or leave it. Clients that came or got another share in a window are owed nothing of it.
+//! One thing may be had later: the time of its request that a client missed in windows at whose end it held a token or asked for one,
+//! since others may have overrun theirs. It is at most one request for each window that the longest token of its GPU lasted, and one
+//! more. A scheduler may add it to request and limit of the next window, or leave it. So every balance has two readings, [`Bound::Least`]
+//! and [`Bound::Most`]. A limit that changes within a window has two readings as well: overuse is at least the use beyond the largest
+//! limit in force, at most the use beyond the smallest. A check uses the reading that can only err in the scheduler's favour.
 //!
-//! What a lease is charged is not always known: one that was replaced and has not been returned used at least what was
-//! reported and at most (as far as anyone knows) its budget. So every sum is kept twice, at [`Bound::Least`] and
-//! [`Bound::Most`]; they meet when the lease is returned and the client was owed nothing. A check uses the bound that can only
-//! err in the scheduler's favour.
-//!
-//! Example: window 100 ms, limit 30 %. Window 0: a lease of 30 ms of which 34 ms were used. Window 1 starts with 4 ms
-//! carried, so 26 ms remain; if nothing runs in it, window 2 starts with nothing carried.
-//!
-//! A limit that changes within a window leaves open what was overuse in it: at least what is above the largest limit
-//! in force, at most what is above the smallest. A return that comes more than one window late may be forgotten, or be
-//! charged to the window in which it comes as far as it is more than was known. Both widen the bounds, never narrow
-//! them.
+//! Example: window 100 ms, limit 30 %. 34 ms are charged in window 0. Window 1 starts with 4 ms carried, so 26 ms remain; if nothing
+//! runs in it, window 2 starts with nothing carried.
 
-use gshare_core::{Duration, LeaseId, Quota, QuotaRange, Timestamp};
+use gshare_core::{Duration, Quota, QuotaRange, Timestamp};
 
-/// Windows kept in detail; what is older is folded into one carry, and a return that comes still later is not seen.
+/// Windows kept in detail; what is older is folded into one carry.
 const WINDOWS_KEPT: usize = 16;
 
 /// Which end of what is possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// Charge no more than was surely used, and grant all that may be owed.
+    /// The largest limit, and all that may be owed.
     Least,
-    /// Charge all that may have been used, and take nothing for owed.
+    /// The smallest limit, and nothing owed.
     Most,
 }
 
@@ -76,6 +66,8 @@ pub struct Account {
     quota: QuotaRange,
     /// Whether it holds a token or asks for one.
     wants: bool,
+    /// Requests that it may be owed at most.
+    most_owed: u64,
     /// Windows in which something happened, oldest first.
     periods: Vec<Period>,
     /// The balance brought into the first of `periods`, at least and at most.
@@ -100,23 +92,21 @@ struct Period {
     /// Whether the client was there with this quota from its start, and wanted more at its end.
     whole: bool,
     wanted: bool,
-    charges: Vec<Charge>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Charge {
-    lease: LeaseId,
-    least: Duration,
-    most: Duration,
-    /// The charge came too late for the window of the lease, and may count in the one in which it came.
-    late: bool,
+    charged: Duration,
 }
 
 impl Account {
     /// A client that joins at `now`.
     pub fn new(windows: Windows, now: Timestamp, quota: QuotaRange) -> Self {
         let period = Period { whole: false, ..Period::new(windows.index(now), quota) };
-        Self { windows, quota, wants: false, periods: vec![period], opening: Default::default() }
+        Self {
+            windows,
+            quota,
+            wants: false,
+            most_owed: 1,
+            periods: vec![period],
+            opening: Default::default(),
+        }
     }
 
     /// The windows it is settled over.
@@ -141,27 +131,22 @@ impl Account {
         }
     }
 
-    /// A lease was granted at `now`, or extended, with `budget` in all; `reported` of it is known to be used.
-    pub fn granted(&mut self, now: Timestamp, lease: LeaseId, budget: Duration, reported: Duration) {
-        let window = self.windows.index(now);
-        let period = self.period(window);
-        period.charges.retain(|charge| charge.lease != lease);
-        period.charges.push(Charge { lease, least: reported, most: budget.max(reported), late: false });
+    /// A token of the client's GPU lasted this long.
+    pub fn lasted(&mut self, longest: Duration) {
+        let windows = 1 + longest.as_nanos().div_ceil(self.windows.length.as_nanos());
+        self.most_owed = self.most_owed.max(windows);
     }
 
-    /// Notes a report at `now` that `used` of a lease's `budget` is used, and that it may be used further.
-    pub fn reported(&mut self, now: Timestamp, lease: LeaseId, budget: Duration, used: Duration) {
-        self.set(now, lease, used, budget.max(used));
-    }
-
-    /// Notes the use of a lease in all, as told at `now`.
-    pub fn settled(&mut self, now: Timestamp, lease: LeaseId, used: Duration) {
-        self.set(now, lease, used, used);
+    /// GPU time is charged at `now`.
+    pub fn charge(&mut self, now: Timestamp, more: Duration) {
+        let period = self.period(self.windows.index(now));
+        period.charged = period.charged.saturating_add(more);
     }
 
     /// GPU time charged to a window without the overuse that is carried into it.
-    pub fn charged(&self, window: u64, bound: Bound) -> Duration {
-        self.periods.iter().filter(|period| period.window == window).map(|period| period.charged(bound)).sum()
+    pub fn charged(&self, window: u64) -> Duration {
+        let period = self.periods.iter().find(|period| period.window == window);
+        period.map_or(Duration::ZERO, |period| period.charged)
     }
 
     /// The overuse that is carried into a window, which must not be older than those kept.
@@ -188,16 +173,17 @@ impl Account {
                 Bound::Least => period.largest,
                 Bound::Most => period.smallest,
             };
-            let used = brought.carry + period.charged(bound);
+            let used = brought.carry + period.charged;
             let request = period.after.request().of(length);
             let may_be_owed = bound == Bound::Least && period.wanted;
-            let missed = (request + brought.owed).saturating_sub(used).min(request);
+            let most = request.saturating_mul(self.most_owed);
+            let missed = (request + brought.owed).saturating_sub(used).min(most);
             let carry = used.saturating_sub(limit.of(length) + brought.owed).min(self.windows.max_carry);
             let owed = if may_be_owed && period.whole { missed } else { Duration::ZERO };
             brought = Brought { carry, owed };
             let idle = next.map_or(window, |next| next.window.min(window)) - period.window - 1;
             if idle > 0 {
-                let owed = if may_be_owed { request } else { Duration::ZERO };
+                let owed = if may_be_owed { most } else { Duration::ZERO };
                 let paid = period.after.limit().of(length).saturating_add(owed).saturating_mul(idle);
                 brought = Brought { carry: brought.carry.saturating_sub(paid), owed };
             }
@@ -205,21 +191,12 @@ impl Account {
         brought
     }
 
-    /// GPU time that the client may still be granted in the window of `now` under its present limit, when
-    /// `lease` (the one to be extended) is left out.
-    pub fn remain_without(&self, now: Timestamp, lease: Option<LeaseId>, bound: Bound) -> Duration {
-        let window = self.windows.index(now);
-        let charges =
-            self.periods.iter().filter(|period| period.window == window).flat_map(|period| &period.charges);
-        let others: Duration =
-            charges.filter(|charge| Some(charge.lease) != lease).map(|charge| charge.at(bound)).sum();
-        let Brought { carry, owed } = self.brought(window, bound);
-        (self.quota.limit().of(self.windows.length) + owed).saturating_sub(others).saturating_sub(carry)
-    }
-
-    /// GPU time that the client may still be granted in the window of `now`.
+    /// GPU time that the client may still be granted in the window of `now`, nothing of which is granted.
     pub fn remain(&self, now: Timestamp, bound: Bound) -> Duration {
-        self.remain_without(now, None, bound)
+        let window = self.windows.index(now);
+        let Brought { carry, owed } = self.brought(window, bound);
+        let limit = self.quota.limit().of(self.windows.length);
+        (limit + owed).saturating_sub(self.charged(window)).saturating_sub(carry)
     }
 
     /// When the limit has paid back what may be carried into the window of `now`, if it does so at its pace: at most the end of
@@ -257,37 +234,20 @@ impl Account {
         self.windows.start(next.saturating_add(carry.as_nanos() / paid.as_nanos().max(1)))
     }
 
-    fn set(&mut self, now: Timestamp, lease: LeaseId, least: Duration, most: Duration) {
-        let window = self.windows.index(now);
-        let mut late = None;
-        for period in &mut self.periods {
-            let charges = period.charges.iter_mut().filter(|charge| charge.lease == lease && !charge.late);
-            for charge in charges {
-                if period.window + 1 < window {
-                    late = Some(most.saturating_sub(charge.least));
-                    charge.least = charge.least.min(least);
-                } else {
-                    (charge.least, charge.most) = (least, most);
-                }
-            }
-        }
-        if let Some(most) = late {
-            self.period(window).charges.push(Charge { lease, least: Duration::ZERO, most, late: true });
-        }
-    }
-
-    /// The entry of a window that is not older than the newest there is.
+    /// The entry of a window.
     fn period(&mut self, window: u64) -> &mut Period {
-        if self.periods.last().is_none_or(|last| last.window < window) {
-            self.periods.push(Period { wanted: self.wants, ..Period::new(window, self.quota) });
-            if self.periods.len() > WINDOWS_KEPT {
+        let at = self.periods.partition_point(|period| period.window < window);
+        if self.periods.get(at).is_none_or(|period| period.window != window) {
+            let quota = at.checked_sub(1).map_or(self.quota, |before| self.periods[before].after);
+            self.periods.insert(at, Period { wanted: self.wants, ..Period::new(window, quota) });
+            if self.periods.len() > WINDOWS_KEPT && at > 0 {
                 let second = self.periods[1].window;
                 self.opening = (self.brought(second, Bound::Least), self.brought(second, Bound::Most));
                 self.periods.remove(0);
+                return &mut self.periods[at - 1];
             }
         }
-        let last = self.periods.len() - 1;
-        &mut self.periods[last]
+        &mut self.periods[at]
     }
 }
 
@@ -301,20 +261,7 @@ impl Period {
             after: quota,
             whole: true,
             wanted: false,
-            charges: Vec::new(),
-        }
-    }
-
-    fn charged(&self, bound: Bound) -> Duration {
-        self.charges.iter().map(|charge| charge.at(bound)).sum()
-    }
-}
-
-impl Charge {
-    const fn at(&self, bound: Bound) -> Duration {
-        match bound {
-            Bound::Least => self.least,
-            Bound::Most => self.most,
+            charged: Duration::ZERO,
         }
     }
 }
@@ -347,22 +294,22 @@ mod tests {
     }
 
     /// A client that misses 20 ms of 30 may have them in the next window, and what it then misses of those in the one after, but
-    /// never more than its request.
+    /// never more than its request, unless a token lasted longer than a window.
     #[test]
-    fn what_is_missed_while_more_is_wanted_may_be_had_later() {
+    fn missed_time_may_be_had_later() {
         let mut account = account(30);
         account.set_wants(at(0), true);
         assert_eq!(account.owed(1, Bound::Least), Duration::ZERO, "it came in the window");
-        account.granted(at(110), LeaseId::new(1), millis(10), Duration::ZERO);
-        account.settled(at(130), LeaseId::new(1), millis(10));
+        account.charge(at(130), millis(10));
         assert_eq!([Bound::Least, Bound::Most].map(|bound| account.owed(2, bound)), [millis(20), millis(0)]);
         assert_eq!(account.remain(at(200), Bound::Least), millis(50));
         assert_eq!(account.remain(at(200), Bound::Most), millis(30));
-        account.granted(at(200), LeaseId::new(2), millis(45), Duration::ZERO);
-        account.settled(at(250), LeaseId::new(2), millis(45));
+        account.charge(at(250), millis(45));
         assert_eq!(account.owed(3, Bound::Least), millis(5));
         assert_eq!(account.carried(3, Bound::Least), Duration::ZERO);
         assert_eq!(account.owed(9, Bound::Least), millis(30));
+        account.lasted(millis(150));
+        assert_eq!(account.owed(9, Bound::Least), millis(90));
         account.set_wants(at(310), false);
         assert_eq!(account.owed(4, Bound::Least), Duration::ZERO);
     }
@@ -370,24 +317,20 @@ mod tests {
     #[test]
     fn overuse_is_carried_and_idle_windows_pay_it_off() {
         let mut account = account(30);
-        account.granted(at(5), LeaseId::new(1), millis(30), Duration::ZERO);
-        assert_eq!(account.remain(at(6), Bound::Most), Duration::ZERO);
-        assert_eq!(account.remain(at(6), Bound::Least), millis(30));
-        account.settled(at(40), LeaseId::new(1), millis(34));
+        account.charge(at(40), millis(34));
+        assert_eq!(account.remain(at(41), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(100), Bound::Most), millis(26));
         assert_eq!(account.remain(at(200), Bound::Most), millis(30));
-        account.granted(at(205), LeaseId::new(2), millis(30), Duration::ZERO);
-        account.settled(at(299), LeaseId::new(2), millis(100));
+        account.charge(at(299), millis(100));
         assert_eq!(account.carried(3, Bound::Most), millis(70));
-        assert_eq!(account.next_remain(at(210), Bound::Most), at(500), "30 + 30 paid in windows 3 and 4");
+        assert_eq!(account.next_remain(at(299), Bound::Most), at(500), "30 + 30 paid in windows 3 and 4");
         assert_eq!(account.remain(at(500), Bound::Most), millis(20));
     }
 
     #[test]
     fn a_limit_that_is_cut_leaves_the_debt_open() {
         let mut account = account(50);
-        account.granted(at(0), LeaseId::new(1), millis(40), Duration::ZERO);
-        account.settled(at(41), LeaseId::new(1), millis(40));
+        account.charge(at(41), millis(40));
         account.change_quota(at(50), quota(10));
         assert_eq!(account.remain(at(60), Bound::Most), Duration::ZERO);
         assert_eq!(account.remain(at(100), Bound::Least), millis(10));
@@ -395,24 +338,10 @@ mod tests {
     }
 
     #[test]
-    fn a_return_that_is_a_window_late_changes_what_is_carried() {
-        let mut account = account(10);
-        account.granted(at(90), LeaseId::new(1), millis(10), Duration::ZERO);
-        account.settled(at(105), LeaseId::new(1), millis(14));
-        assert_eq!(account.remain(at(105), Bound::Least), millis(6));
-        account.settled(at(205), LeaseId::new(1), millis(10));
-        assert_eq!(
-            [Bound::Least, Bound::Most].map(|bound| account.carried(1, bound)),
-            [millis(0), millis(4)]
-        );
-    }
-
-    #[test]
     fn folding_old_windows_changes_no_carry() {
         let mut account = account(10);
         for window in 0..40 {
-            account.granted(at(100 * window), LeaseId::new(window), millis(10), Duration::ZERO);
-            account.settled(at(100 * window + 11), LeaseId::new(window), millis(11));
+            account.charge(at(100 * window + 11), millis(11));
         }
         assert_eq!(account.carried(40, Bound::Most), millis(40));
     }

@@ -4,7 +4,7 @@
 use super::Violation;
 use super::drive::Driver;
 use crate::event_queue::EventQueue;
-use gshare_core::{ClientId, Duration, LeaseId, Timestamp, TokenAction, TokenEvent};
+use gshare_core::{ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
 /// See the [module](self).
@@ -14,22 +14,39 @@ pub struct Keen<'a> {
     queue: EventQueue<Done>,
     /// Ask for more when this much of the budget is left.
     ahead: Duration,
-    /// What each is working on.
-    work: BTreeMap<ClientId, (LeaseId, Timestamp)>,
+    /// The total up to which each may work, its total when it began to, and when that was.
+    work: BTreeMap<ClientId, Work>,
 }
 
-/// A client has used its budget up to a point; void when it was given more since.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    allowed: Duration,
+    until: Timestamp,
+    base: Duration,
+    since: Timestamp,
+}
+
+impl Work {
+    fn end(self) -> Timestamp {
+        self.since.saturating_add(self.allowed - self.base).min(self.until)
+    }
+
+    fn used(self, now: Timestamp) -> Duration {
+        self.base.saturating_add(now.min(self.end()).saturating_since(self.since))
+    }
+}
+
+/// A client has used its token up to a point; void when it was given more since.
 #[derive(Debug, Clone, Copy)]
 struct Done {
     client: ClientId,
-    lease: LeaseId,
-    budget: Duration,
+    end: Timestamp,
     /// Only ask for more, ahead of the end.
     ask: bool,
 }
 
 impl<'a> Keen<'a> {
-    /// `ahead`: how long before the end of what it has a client asks for more; zero for one that asks afterwards.
+    /// `ahead`: how long before the end of its token a client asks for more; zero for one that asks afterwards.
     pub fn new(driver: &'a mut Driver, ahead: Duration) -> Self {
         Self { driver, queue: EventQueue::new(), ahead, work: BTreeMap::new() }
     }
@@ -39,39 +56,32 @@ impl<'a> Keen<'a> {
         self.driver
     }
 
+    /// GPU time that a client has used by `now`.
+    pub fn used(&self, now: Timestamp, client: ClientId) -> Duration {
+        let said = self.driver.book().client(client).map_or(Duration::ZERO, |entry| entry.said);
+        self.work.get(&client).map_or(said, |work| work.used(now))
+    }
+
+    /// A client says that it wants to launch, for the first time.
+    pub fn ask(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
+        self.call(now, TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })
+    }
+
     /// Calls the scheduler, and lets the clients do what it orders.
     pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
         self.driver.must(now, event)?;
-        let orders = self.driver.actions().to_vec();
-        for order in orders {
-            if let TokenAction::Grant { client, lease, budget, expires } = order {
-                let replaced = self.work.get(&client).filter(|(held, _)| *held != lease).copied();
-                let (_, since) = *self
-                    .work
-                    .entry(client)
-                    .and_modify(|work| {
-                        if work.0 != lease {
-                            *work = (lease, now);
-                        }
-                    })
-                    .or_insert((lease, now));
-                let end = since.saturating_add(budget).min(expires);
-                self.queue.schedule(end, Done { client, lease, budget, ask: false });
-                if !self.ahead.is_zero() {
-                    let early = end.saturating_sub(self.ahead).max(now);
-                    self.queue.schedule(early, Done { client, lease, budget, ask: true });
-                }
-                if let Some((lease, since)) = replaced {
-                    self.call(
-                        now,
-                        TokenEvent::TokenReturned {
-                            client,
-                            lease,
-                            used: now.saturating_since(since),
-                            again: false,
-                        },
-                    )?;
-                }
+        for order in self.driver.actions().to_vec() {
+            let TokenAction::Allow { client, allowed, until } = order else { continue };
+            let base = self.driver.book().client(client).map_or(Duration::ZERO, |entry| entry.said);
+            let fresh = Work { allowed, until, base, since: now };
+            let work = self.work.entry(client).or_insert(fresh);
+            // It goes on from where it is.
+            *work = Work { allowed, until, base: work.used(now).max(base), since: now };
+            let end = work.end();
+            self.queue.schedule(end, Done { client, end, ask: false });
+            if !self.ahead.is_zero() {
+                let early = end.saturating_sub(self.ahead).max(now);
+                self.queue.schedule(early, Done { client, end, ask: true });
             }
         }
         Ok(())
@@ -88,20 +98,14 @@ impl<'a> Keen<'a> {
         Ok(())
     }
 
-    fn done(&mut self, now: Timestamp, done: Done) -> Result<(), Violation> {
-        let Done { client, lease, budget, ask } = done;
-        let held = self.driver.book().client(client).and_then(|entry| entry.held);
-        // Void when it was extended or replaced since.
-        if held.is_none_or(|held| held.lease != lease || held.budget != budget) {
+    fn done(&mut self, now: Timestamp, Done { client, end, ask }: Done) -> Result<(), Violation> {
+        let Some(work) = self.work.get(&client).copied().filter(|work| work.end() == end) else {
             return Ok(());
+        };
+        let state = if ask { UseState::Extends } else { UseState::Wants };
+        if !ask {
+            self.work.remove(&client);
         }
-        if ask {
-            return self.call(now, TokenEvent::TokenRequested { client });
-        }
-        if let Some((_, since)) = self.work.remove(&client) {
-            let used = now.saturating_since(since).min(budget);
-            return self.call(now, TokenEvent::TokenReturned { client, lease, used, again: true });
-        }
-        self.call(now, TokenEvent::TokenRequested { client })
+        self.call(now, TokenEvent::Used { client, used: work.used(now), state })
     }
 }

@@ -1,4 +1,4 @@
-//! Watching a token scheduler: a book of its leases, checkers, and a picture of what went wrong.
+//! Watching a token scheduler: a book of its tokens, checkers, and a picture of what went wrong.
 //!
 //! # Problem
 //! The contract of [`TokenScheduler`] speaks about instants ("never more than the whole"), windows ("no more than the
@@ -9,8 +9,8 @@
 //! - **call**: one `handle` that succeeded, with its event and its actions. A call that was refused changes nothing and
 //!   is not shown to the book.
 //! - **change**: the event of a call, or one of its actions. SMs must suffice after each of them, not only at the end.
-//! - **holder**: a client from its grant to its return, revocation or departure. Running past `expires` does not end
-//!   it: its kernels may still run.
+//! - **holder**: a client from its grant until it gives the token back, is stopped or leaves. Running past `until` does not end
+//!   that: its kernels may still run.
 //!
 //! [`Audit`] is what a driver holds: it keeps the book, runs the checkers, draws the [`timeline`] and hashes the log,
 //! so that two runs of one seed can be compared by one number.
@@ -23,15 +23,15 @@ pub mod ops;
 pub mod paced;
 pub mod timeline;
 
-use account::{Account, Bound, Windows};
+use account::{Account, Windows};
 use core::fmt::{self, Write as _};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Share, SmShare, Timestamp, TokenAction, TokenEvent, TokenScheduler,
+    ClientId, Duration, GpuId, Share, SmShare, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use timeline::Timeline;
 
-/// The terms of a policy, as far as its leases can be checked by them.
+/// The terms of a policy, as far as its tokens can be checked by them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
@@ -41,8 +41,10 @@ pub struct Terms {
     pub origin: Origin,
     /// The longest time a token is given for at once.
     pub max_token: Duration,
-    /// Time after a token's budget could have been used at which it is revoked, if it is not returned.
-    pub overtime: Duration,
+    /// Time beyond its budget for which a token lasts.
+    pub slack: Duration,
+    /// Time after the end of a token, or of the work that is known to run under it, at which it is taken back.
+    pub grace: Duration,
     /// The most overuse that is carried from one window into the next.
     pub max_carry: Duration,
 }
@@ -52,10 +54,10 @@ impl Terms {
     pub const fn multi_token(
         window: Duration,
         max_token: Duration,
-        overtime: Duration,
+        (slack, grace): (Duration, Duration),
         max_carry: Duration,
     ) -> Self {
-        Self { window, origin: Origin::FirstClient, max_token, overtime, max_carry }
+        Self { window, origin: Origin::FirstClient, max_token, slack, grace, max_carry }
     }
 
     /// The same terms with windows that begin elsewhere.
@@ -92,33 +94,21 @@ pub enum Change {
     Action(TokenAction),
 }
 
-/// A lease as the book knows it.
+/// A token as the book knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Its name.
-    pub lease: LeaseId,
-    /// When it was first granted.
+    /// When it was granted, extensions aside; and the token of an earlier window that it replaced, if that was held.
     pub since: Timestamp,
-    /// GPU time in all.
-    pub budget: Duration,
+    /// When the token of an earlier window was granted that it replaced, or the same.
+    pub replaced: Timestamp,
+    /// The total at which it begins: its client's charge, or the total that the replaced token allowed.
+    pub base: Duration,
+    /// The total that it allows.
+    pub allowed: Duration,
     /// When the client must stop.
-    pub expires: Timestamp,
+    pub until: Timestamp,
     /// SMs it counts for: those of the client's share when it was granted.
     pub sm: SmShare,
-    /// GPU time reported so far.
-    pub reported: Duration,
-    /// Whether it was revoked, and nothing was heard of it since: then it counts as used up.
-    pub revoked: bool,
-}
-
-impl Held {
-    /// GPU time that is charged for it.
-    pub fn charge(&self, bound: Bound) -> Duration {
-        match bound {
-            Bound::Least if !self.revoked => self.reported,
-            Bound::Least | Bound::Most => self.reported.max(self.budget),
-        }
-    }
 }
 
 /// A client as the book knows it.
@@ -128,47 +118,61 @@ pub struct Client {
     pub gpu: GpuId,
     /// The share that it may take.
     pub share: Share,
-    /// Its lease.
+    /// Its token.
     pub held: Option<Held>,
     /// Since when it has been asking: for its first token, or for more than the one it holds.
     pub asked: Option<Timestamp>,
     /// Its quota.
     pub account: Account,
-    /// A lease that was replaced or revoked and has not been returned: its return may still come.
-    pub unsettled: Option<Held>,
-    /// The charge for leases before these two, at least and at most.
-    closed: (Duration, Duration),
+    /// GPU time since it joined, as it said, and as it is charged.
+    pub said: Duration,
+    /// GPU time that it is charged since it joined.
+    pub charged: Duration,
 }
 
 impl Client {
-    /// GPU time used since it joined.
-    pub fn total_used(&self, bound: Bound) -> Duration {
-        let closed = match bound {
-            Bound::Least => self.closed.0,
-            Bound::Most => self.closed.1,
-        };
-        self.held
-            .iter()
-            .chain(&self.unsettled)
-            .fold(closed, |sum, held| sum.saturating_add(held.charge(bound)))
+    /// When its token is taken back, if it is not given back before.
+    pub fn due(&self, terms: Terms) -> Option<Timestamp> {
+        self.held.map(|held| {
+            let runs = self.charged.saturating_sub(held.base).min(terms.max_carry);
+            held.until.max(held.since.saturating_add(runs)).saturating_add(terms.grace)
+        })
     }
 
-    /// Lays a lease aside whose return may still come.
-    fn lay_aside(&mut self, held: Held) {
-        self.close_unsettled();
-        self.unsettled = Some(held);
+    /// The total at which a token that is granted now begins, or goes on.
+    pub fn begins(&self, now: Timestamp) -> Duration {
+        let windows = self.account.windows();
+        let held = self.held.map_or(Duration::ZERO, |held| {
+            if windows.index(held.since) == windows.index(now) { held.base } else { held.allowed }
+        });
+        held.max(self.charged)
     }
 
-    /// A later lease has ended: what was laid aside before it can no longer be returned, and is charged as it stands.
-    fn close_unsettled(&mut self) {
-        if let Some(earlier) = self.unsettled.take() {
-            self.closed.0 = self.closed.0.saturating_add(earlier.charge(Bound::Least));
-            self.closed.1 = self.closed.1.saturating_add(earlier.charge(Bound::Most));
+    /// GPU time charged to a window, with what its token of that window still allows.
+    pub fn committed(&self, window: u64) -> Duration {
+        let held = self.held.filter(|held| self.account.windows().index(held.since) == window);
+        let open =
+            held.map_or(Duration::ZERO, |held| held.allowed.saturating_sub(self.charged.max(held.base)));
+        self.account.charged(window).saturating_add(open)
+    }
+
+    /// Charges the client up to a total: the time that its token allows to the window of the token, the rest to that of `now`.
+    fn charge(&mut self, now: Timestamp, total: Duration) {
+        let more = total.saturating_sub(self.charged);
+        let windows = self.account.windows();
+        let mut earlier = Duration::ZERO;
+        if let Some(held) = self.held {
+            let same = windows.index(held.since) == windows.index(now);
+            let (upto, when) = if same { (held.base, held.replaced) } else { (held.allowed, held.since) };
+            earlier = upto.saturating_sub(self.charged).min(more);
+            self.account.charge(when, earlier);
         }
+        self.charged = self.charged.saturating_add(more);
+        self.account.charge(now, more - earlier);
     }
 }
 
-/// All leases, from events and actions alone.
+/// All tokens, from events and actions alone.
 #[derive(Debug, Clone)]
 pub struct Book {
     terms: Terms,
@@ -177,19 +181,12 @@ pub struct Book {
     windows: BTreeMap<GpuId, Windows>,
     /// Latest generation of each slot.
     generations: BTreeMap<u32, u32>,
-    leases: BTreeSet<LeaseId>,
 }
 
 impl Book {
     /// An empty book.
     pub const fn new(terms: Terms) -> Self {
-        Self {
-            terms,
-            clients: BTreeMap::new(),
-            windows: BTreeMap::new(),
-            generations: BTreeMap::new(),
-            leases: BTreeSet::new(),
-        }
+        Self { terms, clients: BTreeMap::new(), windows: BTreeMap::new(), generations: BTreeMap::new() }
     }
 
     /// The terms of the scheduler.
@@ -259,8 +256,8 @@ impl Book {
             TokenEvent::ClientJoined { client, gpu, share } => {
                 let windows = *self.windows.entry(gpu).or_insert_with(|| self.terms.windows(now));
                 let account = Account::new(windows, now, share.quota);
-                let closed = (Duration::ZERO, Duration::ZERO);
-                let entry = Client { gpu, share, held: None, asked: None, account, unsettled: None, closed };
+                let (said, charged) = (Duration::ZERO, Duration::ZERO);
+                let entry = Client { gpu, share, held: None, asked: None, account, said, charged };
                 self.generations.insert(client.slot(), client.generation());
                 if self.clients.insert(client, entry).is_some() {
                     return Err(format!("{client} joined twice"));
@@ -278,67 +275,61 @@ impl Book {
                 entry.share = share;
                 entry.account.change_quota(now, share.quota);
             }
-            TokenEvent::TokenRequested { client } => {
+            TokenEvent::Used { client, used, state } => {
                 let entry = self.entry(client)?;
-                entry.asked = entry.asked.or(Some(now));
-            }
-            TokenEvent::TokenReturned { client, lease, used, again } => {
-                let entry = self.entry(client)?;
-                match entry.held {
-                    Some(held) if held.lease == lease => {
-                        entry.held = None;
-                        entry.close_unsettled();
-                    }
-                    _ if entry.unsettled.is_some_and(|earlier| earlier.lease == lease) => {
-                        entry.unsettled = None;
-                    }
-                    _ => {
-                        return Err(format!(
-                            "{client} returned {lease}, which it does not hold, and was not refused"
-                        ));
-                    }
+                if used < entry.said {
+                    return Err(format!("{client} said {used} after {}, and was not refused", entry.said));
                 }
-                entry.account.settled(now, lease, used);
-                entry.closed = (entry.closed.0.saturating_add(used), entry.closed.1.saturating_add(used));
-                if again {
-                    entry.asked = entry.asked.or(Some(now));
+                entry.said = used;
+                entry.charge(now, used);
+                if matches!(state, UseState::Idle | UseState::Wants) {
+                    self.over(now, client)?;
                 }
-            }
-            TokenEvent::UsageReported { client, lease, used } => {
                 let entry = self.entry(client)?;
-                let known =
-                    entry.held.iter_mut().chain(&mut entry.unsettled).find(|held| held.lease == lease);
-                let Some(held) = known else {
-                    return Err(format!(
-                        "{client} reported on {lease}, which it does not hold, and was not refused"
-                    ));
+                entry.asked = match state {
+                    UseState::Wants | UseState::Extends => entry.asked.or(Some(now)),
+                    UseState::Holds if entry.held.is_none() => entry.asked,
+                    UseState::Idle | UseState::Holds => None,
                 };
-                (held.reported, held.revoked) = (used, false);
-                let budget = held.budget;
-                entry.account.reported(now, lease, budget, used);
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Writes an action. Refuses one that no lease allows.
+    /// The token of a client is over, if it holds one: clients of its GPU may be owed more, the longer it lasted.
+    fn over(&mut self, now: Timestamp, client: ClientId) -> Result<(), String> {
+        let entry = self.entry(client)?;
+        let (gpu, charged, held) = (entry.gpu, entry.charged, entry.held.take());
+        self.lasted(gpu, held, charged, now);
+        Ok(())
+    }
+
+    fn lasted(&mut self, gpu: GpuId, held: Option<Held>, charged: Duration, now: Timestamp) {
+        if let Some(held) = held {
+            let longest = now.saturating_since(held.since).max(charged.saturating_sub(held.base));
+            for other in self.clients.values_mut().filter(|other| other.gpu == gpu) {
+                other.account.lasted(longest);
+            }
+        }
+    }
+
+    /// Writes an action. Refuses one that no token allows.
     fn write_action(&mut self, now: Timestamp, action: TokenAction) -> Result<(), String> {
         match action {
-            TokenAction::Grant { client, lease, budget, expires } => {
-                self.write_grant(now, client, lease, budget, expires)
-            }
-            TokenAction::Revoke { client, lease, .. } => {
+            TokenAction::Allow { client, allowed, until } => self.write_grant(now, client, allowed, until),
+            TokenAction::Stop { client } => {
+                let terms = self.terms;
                 let entry = self.entry(client)?;
-                match entry.held.take_if(|held| held.lease == lease) {
-                    Some(held) => {
-                        let held = Held { revoked: true, ..held };
-                        entry.account.settled(now, lease, held.charge(Bound::Most));
-                        entry.lay_aside(held);
-                        Ok(())
-                    }
-                    None => Err(format!("{client} was revoked {lease}, which it does not hold")),
+                let Some(due) = entry.due(terms) else {
+                    return Err(format!("{client} was stopped, and holds nothing"));
+                };
+                if now < due {
+                    return Err(format!("{client} was stopped at {now}, before {due}"));
                 }
+                let allowed = entry.held.map_or(Duration::ZERO, |held| held.allowed);
+                entry.charge(due, allowed);
+                self.over(due, client)
             }
             TokenAction::Throttle { client, until, .. } => {
                 self.entry(client)?;
@@ -354,50 +345,39 @@ impl Book {
         &mut self,
         now: Timestamp,
         client: ClientId,
-        lease: LeaseId,
-        budget: Duration,
-        expires: Timestamp,
+        allowed: Duration,
+        until: Timestamp,
     ) -> Result<(), String> {
-        let fresh = self.leases.insert(lease);
         let entry = self.entry(client)?;
         let windows = entry.account.windows();
-        if expires <= now {
-            return Err(format!("{client} was granted {lease} until {expires}, which is not after {now}"));
-        }
         let window = windows.index(now);
-        if expires > windows.end(window) {
+        if until <= now || until > windows.end(window) {
             return Err(format!(
-                "{lease} expires at {expires}, after the end of its window at {}",
+                "{client} was allowed to launch until {until}, which is not between {now} and the end of its window at {}",
                 windows.end(window)
             ));
         }
-        let held = match entry.held {
-            Some(held) if held.lease == lease => {
-                if budget < held.budget || expires < held.expires {
-                    return Err(format!("{lease} was extended from {held:?} to less: {budget}, {expires}"));
-                }
-                if windows.index(held.since) != window {
-                    return Err(format!(
-                        "{lease} was extended into another window than that of {}",
-                        held.since
-                    ));
-                }
-                Held { budget, expires, ..held }
-            }
-            _ if !fresh => return Err(format!("{lease} was granted to {client}, but is not new")),
-            replaced => {
-                if let Some(replaced) = replaced {
-                    entry.lay_aside(replaced);
-                }
-                let sm = entry.share.sm;
-                Held { lease, since: now, budget, expires, sm, reported: Duration::ZERO, revoked: false }
-            }
-        };
-        if budget <= held.reported {
-            return Err(format!("{lease} was granted with {budget}, of which nothing is left"));
+        if allowed <= entry.charged {
+            return Err(format!(
+                "{client} was allowed {allowed} in all, and has used {} of it",
+                entry.charged
+            ));
         }
-        entry.account.granted(now, lease, budget, held.reported);
-        (entry.held, entry.asked) = (Some(held), None);
+        let (gpu, charged) = (entry.gpu, entry.charged);
+        let same = entry.held.filter(|held| windows.index(held.since) == window);
+        if let Some(held) = same
+            && (allowed < held.allowed || until < held.until)
+        {
+            return Err(format!("{client} was extended from {held:?} to less: {allowed}, {until}"));
+        }
+        let replaced = entry.held.map_or(now, |held| held.since);
+        let fresh =
+            Held { since: now, replaced, base: entry.begins(now), allowed, until, sm: entry.share.sm };
+        let before = entry.held.replace(Held { allowed, until, ..same.unwrap_or(fresh) });
+        entry.asked = None;
+        if same.is_none() {
+            self.lasted(gpu, before, charged, now);
+        }
         Ok(())
     }
 
@@ -489,10 +469,8 @@ impl Audit {
         actions: &[TokenAction],
         scheduler: &dyn TokenScheduler,
     ) -> Result<(), Violation> {
-        // An engine first does what its deadlines asked for, so revocations at the head of its orders came before the
-        // event.
-        let overdue =
-            actions.iter().take_while(|action| matches!(action, TokenAction::Revoke { .. })).count();
+        // An engine first does what its deadlines asked for, so stops at the head of its orders came before the event.
+        let overdue = actions.iter().take_while(|action| matches!(action, TokenAction::Stop { .. })).count();
         let (overdue, rest) = actions.split_at(overdue);
         let overdue = overdue.iter().map(|action| Change::Action(*action));
         let rest = rest.iter().map(|action| Change::Action(*action));
@@ -500,7 +478,7 @@ impl Audit {
             self.ask(now, |checker, book| checker.before(book, now, change))?;
             self.book
                 .write(now, change)
-                .map_err(|message| self.violation("life of a lease", now, message))?;
+                .map_err(|message| self.violation("life of a token", now, message))?;
             self.ask(now, |checker, book| checker.after(book, now, change))?;
         }
         self.ask(now, |checker, book| checker.settled(book, now, scheduler))

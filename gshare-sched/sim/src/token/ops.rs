@@ -1,13 +1,13 @@
 //! Operations: random calls as small values, for property tests, fuzzers and committed regressions alike.
 //!
-//! An operation names a slot and percentages, never a lease or a time: what it means follows from the book, so any
+//! An operation names a slot and percentages, never a total or a time: what it means follows from the book, so any
 //! list of operations is a possible history, and shrinking one leaves a possible history.
 
 use super::drive::Driver;
 use super::{Book, Violation};
 use crate::rng::Rng;
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenError, TokenEvent,
+    ClientId, Duration, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenError, TokenEvent, UseState,
 };
 
 /// One operation. Slots and GPUs count modulo the world's size, percentages modulo 101.
@@ -63,28 +63,35 @@ pub enum TokenOp {
         /// Its slot.
         slot: u8,
     },
-    /// A client returns what it holds.
+    /// A client gives its token back.
     Return {
         /// Its slot.
         slot: u8,
-        /// GPU time used in per cent of the budget; may be more than 100.
+        /// GPU time used in per cent of the token; may be more than 100.
         used: u8,
         /// Whether it wants the next at once.
         again: bool,
     },
-    /// A client reports on what it holds.
+    /// A client reports on its token.
     Report {
         /// Its slot.
         slot: u8,
-        /// GPU time used in per cent of the budget; may be more than 100.
+        /// GPU time used in per cent of the token; may be more than 100.
         used: u8,
     },
-    /// A client returns what it held before, if that was not returned.
-    ReturnLate {
+    /// A client launches a kernel as long as several windows, and reports it.
+    Long {
         /// Its slot.
         slot: u8,
-        /// GPU time used in per cent of the budget; may be more than 100.
-        used: u8,
+        /// Length in 64ths of a window: up to four windows.
+        length: u8,
+    },
+    /// A client without a token reports work that ended later than it was charged.
+    Late {
+        /// Its slot.
+        slot: u8,
+        /// GPU time beyond its last report, in 64ths of a window.
+        more: u8,
     },
     /// A call that must be refused.
     Nonsense {
@@ -120,7 +127,8 @@ impl TokenOp {
             15..22 => Self::Request { slot },
             22..26 => Self::Return { slot, used: a % 120, again: b % 2 == 0 },
             26..29 => Self::Report { slot, used: a % 110 },
-            29..31 => Self::ReturnLate { slot, used: a },
+            29 => Self::Long { slot, length: a },
+            30 => Self::Late { slot, more: a % 16 },
             _ => Self::Nonsense { slot, kind: a },
         }
     }
@@ -168,38 +176,45 @@ impl TokenOp {
                 Some(client) => driver.must(now, TokenEvent::ClientLeft { client }),
                 None => Ok(()),
             },
-            Self::Request { slot } => match client(slot, driver.book()) {
-                Some(client) => driver.must(now, TokenEvent::TokenRequested { client }),
-                None => Ok(()),
-            },
+            Self::Request { slot } => {
+                let Some(client) = client(slot, driver.book()) else { return Ok(()) };
+                let (said, holds) = said(client, driver.book());
+                let state = if holds { UseState::Extends } else { UseState::Wants };
+                driver.must(now, TokenEvent::Used { client, used: said, state })
+            }
             Self::Return { slot, used, .. } | Self::Report { slot, used } => {
                 let Some(client) = client(slot, driver.book()) else { return Ok(()) };
-                let Some(held) = driver.book().client(client).and_then(|entry| entry.held) else {
+                let Some((held, said)) =
+                    driver.book().client(client).and_then(|entry| Some((entry.held?, entry.said)))
+                else {
                     return Ok(());
                 };
-                let used = percent(held.budget, used).max(held.reported);
-                let lease = held.lease;
-                driver.must(
-                    now,
-                    match self {
-                        Self::Return { again, .. } => {
-                            TokenEvent::TokenReturned { client, lease, used, again }
-                        }
-                        _ => TokenEvent::UsageReported { client, lease, used },
-                    },
-                )
+                let used = held.base.saturating_add(percent(held.allowed - held.base, used)).max(said);
+                let state = match self {
+                    Self::Return { again: true, .. } => UseState::Wants,
+                    Self::Return { .. } => UseState::Idle,
+                    _ => UseState::Holds,
+                };
+                driver.must(now, TokenEvent::Used { client, used, state })
             }
-            Self::ReturnLate { slot, used } => {
+            Self::Long { slot, length: part } | Self::Late { slot, more: part } => {
                 let Some(client) = client(slot, driver.book()) else { return Ok(()) };
-                let Some(held) = driver.book().client(client).and_then(|entry| entry.unsettled) else {
+                let (said, holds) = said(client, driver.book());
+                if holds != matches!(self, Self::Long { .. }) {
                     return Ok(());
-                };
-                let used = percent(held.budget, used).max(held.reported);
-                driver.must(now, TokenEvent::TokenReturned { client, lease: held.lease, used, again: false })
+                }
+                let window = driver.book().terms().window.as_nanos();
+                let used = said.saturating_add(Duration::from_nanos(window * u64::from(part) / 64));
+                driver.must(now, TokenEvent::Used { client, used, state: UseState::Holds })
             }
             Self::Nonsense { slot, kind } => nonsense(slot, kind, world, driver),
         }
     }
+}
+
+/// What a client has said of its use, and whether it holds a token.
+fn said(client: ClientId, book: &Book) -> (Duration, bool) {
+    book.client(client).map_or((Duration::ZERO, false), |entry| (entry.said, entry.held.is_some()))
 }
 
 fn percent(whole: Duration, percent: u8) -> Duration {
@@ -223,8 +238,7 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
     let gpu = GpuId::new(0);
     let nobody = ClientId::new(slot, driver.book().next_generation(slot));
     let somebody = driver.book().in_slot(slot);
-    let lease = LeaseId::new(u64::MAX);
-    let used = Duration::ZERO;
+    let (used, state) = (Duration::ZERO, UseState::Wants);
     let sound = share(50, 50, 50);
     let expected: (Timestamp, TokenEvent, fn(&TokenError) -> bool) = match (kind % 12, somebody) {
         (0, _) if now > Timestamp::ZERO => {
@@ -234,14 +248,12 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
         // Refused in the future: the time must not move there either.
         (1, _) => (
             now.saturating_add(Duration::from_secs(1)),
-            TokenEvent::TokenRequested { client: nobody },
+            TokenEvent::Used { client: nobody, used, state },
             is_unknown,
         ),
         (2, _) => (now, TokenEvent::ClientLeft { client: nobody }, is_unknown),
         (3, _) => (now, TokenEvent::ShareChanged { client: nobody, share: sound }, is_unknown),
-        (4, _) => (now, TokenEvent::TokenReturned { client: nobody, lease, used, again: true }, is_unknown),
-        (5, Some(client)) => (now, TokenEvent::TokenReturned { client, lease, used, again: true }, is_stale),
-        (6, Some(client)) => (now, TokenEvent::UsageReported { client, lease, used }, is_stale),
+        (4, _) => (now, TokenEvent::Used { client: nobody, used, state: UseState::Holds }, is_unknown),
         (7, Some(client)) => (now, TokenEvent::ClientJoined { client, gpu, share: sound }, |error| {
             matches!(error, TokenError::ClientExists { .. })
         }),
@@ -253,10 +265,10 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
         }
         (9, Some(client)) => {
             // The shrinking report, where there is something that can shrink.
-            let Some(held) = driver.book().client(client).and_then(|entry| entry.held) else { return Ok(()) };
-            let Some(less) = held.reported.as_nanos().checked_sub(1) else { return Ok(()) };
+            let (said, _) = said(client, driver.book());
+            let Some(less) = said.as_nanos().checked_sub(1) else { return Ok(()) };
             let used = Duration::from_nanos(less);
-            (now, TokenEvent::UsageReported { client, lease: held.lease, used }, |error| {
+            (now, TokenEvent::Used { client, used, state: UseState::Holds }, |error| {
                 matches!(error, TokenError::UsageShrank { .. })
             })
         }
@@ -285,8 +297,4 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
 
 const fn is_unknown(error: &TokenError) -> bool {
     matches!(error, TokenError::UnknownClient { .. })
-}
-
-const fn is_stale(error: &TokenError) -> bool {
-    matches!(error, TokenError::StaleLease { .. })
 }

@@ -7,10 +7,10 @@
 //! should get is said of the time that they would have alone: in proportion to their requests.
 //!
 //! # Model
-//! A program launches a kernel, waits for its end, pauses and starts over while it holds a token that is neither used up nor
-//! expired; else it gives the token back with what it used, and asks again. It asks ahead when little is left of its budget or
-//! of the time to its expiry, and reports what it used now and then, and before it asks for more with its budget overrun. A grant
-//! arrives after the hand-over time. One kernel runs at a time, in the order of the launches.
+//! A program launches a kernel, waits for its end, pauses and starts over while its token is neither used up nor over; else it gives the
+//! token back and asks again. It asks ahead when little is left of its token, by use or by the clock, and reports its use now and then.
+//! An order arrives after the hand-over time; an order that has crossed the end of the token is void. One kernel runs at a time, in the
+//! order of the launches.
 //!
 //! # Cost
 //! O(log n) per kernel and call of the scheduler, for n programs.
@@ -18,9 +18,7 @@
 use super::Violation;
 use super::drive::Driver;
 use crate::event_queue::EventQueue;
-use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Share, Timestamp, TokenAction, TokenError, TokenEvent,
-};
+use gshare_core::{ClientId, Duration, GpuId, Share, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
 /// More is asked for when this is left of a budget or of the time to an expiry.
@@ -61,16 +59,21 @@ pub struct Paced<'a> {
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    Told(ClientId, TokenAction),
+    /// An order, and how many turns of its client were over then.
+    Told(ClientId, u32, TokenAction),
     Launches(ClientId),
-    /// Its lease may be about to expire.
+    /// Its token may be about to end.
     Looks(ClientId),
 }
 
 #[derive(Debug)]
 struct Program {
     pace: Pace,
-    lease: Option<Lease>,
+    /// Turns that are over, as the program knows, and as its scheduler does.
+    turn: u32,
+    turn_there: u32,
+    token: Option<Token>,
+    used: Duration,
     asked: bool,
     /// The program waits for a grant: nothing of it is scheduled.
     waits: bool,
@@ -79,11 +82,9 @@ struct Program {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Lease {
-    id: LeaseId,
-    budget: Duration,
-    expires: Timestamp,
-    used: Duration,
+struct Token {
+    allowed: Duration,
+    until: Timestamp,
     reported: Timestamp,
 }
 
@@ -102,18 +103,27 @@ impl<'a> Paced<'a> {
         share: Share,
         pace: Pace,
     ) -> Result<(), Violation> {
-        let program =
-            Program { pace, lease: None, asked: true, waits: true, got: Got::default(), last_end: None };
+        let program = Program {
+            pace,
+            turn: 0,
+            turn_there: 0,
+            token: None,
+            used: Duration::ZERO,
+            asked: true,
+            waits: true,
+            got: Got::default(),
+            last_end: None,
+        };
         self.programs.insert(client, program);
         self.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
-        self.call(now, TokenEvent::TokenRequested { client })
+        self.says(now, client, UseState::Wants)
     }
 
     /// Lets time pass until `until`, inclusively.
     pub fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
         while let Some((now, event)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
             match event {
-                Some(Event::Told(client, action)) => self.told(now, client, action)?,
+                Some(Event::Told(client, turn, action)) => self.told(now, client, turn, action)?,
                 Some(Event::Launches(client)) => self.launches(now, client)?,
                 Some(Event::Looks(client)) => self.asks(now, client)?,
                 None => self.call(now, TokenEvent::DeadlineReached)?,
@@ -128,96 +138,105 @@ impl<'a> Paced<'a> {
     }
 
     fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
-        match self.driver.call(now, event)? {
-            // The return crossed an order.
-            Ok(()) | Err(TokenError::StaleLease { .. }) => {}
-            Err(error) => return Err(self.driver.wrong(format!("{event:?} was refused: {error}"))),
-        }
+        self.driver.must(now, event)?;
         for action in self.driver.actions().to_vec() {
-            let (TokenAction::Grant { client, .. } | TokenAction::Revoke { client, .. }) = action else {
-                continue;
-            };
-            self.queue.schedule(now.saturating_add(self.hand_over), Event::Told(client, action));
+            let (TokenAction::Allow { client, .. } | TokenAction::Stop { client }) = action else { continue };
+            let Some(program) = self.programs.get_mut(&client) else { continue };
+            let turn = program.turn_there;
+            program.turn_there += u32::from(matches!(action, TokenAction::Stop { .. }));
+            self.queue.schedule(now.saturating_add(self.hand_over), Event::Told(client, turn, action));
         }
         Ok(())
     }
 
-    fn told(&mut self, now: Timestamp, client: ClientId, action: TokenAction) -> Result<(), Violation> {
+    /// The program says what it has used and wants. Of a turn that is over for the scheduler, only the total counts.
+    fn says(&mut self, now: Timestamp, client: ClientId, state: UseState) -> Result<(), Violation> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
-        let mut returned = None;
+        let ends = program.turn == program.turn_there + 1;
+        let state = match (program.turn < program.turn_there, state) {
+            (true, _) => UseState::Holds,
+            (false, UseState::Wants | UseState::Idle)
+                if !ends && self.driver.book().client(client).is_some_and(|entry| entry.held.is_some()) =>
+            {
+                // It has not heard of its token yet.
+                UseState::Holds
+            }
+            (false, state) => state,
+        };
+        program.turn_there = program.turn_there.max(program.turn);
+        let used = program.used;
+        self.call(now, TokenEvent::Used { client, used, state })
+    }
+
+    fn told(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        turn: u32,
+        action: TokenAction,
+    ) -> Result<(), Violation> {
+        let Some(program) = self.programs.get_mut(&client).filter(|program| program.turn == turn) else {
+            return Ok(());
+        };
         match action {
-            TokenAction::Grant { lease: id, budget, expires, .. } => {
+            TokenAction::Allow { allowed, until, .. } => {
                 program.asked = false;
-                let ahead = Timestamp::from_nanos(expires.as_nanos().saturating_sub(AHEAD.as_nanos()));
+                let ahead = Timestamp::from_nanos(until.as_nanos().saturating_sub(AHEAD.as_nanos()));
                 if ahead > now {
                     self.queue.schedule(ahead, Event::Looks(client));
                 }
-                match &mut program.lease {
-                    Some(lease) if lease.id == id => (lease.budget, lease.expires) = (budget, expires),
-                    held => {
-                        let fresh = Lease { id, budget, expires, used: Duration::ZERO, reported: now };
-                        returned = held.replace(fresh);
-                    }
-                }
+                let reported = program.token.map_or(now, |token| token.reported);
+                program.token = Some(Token { allowed, until, reported });
                 if core::mem::take(&mut program.waits) {
                     self.queue.schedule(now, Event::Launches(client));
                 }
+                Ok(())
             }
-            TokenAction::Revoke { lease: id, .. } => {
-                returned = program.lease.take_if(|lease| lease.id == id);
+            TokenAction::Stop { .. } => {
+                program.token = None;
+                program.turn += 1;
+                program.asked = program.waits;
+                let state = if program.waits { UseState::Wants } else { UseState::Idle };
+                self.says(now, client, state)
             }
-            _ => {}
-        }
-        match returned {
-            Some(Lease { id, used, .. }) => {
-                self.call(now, TokenEvent::TokenReturned { client, lease: id, used, again: false })
-            }
-            None => Ok(()),
+            TokenAction::Throttle { .. } => Ok(()),
         }
     }
 
     fn launches(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
-        let over = program.lease.take_if(|lease| lease.used >= lease.budget || lease.expires <= now);
-        let Some(lease) = &mut program.lease else {
+        let over = program.token.take_if(|token| program.used >= token.allowed || token.until <= now);
+        let Some(token) = program.token else {
             let asked = core::mem::replace(&mut program.asked, true);
             program.waits = true;
-            return match over {
-                Some(Lease { id, used, .. }) => {
-                    self.call(now, TokenEvent::TokenReturned { client, lease: id, used, again: true })
-                }
-                None if !asked => self.call(now, TokenEvent::TokenRequested { client }),
-                None => Ok(()),
-            };
+            program.turn += u32::from(over.is_some());
+            return if over.is_some() || !asked { self.says(now, client, UseState::Wants) } else { Ok(()) };
         };
         let Pace { kernel, pause } = program.pace;
         let begin = self.free.max(now);
         self.free = begin.saturating_add(kernel);
-        lease.used = lease.used.saturating_add(kernel);
+        program.used = program.used.saturating_add(kernel);
         program.got.busy = program.got.busy.saturating_add(kernel);
         let idle = program.last_end.map_or(Duration::ZERO, |end| begin.saturating_since(end));
         program.got.gap = program.got.gap.max(idle);
         program.last_end = Some(self.free);
+        program.token = Some(token);
         self.queue.schedule(self.free.saturating_add(pause), Event::Launches(client));
         self.asks(now, client)
     }
 
-    /// Says what was used, and asks for more where little is left.
+    /// Says its use, and asks for more where little is left.
     fn asks(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
-        let Some(lease) = &mut program.lease else { return Ok(()) };
-        let left = lease.budget.saturating_sub(lease.used).min(lease.expires.saturating_since(now));
+        let Some(token) = &mut program.token else { return Ok(()) };
+        let left = token.allowed.saturating_sub(program.used).min(token.until.saturating_since(now));
         let asks = left <= AHEAD && !program.asked;
-        let overruns = asks && lease.used > lease.budget;
-        let reports = overruns || now.saturating_since(lease.reported) >= REPORT;
-        let (id, used) = (lease.id, lease.used);
-        if reports {
-            lease.reported = now;
+        if !asks && now.saturating_since(token.reported) < REPORT {
+            return Ok(());
         }
+        token.reported = now;
         program.asked |= asks;
-        if reports {
-            self.call(now, TokenEvent::UsageReported { client, lease: id, used })?;
-        }
-        if asks { self.call(now, TokenEvent::TokenRequested { client }) } else { Ok(()) }
+        let state = if program.asked { UseState::Extends } else { UseState::Holds };
+        self.says(now, client, state)
     }
 }

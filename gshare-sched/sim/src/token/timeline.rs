@@ -4,11 +4,11 @@
 //! client0.0  ####----####====####!!!!
 //! client1.0      ....####....########
 //! ```
-//! `#` holds a token, `=` holds and asks for more, `.` waits, `-` is throttled, `!` was revoked, blank: wants nothing.
+//! `#` holds a token, `=` holds and asks for more, `.` waits, `-` is throttled, `!` was stopped, blank: wants nothing.
 //! A column shows the strongest state within it.
 
 use core::fmt::Write as _;
-use gshare_core::{ClientId, Duration, Share, Timestamp, TokenAction, TokenEvent};
+use gshare_core::{ClientId, Duration, Share, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Calls whose text is kept.
@@ -27,7 +27,7 @@ enum State {
     Waits,
     Holds,
     HoldsAndAsks,
-    Revoked,
+    Stopped,
 }
 
 impl State {
@@ -38,7 +38,7 @@ impl State {
             Self::Waits => '.',
             Self::Holds => '#',
             Self::HoldsAndAsks => '=',
-            Self::Revoked => '!',
+            Self::Stopped => '!',
         }
     }
 }
@@ -64,21 +64,22 @@ impl Timeline {
         }
         self.calls.push_back((now, event, actions.to_vec()));
         match event {
-            TokenEvent::TokenRequested { client } => {
+            TokenEvent::Used { client, state, .. } => {
                 let holds = matches!(self.states.get(&client), Some(State::Holds | State::HoldsAndAsks));
-                self.mark(now, client, if holds { State::HoldsAndAsks } else { State::Waits });
-            }
-            TokenEvent::TokenReturned { client, again, .. } => {
-                let asks = again || self.states.get(&client) == Some(&State::HoldsAndAsks);
-                self.mark(now, client, if asks { State::Waits } else { State::Idle });
+                match state {
+                    UseState::Idle => self.mark(now, client, State::Idle),
+                    UseState::Extends if holds => self.mark(now, client, State::HoldsAndAsks),
+                    UseState::Wants | UseState::Extends => self.mark(now, client, State::Waits),
+                    UseState::Holds => {}
+                }
             }
             TokenEvent::ClientLeft { client } => self.mark(now, client, State::Idle),
             _ => {}
         }
         for action in actions {
             match *action {
-                TokenAction::Grant { client, .. } => self.mark(now, client, State::Holds),
-                TokenAction::Revoke { client, .. } => self.mark(now, client, State::Revoked),
+                TokenAction::Allow { client, .. } => self.mark(now, client, State::Holds),
+                TokenAction::Stop { client } => self.mark(now, client, State::Stopped),
                 TokenAction::Throttle { client, .. } if self.states.get(&client) == Some(&State::Waits) => {
                     self.mark(now, client, State::Throttled);
                 }
@@ -138,24 +139,15 @@ fn event_line(event: &TokenEvent) -> String {
         }
         TokenEvent::ShareChanged { client, share: new } => format!("{client} changes to {}", share(new)),
         TokenEvent::ClientLeft { client } => format!("{client} leaves"),
-        TokenEvent::TokenRequested { client } => format!("{client} asks"),
-        TokenEvent::TokenReturned { client, lease, used, again } => {
-            let asks = if *again { ", and asks again" } else { "" };
-            format!("{client} returns {lease}, used {used}{asks}")
-        }
-        TokenEvent::UsageReported { client, lease, used } => {
-            format!("{client} reports on {lease}: used {used}")
-        }
+        TokenEvent::Used { client, used, state } => format!("{client} has used {used}: {state:?}"),
         other => format!("{other:?}"),
     }
 }
 
 fn action_line(action: &TokenAction) -> String {
     match action {
-        TokenAction::Grant { client, lease, budget, expires } => {
-            format!("grant {client} {lease}: {budget} until {expires}")
-        }
-        TokenAction::Revoke { client, lease, reason } => format!("revoke {client} {lease}: {reason:?}"),
+        TokenAction::Allow { client, allowed, until } => format!("allow {client} {allowed} until {until}"),
+        TokenAction::Stop { client } => format!("stop {client}"),
         TokenAction::Throttle { client, until, .. } => format!("throttle {client} until {until}"),
     }
 }
@@ -169,23 +161,21 @@ impl Default for Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::LeaseId;
 
     #[test]
     fn the_picture_shows_who_held_and_who_waited() {
         let mut timeline = Timeline::new();
         let client = ClientId::new(3, 0);
-        let (lease, at) = (LeaseId::new(1), Timestamp::from_millis);
-        let (budget, expires) = (Duration::from_millis(6), at(10));
-        timeline.call(at(0), TokenEvent::TokenRequested { client }, &[]);
-        let grant = TokenAction::Grant { client, lease, budget, expires };
-        timeline.call(at(4), TokenEvent::DeadlineReached, &[grant]);
-        let returned = TokenEvent::TokenReturned { client, lease, used: budget, again: false };
-        timeline.call(at(10), returned, &[]);
+        let at = Timestamp::from_millis;
+        let used = |used, state| TokenEvent::Used { client, used: Duration::from_millis(used), state };
+        timeline.call(at(0), used(0, UseState::Wants), &[]);
+        let allow = TokenAction::Allow { client, allowed: Duration::from_millis(6), until: at(10) };
+        timeline.call(at(4), TokenEvent::DeadlineReached, &[allow]);
+        timeline.call(at(10), used(6, UseState::Idle), &[]);
         let picture = timeline.picture(at(14));
         assert!(picture.contains("client3.0 ..####  \n"), "{picture}");
         assert!(
-            picture.contains("0.004000000s DeadlineReached\n    -> grant client3.0 lease1: 6ms until"),
+            picture.contains("0.004000000s DeadlineReached\n    -> allow client3.0 6ms until"),
             "{picture}"
         );
     }

@@ -1,7 +1,7 @@
 //! Memory of an instance, whose processes keep to the rules of the wire, with a daemon that may be killed at any frame.
 
 use super::super::*;
-use super::{Policy, node_of};
+use super::node_of;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ struct Bench {
 }
 
 fn node() -> Node {
-    node_of(NodeConfig::default(), Policy::MultiToken)
+    node_of(NodeConfig::default())
 }
 
 fn frames(actions: Vec<NodeAction>) -> Vec<(ConnId, ToClient)> {
@@ -54,7 +54,7 @@ impl Bench {
     fn new() -> Self {
         let (now, holders) = (Timestamp::from_millis(1_000), Vec::new());
         let config = NodeConfig { predecessor: false, ..NodeConfig::default() };
-        let node = node_of(config, Policy::MultiToken);
+        let node = node_of(config);
         Self { node, now, holders, granted: 0, denied: 0, under_way: VecDeque::new() }
     }
 
@@ -197,7 +197,18 @@ impl Bench {
         let conn = holder.conn;
         self.hello(conn, u32::try_from(index).unwrap(), "instance");
         let (device, device_memory) = (DeviceUuid::gpu([1; 16]), Bytes::from_gib(16));
-        self.say(index, ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part });
+        self.say(
+            index,
+            ToDaemon::Attach {
+                ordinal: 0,
+                device,
+                device_memory,
+                allocated,
+                part,
+                used: Duration::ZERO,
+                allowed: Duration::ZERO,
+            },
+        );
     }
 
     fn allocate(&mut self, index: usize, bytes: u64) {

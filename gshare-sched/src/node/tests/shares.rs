@@ -2,8 +2,8 @@
 
 use super::super::shares::part;
 use super::super::*;
-use super::{Policy, node_of};
-use gshare_core::{LeaseId, SmShare};
+use super::node_of;
+use gshare_core::SmShare;
 use proptest::prelude::*;
 
 #[test]
@@ -29,14 +29,11 @@ fn spec(quota: &str) -> ResourceSpec {
     ResourceSpec::new(quota.parse().unwrap(), SmShare::WHOLE, None).unwrap()
 }
 
-/// A lease as its process knows it.
+/// A token as its process knows it.
 #[derive(Debug, Clone, Copy)]
-struct Lease {
-    id: LeaseId,
-    budget: Duration,
-    used: Duration,
-    expires: Timestamp,
-    revoked: bool,
+struct Token {
+    allowed: Duration,
+    until: Timestamp,
 }
 
 /// A process with one device. While it is busy it launches kernels of one length, one after the other.
@@ -48,12 +45,13 @@ struct Process {
     kernel: Duration,
     busy: bool,
     asked: bool,
-    lease: Option<Lease>,
+    /// Turns that are over.
+    turn: u32,
+    token: Option<Token>,
     /// When the kernel that runs now ends.
     ends: Option<Timestamp>,
-    /// GPU time really used, and how often a lease was received.
+    /// GPU time really used.
     ran: Duration,
-    leases: u64,
     /// The part that it was told last.
     part: QuotaRange,
 }
@@ -68,8 +66,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(policy: Policy, quotas: &[&str]) -> Self {
-        let node = node_of(NodeConfig::default(), policy);
+    fn new(quotas: &[&str]) -> Self {
+        let node = node_of(NodeConfig::default());
         let specs = quotas.iter().map(|quota| spec(quota)).collect();
         Self { node, now: Timestamp::from_millis(1_000), processes: Vec::new(), ran: Vec::new(), specs }
     }
@@ -97,22 +95,24 @@ impl Bench {
                     assert_eq!(client, process.client);
                     process.part = spec.quota();
                 }
-                ToClient::Grant { client, lease, budget, expires } => {
+                ToClient::Allow { client, turn, allowed, until } => {
                     assert_eq!(client, process.client, "members know themselves by their own names");
-                    process.asked = false;
-                    let used = process.lease.filter(|held| held.id == lease).map(|held| held.used);
-                    process.leases += u64::from(used.is_none());
-                    let used = used.unwrap_or_default();
-                    process.lease = Some(Lease { id: lease, budget, used, expires, revoked: false });
-                    if process.ends.is_none() {
-                        process.ends = Some(self.now.saturating_add(process.kernel));
+                    if turn != process.turn {
+                        continue;
                     }
-                }
-                ToClient::Revoke { client, lease, .. } => {
-                    assert_eq!(client, process.client);
                     process.asked = false;
-                    if let Some(held) = process.lease.as_mut().filter(|held| held.id == lease) {
-                        held.revoked = true;
+                    if until > self.now {
+                        process.token = Some(Token { allowed, until });
+                        if process.ends.is_none() {
+                            process.ends = Some(self.now.saturating_add(process.kernel));
+                        }
+                        continue;
+                    }
+                    process.turn += 1;
+                    process.token = None;
+                    let index = conn.slot() as usize;
+                    if process.ends.is_none() {
+                        self.asks(index);
                     }
                 }
                 ToClient::Refused { text, .. } => panic!("{text}"),
@@ -131,10 +131,10 @@ impl Bench {
             kernel,
             busy: false,
             asked: false,
-            lease: None,
+            turn: 0,
+            token: None,
             ends: None,
             ran: Duration::ZERO,
-            leases: 0,
             part: QuotaRange::BEST_EFFORT,
         }));
         self.say(
@@ -152,7 +152,15 @@ impl Bench {
         let (device, device_memory) = (DeviceUuid::gpu([1; 16]), Bytes::from_gib(16));
         self.say(
             index,
-            ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part: None },
+            ToDaemon::Attach {
+                ordinal: 0,
+                device,
+                device_memory,
+                allocated: Bytes::ZERO,
+                part: None,
+                used: Duration::ZERO,
+                allowed: Duration::ZERO,
+            },
         );
         self.set_busy(index, busy);
         index
@@ -161,11 +169,23 @@ impl Bench {
     fn set_busy(&mut self, index: usize, busy: bool) {
         let Some(process) = &mut self.processes[index] else { return };
         process.busy = busy;
-        if busy && process.lease.is_none() && !process.asked {
-            process.asked = true;
-            let client = process.client;
-            self.say(index, ToDaemon::TokenRequest { client });
+        if busy && process.token.is_none() && !process.asked && process.ends.is_none() {
+            self.asks(index);
         }
+    }
+
+    /// The process says its total and that it waits for a token, or rests.
+    fn asks(&mut self, index: usize) {
+        let Some(process) = &mut self.processes[index] else { return };
+        process.asked = process.busy;
+        let state = if process.busy { UseState::Wants } else { UseState::Idle };
+        self.uses(index, state);
+    }
+
+    fn uses(&mut self, index: usize, state: UseState) {
+        let Some(process) = &self.processes[index] else { return };
+        let (client, turn, used) = (process.client, process.turn, process.ran);
+        self.say(index, ToDaemon::Use { client, turn, used, state, launches: 0, waited: Duration::ZERO });
     }
 
     fn kill(&mut self, index: usize) {
@@ -179,22 +199,20 @@ impl Bench {
     fn completed(&mut self, index: usize) {
         let now = self.now;
         let Some(process) = &mut self.processes[index] else { return };
-        let (client, kernel, busy) = (process.client, process.kernel, process.busy);
+        let kernel = process.kernel;
         process.ends = None;
         process.ran = process.ran.saturating_add(kernel);
         self.ran.push((now, process.instance, kernel));
-        let Some(lease) = &mut process.lease else { return };
-        lease.used = lease.used.saturating_add(kernel);
-        let Lease { id, budget, used, expires, revoked } = *lease;
-        if revoked || !busy || used >= budget || now >= expires {
-            (process.lease, process.asked) = (None, busy);
-            return self.say(index, ToDaemon::TokenReturn { client, lease: id, used, again: busy.into() });
+        let Some(token) = process.token else { return self.asks(index) };
+        if !process.busy || process.ran >= token.allowed || now >= token.until {
+            process.token = None;
+            process.turn += 1;
+            return self.asks(index);
         }
         process.ends = Some(now.saturating_add(kernel));
-        if !process.asked && budget.saturating_sub(used) <= us(2_000) {
+        if !process.asked && token.allowed.saturating_sub(process.ran) <= us(2_000) {
             process.asked = true;
-            self.say(index, ToDaemon::Usage { client, lease: id, used, launches: 0, waited: Duration::ZERO });
-            self.say(index, ToDaemon::TokenRequest { client });
+            self.uses(index, UseState::Extends);
         }
     }
 
@@ -268,7 +286,7 @@ impl Bench {
 fn siblings_that_only_hold_a_context_cost_nothing() {
     for quota in ["0.4", "0.2:0.8", "0.5:1"] {
         let ran = |siblings: usize| {
-            let mut bench = Bench::new(Policy::MultiToken, &[quota, "0.3:1"]);
+            let mut bench = Bench::new(&[quota, "0.3:1"]);
             let worker = bench.start(0, us(500), true);
             bench.start(1, us(700), true);
             for _ in 0..siblings {
@@ -285,11 +303,8 @@ fn siblings_that_only_hold_a_context_cost_nothing() {
 
 #[test]
 fn busy_siblings_share_the_limit_of_their_instance_evenly() {
-    for (policy, kernels) in [Policy::MultiToken, Policy::SlotTable]
-        .into_iter()
-        .flat_map(|policy| [[500, 500, 500], [100, 1_000, 4_000]].map(|kernels| (policy, kernels)))
-    {
-        let mut bench = Bench::new(policy, &["0.6"]);
+    for kernels in [[500, 500, 500], [100, 1_000, 4_000]] {
+        let mut bench = Bench::new(&["0.6"]);
         let processes = kernels.map(|kernel| bench.start(0, us(kernel), true));
         bench.run_for(10_000);
         let ran = processes.map(|index| bench.ran(index).as_nanos() / 1_000_000);
@@ -305,7 +320,7 @@ fn busy_siblings_share_the_limit_of_their_instance_evenly() {
 #[test]
 fn a_sibling_that_wakes_up_gets_the_next_token() {
     for offset in 0..60 {
-        let mut bench = Bench::new(Policy::MultiToken, &["0.5:1"]);
+        let mut bench = Bench::new(&["0.5:1"]);
         bench.start(0, us(400), true);
         let sleeper = bench.start(0, us(400), false);
         bench.run_for(1_000);
@@ -322,40 +337,80 @@ fn a_sibling_that_wakes_up_gets_the_next_token() {
 
 #[test]
 fn a_holder_that_dies_leaves_its_token_to_a_sibling_at_once() {
-    let mut bench = Bench::new(Policy::MultiToken, &["0.5"]);
+    let mut bench = Bench::new(&["0.5"]);
     let victim = bench.start(0, us(500), true);
     let heir = bench.start(0, us(500), true);
     bench.run_for(3);
-    assert!(bench.processes[victim].as_ref().unwrap().lease.is_some());
+    assert!(bench.processes[victim].as_ref().unwrap().token.is_some());
     bench.kill(victim);
-    assert!(bench.processes[heir].as_ref().unwrap().lease.is_some());
+    assert!(bench.processes[heir].as_ref().unwrap().token.is_some());
     assert_eq!(bench.processes[heir].as_ref().unwrap().part, "0.5".parse().unwrap());
 }
 
-/// One of a tenant's processes cannot settle what another one used.
+/// A total that shrinks is a fault of its process: its connection ends, and the charge stays.
 #[test]
-fn a_lease_belongs_to_one_process() {
-    let mut bench = Bench::new(Policy::MultiToken, &["0.5"]);
-    let holder = bench.start(0, us(500), true);
-    let other = bench.start(0, us(500), false);
-    let lease = bench.processes[holder].as_ref().unwrap().lease.unwrap().id;
-    let client = bench.processes[other].as_ref().unwrap().client;
-    bench.say(other, ToDaemon::TokenReturn { client, lease, used: us(9), again: 0 });
-    bench.say(other, ToDaemon::Usage { client, lease, used: us(9), launches: 0, waited: Duration::ZERO });
-    let holder = bench.processes[holder].as_ref().unwrap().client;
-    let shown: Vec<_> = bench.node.clients(bench.now).collect();
-    assert!(shown.iter().any(|shown| shown.client == holder && shown.holds_token));
-    assert!(shown.iter().all(|shown| shown.total_used.is_zero()));
+fn a_total_that_shrinks_ends_the_connection_and_stays_charged() {
+    let mut bench = Bench::new(&["0.5"]);
+    let index = bench.start(0, us(500), true);
+    bench.run_for(20);
+    let process = bench.processes[index].as_ref().unwrap();
+    let (conn, client, turn) = (process.conn, process.client, process.turn);
+    let charged = bench.node.tenants().next().unwrap().status.total_used;
+    assert!(charged > Duration::ZERO);
+    let (used, state) = (us(1), UseState::Holds);
+    let frame = ToDaemon::Use { client, turn, used, state, launches: 0, waited: Duration::ZERO };
+    let event = NodeEvent::Received { conn, peer: Peer { pid: 7, uid: 0 }, frame };
+    let actions = bench.node.orders(bench.now, event).unwrap();
+    assert!(actions.contains(&NodeAction::Drop { conn, reason: RefusalCode::Protocol }), "{actions:?}");
+    assert_eq!(bench.node.tenants().next().unwrap().status.total_used, charged);
+}
+
+/// Its kernel of 400 ms outlasts the connection: the use beyond its permission is charged when it is back.
+#[test]
+fn a_process_that_comes_back_owes_its_overuse() {
+    for (used, owed) in
+        [(us(400_000), us(390_000)), (us(10_000), Duration::ZERO), (us(3_000), Duration::ZERO)]
+    {
+        let mut bench = Bench::new(&["0.1"]);
+        let index = bench.start(0, us(500), false);
+        let conn = bench.processes[index].as_ref().unwrap().conn;
+        let peer = Peer { pid: 7, uid: 0 };
+        bench.node.orders(bench.now, NodeEvent::Closed { conn }).unwrap();
+        let spec = bench.specs[0];
+        let hello = ToDaemon::Hello {
+            pid_start: 0,
+            pid: 0,
+            run: RunId::new(1),
+            name: "instance0".into(),
+            program: "test".into(),
+            spec,
+            on_loss: OnDaemonLoss::Open,
+        };
+        let attach = ToDaemon::Attach {
+            ordinal: 0,
+            device: DeviceUuid::gpu([1; 16]),
+            device_memory: Bytes::from_gib(16),
+            allocated: Bytes::ZERO,
+            part: None,
+            used,
+            allowed: us(10_000),
+        };
+        for frame in [hello, attach] {
+            bench.node.orders(bench.now, NodeEvent::Received { conn, peer, frame }).unwrap();
+        }
+        let status = bench.node.tenants().next().unwrap().status;
+        assert_eq!((status.total_used, status.window_used), (owed, owed));
+    }
 }
 
 /// The co-scaler works on the instance: its limit is that of all processes together.
 #[test]
 fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
-    let mut bench = Bench::new(Policy::MultiToken, &["0.1:1", "0.6:1"]);
+    let mut bench = Bench::new(&["0.1:1", "0.6:1"]);
     bench.specs = vec![spec("0.1:1"), spec("0.6:1")];
     let class = |bench: &mut Bench, index: usize, class| {
         let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
-        bench.node.tenant_mut(tenant).unwrap().class = Some(class);
+        bench.node.tenant_at_mut(tenant).class = Some(class);
         bench.node.classify(bench.now, tenant, &mut Vec::new());
     };
     bench.start(0, us(500), true);
@@ -403,7 +458,7 @@ proptest! {
         limits in prop::array::uniform2(5u16..=50),
     ) {
         let quotas = limits.map(|limit| format!("0.05:{}", f64::from(limit) / 100.0));
-        let mut bench = Bench::new(Policy::MultiToken, &quotas.each_ref().map(String::as_str));
+        let mut bench = Bench::new(&quotas.each_ref().map(String::as_str));
         let mut killed = false;
         for step in steps {
             match step {

@@ -8,7 +8,6 @@
 //! Example: requests of 30 and 70 ms; charged 35 and 55 ms, since 10 ms went to hand-overs. The second missed 15 of 100 ms, so the
 //! fair parts are 25.5 and 59.5 ms, and the first is ahead by 9.5 ms.
 
-use crate::token::account::Bound;
 use crate::token::{Book, Client};
 use gshare_core::{ClientId, Duration, GpuId, Timestamp};
 use std::collections::BTreeMap;
@@ -45,7 +44,7 @@ impl Advance {
 
     fn look_back(&mut self, book: &Book, gpu: GpuId, window: u64, length: Duration) {
         let request = |client: &Client| client.share.quota.request().of(length);
-        let charged = |client: &Client| client.account.charged(window, Bound::Most);
+        let charged = |client: &Client| client.committed(window);
         let wants = |client: &&Client| client.asked.is_some() || client.held.is_some();
         let those_that_want = || book.on(gpu).map(|(_, client)| client).filter(wants);
         let requests: Duration = those_that_want().map(request).sum();

@@ -2,10 +2,10 @@
 //!
 //! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may; what it
 //! had before its turn in earlier windows ([`advance`](super::advance)) counts as used. Such
-//! a client is waited for by everyone who does not hold a token, and each who does holds it for one token and its
-//! overtime at most. So
+//! a client is waited for by everyone who does not hold a token, and each who does holds it for one token, slack
+//! and grace at most. So
 //!
-//! `wait <= sum over the other clients of (longest token + overtime) + one window`
+//! `wait <= sum over the other clients of (longest token + slack + grace) + one window`
 //!
 //! The window pays for the narrow clients that are let in beside a wide one, and for the turn of the window that makes
 //! everybody owed again. The clock of a wait starts again when the client is granted a token or is owed nothing, when
@@ -13,7 +13,7 @@
 //! when it becomes so and not when it ends.
 //!
 //! This is also what forbids starvation of a wide client by narrow ones (a defect of schedulers that skip one that does
-//! not fit), and what gives a dead client's SMs to others: no client waits for it for longer than one token and overtime.
+//! not fit), and what gives a dead client's SMs to others: no client waits for it for longer than that.
 
 use super::Checker;
 use super::advance::Advance;
@@ -37,7 +37,7 @@ impl Checker for BoundedWait {
 
     fn after(&mut self, book: &Book, now: Timestamp, change: Change) -> Result<u64, String> {
         match change {
-            Change::Action(TokenAction::Grant { client, .. })
+            Change::Action(TokenAction::Allow { client, .. })
             | Change::Event(TokenEvent::ClientLeft { client }) => {
                 self.since.remove(&client);
             }
@@ -69,7 +69,7 @@ impl Checker for BoundedWait {
             let used = client
                 .account
                 .carried(window, Bound::Most)
-                .saturating_add(client.account.charged(window, Bound::Most))
+                .saturating_add(client.account.charged(window))
                 .saturating_add(self.advance.of(id));
             let owed = used < client.share.quota.request().of(windows.length);
             if client.asked.is_none() || client.held.is_some() || !owed {
@@ -81,7 +81,8 @@ impl Checker for BoundedWait {
             let others = book.on(client.gpu).count() as u64 - 1;
             let bound = terms
                 .max_token
-                .saturating_add(terms.overtime)
+                .saturating_add(terms.slack)
+                .saturating_add(terms.grace)
                 .saturating_mul(others)
                 .saturating_add(terms.window);
             if waited > bound {

@@ -1,11 +1,9 @@
-//! The scheduler's own account agrees with the returns it was told.
+//! The scheduler's own account agrees with the totals that it was told.
 //!
-//! `total_used` must be the sum of what every lease used: what was returned; the whole budget, when the lease was revoked
-//! and nothing was heard of it since; between what was reported and the budget, while it is open or replaced. `holds`, `share` and `gpu` must be those of the book. A slip in the
-//! ledger that no grant has shown yet is found here at the call that made it.
+//! `total_used` must be the largest total that the client said or that a token allowed which was taken back. `holds`, `share` and `gpu`
+//! must be those of the book. A slip in the ledger that no grant has shown yet is found here at the call that made it.
 
 use super::Checker;
-use crate::token::account::Bound;
 use crate::token::{Book, Client};
 use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenScheduler};
@@ -39,19 +37,15 @@ fn compare(client: &Client, status: &ClientStatus) -> Result<(), String> {
             status.gpu, status.share, client.gpu, client.share
         ));
     }
-    let held = client.held.map(|held| held.lease);
+    let held = client.held.map(|held| held.until);
     if status.holds != held {
-        return Err(format!("status says it holds {:?}, it holds {held:?}", status.holds));
+        return Err(format!("status says it holds until {:?}, it holds until {held:?}", status.holds));
     }
     if status.waiting_since.is_none() && client.asked.is_some() {
         return Err(format!("it has been asking since {:?}, status says it does not wait", client.asked));
     }
-    let [least, most] = [Bound::Least, Bound::Most].map(|bound| client.total_used(bound));
-    if status.total_used < least || status.total_used > most {
-        return Err(format!(
-            "status says {} used in all, the leases say {least} to {most}",
-            status.total_used
-        ));
+    if status.total_used != client.charged {
+        return Err(format!("status says {} used in all, it is {}", status.total_used, client.charged));
     }
     Ok(())
 }

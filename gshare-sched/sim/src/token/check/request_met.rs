@@ -5,7 +5,7 @@
 //! the whole window,
 //!
 //! - the requests of its GPU add up to at most the whole (one after the other they fit with any SMs);
-//! - no client of the GPU uses more than its budget, is revoked, joins, leaves or gets another share, and none carries overuse
+//! - no client of the GPU uses more than its token allows, is stopped, joins, leaves or gets another share, and none carries overuse
 //!   in;
 //! - this client holds or asks at every instant, and keeps the GPU busy while it holds a token.
 //!
@@ -20,7 +20,7 @@ use super::advance::Advance;
 use crate::token::account::{Bound, Windows};
 use crate::token::{Book, Change, Client, Held};
 use gshare_core::{
-    ClientId, Duration, GpuId, LeaseId, Quota, Timestamp, TokenAction, TokenEvent, TokenScheduler,
+    ClientId, Duration, GpuId, Quota, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
 };
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ impl RequestMet {
 
     /// Whether the GPU ran for this client all the time that it held the token.
     fn kept_busy(&self, held: &Held, now: Timestamp, used: Duration) -> bool {
-        now.saturating_since(held.since) <= used.saturating_add(self.slack)
+        now.saturating_since(held.since) <= used.saturating_sub(held.base).saturating_add(self.slack)
     }
 
     /// Closes the windows that ended by `now`; the book is as it was at their end, as nothing happened since. Answers of how many
@@ -81,24 +81,17 @@ impl RequestMet {
         Ok(tested)
     }
 
-    /// A client that paused while it held its token is promised nothing in this window. Answers its GPU if it used more than its
-    /// budget: others may have missed that.
-    fn returned(
-        &mut self,
-        book: &Book,
-        now: Timestamp,
-        client: ClientId,
-        lease: LeaseId,
-        used: Duration,
-    ) -> Option<GpuId> {
+    /// A client that paused while it held its token is promised nothing in this window. Answers its GPU if it used more than its token
+    /// allowed: others may have missed that.
+    fn gives_back(&mut self, book: &Book, now: Timestamp, client: ClientId, used: Duration) -> Option<GpuId> {
         let entry = book.client(client)?;
-        let held = entry.held.filter(|held| held.lease == lease)?;
+        let held = entry.held?;
         if !self.kept_busy(&held, now, used) {
             let watch = self.gpus.get_mut(&entry.gpu)?;
             watch.keen.remove(&client);
             watch.paused = true;
         }
-        (used > held.budget.saturating_add(self.slack)).then_some(entry.gpu)
+        (used > held.allowed.saturating_add(self.slack)).then_some(entry.gpu)
     }
 
     fn close(&self, book: &Book, windows: Windows, watch: &mut Watch) -> Result<u64, String> {
@@ -108,7 +101,7 @@ impl RequestMet {
             let Some(client) = book.client(id) else { continue };
             tested += 1;
             let request = client.share.quota.request().of(windows.length);
-            let charged = client.account.charged(watch.window, Bound::Most);
+            let charged = client.committed(watch.window);
             let had = charged.saturating_add(self.advance.of(id)).saturating_add(self.slack);
             *shortfall = shortfall.saturating_add(request).saturating_sub(had);
             if *shortfall > allowed {
@@ -146,11 +139,9 @@ impl Checker for RequestMet {
         let spoils = match change {
             Change::Event(TokenEvent::ClientJoined { gpu, .. }) => Some(gpu),
             Change::Event(TokenEvent::ShareChanged { client, .. } | TokenEvent::ClientLeft { client })
-            | Change::Action(TokenAction::Revoke { client, .. }) => {
-                book.client(client).map(|entry| entry.gpu)
-            }
-            Change::Event(TokenEvent::TokenReturned { client, lease, used, .. }) => {
-                self.returned(book, now, client, lease, used)
+            | Change::Action(TokenAction::Stop { client }) => book.client(client).map(|entry| entry.gpu),
+            Change::Event(TokenEvent::Used { client, used, state: UseState::Idle | UseState::Wants }) => {
+                self.gives_back(book, now, client, used)
             }
             Change::Event(_) | Change::Action(_) => None,
         };

@@ -16,7 +16,7 @@ pub struct SmSum;
 
 impl Checker for SmSum {
     fn after(&mut self, book: &Book, _now: Timestamp, change: Change) -> Result<u64, String> {
-        let Change::Action(TokenAction::Grant { client, lease, .. }) = change else { return Ok(0) };
+        let Change::Action(TokenAction::Allow { client, .. }) = change else { return Ok(0) };
         let Some(entry) = book.client(client) else { return Ok(0) };
         let held = book.sm_held(entry.gpu);
         if held <= u32::from(SmShare::WHOLE.get()) {
@@ -27,7 +27,7 @@ impl Checker for SmSum {
             .filter_map(|(id, client)| client.held.map(|held| format!("{id} {}", held.sm)))
             .collect();
         Err(format!(
-            "{lease} for {client} makes {held} of 10000 basis points on {}: {}",
+            "the token of {client} makes {held} of 10000 basis points on {}: {}",
             entry.gpu,
             holders.join(", ")
         ))

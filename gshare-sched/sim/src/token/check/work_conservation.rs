@@ -10,9 +10,9 @@
 //! Where the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back what it overused
 //! before the window, at the pace of that limit: it can have what is left of it all the same.
 //!
-//! And the scheduler must wake up in time to keep this true: whenever a lease is open, or a client asks, there is a
+//! And the scheduler must wake up in time to keep this true: whenever a token is held, or a client asks, there is a
 //! deadline, it lies after `now`, and it is no later than the end of the window (for a client that asks) and the
-//! revocation of every lease.
+//! time at which each token is taken back.
 
 use super::Checker;
 use crate::token::Book;
@@ -69,14 +69,12 @@ fn wakes_up(book: &Book, now: Timestamp, deadline: Option<Timestamp>) -> Result<
     if let Some(deadline) = deadline.filter(|&deadline| deadline <= now) {
         return Err(format!("the next deadline is {deadline}, which is not after {now}"));
     }
-    let overtime = book.terms().overtime;
     for (id, client) in book.clients() {
-        let revoked =
-            client.held.map(|held| (held.expires.saturating_add(overtime), "its lease is to be revoked"));
+        let taken = client.due(book.terms()).map(|due| (due, "its token is to be taken back"));
         let windows = client.account.windows();
         let window_end =
             client.asked.map(|_| (windows.end(windows.index(now)), "it asks, and its window ends"));
-        for (needed, why) in revoked.into_iter().chain(window_end) {
+        for (needed, why) in taken.into_iter().chain(window_end) {
             if deadline.is_none_or(|deadline| deadline > needed) {
                 return Err(format!("{id}: {why} at {needed}, the next deadline is {deadline:?}"));
             }

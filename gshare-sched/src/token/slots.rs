@@ -1,0 +1,383 @@
+//! A packing kept as a schedule: guaranteed time by slot, the rest of the window by missed time.
+//!
+//! # Problem
+//! Requests on a GPU may add up to more than the window, because the SMs of several clients fit beside each other. Whether each then
+//! gets its request depends on which clients run side by side. A queue finds that out by luck: by missed time alone (FaST-GShare,
+//! section 3.3.3) fewer than half of the GPUs packed to the brim meet all requests. The [`MultiToken`](super::MultiToken) scheduler
+//! therefore keeps a slot of every window for each client of such a GPU.
+//!
+//! # Terms
+//! - **slot**: the part of every window in which a client's SMs are kept for it, as long as its request. It may wrap round the window's
+//!   end, and is then two **stretches** of each window.
+//! - **claim**: a stretch, from now on, of an unmet client that holds a token or waits for one.
+//! - **horizon** of a client: the first instant at which its SMs, the tokens of others and the claims of others need more than the whole.
+//!
+//! # Algorithm
+//! 1. **Table.** When clients or shares have changed, the next window gets another [`SlotTable`]. If none can be found, the GPU is
+//!    oversold: its slots follow each other, in proportion to the requests, in nine tenths of the window.
+//! 2. **Slots.** A client that waits in its slot, and has not had its request, gets a token up to the end of the stretch.
+//! 3. **Spare time.** The others follow in the order of the multi-token scheduler, skipping any that does not fit. A token ends `slack`
+//!    before its client's horizon. If no client would hold a token, the first with a horizon ahead gets one up to it.
+//!
+//! Example, `W` = 100 ms, quota x SMs in per cent: a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100. Packed: d 0-60 ms, a 60-80 ms,
+//! b 80-100 ms, c 60-100 ms. In each window all four requests are met, though they add up to 140 %.
+//!
+//! # Invariants
+//! At no instant do the SMs of a table's slots add up to more than the whole; stretches lie inside the window. So a client that is there
+//! for a whole window and keeps the GPU busy while it holds a token gets its request, **for any sum of the others' requests**, as long as
+//! they give their tokens back in time.
+//!
+//! # Cost
+//! O(n^2) per dispatch for n clients that want something on a GPU; finding a table O(n^3), once after a change, for up to 64 clients.
+
+use super::ledger::{Filed, Ledger, Rank};
+use crate::pack::{Slot, SlotTable};
+use gshare_core::{ClientId, Duration, Quota, Share, SmShare, Timestamp, TokenAction};
+
+/// The slots of all GPUs that need them. See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    /// By GPU.
+    schedules: Vec<Schedule>,
+    queue: Vec<Rank>,
+    claims: Vec<Claim>,
+}
+
+/// The table of a GPU in force, and the same in ns of the window.
+#[derive(Debug, Default)]
+struct Schedule {
+    table: SlotTable<ClientId>,
+    /// By begin.
+    stretches: Vec<Stretch>,
+    /// The window for which it was looked for, and the clients then.
+    window: u64,
+    shuffles: u64,
+    owners: Vec<(ClientId, Share)>,
+    /// When the next claim of a client that waits begins.
+    next_claim: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    /// Since the begin of the window.
+    begin: Duration,
+    end: Duration,
+    client: u32,
+}
+
+/// The result of an attempt to serve a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Not,
+    Yes,
+    /// The client gave SMs back with the token that was replaced.
+    AndMadeRoom,
+}
+
+/// SMs that a client holds, or that are kept for it.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    client: u32,
+    sm: u16,
+    from: Timestamp,
+    until: Timestamp,
+}
+
+impl Slots {
+    /// Whether a claim on this GPU begins now.
+    pub(super) fn is_due(&self, index: usize, now: Timestamp) -> bool {
+        self.next_claim(index).is_some_and(|begin| begin <= now)
+    }
+
+    fn next_claim(&self, index: usize) -> Option<Timestamp> {
+        self.schedules.get(index).and_then(|schedule| schedule.next_claim)
+    }
+
+    /// When the next claim begins.
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.schedules.iter().filter_map(|schedule| schedule.next_claim).min()
+    }
+
+    /// The GPU needs no slots.
+    pub(super) fn forget(&mut self, index: usize) {
+        if let Some(schedule) = self.schedules.get_mut(index) {
+            *schedule = Schedule::default();
+        }
+    }
+
+    /// Step 1: a table for this window, if there is none or it is out of date. A client that left or changed its share gives up its slot
+    /// at once.
+    fn refresh(&mut self, ledger: &Ledger, index: usize) {
+        let gpu = &ledger.gpus[index];
+        self.schedules.resize_with(self.schedules.len().max(index + 1), Schedule::default);
+        let schedule = &mut self.schedules[index];
+        if schedule.shuffles == gpu.shuffles {
+            return;
+        }
+        let known = |(id, share): &(ClientId, Share)| ledger.get(*id).is_ok_and(|now| now.share == *share);
+        for (gone, _) in schedule.owners.extract_if(.., |owner| !known(owner)) {
+            schedule.table.remove(gone);
+            schedule.stretches.retain(|stretch| stretch.client != gone.slot());
+        }
+        if schedule.window == gpu.window && !schedule.stretches.is_empty() {
+            return;
+        }
+        let clients = gpu.clients.iter().filter_map(|&slot| ledger.clients.at(slot));
+        schedule.owners = clients.map(|client| (client.id, client.share)).collect();
+        let mut wants: Vec<_> =
+            schedule.owners.iter().map(|(id, share)| (*id, share.quota.request(), share.sm)).collect();
+        wants.retain(|(_, length, _)| !length.is_zero());
+        wants.sort_unstable_by_key(|&(id, length, sm)| {
+            (core::cmp::Reverse(u32::from(length.get()) * u32::from(sm.get())), id)
+        });
+        let table = SlotTable::arrange(&wants).unwrap_or_else(|| in_proportion(&wants));
+        let length = ledger.config.window;
+        schedule.stretches.clear();
+        for slot in table.slots() {
+            let client = slot.owner.slot();
+            let end = u64::from(slot.offset.get()) + u64::from(slot.length.get());
+            let whole = u64::from(Quota::WHOLE.get());
+            let at = |points: u64| Duration::from_nanos(length.as_nanos() * points / whole);
+            let begin = at(u64::from(slot.offset.get()));
+            schedule.stretches.push(Stretch { begin, end: at(end.min(whole)), client });
+            if end > whole {
+                schedule.stretches.push(Stretch { begin: Duration::ZERO, end: at(end - whole), client });
+            }
+        }
+        schedule.stretches.retain(|stretch| stretch.begin < stretch.end);
+        schedule.stretches.sort_unstable_by_key(|stretch| (stretch.begin, stretch.client));
+        (schedule.table, schedule.window, schedule.shuffles) = (table, gpu.window, gpu.shuffles);
+    }
+
+    /// Steps 1 to 3. See the [module](self).
+    pub(super) fn dispatch(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) {
+        self.refresh(ledger, index);
+        self.claim(ledger, index);
+        // A grant may give SMs back with the token that it replaces: then those who did not fit may fit now.
+        while self.serve_slots(ledger, index, actions) || self.serve_spare(ledger, index, actions) {}
+        let now = ledger.now;
+        let waits = |claim: &&Claim| claim.from > now && Self::filed(ledger, claim.client) != Filed::Nowhere;
+        self.schedules[index].next_claim = self.claims.iter().filter(waits).map(|claim| claim.from).min();
+    }
+
+    /// Step 2: the clients that wait and are in their slots. Answers whether to go through them again.
+    fn serve_slots(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
+        let now = ledger.now;
+        let since = Self::since_begin(ledger, index);
+        for position in 0..self.schedules[index].stretches.len() {
+            let stretch = self.schedules[index].stretches[position];
+            if stretch.begin <= since && since < stretch.end {
+                let end = now.saturating_add(stretch.end - since);
+                // Others whose slot it is may wait for one that is late, as this one did: no reason to hold back.
+                let until = self.horizon(ledger, index, stretch.client).max(end);
+                let miss = Self::miss(ledger, index, stretch.client);
+                if self.serve(ledger, index, stretch.client, miss, (end, until), actions)
+                    == Served::AndMadeRoom
+                {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Step 3: the others, in the spare time. Answers whether to go through them again.
+    fn serve_spare(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
+        let gpu = &ledger.gpus[index];
+        let (now, window_end) = (ledger.now, gpu.window_end);
+        let config = &ledger.config;
+        let (most, slack, least) = (config.max_token, config.slack, config.min_token);
+        let ready = gpu.ready.len() as u64;
+        let mut queue = core::mem::take(&mut self.queue);
+        queue.clear();
+        queue.extend(gpu.ready.iter().copied());
+        let (mut again, mut passed_over) = (false, false);
+        for rank in &queue {
+            // A client that holds a token and asks for more does not go before one that waits for its SMs.
+            let needed = Self::needed(ledger, index, rank.slot);
+            if needed > ledger.gpus[index].free || (needed == 0 && passed_over) {
+                passed_over = true;
+                continue;
+            }
+            let mut budget = most;
+            if ready > 1 {
+                let fair = Duration::from_nanos(window_end.saturating_since(now).as_nanos() / ready);
+                let quarter = Duration::from_nanos(most.as_nanos().div_ceil(4));
+                budget = budget.min(if rank.ineligible {
+                    fair.max(quarter)
+                } else {
+                    Self::miss(ledger, index, rank.slot)
+                });
+            }
+            let horizon = self.horizon(ledger, index, rank.slot);
+            let end = if horizon < window_end { horizon.saturating_sub(slack) } else { horizon };
+            let enough = end.saturating_since(Self::runs_until(ledger, index, rank.slot)) >= least;
+            if enough || horizon == window_end {
+                again = self.serve(ledger, index, rank.slot, budget, (end, horizon), actions)
+                    == Served::AndMadeRoom;
+            }
+            if again {
+                break;
+            }
+        }
+        // Between two claims that are close to each other no client may be let in by the rule; but a GPU is not left idle.
+        if ledger.gpus[index].releases.is_empty() {
+            for rank in &queue {
+                let horizon = self.horizon(ledger, index, rank.slot);
+                if self.serve(ledger, index, rank.slot, most, (horizon, horizon), actions) != Served::Not {
+                    break;
+                }
+            }
+        }
+        self.queue = queue;
+        again
+    }
+
+    /// Gives a client that waits a token of up to `budget` that can be used up by `end` and expires at `until` at the
+    /// latest, if its SMs are free.
+    fn serve(
+        &mut self,
+        ledger: &mut Ledger,
+        index: usize,
+        slot: u32,
+        budget: Duration,
+        (end, until): (Timestamp, Timestamp),
+        actions: &mut Vec<TokenAction>,
+    ) -> Served {
+        let gpu = &ledger.gpus[index];
+        let (window, free) = (gpu.window, gpu.free);
+        let Some(client) = ledger.clients.at(slot) else { return Served::Not };
+        let sm = client.token_sm(window);
+        let time = end.saturating_since(Self::runs_until(ledger, index, slot));
+        let budget = budget.min(client.remain(window)).min(time);
+        if !matches!(client.filed, Filed::Ready(_))
+            || Self::needed(ledger, index, slot) > free
+            || budget.is_zero()
+        {
+            return Served::Not;
+        }
+        ledger.grant(slot, budget, sm, until, actions);
+        self.claim(ledger, index);
+        if ledger.gpus[index].free > free { Served::AndMadeRoom } else { Served::Yes }
+    }
+
+    /// The SMs that a token would take beyond those that it replaces.
+    fn needed(ledger: &Ledger, index: usize, slot: u32) -> u16 {
+        let Some(client) = ledger.clients.at(slot) else { return 0 };
+        let held = client.holds.map_or(0, |token| token.sm);
+        client.token_sm(ledger.gpus[index].window).saturating_sub(held)
+    }
+
+    /// Until when a client runs on what it has of this window's token; now, without one.
+    fn runs_until(ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
+        let now = ledger.now;
+        let window = ledger.gpus[index].window;
+        let Some(client) = ledger.clients.at(slot) else { return now };
+        now.saturating_add(client.outstanding(window))
+    }
+
+    fn miss(ledger: &Ledger, index: usize, slot: u32) -> Duration {
+        let client = ledger.clients.at(slot);
+        client.map_or(Duration::ZERO, |client| client.miss(&ledger.gpus[index]))
+    }
+
+    fn filed(ledger: &Ledger, slot: u32) -> Filed {
+        ledger.clients.at(slot).map_or(Filed::Nowhere, |client| client.filed)
+    }
+
+    fn since_begin(ledger: &Ledger, index: usize) -> Duration {
+        let left = ledger.gpus[index].window_end.saturating_since(ledger.now);
+        ledger.config.window.saturating_sub(left)
+    }
+
+    /// Lists what is held and claimed on a GPU, by client.
+    fn claim(&mut self, ledger: &Ledger, index: usize) {
+        let mut claims = core::mem::take(&mut self.claims);
+        claims.clear();
+        let (gpu, now) = (&ledger.gpus[index], ledger.now);
+        let since = Self::since_begin(ledger, index);
+        for &slot in &gpu.clients {
+            let Some(client) = ledger.clients.at(slot) else { continue };
+            let waits = matches!(client.filed, Filed::Ready(_));
+            let sm = client.holds.map_or(client.share.sm.get(), |token| token.sm);
+            if let Some(token) = client.holds {
+                // One that has expired and was not returned is in the way still, for an unknown time.
+                let until = token.until.max(now.saturating_add(Duration::from_nanos(1)));
+                claims.push(Claim { client: slot, sm, from: now, until });
+            }
+            if !waits && client.holds.is_none() {
+                continue;
+            }
+            // A holder's usage is known late: it may be about to use all of what it has, or to ask for what it misses.
+            let has = client.outstanding(gpu.window);
+            let miss = client.miss(gpu);
+            let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
+            for stretch in &self.schedules[index].stretches {
+                if stretch.client != slot || stretch.end <= since || needs.is_zero() {
+                    continue;
+                }
+                let begin = stretch.begin.max(since);
+                let length = needs.min(stretch.end - begin);
+                needs -= length;
+                let from = now.saturating_add(begin - since);
+                claims.push(Claim { client: slot, sm, from, until: from.saturating_add(length) });
+            }
+        }
+        self.claims = claims;
+    }
+
+    /// The first instant at which there is no room for a client beside what is held and claimed.
+    fn horizon(&self, ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
+        let window_end = ledger.gpus[index].window_end;
+        let Some(client) = ledger.clients.at(slot) else { return window_end };
+        let own = u32::from(client.token_sm(ledger.gpus[index].window));
+        let full = |at: Timestamp| {
+            let (mut load, mut counted) = (own, slot);
+            // The claims of a client follow each other: it counts once.
+            for claim in self.claims.iter().filter(|claim| claim.client != slot) {
+                if claim.client != counted && claim.from <= at && at < claim.until {
+                    load += u32::from(claim.sm);
+                    counted = claim.client;
+                }
+            }
+            load > u32::from(SmShare::WHOLE.get())
+        };
+        let begins = self.claims.iter().filter(|claim| claim.client != slot).map(|claim| claim.from);
+        begins.filter(|&at| at < window_end && full(at)).min().unwrap_or(window_end)
+    }
+
+    pub(super) fn invariants(&self, ledger: &Ledger) {
+        for (index, schedule) in self.schedules.iter().enumerate() {
+            for slot in schedule.table.slots() {
+                let load: u32 = schedule
+                    .table
+                    .running(slot.offset.basis_points())
+                    .map(|other| u32::from(other.sm.get()))
+                    .sum();
+                assert!(load <= u32::from(SmShare::WHOLE.get()), "the slots of gpu{index} oversell its SMs");
+            }
+            for stretch in &schedule.stretches {
+                assert!(stretch.begin < stretch.end && stretch.end <= ledger.config.window);
+                assert!(schedule.table.slots().iter().any(|slot| slot.owner.slot() == stretch.client));
+            }
+        }
+    }
+}
+
+/// Slots after each other in nine tenths of the window, as long as the requests in proportion. The last tenth is for
+/// those whose part is nothing.
+fn in_proportion(wants: &[(ClientId, Quota, SmShare)]) -> SlotTable<ClientId> {
+    let sum: u64 = wants.iter().map(|(_, length, _)| u64::from(length.get())).sum();
+    let part = |before: u64| {
+        u16::try_from(before * 9_000 / sum.max(1)).ok().and_then(Quota::new).unwrap_or(Quota::ZERO)
+    };
+    let mut table = SlotTable::default();
+    let mut before = 0;
+    for &(owner, length, sm) in wants {
+        let offset = part(before);
+        before += u64::from(length.get());
+        let length = Quota::new(part(before).get() - offset.get()).unwrap_or(Quota::ZERO);
+        table.add(Slot { owner, offset, length, sm });
+    }
+    table
+}
