@@ -23,8 +23,9 @@
 //! A permission that is taken back is a lower limit. Nothing else changes: what runs is measured and stays in the totals.
 //!
 //! # Invariants
-//! `done <= spent`, under any interleaving. A thread passes at most one launch beyond the limit. `used`, which the daemon is told,
-//! never shrinks.
+//! - `done <= spent`, under any interleaving (checked by loom).
+//! - One launch goes beyond a limit; when the limit is lowered, one more of each thread.
+//! - `used`, which the daemon is told, never shrinks.
 //!
 //! # Cost
 //! [`LaunchGate::try_spend`]: two loads and one compare-and-swap.
@@ -64,16 +65,14 @@ impl LaunchGate {
     #[inline]
     pub fn try_spend(&self, cost: Duration) -> bool {
         let mut spent = self.spent.0.load(Ordering::Relaxed);
-        loop {
-            if spent >= self.limit.0.load(Ordering::Acquire) {
-                return false;
-            }
+        while spent < self.limit.0.load(Ordering::Acquire) {
             let more = spent.saturating_add(cost.as_nanos());
             match self.spent.0.compare_exchange_weak(spent, more, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => spent = now,
             }
         }
+        false
     }
 
     /// Predicted cost of all launches so far, corrected as far as they are measured.
@@ -86,12 +85,14 @@ impl LaunchGate {
         Duration::from_nanos(self.limit.0.load(Ordering::Acquire)).saturating_sub(self.spent())
     }
 
-    /// Work was over that was spent at `predicted` and took `measured`.
+    /// Work is over that was spent at `predicted` and took `measured`.
     fn correct(&self, predicted: Duration, measured: Duration) {
         if measured >= predicted {
             self.spent.0.fetch_add((measured - predicted).as_nanos(), Ordering::AcqRel);
         } else {
-            self.spent.0.fetch_sub((predicted - measured).as_nanos(), Ordering::AcqRel);
+            let less = (predicted - measured).as_nanos();
+            let before = self.spent.0.fetch_sub(less, Ordering::AcqRel);
+            assert!(before >= less, "{less} ns are corrected of {before} ns that were spent");
         }
     }
 
@@ -100,37 +101,68 @@ impl LaunchGate {
     }
 }
 
-/// The cold side: the permission of one helper thread's device, and the work that is over.
+/// The cold side: the permission that one helper thread has for a device, and the work that is over.
 #[derive(Debug)]
 pub struct Credit {
-    /// Total up to which launches are allowed; zero while none are.
+    /// The total up to which launches are allowed, or were last.
     allowed: Duration,
+    open: bool,
     done: Duration,
     bound: Duration,
+    /// A launch that begins below this total passes with any work in flight.
+    let_in: Duration,
     /// The largest total that was reported.
     reported: Duration,
+}
+
+/// What is spent, of one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Balance {
+    /// GPU time launched and not yet known to be over.
+    pub in_flight: Duration,
+    /// How much of the permission is left; zero without one.
+    pub unspent: Duration,
 }
 
 impl Credit {
     /// No permission yet. At most `bound` of GPU time may be in flight.
     pub fn new(bound: Duration) -> Self {
-        Self { allowed: Duration::ZERO, done: Duration::ZERO, bound, reported: Duration::ZERO }
+        let zero = Duration::ZERO;
+        Self { allowed: zero, open: false, done: zero, bound, let_in: zero, reported: zero }
     }
 
     /// Launches are allowed up to this total of [`used`](Self::used).
     pub fn allow(&mut self, gate: &LaunchGate, allowed: Duration) {
-        self.allowed = allowed;
+        (self.allowed, self.open) = (allowed, true);
         self.apply(gate);
     }
 
     /// No launch is allowed from here on.
     pub fn stop(&mut self, gate: &LaunchGate) {
-        self.allow(gate, Duration::ZERO);
+        self.open = false;
+        self.apply(gate);
     }
 
     /// Whether a permission stands, used up or not.
     pub fn is_open(&self) -> bool {
-        !self.allowed.is_zero()
+        self.open
+    }
+
+    /// The total up to which launches are allowed, or were last: who allowed it has charged that much.
+    pub fn allowed(&self) -> Duration {
+        self.allowed
+    }
+
+    /// No launch is allowed from here on; who allowed them charges what was reported as used, and not more.
+    pub fn give_back(&mut self, gate: &LaunchGate) {
+        self.allowed = self.allowed.min(self.reported);
+        self.stop(gate);
+    }
+
+    /// A total was charged by who allows launches.
+    pub fn charged(&mut self, total: Duration) {
+        assert!(!self.open, "a total is stated while launches are allowed");
+        self.allowed = self.allowed.max(total);
     }
 
     /// Bounds the GPU time in flight from here on.
@@ -139,21 +171,22 @@ impl Credit {
         self.apply(gate);
     }
 
-    /// Work is over that was spent at `predicted` and took `measured`.
+    /// Work is over that was spent at `predicted` and took `measured`; zero, if it was not launched after all.
     pub fn completed(&mut self, gate: &LaunchGate, predicted: Duration, measured: Duration) {
+        let in_flight = self.balance(gate).in_flight;
+        assert!(predicted <= in_flight, "{predicted} are over of {in_flight} in flight");
         gate.correct(predicted, measured);
         self.done = self.done.saturating_add(measured);
+        self.let_in = Duration::ZERO;
         self.apply(gate);
     }
 
-    /// GPU time launched and not yet known to be over.
-    pub fn in_flight(&self, gate: &LaunchGate) -> Duration {
-        gate.spent().saturating_sub(self.done)
-    }
-
-    /// How much of the permission is not spent.
-    pub fn unspent(&self, gate: &LaunchGate) -> Duration {
-        self.allowed.saturating_sub(gate.spent())
+    /// What is in flight, and what is left of the permission. One look at the gate decides both: what a launch spends meanwhile is
+    /// either in neither or in both.
+    pub fn balance(&self, gate: &LaunchGate) -> Balance {
+        let spent = gate.spent();
+        let unspent = if self.open { self.allowed.saturating_sub(spent) } else { Duration::ZERO };
+        Balance { in_flight: spent.saturating_sub(self.done), unspent }
     }
 
     /// GPU time used in all, work in flight included. `prepaid` of what is spent is for launches to come. Never shrinks.
@@ -165,17 +198,18 @@ impl Credit {
     /// Lets one more launch pass with any work in flight, if the permission is not spent; gives whether it is not.
     ///
     /// For work in flight that is overdue: it may wait for a launch of the program that is yet to come.
-    pub fn let_one_in(&self, gate: &LaunchGate) -> bool {
-        let spent = gate.spent();
-        let open = spent < self.allowed;
-        if open && gate.left().is_zero() {
-            gate.set_limit(spent.saturating_add(Duration::from_nanos(1)));
+    pub fn let_one_in(&mut self, gate: &LaunchGate) -> bool {
+        let has_time = !self.balance(gate).unspent.is_zero();
+        if has_time && gate.left().is_zero() {
+            self.let_in = gate.spent().saturating_add(Duration::from_nanos(1));
+            self.apply(gate);
         }
-        open
+        has_time
     }
 
     fn apply(&self, gate: &LaunchGate) {
-        gate.set_limit(self.allowed.min(self.done.saturating_add(self.bound)));
+        let queued = self.done.saturating_add(self.bound).max(self.let_in);
+        gate.set_limit(if self.open { self.allowed.min(queued) } else { Duration::ZERO });
     }
 }
 
@@ -254,37 +288,405 @@ impl MemoryGate {
     }
 }
 
-/// A client's share kept by its own clock while the daemon is away ([`crate::wire::OnDaemonLoss::Open`]).
-///
-/// At the start of each window the client may use its quota limit, less what it overused before. Pure, like all of
-/// this crate: the helper thread tells it the time.
-#[derive(Debug, Clone, Copy)]
-pub struct LocalShare {
-    limit: Duration,
-    window: Duration,
-    window_end: crate::units::Timestamp,
-    used: Duration,
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn ns(n: u64) -> Duration {
+        Duration::from_nanos(n)
+    }
+
+    fn closed(bound: Duration) -> (LaunchGate, Credit) {
+        (LaunchGate::new(), Credit::new(bound))
+    }
+
+    /// Launches are allowed up to this total.
+    fn allowing(bound: Duration, allowed: Duration) -> (LaunchGate, Credit) {
+        let (gate, mut credit) = closed(bound);
+        credit.allow(&gate, allowed);
+        (gate, credit)
+    }
+
+    #[test]
+    fn a_launch_passes_while_anything_is_left_and_what_it_takes_beyond_counts() {
+        let (gate, mut credit) = closed(ms(100));
+        assert!(!gate.try_spend(MS), "closed at first");
+        credit.allow(&gate, MS);
+        assert!(gate.try_spend(ms(30)), "a kernel that is longer than the permission is not starved");
+        assert!(!gate.try_spend(MS));
+        credit.allow(&gate, ms(30));
+        assert!(!gate.try_spend(MS), "the next permission pays for it first");
+        credit.allow(&gate, ms(31));
+        assert!(gate.try_spend(MS) && !gate.try_spend(MS));
+        assert_eq!(credit.used(&gate, Duration::ZERO), ms(31));
+    }
+
+    #[test]
+    fn work_in_flight_is_bounded_and_its_end_lets_more_in() {
+        let (gate, mut credit) = allowing(ms(2), ms(10));
+        assert_eq!((0..9).take_while(|_| gate.try_spend(MS)).count(), 2);
+        assert_eq!(credit.balance(&gate), Balance { in_flight: ms(2), unspent: ms(8) });
+        credit.completed(&gate, MS, MS);
+        assert!(gate.try_spend(MS) && !gate.try_spend(MS));
+        credit.set_bound(&gate, MS);
+        credit.completed(&gate, MS, MS);
+        assert!(!gate.try_spend(MS), "the bound is a smaller one");
+        credit.set_bound(&gate, ms(3));
+        assert_eq!((0..9).take_while(|_| gate.try_spend(MS)).count(), 2);
+    }
+
+    #[test]
+    fn measurements_correct_what_is_spent_in_both_directions() {
+        let (gate, mut credit) = allowing(ms(100), ms(10));
+        assert!((0..4).all(|_| gate.try_spend(MS)));
+        // Each took two milliseconds, not one: of ten, two are left.
+        credit.completed(&gate, ms(4), ms(8));
+        assert_eq!(credit.balance(&gate), Balance { in_flight: Duration::ZERO, unspent: ms(2) });
+        assert_eq!((0..9).take_while(|_| gate.try_spend(MS)).count(), 2);
+        credit.completed(&gate, ms(2), MS);
+        assert_eq!(credit.balance(&gate), Balance { in_flight: Duration::ZERO, unspent: MS });
+        assert!(gate.try_spend(MS) && !gate.try_spend(MS));
+        assert_eq!(credit.used(&gate, Duration::ZERO), ms(10));
+    }
+
+    #[test]
+    fn credit_for_launches_that_are_not_made_is_no_use() {
+        let (gate, mut credit) = allowing(ms(100), ms(10));
+        assert!(gate.try_spend(ms(5)));
+        assert_eq!(credit.used(&gate, ms(3)), ms(2), "three are prepaid");
+        credit.completed(&gate, ms(3), Duration::ZERO);
+        assert_eq!(credit.balance(&gate), Balance { in_flight: ms(2), unspent: ms(8) });
+        assert_eq!(credit.used(&gate, Duration::ZERO), ms(2));
+    }
+
+    #[test]
+    fn a_permission_that_is_taken_back_leaves_the_totals_as_they_are() {
+        let (gate, mut credit) = allowing(ms(100), ms(10));
+        assert!(gate.try_spend(ms(4)));
+        credit.stop(&gate);
+        assert!(!gate.try_spend(MS) && !credit.is_open());
+        assert_eq!(credit.balance(&gate), Balance { in_flight: ms(4), unspent: Duration::ZERO });
+        credit.completed(&gate, ms(4), ms(30));
+        assert_eq!((credit.used(&gate, Duration::ZERO), credit.allowed()), (ms(30), ms(10)));
+        credit.allow(&gate, ms(31));
+        assert!(gate.try_spend(ms(5)) && !gate.try_spend(MS));
+    }
+
+    #[test]
+    fn a_permission_that_is_given_back_is_charged_as_far_as_it_was_used() {
+        let (gate, mut credit) = allowing(ms(100), ms(10));
+        assert!(gate.try_spend(ms(4)));
+        assert_eq!(credit.used(&gate, Duration::ZERO), ms(4));
+        credit.give_back(&gate);
+        assert_eq!((credit.allowed(), gate.try_spend(MS)), (ms(4), false));
+        credit.charged(ms(3));
+        assert_eq!(credit.allowed(), ms(4), "a smaller total says nothing new");
+        credit.charged(ms(7));
+        assert_eq!(credit.allowed(), ms(7));
+    }
+
+    #[test]
+    fn one_launch_is_let_in_beyond_the_bound_while_the_permission_has_time() {
+        let (gate, mut credit) = closed(ms(2));
+        assert!(!credit.let_one_in(&gate), "no permission");
+        credit.allow(&gate, ms(40));
+        assert!(gate.try_spend(ms(30)) && !gate.try_spend(MS), "the bound");
+        assert!(credit.let_one_in(&gate) && credit.let_one_in(&gate), "but no more than one");
+        credit.set_bound(&gate, ms(2));
+        assert!(gate.try_spend(MS), "a look in between takes nothing back");
+        assert!(!gate.try_spend(MS));
+        credit.set_bound(&gate, ms(2));
+        assert!(!gate.try_spend(MS));
+        assert_eq!(credit.balance(&gate).unspent, ms(9));
+        assert!(credit.let_one_in(&gate) && gate.try_spend(ms(9)));
+        assert!(!credit.let_one_in(&gate), "the permission is spent");
+        // What moves again needs no help, also where it took less than predicted.
+        credit.allow(&gate, ms(50));
+        assert!(credit.let_one_in(&gate));
+        credit.completed(&gate, ms(10), MS);
+        assert!(!gate.try_spend(MS));
+    }
+
+    #[test]
+    #[should_panic(expected = "2ms are over of 1ms in flight")]
+    fn more_than_was_launched_cannot_be_over() {
+        let (gate, mut credit) = allowing(ms(10), ms(10));
+        assert!(gate.try_spend(MS));
+        credit.completed(&gate, ms(2), ms(2));
+    }
+
+    #[test]
+    fn nothing_is_lost_or_made_while_threads_launch_and_permissions_come_and_go() {
+        const COST: u64 = 700;
+        let gate = LaunchGate::new();
+        let mut credit = Credit::new(ms(100));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (launched, launches) = std::sync::mpsc::channel();
+            for _ in 0..4 {
+                let (gate, stop, launched) = (&gate, &stop, launched.clone());
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        if gate.try_spend(ns(COST)) {
+                            launched.send(COST).unwrap();
+                        }
+                    }
+                });
+            }
+            drop(launched);
+            let (mut over, mut used) = (0, Duration::ZERO);
+            let mut end = |credit: &mut Credit, n: u64, cost: u64| {
+                let measured = cost / 2 + n * 131 % COST;
+                credit.completed(&gate, ns(cost), ns(measured));
+                over += measured;
+                assert!(credit.done <= gate.spent(), "{} done of {}", credit.done, gate.spent());
+            };
+            for turn in 0..2_000u64 {
+                credit.allow(&gate, gate.spent().saturating_add(ns(20_000)));
+                launches.try_iter().take(40).for_each(|cost| end(&mut credit, turn, cost));
+                let now = credit.used(&gate, Duration::ZERO);
+                assert!(now >= used);
+                used = now;
+                credit.stop(&gate);
+            }
+            stop.store(true, Ordering::Relaxed);
+            launches.iter().for_each(|cost| end(&mut credit, 3, cost));
+            assert_eq!((gate.spent(), credit.done), (ns(over), ns(over)));
+        });
+    }
+
+    #[test]
+    fn memory_is_all_or_nothing_and_comes_back() {
+        let gate = MemoryGate::new(Bytes(100));
+        assert_eq!(gate.reserve(Bytes(60)), Ok(()));
+        assert_eq!(gate.reserve(Bytes(60)), Err(Shortage { bytes: Bytes(20) }));
+        gate.grant(Bytes(20));
+        assert_eq!(gate.reserve(Bytes(60)), Ok(()));
+        gate.release(Bytes(60));
+        assert_eq!((gate.used(), gate.free()), (Bytes(60), Bytes(60)));
+        assert_eq!(gate.surplus(Bytes(10)), Bytes(50));
+        assert_eq!(gate.surplus(Bytes(10)), Bytes(0));
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Launch(u64),
+        Prepay(u64),
+        /// The oldest launch is over, and took this long.
+        End(u64),
+        Refund,
+        Allow(u64),
+        Stop,
+        Bound(u64),
+        LetOneIn,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let cost = || prop_oneof![4 => 1u64..3_000, 1 => 1u64..1_000_000];
+        prop_oneof![
+            6 => cost().prop_map(Step::Launch),
+            1 => cost().prop_map(Step::Prepay),
+            4 => (0u64..4_000).prop_map(Step::End),
+            1 => Just(Step::Refund),
+            3 => (0u64..20_000).prop_map(Step::Allow),
+            1 => Just(Step::Stop),
+            1 => (0u64..10_000).prop_map(Step::Bound),
+            1 => Just(Step::LetOneIn),
+        ]
+    }
+
+    /// The gate as a list of launches: nothing is added up before somebody asks.
+    #[derive(Debug)]
+    struct Literal {
+        queue: Vec<u64>,
+        over: Vec<u64>,
+        prepaid: u64,
+        /// The total that is allowed; `None`: closed.
+        allowed: Option<u64>,
+        bound: u64,
+        one_more: bool,
+        most_used: u64,
+    }
+
+    impl Literal {
+        fn queued(&self) -> u64 {
+            self.queue.iter().sum::<u64>() + self.prepaid
+        }
+
+        fn total(&self) -> u64 {
+            self.over.iter().sum::<u64>() + self.queued()
+        }
+
+        fn lets_in(&self) -> bool {
+            let has_room = self.queued() < self.bound || self.one_more;
+            self.allowed.is_some_and(|allowed| self.total() < allowed) && has_room
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_gate_is_a_list_of_launches(steps in prop::collection::vec(step(), 1..200)) {
+            let (gate, mut credit) = closed(ns(2_000));
+            let mut model = Literal {
+                queue: vec![], over: vec![], prepaid: 0, allowed: None, bound: 2_000, one_more: false, most_used: 0,
+            };
+            for step in steps {
+                match step {
+                    Step::Launch(cost) | Step::Prepay(cost) => {
+                        let passes = model.lets_in();
+                        prop_assert_eq!(gate.try_spend(ns(cost)), passes);
+                        match step {
+                            _ if !passes => {}
+                            Step::Prepay(_) => model.prepaid += cost,
+                            _ => model.queue.push(cost),
+                        }
+                        model.one_more &= !passes;
+                    }
+                    Step::End(measured) if !model.queue.is_empty() => {
+                        let predicted = model.queue.remove(0);
+                        model.over.push(measured);
+                        model.one_more = false;
+                        credit.completed(&gate, ns(predicted), ns(measured));
+                    }
+                    Step::End(_) => {}
+                    Step::Refund => {
+                        let prepaid = core::mem::take(&mut model.prepaid);
+                        model.one_more = false;
+                        credit.completed(&gate, ns(prepaid), Duration::ZERO);
+                    }
+                    Step::Allow(more) => {
+                        let allowed = model.total() + more;
+                        model.allowed = Some(allowed);
+                        credit.allow(&gate, ns(allowed));
+                    }
+                    Step::Stop => {
+                        model.allowed = None;
+                        credit.stop(&gate);
+                    }
+                    Step::Bound(bound) => {
+                        model.bound = bound;
+                        credit.set_bound(&gate, ns(bound));
+                    }
+                    Step::LetOneIn => {
+                        let has_time = model.allowed.is_some_and(|allowed| model.total() < allowed);
+                        model.one_more |= has_time && !model.lets_in();
+                        prop_assert_eq!(credit.let_one_in(&gate), has_time);
+                    }
+                }
+                let unspent = model.allowed.map_or(0, |allowed| allowed.saturating_sub(model.total()));
+                let balance = Balance { in_flight: ns(model.queued()), unspent: ns(unspent) };
+                prop_assert_eq!(credit.balance(&gate), balance);
+                prop_assert_eq!(gate.left() > Duration::ZERO, model.lets_in());
+                model.most_used = model.most_used.max(model.total() - model.prepaid);
+                prop_assert_eq!(credit.used(&gate, ns(model.prepaid)), ns(model.most_used));
+            }
+        }
+    }
 }
 
-impl LocalShare {
-    /// A share of `limit` in each `window`, from `now` on.
-    pub fn new(now: crate::units::Timestamp, limit: crate::units::Quota, window: Duration) -> Self {
-        let window = if window.is_zero() { Duration::from_millis(100) } else { window };
-        Self { limit: limit.of(window), window, window_end: now.saturating_add(window), used: Duration::ZERO }
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    fn ns(n: u64) -> Duration {
+        Duration::from_nanos(n)
     }
 
-    /// Counts GPU time used.
-    pub fn charge(&mut self, used: Duration) {
-        self.used = self.used.saturating_add(used);
+    fn allowing(bound: u64, allowed: u64) -> (Arc<LaunchGate>, Credit) {
+        let (gate, mut credit) = (LaunchGate::new(), Credit::new(ns(bound)));
+        credit.allow(&gate, ns(allowed));
+        (Arc::new(gate), credit)
     }
 
-    /// The GPU time that may be used now (0 is an answer), and the time at which that changes.
-    pub fn budget(&mut self, now: crate::units::Timestamp) -> (Duration, crate::units::Timestamp) {
-        if now >= self.window_end {
-            let windows = now.saturating_since(self.window_end).as_nanos() / self.window.as_nanos() + 1;
-            self.used = self.used.saturating_sub(self.limit.saturating_mul(windows));
-            self.window_end = self.window_end.saturating_add(self.window.saturating_mul(windows));
-        }
-        (self.limit.saturating_sub(self.used), self.window_end)
+    fn check(model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(model);
+    }
+
+    /// Two threads launch as often as they can while the permission is taken back: each passes once at most from there on.
+    #[test]
+    fn a_thread_passes_once_at_most_when_launches_are_stopped() {
+        check(|| {
+            let (gate, mut credit) = allowing(100, 45);
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let gate = Arc::clone(&gate);
+                    loom::thread::spawn(move || (0..2).filter(|_| gate.try_spend(ns(30))).count())
+                })
+                .collect();
+            credit.stop(&gate);
+            let then = gate.spent();
+            let passed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!(gate.spent(), ns(30 * passed as u64), "nothing is lost or made");
+            assert!(gate.spent() - then <= ns(60));
+            assert!(gate.spent() <= ns(45 + 30), "one launch in all goes beyond the limit");
+        });
+    }
+
+    /// A launch ends, earlier than predicted, while other threads launch.
+    #[test]
+    fn what_is_done_was_spent_at_any_moment() {
+        check(|| {
+            let (gate, mut credit) = allowing(50, 200);
+            assert!(gate.try_spend(ns(40)));
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let gate = Arc::clone(&gate);
+                    loom::thread::spawn(move || u64::from(gate.try_spend(ns(30))) * 30)
+                })
+                .collect();
+            credit.completed(&gate, ns(40), ns(10));
+            assert!(gate.spent() >= credit.done);
+            let before = credit.used(&gate, Duration::ZERO);
+            let spent: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!((gate.spent(), credit.balance(&gate).in_flight), (ns(10 + spent), ns(spent)));
+            assert!(credit.used(&gate, Duration::ZERO) >= before);
+        });
+    }
+
+    /// Two threads launch while one launch is let in beyond the bound.
+    #[test]
+    fn one_thread_passes_when_one_launch_is_let_in() {
+        check(|| {
+            let (gate, mut credit) = allowing(10, 200);
+            assert!(gate.try_spend(ns(40)));
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let gate = Arc::clone(&gate);
+                    loom::thread::spawn(move || gate.try_spend(ns(30)))
+                })
+                .collect();
+            assert!(credit.let_one_in(&gate));
+            credit.set_bound(&gate, ns(10));
+            let passed = threads.into_iter().map(|thread| thread.join().unwrap());
+            assert!(passed.filter(|passed| *passed).count() <= 1);
+        });
+    }
+
+    /// The thread that decides on a turn asks while another spends the last of its permission.
+    #[test]
+    fn what_is_found_spent_is_found_in_flight() {
+        check(|| {
+            let (gate, credit) = allowing(100, 10);
+            let launches = {
+                let gate = Arc::clone(&gate);
+                loom::thread::spawn(move || assert!(gate.try_spend(ns(30))))
+            };
+            // Without it the launches always come last.
+            loom::thread::yield_now();
+            let Balance { in_flight, unspent } = credit.balance(&gate);
+            assert!(!unspent.is_zero() || in_flight >= ns(10), "{in_flight}");
+            launches.join().unwrap();
+            assert_eq!(credit.balance(&gate), Balance { in_flight: ns(30), unspent: Duration::ZERO });
+        });
     }
 }
