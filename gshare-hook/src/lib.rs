@@ -22,10 +22,10 @@
 //! # A launch
 //!
 //! ```text
-//! program: cuLaunchKernel ─▶ wrapper: row of this function and size ─▶ 1.0 ms ─▶ credit 3.2 ms - 1.0 ms ─▶ real call
-//!                                                                            └─ none left: wait in line, then the same
-//! helper:  event pair passed: 1.02 ms ─▶ account +0.02 ms ─▶ credit + 1.0 ms ─▶ wake the line
-//!          budget nearly spent ─▶ TokenRequest ─▶ daemon ─▶ Grant ─▶ larger budget
+//! program: cuLaunchKernel ─▶ wrapper: row of this function and size ─▶ 1.0 ms ─▶ spent 6.0 of 8.0 ms: 7.0 ms ─▶ real call
+//!                                                                            └─ limit reached: wait in line, then the same
+//! helper:  event pair passed: 1.02 ms ─▶ spent + 0.02 ms, limit + 1.02 ms ─▶ wake the line
+//!          nearly all is spent that is allowed ─▶ Use ─▶ daemon ─▶ Allow ─▶ a larger limit
 //! ```
 //!
 //! # Guarantees

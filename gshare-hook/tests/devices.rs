@@ -62,7 +62,7 @@ fn a_green_context_that_is_current_is_measured_and_may_go() {
         Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
     let served = Run::hooked(&program, &["green_current"]).env("GSHARE_SOCKET", &daemon.socket).finish();
     assert_same("green_current", &bare, &served);
-    let (used, truth) = (daemon.told().used_ns(), served.truth[0].gpus[0].busy_ns);
+    let (used, truth) = (daemon.told().used, served.truth[0].gpus[0].busy_ns);
     assert!(used >= truth * 9 / 10 && used <= truth * 11 / 10, "used {used}, device {truth}");
 }
 
@@ -205,7 +205,7 @@ fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
     let run = Run::hooked(&program, &["waits"]).env("GSHARE_SOCKET", &daemon.socket).finish();
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let told = daemon.told();
-    assert!(told.used_ns() >= 590_000_000, "{told:?}");
+    assert!(told.used >= 590_000_000, "{told:?}");
     // One or two. Who is taken for idle while he waits: 19.
     assert!(told.empty_handed <= 10, "{} of 20 tokens: {told:?}", told.empty_handed);
 }
@@ -264,7 +264,7 @@ fn a_kernel_of_which_nothing_was_known_is_charged_to_its_token() {
 fn what_two_programs_use_in_turns_is_what_the_device_did() {
     let told = in_turns(Duration::from_millis(3), SLACK, "spin_10us", "80000");
     // 1.6 s.
-    assert!((1_550_000_000..=1_650_000_000).contains(&told.used_ns()), "{told:?}");
+    assert!((1_550_000_000..=1_650_000_000).contains(&told.used), "{told:?}");
 }
 
 /// What a line in `/etc/ld.so.preload` does for every program, the loader's own option does for one, without root.

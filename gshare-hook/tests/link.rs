@@ -223,7 +223,7 @@ fn a_device_that_is_refused_costs_the_others_nothing() {
         let told = daemon.told();
         assert_eq!(told.names.len(), if hangs_up { 2 } else { 1 }, "{told:?}");
         assert_eq!(told.devices.len(), 2, "each once: {told:?}");
-        assert!(told.used_ns() > 0, "{told:?}");
+        assert!(told.used > 0, "{told:?}");
     }
 }
 
@@ -331,7 +331,7 @@ fn a_process_waits_for_a_daemon_that_was_named() {
         (run.join().unwrap(), daemon.told())
     });
     assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("done\n", ""));
-    assert!(told.used_ns() > 100_000_000, "{told:?}");
+    assert!(told.used > 100_000_000, "{told:?}");
 }
 
 /// Other processes of the run may hold the limit. A process without a run has the limit for itself.
@@ -401,7 +401,7 @@ fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
             let done =
                 Run::hooked(&program, &["once", "spin_400ms"]).env("GSHARE_SOCKET", &daemon.socket).finish();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-            (daemon.told_in_all().used_ns(), done.truth[0].gpus[0].busy_ns)
+            (daemon.told_in_all().used, done.truth[0].gpus[0].busy_ns)
         };
         // A few at a time: a process that ends waits 200 ms at most for a helper thread that may have to wait for a CPU.
         let few = || -> Vec<_> { (0..5).map(|_| scope.spawn(one)).collect() };

@@ -37,8 +37,8 @@ fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
 /// What such a program used, in per cent of what the devices did for it.
 fn charged(kinds: &[&str]) -> u64 {
     let (told, truth) = served(kinds);
-    println!("{kinds:?}: used {} ns, device {truth} ns", told.used_ns());
-    told.used_ns() * 100 / truth
+    println!("{kinds:?}: used {} ns, device {truth} ns", told.used);
+    told.used * 100 / truth
 }
 
 /// What waits fills the bound on work in flight; what it waits for has yet to be launched.
@@ -105,7 +105,7 @@ fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() 
                 let kinds = ["behind_calls", kernel, launches, threads];
                 let (told, truth, done) = served_by_calls_of(call_ns, &kinds);
                 assert_eq!((done.stdout.as_str(), done.code), ("cuCtxSynchronize() = 0\n", Some(0)));
-                let (used, calls) = (told.used_ns(), call_ns * launches.parse::<u64>().unwrap());
+                let (used, calls) = (told.used, call_ns * launches.parse::<u64>().unwrap());
                 // All of it took at least this time.
                 let took = calls.max(truth);
                 println!("{kinds:?} behind {call_ns} ns: used {used} ns, device {truth} ns of {took} ns");
@@ -120,8 +120,8 @@ fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() 
 fn a_device_that_is_not_used_any_more_gives_its_token_back() {
     let (told, _) = served(&["one_of_two"]);
     assert_eq!(told.attached.len(), 2);
-    let idle = told.used.values().filter(|&&used| used == 0).count();
-    assert!(idle < 10, "{idle} tokens of {} were held for nothing", told.used.len());
+    let idle = told.turns.iter().filter(|(_, used)| *used == 0).count();
+    assert!(idle < 10, "{idle} tokens of {} were held for nothing", told.turns.len());
 }
 
 #[test]
@@ -135,8 +135,8 @@ fn contexts_made_before_the_first_launch_are_of_their_own_devices() {
 fn work_for_a_stream_of_another_device_is_measured_there() {
     let (told, truth) = served(&["foreign_stream"]);
     assert!(told.launches > 0 && truth == 0, "{told:?} {truth}");
-    let little = told.used.values().filter(|used| **used < 500_000).count();
-    assert!(2 * little > told.used.len(), "{told:?}");
+    let little = told.turns.iter().filter(|(_, used)| *used < 500_000).count();
+    assert!(2 * little > told.turns.len(), "{told:?}");
 }
 
 /// An event in the legacy stream waits for all streams, and they for it.
@@ -169,7 +169,7 @@ fn physical_memory_counts_before_there_is_a_context() {
 fn a_device_that_there_is_not_takes_no_session() {
     let (told, truth) = served(&["no_such_device"]);
     assert_eq!((told.names.len(), told.attached.len()), (1, 1), "{told:?}");
-    let used = told.used_ns() * 100 / truth;
+    let used = told.used * 100 / truth;
     assert!((90..=110).contains(&used), "{used} %");
 }
 

@@ -1,19 +1,8 @@
 //! Frames as the trace shows them.
 
 use gshare_core::wait_ring::Event;
-use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::wire::ToClient;
 use gshare_core::{Bytes, Quota, ResourceSpec};
-
-/// The event for a frame to the daemon, if that is traced.
-pub(crate) fn said(message: &ToDaemon) -> Option<Event> {
-    match *message {
-        ToDaemon::TokenRequest { .. } => Some(Event::TokenRequested {}),
-        ToDaemon::TokenReturn { lease, used, again, .. } => {
-            Some(Event::Returned { lease: lease.number(), used_ns: used.as_nanos(), again: again != 0 })
-        }
-        _ => None,
-    }
-}
 
 /// The event for a frame from the daemon, if that is traced.
 pub(crate) fn heard(message: &ToClient) -> Option<Event> {
@@ -28,12 +17,6 @@ pub(crate) fn heard(message: &ToClient) -> Option<Event> {
             let (request, limit, memory) = words_of(spec);
             Event::ShareChanged { request, limit, memory }
         }
-        ToClient::Grant { lease, budget, expires, .. } => Event::Granted {
-            lease: lease.number(),
-            budget_ns: budget.as_nanos(),
-            expires_ns: expires.as_nanos(),
-        },
-        ToClient::Revoke { lease, .. } => Event::Revoked { lease: lease.number() },
         ToClient::Throttle { until, .. } => Event::Throttled { until_ns: until.as_nanos() },
         _ => return None,
     };

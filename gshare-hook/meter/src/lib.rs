@@ -1,14 +1,14 @@
 //! Decisions of a process that shares a GPU.
 //!
 //! # Problem
-//! A launch takes 2 us, a question to the daemon 8 us and more. So a hooked process decides from what it was given ahead of
-//! time, and the daemon only hands out leases. When to ask for one, what to let in, what a kernel cost, when to return the
-//! lease and what to do without a daemon are decisions; reading clocks, sockets, counters and CUDA events is not. The decisions
-//! are here, so that they can be tested and simulated in virtual time; the library that programs load is a loop around them.
+//! A launch takes 2 us, a question to the daemon 8 us and more. So a hooked process decides from a permission that it was given ahead
+//! of time. When to ask for one, what to let in, what a kernel cost, when to give the permission back and what to do without a daemon
+//! are decisions; reading clocks, sockets, counters and CUDA events is not. The decisions are here, so that they can be tested and
+//! simulated in virtual time; the library that programs load is a loop around them.
 //!
 //! # Terms
-//! Those of [`gshare_core::gate`]: credit, lease, in flight. A **segment** is a run of launches between two CUDA events.
-//! **Tenure** is the state of the daemon's lease, **attachment** says who lets launches in on a device.
+//! Those of [`gshare_core::gate`]: spent, limit, in flight. A **segment** is a run of launches between two CUDA events.
+//! A **turn** is the time in which the process holds the daemon's token, **attachment** says who lets launches in on a device.
 //!
 //! # Use
 //! A host owns one [`Meter`] per process and gives it every event at its time:
@@ -20,29 +20,31 @@
 //! [`MeterAction::Connect`] is answered by `Connected` or `ConnectFailed`; [`MeterAction::Disconnect`] by what had come before
 //! (`Heard`), then `Lost`; a connection that fails, by the same two. Launching threads spend from the
 //! [`LaunchGate`](gshare_core::gate::LaunchGate) of the device's [`Ground`] and never wait for the meter while credit lasts.
+//! The meter is no [`Engine`](gshare_core::Engine): its only caller is the process itself, so a wrong call is a panic, not an error.
 //!
-//! # Leases
+//! # Turns
 //! ```text
-//! Idle ── a thread waits: TokenRequest ──▶ Requested ── Grant ──▶ Open ── credit, up to the bound in flight, as work completes
-//! Open ── budget nearly spent: TokenRequest ──▶ Open (requested) ── Grant ──▶ Open, the same lease with a larger budget
-//! Open ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained ──▶ TokenReturn ──▶ Idle or Requested
-//! Open, Draining ── Revoke ──▶ Owing ── all that was launched is measured ──▶ TokenReturn ──▶ Idle or Requested
+//! Idle ── a thread waits: Use{Wants} ──▶ Wanting ── Allow ──▶ Holding ── launches, up to the bound in flight, as work completes
+//! Holding ── nearly spent: Use{Extends} ──▶ Holding ── Allow ──▶ Holding, up to a larger total
+//! Holding ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained: Use{Idle or Wants} ──▶ Idle or Wanting
+//! Holding, Draining ── Allow that is over: Use{Idle or Wants} ──▶ Idle or Wanting
 //! ```
-//! A kernel that runs is waited for before a lease is returned: a client that is let in behind it would measure its end as its
-//! own. Near the expiry the bound in flight shrinks with the time that is left, so that the queue drains by then.
+//! A kernel that runs is waited for before a token is given back: a client that is let in behind it would measure its end as its
+//! own. Near the end of its time the bound in flight shrinks with the time that is left, so that the queue drains by then. Every `Use`
+//! says the total that was used; one that is late or lost is made good by the next.
 //!
-//! Worked example: budget 10 ms, bound 2 ms, kernels of 1 ms. Two are let in; each completion lets in one more. With 2 ms
-//! unspent the next token is requested. With the tenth launched and half a millisecond queued the lease is returned. One kernel
-//! of 400 ms is charged its guess of 0.5 ms; the daemon revokes the lease after its grace, and the return that says 400 ms
-//! follows when the kernel is over, and before the process ends.
+//! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two are let in; each completion lets in one more. With 2 ms
+//! unspent more time is asked for. With the tenth launched and half a millisecond queued the token is given back. One kernel
+//! of 400 ms is charged its guess of 0.5 ms; the daemon takes the token back after its grace, and charges 10 ms. When the kernel is
+//! over, and before the process ends, the total grows to 400 ms.
 //!
 //! # Work that waits for work
 //! A stream may wait for another one, into which the program has yet to launch. If it fills the bound in flight, that launch
-//! would wait for ever. So when a thread waits under an open lease and nothing has completed for 100 ms beyond the time by which
+//! would wait for ever. So when a thread waits while launches are allowed and nothing has completed for 100 ms beyond the time by which
 //! it should have, one launch is let in beyond the bound.
 //!
 //! # Without a daemon
-//! With policy *open* the process keeps its last part of the share by its own clock. With *closed* launches wait, and fail
+//! With policy *open* the process keeps its last part of the share by its own clock, and pays back what it overused before. With *closed* launches wait, and fail
 //! after [`Settings::daemon_wait`], 5 s by default. A daemon that says nothing for three fifths of that while a thread waits is
 //! probed by a second connection; if it does not greet, it is as good as gone (a stopped process keeps its sockets).
 //!
@@ -57,7 +59,8 @@
 //! within the process's own limits.
 //!
 //! # Invariants
-//! - A lease is returned once; what is in flight exceeds its bound by one launch per shard at most.
+//! - Launches are let in while the device's turn is Holding, or by the local clock, and at no other time (asserted).
+//! - The total that the daemon is told never shrinks.
 //! - Every [`Ticket`] is answered once.
 //! - Without a daemon the process never holds more memory than its part.
 //!
@@ -314,36 +317,4 @@ pub enum MeterAction {
     },
     /// A line for the person who runs the program.
     Tell(String),
-}
-
-/// Reason for which an event was not taken; nothing has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MeterError {
-    /// The event's time lies before that of the last one.
-    #[error("time {now} lies before {last}, the time of the last event")]
-    TimeWentBack {
-        /// Time of the event.
-        now: Timestamp,
-        /// Time of the last event.
-        last: Timestamp,
-    },
-    /// No such device was found before.
-    #[error("device {} was not found before", device.0)]
-    UnknownDevice {
-        /// The device named.
-        device: Ordinal,
-    },
-    /// The device was found before.
-    #[error("device {} was found before", device.0)]
-    DeviceExists {
-        /// The device named.
-        device: Ordinal,
-    },
-    /// No such segment is being measured.
-    #[error("segment {} is not being measured", id.0)]
-    UnknownSegment {
-        /// The segment named.
-        id: SegmentId,
-    },
 }

@@ -2,15 +2,13 @@
 
 use gshare_core::wait_ring::Event;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Engine, ResourceSpec, ServiceClass, Timestamp};
+use gshare_core::{Bytes, ClientId, ResourceSpec, ServiceClass, Timestamp};
 
-use crate::device::{Around, Attachment, Device, Tenure};
+use crate::device::{Around, Attachment, Device};
 use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED};
 use crate::memory_questions::{self, Deferred, Shortage};
 use crate::moving::Moving;
-use crate::{
-    Action, Actions, Ground, MeterAction, MeterError, MeterEvent, Ordinal, Settings, Ticket, explain,
-};
+use crate::{Action, Actions, Ground, MeterAction, MeterEvent, Ordinal, Settings, Ticket, explain};
 
 /// How long a process that ends waits until all that it used is reported, in ns.
 const LEAVE_WAIT: u64 = 100_000_000;
@@ -63,25 +61,6 @@ pub struct Meter<G> {
     leaving: Option<Leaving>,
 }
 
-impl<G: Ground> Engine for Meter<G> {
-    type Event = MeterEvent<G>;
-    type Action = MeterAction;
-    type Error = MeterError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: MeterEvent<G>,
-        actions: &mut Vec<MeterAction>,
-    ) -> Result<(), MeterError> {
-        Meter::handle(self, now, event, actions)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        Meter::next_deadline(self)
-    }
-}
-
 impl<G: Ground> Meter<G> {
     /// The meter of a process that has just begun to use a device; at the first event it asks for a connection.
     pub fn new(now: Timestamp, settings: Settings) -> Self {
@@ -108,15 +87,11 @@ impl<G: Ground> Meter<G> {
     }
 
     /// Takes one event and appends what is to be done.
-    pub fn handle(
-        &mut self,
-        now: Timestamp,
-        event: MeterEvent<G>,
-        actions: &mut Vec<MeterAction>,
-    ) -> Result<(), MeterError> {
-        if now < self.now {
-            return Err(MeterError::TimeWentBack { now, last: self.now });
-        }
+    ///
+    /// # Panics
+    /// When `now` lies before the last event's time, and when the event names a device or a segment that the meter does not know.
+    pub fn handle(&mut self, now: Timestamp, event: MeterEvent<G>, actions: &mut Vec<MeterAction>) {
+        assert!(now >= self.now, "time went back: now {now}, last event at {}", self.now);
         let measurement = matches!(
             event,
             MeterEvent::Recorded { .. }
@@ -124,12 +99,11 @@ impl<G: Ground> Meter<G> {
                 | MeterEvent::MeasurementLost { .. }
                 | MeterEvent::ThreadsSeen { .. }
         );
-        self.take(now.as_nanos(), event, actions)?;
         self.now = now;
+        self.take(now.as_nanos(), event, actions);
         if !measurement {
             self.advance(now.as_nanos(), actions);
         }
-        Ok(())
     }
 
     /// When the host is to look again, even if nothing happens.
@@ -165,7 +139,7 @@ impl<G: Ground> Meter<G> {
         (next != u64::MAX).then(|| Timestamp::from_nanos(next))
     }
 
-    fn take(&mut self, now: u64, event: MeterEvent<G>, actions: &mut Actions) -> Result<(), MeterError> {
+    fn take(&mut self, now: u64, event: MeterEvent<G>, actions: &mut Actions) {
         match event {
             MeterEvent::Connected => self.connected(now, actions),
             MeterEvent::ConnectFailed { errno } => self.connect_failed(errno, now, actions),
@@ -184,9 +158,8 @@ impl<G: Ground> Meter<G> {
                 }
             }
             MeterEvent::DeviceFound { device, uuid, ground, ticket } => {
-                if self.devices.iter().any(|known| known.ordinal == device) {
-                    return Err(MeterError::DeviceExists { device });
-                }
+                let is_known = self.devices.iter().any(|known| known.ordinal == device);
+                assert!(!is_known, "device {} was found before", device.0);
                 let mut found = Device::new(device, uuid, ground, self.settings.spec);
                 found.attach_ticket = Some(ticket);
                 if self.link.is_up() {
@@ -195,15 +168,15 @@ impl<G: Ground> Meter<G> {
                 self.devices.push(found);
             }
             MeterEvent::MemoryAsked { device, bytes, ticket } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 self.reserve(index, bytes, ticket, actions);
             }
             MeterEvent::MemoryFreed { device, bytes } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 self.release(index, bytes, actions);
             }
             MeterEvent::ViewAsked { device, ticket } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 self.view(index, ticket, actions);
             }
             MeterEvent::ThreadsSeen { launched, synced } => {
@@ -212,22 +185,20 @@ impl<G: Ground> Meter<G> {
                 self.syncs = synced.iter().sum();
             }
             MeterEvent::Recorded { device, id, segment } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 self.devices[index].line.record(id, segment);
             }
             MeterEvent::Completed { device, id, start, end } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 let interval = (start.as_nanos(), end.as_nanos());
-                let done = self.devices[index].completed(id, interval, self.crowded, now, actions);
-                done.ok_or(MeterError::UnknownSegment { id })?;
+                self.devices[index].completed(id, interval, self.crowded, now, actions);
             }
             MeterEvent::MeasurementLost { device, id } => {
-                let index = self.index(device)?;
-                let done = self.devices[index].measurement_lost(id, now);
-                done.ok_or(MeterError::UnknownSegment { id })?;
+                let index = self.index(device);
+                self.devices[index].measurement_lost(id, now);
             }
             MeterEvent::Looked { device, facts } => {
-                let index = self.index(device)?;
+                let index = self.index(device);
                 let around = self.around(now);
                 self.devices[index].looked(now, &facts, around, actions);
             }
@@ -241,7 +212,6 @@ impl<G: Ground> Meter<G> {
                 }
             }
         }
-        Ok(())
     }
 
     /// Does what the time asks for, and what follows from the event that was just handled.
@@ -269,9 +239,9 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    fn index(&self, device: Ordinal) -> Result<usize, MeterError> {
+    fn index(&self, device: Ordinal) -> usize {
         let found = self.devices.iter().position(|known| known.ordinal == device);
-        found.ok_or(MeterError::UnknownDevice { device })
+        found.unwrap_or_else(|| panic!("device {} was not found before", device.0))
     }
 
     fn of_client(&mut self, client: ClientId) -> Option<&mut Device<G>> {
@@ -367,12 +337,9 @@ impl<G: Ground> Meter<G> {
             return;
         }
         let waits = |device: &Device<G>| {
-            let requested = match device.tenure {
-                Tenure::Requested => true,
-                Tenure::Open { requested, .. } | Tenure::Owing { requested, .. } => requested,
-                Tenure::Idle | Tenure::Draining { .. } => false,
-            };
-            device.asked || !device.questions.shortages.is_empty() || requested && device.waiting > 0
+            device.asked
+                || !device.questions.shortages.is_empty()
+                || device.awaits_time() && device.waiting > 0
         };
         if !self.devices.iter().any(waits) {
             self.waits_since = None;
@@ -431,6 +398,8 @@ impl<G: Ground> Meter<G> {
         }
         self.note_heard(&message, actions);
         match message {
+            // A second one would have the devices attached twice.
+            ToClient::Welcome { .. } if self.link.is_up() => {}
             ToClient::Welcome { .. } => self.welcomed(now, actions),
             ToClient::Refused { code, text } => self.turned_away(code, &text, None, now, actions),
             ToClient::Unserved { code, text, spec } => {
@@ -439,7 +408,9 @@ impl<G: Ground> Meter<G> {
             }
             ToClient::Class { class } => self.class = Some(class),
             ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
-                let Ok(index) = self.index(Ordinal(ordinal)) else { return };
+                // An answer to no question would begin another count of turns.
+                let of = |device: &Device<G>| device.asked && device.ordinal == Ordinal(ordinal);
+                let Some(index) = self.devices.iter().position(of) else { return };
                 let device = &mut self.devices[index];
                 let surplus = device.adopt(spec, actions);
                 device.served(client, window, in_flight, actions);
@@ -448,14 +419,9 @@ impl<G: Ground> Meter<G> {
                 self.serve_deferred(index, actions);
                 self.give_back(client, surplus, now, actions);
             }
-            ToClient::Grant { client, lease, budget, expires } => {
+            ToClient::Allow { client, turn, allowed, until } => {
                 if let Some(device) = self.of_client(client) {
-                    device.granted(client, (lease, budget, expires.as_nanos()), now, actions);
-                }
-            }
-            ToClient::Revoke { client, lease, .. } => {
-                if let Some(device) = self.of_client(client) {
-                    device.revoked(client, lease, now, actions);
+                    device.allowed(client, (turn, allowed, until.as_nanos()), now, actions);
                 }
             }
             ToClient::ShareChanged { client, spec } => {
@@ -540,10 +506,7 @@ impl<G: Ground> Meter<G> {
         let Some(event) = explain::heard(message) else { return };
         let device = match *message {
             ToClient::Attached { ordinal, .. } => Some(Ordinal(ordinal)),
-            ToClient::ShareChanged { client, .. }
-            | ToClient::Grant { client, .. }
-            | ToClient::Revoke { client, .. }
-            | ToClient::Throttle { client, .. } => {
+            ToClient::ShareChanged { client, .. } | ToClient::Throttle { client, .. } => {
                 let found = self.devices.iter().find(|device| device.client() == Some(client));
                 found.map(|device| device.ordinal)
             }

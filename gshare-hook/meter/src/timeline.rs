@@ -19,7 +19,7 @@ pub(crate) struct Timeline {
     coverage: Coverage,
     /// Until when the device is known to have worked for this process, in ns.
     pub(crate) worked_until: u64,
-    /// Since when a lease of the daemon's keeps the device for this process, in ns; `u64::MAX` without one: others may be on it
+    /// Since when a token keeps the device for this process, in ns; `u64::MAX` without one: others may be on it
     /// whenever this process is not.
     pub(crate) turn_began: u64,
     /// How long turns of this process waited for the end of others'.
@@ -53,9 +53,10 @@ impl Timeline {
     }
 
     /// Takes a segment out that is over.
-    pub(crate) fn take(&mut self, id: SegmentId) -> Option<Segment> {
-        let at = self.running.iter().position(|(other, _)| *other == id)?;
-        self.running.remove(at).map(|(_, segment)| segment)
+    pub(crate) fn take(&mut self, id: SegmentId) -> Segment {
+        let at = self.running.iter().position(|(other, _)| *other == id);
+        let taken = at.and_then(|at| self.running.remove(at));
+        taken.unwrap_or_else(|| panic!("segment {} is not being measured", id.0)).1
     }
 
     /// The measurement that has been under way for longest.

@@ -3,6 +3,6 @@
 mod common;
 
 mod daemon_loss;
-mod leases;
 mod parts;
 mod property;
+mod turns;

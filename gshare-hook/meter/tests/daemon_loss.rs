@@ -21,14 +21,14 @@ fn busy(spec: ResourceSpec, on_loss: OnDaemonLoss) -> Bench {
 fn without_its_daemon_a_process_keeps_its_limit_by_its_own_clock() {
     let mut bench = busy(limited(20), OnDaemonLoss::Open);
     bench.run(MS);
-    bench.grant(1, 10 * MS, 30 * MS);
+    bench.allow(10 * MS, 30 * MS);
     bench.run(3 * MS);
     bench.lose(Behind::Nobody);
     let before = bench.busy;
     bench.run(2 * SECOND);
     let used = bench.busy - before;
     assert!((380 * MS..=425 * MS).contains(&used), "20 % of 2 s, not {used} ns");
-    assert!(bench.returns().is_empty(), "there is no daemon to return a lease to");
+    assert!(bench.ends().is_empty(), "there is no daemon to give a token back to");
     // Attempts go on, a quarter of a second apart at most.
     let gaps: Vec<u64> = bench.connects.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.iter().all(|gap| *gap <= 380 * MS), "{gaps:?}");
@@ -84,9 +84,9 @@ fn a_daemon_that_has_others_to_serve_is_waited_for() {
     bench.feed(MeterEvent::ProbeAnswered);
     bench.run(2_500 * MS);
     assert_eq!((bench.busy, bench.probes.len()), (0, 1));
-    bench.grant(1, 10 * MS, 30 * MS);
+    bench.allow(10 * MS, 30 * MS);
     bench.run(30 * MS);
-    assert_eq!((bench.returns(), bench.connects.len()), (vec![(1, 10 * MS)], 1));
+    assert_eq!((bench.ends(), bench.connects.len()), (vec![10 * MS], 1));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_refused_process_launches_nothing_and_comes_back_less_and_less_often() {
     bench.welcome(limited(50));
     bench.launches(5, KERNEL);
     bench.run(MS);
-    bench.grant(1, 10 * MS, 60 * MS);
+    bench.allow(10 * MS, 60 * MS);
     bench.run(30 * MS);
     assert_eq!(bench.busy, 5 * MS);
 }
@@ -216,6 +216,41 @@ fn memory_is_asked_for_granted_denied_and_called_back() {
     let released = ToDaemon::MemoryRelease { client: common::CLIENT, bytes: Bytes(6 * mib) };
     let used = ToDaemon::MemoryUsed { client: common::CLIENT, round: 9, used: Bytes(20 * mib) };
     assert_eq!(said, [released, used]);
+}
+
+/// A daemon's grant ends with its connection: the next daemon does not know of it.
+#[test]
+fn memory_that_was_granted_and_not_used_is_given_up_with_the_connection() {
+    let spec = with_memory(limited(50), 256 * MIB);
+    let mut bench = Bench::served(spec);
+    let first = bench.reserve(10 * MIB);
+    bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(26 * MIB) });
+    assert_eq!(bench.answer(first), Some(true));
+    bench.lose(Behind::Daemon);
+    bench.run(SECOND);
+    bench.said.clear();
+    bench.welcome(spec);
+    let stated = bench.said.iter().find_map(|(_, frame)| match frame {
+        ToDaemon::Attach { allocated, .. } => Some(*allocated),
+        _ => None,
+    });
+    assert_eq!(stated, Some(Bytes(10 * MIB)));
+    let next = bench.reserve(4 * MIB);
+    let asked = bench.said.iter().any(|(_, frame)| matches!(frame, ToDaemon::MemoryReserve { .. }));
+    assert!(asked && bench.answer(next).is_none(), "{:?}", bench.said);
+}
+
+/// No daemon has ever named a window.
+#[test]
+fn the_windows_of_the_local_clock_are_a_tenth_of_a_second() {
+    let mut bench = Bench::new(limited(20), OnDaemonLoss::Open, Behind::Nobody);
+    bench.learn(KERNEL.function, KERNEL.ns);
+    bench.launches(20_000, KERNEL);
+    for window in 1..=5 {
+        bench.run(100 * MS);
+        let most = window * 20 * MS;
+        assert!((most - 2 * MS..=most).contains(&bench.busy), "{} ns in {window} windows", bench.busy);
+    }
 }
 
 #[test]

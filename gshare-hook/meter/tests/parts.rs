@@ -105,6 +105,15 @@ fn what_is_known_stays_when_a_handle_goes_that_was_never_launched_here() {
     assert!(rows.iter().all(|&row| table.known(row) == Some(7)));
 }
 
+/// The numbers that a first estimate and a change of mind depend on: what is said of them in the essays is what happens.
+#[test]
+fn an_unknown_function_is_taken_for_half_a_millisecond_and_eight_samples_change_a_cost() {
+    assert_eq!(CostTable::new().guess(), 500_000);
+    let mut suspicion = Suspicion::default();
+    let believed = (1..).find(|_| suspicion.add(4_000).is_some());
+    assert_eq!(believed, Some(8));
+}
+
 proptest! {
     #[test]
     fn shape_rises_with_size_and_one_shape_spans_at_most_a_quarter(a in 0u64..1 << 50, b in 0u64..1 << 50) {
@@ -163,6 +172,18 @@ fn what_runs_for_long_is_covered_however_much_comes_and_goes_beside_it() {
     let beside: u64 =
         (0..100).map(|n| coverage.add(n * second / 10, n * second / 10 + 1_000_000, 1_000_000, 0)).sum();
     assert_eq!(beside + coverage.add(0, 10 * second, 10 * second, u64::MAX), 10 * second);
+}
+
+/// A stream that was looked at a second late.
+#[test]
+fn a_straggler_of_the_last_two_seconds_takes_its_time() {
+    let mut coverage = Coverage::new();
+    let ms = 1_000_000;
+    assert_eq!(covered(&mut coverage, 0, ms), ms);
+    assert_eq!(covered(&mut coverage, 1_900 * ms, 1_901 * ms), ms);
+    assert_eq!(covered(&mut coverage, ms, 3 * ms), 2 * ms);
+    assert_eq!(covered(&mut coverage, 5_000 * ms, 5_001 * ms), ms);
+    assert_eq!(coverage.add(1_000 * ms, 1_001 * ms, ms, u64::MAX), 0, "too late");
 }
 
 #[test]
@@ -260,6 +281,16 @@ fn what_a_turn_waits_for_the_one_before_does_not_add_up() {
 }
 
 #[test]
+fn what_turns_waited_for_is_forgotten_by_a_quarter_with_each_turn() {
+    let mut behind = Behind::default();
+    let most = [400, 0, 0, 350, 0].map(|waited| {
+        behind.seen(waited);
+        behind.most()
+    });
+    assert_eq!(most, [400, 300, 225, 350, 263]);
+}
+
+#[test]
 fn a_turn_in_sixteen_ends_before_it_is_handed_over_and_no_other_says_what_its_last_work_took() {
     let mut turns = Turns::default();
     let ended: Vec<u64> =
@@ -286,6 +317,18 @@ fn a_limit_is_reserved_granted_and_given_back() {
     let surplus = account.release(200 << 20).expect("much is idle");
     assert_eq!(account.used(), 0);
     assert!(surplus.0 >= 200 << 20, "{surplus}");
+}
+
+#[test]
+fn the_view_leaves_out_what_the_other_processes_of_the_instance_use() {
+    let account = MemoryAccount::new(16 << 30);
+    account.limit_to(Some(Bytes(1_000)));
+    account.grant(Bytes(100));
+    account.reserve(100).unwrap();
+    account.set_siblings(vec![(7, 250), (8, 50)]);
+    assert_eq!((account.used_by_all(), account.view(1 << 30, 16 << 30)), (400, (600, 1_000)));
+    account.set_siblings(vec![(7, 250)]);
+    assert_eq!(account.view(1 << 30, 16 << 30), (650, 1_000));
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! Any order of events: what must hold for anything that a daemon says and a program does.
 
-use std::collections::BTreeSet;
-
 use crate::common::{Behind, Bench, CLIENT, DEVICE, Kernel, MS, limited, with_memory};
 use gshare_core::token::ThrottleReason;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient};
-use gshare_core::{Bytes, Duration, GpuId, LeaseId, ResourceSpec, Timestamp};
+use gshare_core::{Bytes, Duration, GpuId, ResourceSpec, Timestamp};
 use gshare_meter::{MeterEvent, Ticket};
 use proptest::prelude::*;
 
@@ -17,9 +15,12 @@ const LONGEST: u64 = MS;
 enum Step {
     Pass(u64),
     Launch(usize, u64),
-    Grant { budget: u64, lasts: u64 },
-    Extend { budget: u64, lasts: u64 },
-    Revoke { back: u64 },
+    /// About the turn that is on, or about one that is over. `lasts: 0` takes the token back.
+    Allow {
+        back: u32,
+        budget: u64,
+        lasts: u64,
+    },
     Throttle,
     Reserve(u64),
     Release(u64),
@@ -32,8 +33,13 @@ enum Step {
     Change(u16, Option<u64>),
     Welcome,
     Attach,
-    Refuse { code: u8, runs: bool },
-    Lose { comes_back: bool },
+    Refuse {
+        code: u8,
+        runs: bool,
+    },
+    Lose {
+        comes_back: bool,
+    },
     Probe(bool),
     OfOthers,
 }
@@ -44,9 +50,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (1_000..20 * MS).prop_map(Step::Pass),
         1 => (20 * MS..6_000 * MS).prop_map(Step::Pass),
         4 => (1usize..20, 1_000..LONGEST).prop_map(|(count, ns)| Step::Launch(count, ns)),
-        4 => (0..20 * MS, 0..40 * MS).prop_map(|(budget, lasts)| Step::Grant { budget, lasts }),
-        2 => (0..40 * MS, 0..40 * MS).prop_map(|(budget, lasts)| Step::Extend { budget, lasts }),
-        2 => (0u64..3).prop_map(|back| Step::Revoke { back }),
+        6 => (0..20 * MS, 0..40 * MS).prop_map(|(budget, lasts)| Step::Allow { back: 0, budget, lasts }),
+        1 => (0..20 * MS, 0..40 * MS).prop_map(|(budget, lasts)| Step::Allow { back: 1, budget, lasts }),
+        1 => (0u32..2, 0..20 * MS).prop_map(|(back, budget)| Step::Allow { back, budget, lasts: 0 }),
         1 => Just(Step::Throttle),
         2 => memory.clone().prop_map(Step::Reserve),
         2 => memory.clone().prop_map(Step::Release),
@@ -73,17 +79,13 @@ fn spec(limit: u16, memory: Option<u64>) -> ResourceSpec {
 struct Case {
     bench: Bench,
     spec: ResourceSpec,
-    /// The last lease granted, and the budgets of each.
-    lease: u64,
-    budgets: Vec<(u64, u64)>,
     asked: Vec<u64>,
-    connects: usize,
 }
 
 impl Case {
     fn new(spec: ResourceSpec, on_loss: OnDaemonLoss) -> Self {
         let bench = Bench::new(spec, on_loss, Behind::Daemon);
-        Self { bench, spec, lease: 100, budgets: Vec::new(), asked: vec![0], connects: 1 }
+        Self { bench, spec, asked: vec![0] }
     }
 
     fn take(&mut self, step: Step) {
@@ -97,16 +99,10 @@ impl Case {
                 self.bench.learn(kernel.function, ns);
                 self.bench.launches(count, kernel);
             }
-            Step::Grant { budget, lasts } => {
-                self.lease += 1;
-                self.budgets.push((self.lease, budget));
-                self.bench.grant(self.lease, budget, lasts);
+            Step::Allow { back, budget, lasts } => {
+                let turn = self.bench.turn.wrapping_sub(back);
+                self.bench.allow_up_to(turn, self.bench.used + budget, self.bench.now + lasts);
             }
-            Step::Extend { budget, lasts } => {
-                self.budgets.push((self.lease, budget));
-                self.bench.grant(self.lease, budget, lasts);
-            }
-            Step::Revoke { back } => self.bench.revoke(self.lease - back),
             Step::Throttle => {
                 let until = Timestamp::from_nanos(self.bench.now + 30 * MS);
                 let reason = ThrottleReason::LimitReached;
@@ -192,28 +188,15 @@ impl Case {
                     window,
                     in_flight,
                 });
-                let expires = Timestamp::from_nanos(self.bench.now + MS);
-                let budget = Duration::from_millis(5);
-                self.bench.hear(ToClient::Grant { client, lease: LeaseId::new(1), budget, expires });
+                let until = Timestamp::from_nanos(self.bench.now + MS);
+                let allowed = Duration::from_millis(500);
+                self.bench.hear(ToClient::Allow { client, turn: 0, allowed, until });
             }
         }
     }
 
     fn check(&mut self) {
-        if self.bench.connects.len() != self.connects {
-            // No daemon extends a lease of the one before.
-            self.connects = self.bench.connects.len();
-            self.lease += 1;
-        }
         let bench = &self.bench;
-        let mut returned = BTreeSet::new();
-        for (lease, used) in bench.returns() {
-            assert!(returned.insert(lease), "lease {lease} was returned twice: {:?}", bench.said);
-            let of_lease = self.budgets.iter().filter(|(id, _)| *id == lease);
-            let budget = of_lease.map(|(_, budget)| *budget).max();
-            let budget = budget.expect("a lease that was granted");
-            assert!(used <= budget + LONGEST, "{used} ns used of {budget} under lease {lease}");
-        }
         assert!(bench.most_queued <= 4 * MS + LONGEST, "{} ns queued", bench.most_queued);
         for ticket in &self.asked {
             bench.answer(*ticket);
@@ -223,7 +206,7 @@ impl Case {
 
 proptest! {
     #[test]
-    fn leases_are_returned_once_within_bounds_and_questions_are_answered_once(
+    fn what_is_queued_is_bounded_and_questions_are_answered_once(
         steps in prop::collection::vec(step(), 1..120),
         limit in 1u16..=100,
         memory in prop::option::of(1..200 * MIB),
@@ -250,7 +233,6 @@ proptest! {
         for ticket in &case.asked {
             prop_assert!(case.bench.answer(*ticket).is_some(), "question {} has no answer", ticket);
         }
-        let used: u64 = case.bench.returns().iter().map(|(_, used)| used).sum();
-        prop_assert!(used <= case.bench.busy, "{used} ns reported of {}", case.bench.busy);
+        prop_assert!(case.bench.used <= case.bench.busy, "{} ns reported of {}", case.bench.used, case.bench.busy);
     }
 }

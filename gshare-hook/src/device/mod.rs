@@ -39,6 +39,17 @@ pub(crate) struct Line {
     serving: u64,
 }
 
+/// The end of a launch's wait for credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// Its cost is spent.
+    Paid,
+    /// Launches are not metered any more: nothing is spent.
+    Unmetered,
+    /// It must fail.
+    Failed,
+}
+
 /// One GPU as a process launches on it.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -122,9 +133,9 @@ impl Device {
         drop(self.moved.wait_timeout_while(line, most, |_| pending()));
     }
 
-    /// Waits in line for credit, then spends. `false`: the launch must fail.
+    /// Waits in line for credit, then spends.
     #[cold]
-    pub(crate) fn wait_for_credit(&self, runtime: &Runtime, thread: &ThreadRecord, cost: u64) -> bool {
+    pub(crate) fn wait_for_credit(&self, runtime: &Runtime, thread: &ThreadRecord, cost: u64) -> Passed {
         let began = clock::now_ns();
         end_segments(thread, Ending::Waiting);
         let mut wait = Waiting::new(runtime, self, began);
@@ -137,23 +148,23 @@ impl Device {
         let (mut watch, mut gone) = (lifecycle::Watch::new(runtime, began), false);
         let passed = loop {
             if self.shut.load(Ordering::Acquire) {
-                break false;
+                break Passed::Failed;
             }
             // Switched off while waiting, or the helper is gone: nothing would ever let credit in.
             if CONTROL.state() != State::Active as u32 || self.free_running.load(Ordering::Acquire) {
-                break true;
+                break Passed::Unmetered;
             }
             let now = clock::now_ns();
             if line.serving != seen {
                 (seen, stuck_since) = (line.serving, now);
             }
             let front = line.serving >= ticket || u128::from(now - stuck_since) > LINE_STUCK.as_nanos();
-            if front && self.gate.try_spend(thread.number, Duration::from_nanos(cost)) {
-                break true;
+            if front && self.gate.try_spend(Duration::from_nanos(cost)) {
+                break Passed::Paid;
             }
             gone = watch.sees_it_gone(runtime, now);
             if gone {
-                break true;
+                break Passed::Unmetered;
             }
             wait.look(now);
             line = self
@@ -170,7 +181,7 @@ impl Device {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.waited_ns.fetch_add(clock::now_ns() - began, Ordering::Relaxed);
         self.moved.notify_all();
-        wait.end(cost, passed);
+        wait.end(cost, passed != Passed::Failed);
         passed
     }
 }

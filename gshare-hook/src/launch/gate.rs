@@ -11,8 +11,8 @@
 //!
 //! # Algorithm
 //! While credit lasts: read the switch, find the row, subtract its cost from what the run has prepaid, call the driver.
-//! A run prepays [`PREPAY_NS`] at a time out of its thread's shard of the credit, with one atomic operation; launches
-//! that cost more than that take it each. All else is colder still:
+//! A run prepays [`PREPAY_NS`] at a time out of the credit of the device, with one atomic operation; launches that cost more than
+//! that take it each. All else is colder still:
 //!
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
 //!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
@@ -48,7 +48,7 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::shape;
 use gshare_meter::segment::{PREPAY_NS, full_ns};
 
-use crate::device::Device;
+use crate::device::{Device, Passed};
 use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
 use crate::launch::runs::{MIXED, ThreadRecord, own_record};
 use crate::launch::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
@@ -176,8 +176,10 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     let Some(cost) = cost else { return probe(launch) };
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.take_over(stream, device);
-    if !pay(runtime, device, thread, stream, cost) {
-        return Ticket::FAIL;
+    match pay(runtime, device, thread, stream, cost) {
+        Passed::Paid => {}
+        Passed::Unmetered => return Ticket::PASS,
+        Passed::Failed => return Ticket::FAIL,
     }
     // SAFETY: as above; the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
@@ -244,21 +246,21 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
 }
 
-/// Takes `cost` out of what is prepaid, and prepays again. `false`: the launch must fail.
-fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> bool {
+/// Takes `cost` out of what is prepaid, and prepays again.
+fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> Passed {
     // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
     let run = unsafe { thread.run(stream) };
     let prepaid = run.shared.prepaid.load(Ordering::Relaxed);
     if cost <= prepaid {
         run.shared.prepaid.store(prepaid - cost, Ordering::Relaxed);
-        return true;
+        return Passed::Paid;
     }
     // Only short launches are paid for ahead.
     let ahead = if cost < PREPAY_NS { PREPAY_NS } else { 0 };
     let wanted = cost - prepaid + ahead;
-    if device.gate.try_spend(thread.number, Duration::from_nanos(wanted)) {
+    if device.gate.try_spend(Duration::from_nanos(wanted)) {
         run.shared.prepaid.store(ahead, Ordering::Relaxed);
-        return true;
+        return Passed::Paid;
     }
     // Waiting ends all segments of this thread and gives back what they have prepaid.
     device.wait_for_credit(runtime, thread, cost)

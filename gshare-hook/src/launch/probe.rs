@@ -17,7 +17,7 @@ use gshare_meter::{Measured, SHORT_NS, Segment};
 
 use crate::device::context::{Context, Event, Pair};
 use crate::device::hold::Begun;
-use crate::device::{Device, Pending};
+use crate::device::{Device, Passed, Pending};
 use crate::launch::gate::{CALL_NS, Ticket, Verdict};
 use crate::launch::runs::{MIXED, ThreadRecord};
 use crate::launch::segments::{Ending, end_segments};
@@ -47,10 +47,12 @@ pub(crate) fn probe(launch: Launch) -> Ticket {
     }
     let cost = device.costs.known(row).unwrap_or_else(|| device.costs.guess());
     device.costs.probe(row);
-    if !device.gate.try_spend(thread.number, Duration::from_nanos(cost))
-        && !device.wait_for_credit(runtime, thread, cost)
-    {
-        return Ticket::FAIL;
+    if !device.gate.try_spend(Duration::from_nanos(cost)) {
+        match device.wait_for_credit(runtime, thread, cost) {
+            Passed::Paid => {}
+            Passed::Unmetered => return Ticket::PASS,
+            Passed::Failed => return Ticket::FAIL,
+        }
     }
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.

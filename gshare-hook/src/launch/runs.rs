@@ -203,7 +203,6 @@ pub(crate) struct Taken {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ThreadRecord {
-    pub(crate) number: usize,
     pub(crate) launches: AtomicU64,
     /// Calls that wait for the device.
     pub(crate) syncs: AtomicU64,
@@ -220,9 +219,8 @@ pub(crate) struct ThreadRecord {
 unsafe impl Sync for ThreadRecord {}
 
 impl ThreadRecord {
-    pub(crate) fn new(number: usize) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            number,
             launches: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),

@@ -250,7 +250,7 @@ impl Runtime {
         let record: &'static ThreadRecord = match free {
             Some(record) => record,
             None => {
-                let record = Box::leak(Box::new(ThreadRecord::new(threads.len())));
+                let record = Box::leak(Box::new(ThreadRecord::new()));
                 threads.push(record);
                 record
             }

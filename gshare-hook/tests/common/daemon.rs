@@ -1,15 +1,13 @@
 //! A daemon with two policies: a client that asks gets a token at once, or in its turn. It writes down what it is told.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use gshare_core::token::RevokeReason;
 use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, ResourceSpec, RunId, Timestamp};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, GpuId, ResourceSpec, RunId, Timestamp, UseState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -23,8 +21,8 @@ pub struct Told {
     pub attached: Vec<u64>,
     /// UUIDs of their devices.
     pub devices: Vec<DeviceUuid>,
-    /// GPU time used, by lease, in ns.
-    pub used: BTreeMap<u64, u64>,
+    /// GPU time used, in ns.
+    pub used: u64,
     /// Memory handed out and not given back, in bytes.
     pub memory: u64,
     /// Most memory there was.
@@ -33,22 +31,16 @@ pub struct Told {
     pub memory_requests: u64,
     /// Connections that have ended.
     pub ended: u64,
-    /// Tokens returned.
+    /// Turns that the clients ended.
     pub returned: u64,
     /// Tokens that were asked for by a client that held none.
     pub empty_handed: u64,
     /// Launches reported.
     pub launches: u64,
-    /// Tokens that were returned again.
+    /// Turns that were ended without a token.
     pub twice: u64,
-    /// Of each token that was held when it was returned: how long by the clock, and what was used, in ns.
+    /// Of each turn that its client ended: how long by the clock, and what was used, in ns.
     pub turns: Vec<(u64, u64)>,
-}
-
-impl Told {
-    pub fn used_ns(&self) -> u64 {
-        self.used.values().sum()
-    }
 }
 
 /// How a daemon goes about it.
@@ -60,7 +52,7 @@ pub struct Manners {
     pub token: Duration,
     /// Time by the clock, beyond its GPU time, after which a token expires.
     pub slack: Duration,
-    /// To one process at a time, in the order in which they ask; and each return is crossed by an extension.
+    /// To one process at a time, in the order in which they ask; and the end of each turn is crossed by an extension.
     pub in_turns: bool,
     /// The ordinal of a device that it refuses; and closes the connection over it.
     pub lacks: Option<u32>,
@@ -71,7 +63,7 @@ pub struct Manners {
     pub keeps_waiting: std::time::Duration,
     /// How often it gives a token at most.
     pub every: std::time::Duration,
-    /// How long after its expiry a token is revoked that was not returned.
+    /// How long after its end a token is taken back that was not given back.
     pub revokes_after: Option<Duration>,
     /// How long it thinks about an attachment, and about memory.
     pub attach_pause: std::time::Duration,
@@ -106,16 +98,26 @@ pub struct Daemon {
     thread: Option<JoinHandle<()>>,
 }
 
+/// A process on a device.
+#[derive(Debug)]
+struct Attached {
+    client: ClientId,
+    /// Turns that are over.
+    turn: u32,
+    /// Totals in ns: what it has said, what it is allowed, and what it had used before this turn.
+    used: u64,
+    allowed: u64,
+    before: u64,
+    /// Since when it holds a token, and until when, in ns.
+    holds: Option<(u64, u64)>,
+}
+
 struct Peer {
     socket: OwnedFd,
     sent: Sequence,
     received: Sequence,
     client: ClientId,
-    attached: Vec<ClientId>,
-    holds: Option<LeaseId>,
-    /// Since when, and until when, in ns.
-    holds_since: u64,
-    expires: u64,
+    attached: Vec<Attached>,
     /// Who waits for a turn, on which device, and as which in line.
     waits: Option<(u64, ClientId)>,
 }
@@ -134,17 +136,40 @@ impl Peer {
         }
     }
 
-    fn grant(&mut self, client: ClientId, lease: LeaseId, token: Duration, slack: Duration) {
-        (self.holds, self.holds_since, self.waits) = (Some(lease), now_ns(), None);
-        self.expires = self.holds_since + token.as_nanos() + slack.as_nanos();
-        let expires = Timestamp::from_nanos(self.expires);
-        self.say(&ToClient::Grant { client, lease, budget: token, expires });
+    fn of(&mut self, client: ClientId) -> &mut Attached {
+        self.attached.iter_mut().find(|attached| attached.client == client).expect("a client of this process")
     }
 
-    /// What a daemon says that has not yet heard that the lease was returned.
-    fn extend(&mut self, client: ClientId, lease: LeaseId, token: Duration) {
-        let (budget, expires) = (token.saturating_mul(3), Timestamp::from_nanos(now_ns() + 20_000_000));
-        self.say(&ToClient::Grant { client, lease, budget, expires });
+    fn allow(&mut self, client: ClientId, token: Duration, slack: Duration) {
+        self.waits = None;
+        let (now, of) = (now_ns(), self.of(client));
+        let until = now + token.as_nanos() + slack.as_nanos();
+        if of.holds.is_none() {
+            of.before = of.used;
+        }
+        of.holds = Some((of.holds.map_or(now, |(since, _)| since), until));
+        of.allowed = of.used + token.as_nanos();
+        let (turn, allowed) = (of.turn, of.allowed);
+        self.say_allowed(client, turn, allowed, until);
+    }
+
+    fn say_allowed(&mut self, client: ClientId, turn: u32, allowed: u64, until: u64) {
+        let (allowed, until) = (Duration::from_nanos(allowed), Timestamp::from_nanos(until));
+        self.say(&ToClient::Allow { client, turn, allowed, until });
+    }
+
+    /// What a daemon says that has not yet heard that the turn is over.
+    fn extend(&mut self, client: ClientId, token: Duration) {
+        let Attached { turn, used, .. } = *self.of(client);
+        self.say_allowed(client, turn, used + 3 * token.as_nanos(), now_ns() + 20_000_000);
+    }
+
+    /// Takes the token back.
+    fn stop(&mut self, client: ClientId) {
+        let of = self.of(client);
+        let (turn, allowed) = (of.turn, of.allowed);
+        (of.turn, of.holds) = (turn + 1, None);
+        self.say_allowed(client, turn, allowed, now_ns());
     }
 }
 
@@ -159,7 +184,7 @@ impl Daemon {
         Self::start_as(socket, Manners { spec, token, ..Manners::default() })
     }
 
-    /// Grants them to one process at a time, in the order in which they ask; each return is crossed by an extension.
+    /// Grants them to one process at a time, in the order in which they ask; the end of each turn is crossed by an extension.
     pub fn start_in_turns(socket: &Path, token: Duration, slack: Duration) -> Self {
         Self::start_as(socket, Manners { token, slack, in_turns: true, ..Manners::default() })
     }
@@ -223,10 +248,10 @@ fn serve(
 ) {
     let Manners { token, slack, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
-    let (mut leases, mut requests) = (0, 0);
+    let (mut tokens, mut requests) = (0, 0);
     let (began, mut last_grant) = (std::time::Instant::now(), None);
     while !stop.load(Ordering::Acquire) {
-        if manners.stops_after.is_some_and(|tokens| leases >= tokens) {
+        if manners.stops_after.is_some_and(|most| tokens >= most) {
             std::thread::sleep(std::time::Duration::from_millis(20));
             continue;
         }
@@ -238,7 +263,7 @@ fn serve(
         };
         let changed = core::mem::replace(&mut manners.spec, *spec.lock().unwrap()) != manners.spec;
         for peer in peers.iter_mut().filter(|_| changed) {
-            for client in peer.attached.clone() {
+            for client in peer.attached.iter().map(|attached| attached.client).collect::<Vec<_>>() {
                 peer.say(&ToClient::ShareChanged { client, spec: manners.spec });
                 peer.say_part(client, manners.spec);
             }
@@ -254,8 +279,11 @@ fn serve(
                     let (sequence, message) =
                         ToDaemon::decode(&frame[..length]).expect("the hook speaks the format");
                     peer.received.check(sequence).expect("the hook numbers its frames");
-                    if in_turns && let ToDaemon::TokenReturn { client, lease, .. } = message {
-                        peer.extend(client, lease, token);
+                    if in_turns
+                        && let ToDaemon::Use { client, turn, .. } = message
+                        && turn > peer.of(client).turn
+                    {
+                        peer.extend(client, token);
                     }
                     let refused =
                         matches!(message, ToDaemon::Attach { ordinal, .. } if manners.lacks == Some(ordinal));
@@ -276,22 +304,23 @@ fn serve(
         }
         for peer in &mut peers {
             let Some(grace) = manners.revokes_after else { continue };
-            let late = now_ns() > peer.expires + grace.as_nanos();
-            if let (Some(&client), Some(lease)) = (peer.attached.first(), peer.holds.filter(|_| late)) {
-                peer.holds = None;
-                peer.say(&ToClient::Revoke { client, lease, reason: RevokeReason::Expired });
+            let late = |(_, until)| now_ns() > until + grace.as_nanos();
+            let late = peer.attached.iter().find(|attached| attached.holds.is_some_and(late));
+            if let Some(client) = late.map(|attached| attached.client) {
+                peer.stop(client);
             }
         }
         while began.elapsed() >= manners.keeps_waiting
             && last_grant.is_none_or(|at: std::time::Instant| at.elapsed() >= manners.every)
-            && (!in_turns || peers.iter().all(|peer| peer.holds.is_none()))
+            && (!in_turns
+                || peers.iter().flat_map(|peer| &peer.attached).all(|attached| attached.holds.is_none()))
         {
             let next =
                 peers.iter_mut().filter_map(|peer| Some((peer.waits?, peer))).min_by_key(|next| next.0);
             let Some(((_, client), peer)) = next else { break };
-            leases += 1;
+            tokens += 1;
             last_grant = Some(std::time::Instant::now());
-            peer.grant(client, LeaseId::new(leases), token, slack);
+            peer.allow(client, token, slack);
         }
         if ready[0]
             && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
@@ -299,17 +328,7 @@ fn serve(
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
             let attached = Vec::new();
-            peers.push(Peer {
-                socket,
-                sent,
-                received,
-                client,
-                attached,
-                holds: None,
-                holds_since: 0,
-                expires: 0,
-                waits: None,
-            });
+            peers.push(Peer { socket, sent, received, client, attached, waits: None });
         }
     }
 }
@@ -323,7 +342,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             told.runs.push(run);
             peer.say(&ToClient::Welcome { epoch: 1 });
         }
-        ToDaemon::Attach { ordinal, device, allocated, .. } => {
+        ToDaemon::Attach { ordinal, device, allocated, used, allowed, .. } => {
             // A client is a process on a device.
             let client = ClientId::new(peer.client.slot() * 64 + ordinal, 1);
             told.attached.push(allocated.0);
@@ -335,28 +354,32 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
                 return None;
             }
             std::thread::sleep(manners.attach_pause);
-            peer.attached.push(client);
+            told.used += used.saturating_sub(allowed).as_nanos();
+            let used = used.as_nanos();
+            peer.attached.push(Attached { client, turn: 0, used, allowed: 0, before: used, holds: None });
             let (window, in_flight) = (Duration::from_millis(100), Duration::from_millis(2));
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId::new(0), spec, window, in_flight });
             peer.say_part(client, spec);
         }
-        ToDaemon::TokenRequest { client } => {
-            told.empty_handed += u64::from(peer.holds.is_none());
-            return Some(client);
-        }
-        ToDaemon::TokenReturn { client, lease, used, again } => {
-            told.twice += u64::from(
-                told.used.insert(lease.number(), used.as_nanos()).is_some() && peer.holds != Some(lease),
-            );
-            told.returned += 1;
-            if peer.holds.take_if(|held| *held == lease).is_some() {
-                told.turns.push((now_ns() - peer.holds_since, used.as_nanos()));
-            }
-            return (again != 0).then_some(client);
-        }
-        ToDaemon::Usage { lease, used, launches, .. } => {
-            told.used.insert(lease.number(), used.as_nanos());
+        ToDaemon::Use { client, turn, used, state, launches, .. } => {
+            let of = peer.of(client);
+            let (used, ends) = (used.as_nanos(), turn > of.turn);
+            assert!(used >= of.used && turn <= of.turn + 1, "turn {turn} and {used} ns after {of:?}");
+            told.used += used - of.used;
             told.launches = launches;
+            (of.turn, of.used) = (turn, used);
+            let used = used - of.before;
+            let asks = matches!(state, UseState::Wants | UseState::Extends);
+            if ends {
+                told.returned += 1;
+                match of.holds.take() {
+                    Some((since, _)) => told.turns.push((now_ns() - since, used)),
+                    None => told.twice += 1,
+                }
+            } else if asks && of.holds.is_none() && peer.waits.is_none() {
+                told.empty_handed += 1;
+            }
+            return (asks && peer.waits.is_none_or(|(_, waits)| waits != client)).then_some(client);
         }
         ToDaemon::MemoryReserve { client, bytes, wish } => {
             told.memory_requests += 1;

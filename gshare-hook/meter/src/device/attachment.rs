@@ -1,13 +1,13 @@
 //! The party that lets launches in: the daemon, the process itself by its own clock, or none.
 //!
 //! The host of the meter ([`Meter`](crate::Meter)) knows the connection and says what has become of it; this file says what a device
-//! does about it: which spec it takes, whether launches run free, wait or fail, and whether a lease of the party before ends.
+//! does about it: which spec it takes, whether launches run free, wait or fail, and whether a permission of the party before ends.
 
-use gshare_core::gate::LocalShare;
 use gshare_core::wire::{DaemonWait, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, Quota, ResourceSpec, SmShare, Timestamp};
 
-use super::{Device, Ground, Tenure};
+use super::local_share::LocalShare;
+use super::{Device, Ground, Turn};
 use crate::link::Outage;
 use crate::{Action, Actions};
 
@@ -33,7 +33,6 @@ pub(crate) enum Attachment {
 #[derive(Debug)]
 pub(crate) struct LocalClock {
     pub(super) share: LocalShare,
-    pub(super) next_lease: u64,
     /// When the next window begins, in ns.
     pub(super) window_end: u64,
 }
@@ -42,15 +41,18 @@ impl<G: Ground> Device<G> {
     /// The frame that asks the daemon to serve the device.
     pub(crate) fn attach(&mut self) -> ToDaemon {
         let memory = self.ground.memory();
-        let allocated = memory.restate();
+        let (total, allocated, part) = (Bytes(memory.total()), memory.restate(), memory.part());
         self.questions.stated = allocated;
         self.asked = true;
+        self.used_stated = self.used();
         ToDaemon::Attach {
             ordinal: self.ordinal.0,
             device: self.uuid,
-            device_memory: Bytes(memory.total()),
+            device_memory: total,
             allocated: Bytes(allocated),
-            part: memory.part(),
+            part,
+            used: self.used_stated,
+            allowed: self.credit.allowed(),
         }
     }
 
@@ -64,11 +66,12 @@ impl<G: Ground> Device<G> {
     ) {
         self.attachment = Attachment::Served(client);
         (self.asked, self.unserved) = (false, None);
-        self.window = window;
+        self.window = if window.is_zero() { LOCAL_WINDOW } else { window };
         self.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
-        // A lease of the local clock ends here.
-        self.ledger.close(self.ground.gate());
-        self.tenure = Tenure::Idle;
+        // A permission of the local clock ends here, and the daemon has charged what was stated.
+        self.stop_launches();
+        self.credit.charged(self.used_stated);
+        (self.turn, self.turns_over) = (Turn::Idle, 0);
         self.set_shut(false, actions);
         actions.push(Action::Wake(self.ordinal));
     }
@@ -79,11 +82,11 @@ impl<G: Ground> Device<G> {
             // A new clock would begin with a whole window's budget.
             return self.answer_attach(false, actions);
         }
-        self.end_lease();
+        self.end_permission();
         let limit = spec.quota().limit();
-        let share = LocalShare::new(Timestamp::from_nanos(now), limit, self.window);
+        let share = LocalShare::new(Timestamp::from_nanos(now), limit, self.window, self.credit.allowed());
         self.adopt(spec, actions);
-        self.attachment = Attachment::Local(LocalClock { share, next_lease: 1, window_end: 0 });
+        self.attachment = Attachment::Local(LocalClock { share, window_end: 0 });
         // A process that never had a daemon has only the environment's word: no time limit means none.
         self.set_free_running(limit == Quota::WHOLE, actions);
         self.set_shut(false, actions);
@@ -93,7 +96,7 @@ impl<G: Ground> Device<G> {
 
     /// No launch is let in, and those that wait fail from `fails_at` on, unless the daemon thinks better of it.
     pub(crate) fn refuse(&mut self, fails_at: u64, actions: &mut Actions) {
-        self.end_lease();
+        self.end_permission();
         let before = if let Attachment::Refused { fails_at } = self.attachment { fails_at } else { u64::MAX };
         self.attachment = Attachment::Refused { fails_at: fails_at.min(before) };
         self.set_free_running(false, actions);
@@ -102,9 +105,9 @@ impl<G: Ground> Device<G> {
 
     /// The connection is gone: what was requested will not be granted.
     pub(crate) fn lost(&mut self) {
-        (self.asked, self.last_closed) = (false, None);
+        self.asked = false;
         if matches!(self.attachment, Attachment::Served(_)) {
-            self.end_lease();
+            self.end_permission();
             self.attachment = Attachment::Asking;
         }
     }
@@ -115,7 +118,7 @@ impl<G: Ground> Device<G> {
         self.asked = false;
         let goes_on = matches!(self.attachment, Attachment::Local(_)) && runs == Some(self.spec);
         if !goes_on {
-            self.end_lease();
+            self.end_permission();
             self.attachment = Attachment::Asking;
         }
     }
@@ -136,10 +139,15 @@ impl<G: Ground> Device<G> {
         })
     }
 
-    pub(super) fn end_lease(&mut self) {
+    fn end_permission(&mut self) {
+        self.stop_launches();
+        self.turn = Turn::Idle;
+    }
+
+    /// No launch is let in, and other processes may be on the device at any time.
+    pub(super) fn stop_launches(&mut self) {
         self.line.turn_began = u64::MAX;
-        self.ledger.close(self.ground.gate());
-        self.tenure = Tenure::Idle;
+        self.credit.stop(self.ground.gate());
     }
 
     pub(crate) fn answer_attach(&mut self, granted: bool, actions: &mut Actions) {

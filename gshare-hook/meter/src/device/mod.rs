@@ -1,12 +1,13 @@
-//! One device of the process: where its credit comes from, and the lease that it holds.
+//! One device of the process: who lets launches in, and the token that it holds.
 
 mod attachment;
-mod token_request;
+mod local_share;
+mod turn;
 
-use gshare_core::gate::{LaunchGate, LeaseLedger};
+use gshare_core::gate::{Credit, LaunchGate};
 use gshare_core::wait_ring::Why;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode};
-use gshare_core::{ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec};
+use gshare_core::{ClientId, DeviceUuid, Duration, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
 use crate::cost::CostTable;
@@ -18,12 +19,13 @@ use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
 
 pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
-pub(crate) use token_request::{REMAINDER, Tenure};
+pub(crate) use turn::REMAINDER;
+use turn::Turn;
 
 /// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. As long as a window: a
 /// program that uses this to queue more than it should gains one launch per window.
 const OVERDUE: u64 = 100_000_000;
-/// Interval between two looks at a lease that is used, in ns: each look takes a CPU from the program where all are busy. The
+/// Interval between two looks at a token that is used, in ns: each look takes a CPU from the program where all are busy. The
 /// shorter one holds where threads wait, and where launching cycles are told apart.
 const LOOK: u64 = 1_000_000;
 const CYCLE_LOOK: u64 = 300_000;
@@ -93,10 +95,13 @@ pub(crate) struct Device<G> {
     pub(crate) spec: ResourceSpec,
     pub(crate) window: Duration,
     pub(crate) bound: Duration,
-    pub(crate) ledger: LeaseLedger,
-    pub(crate) tenure: Tenure,
-    /// The last lease of this daemon's that was closed.
-    last_closed: Option<LeaseId>,
+    credit: Credit,
+    turn: Turn,
+    /// Turns that are over since the daemon took the device.
+    turns_over: u32,
+    /// GPU time used before this turn, and the total that the daemon was told with the device.
+    used_before: Duration,
+    used_stated: Duration,
     pub(crate) line: Timeline,
     cycles: Cycles,
     switches: Switches,
@@ -107,12 +112,12 @@ pub(crate) struct Device<G> {
     /// Credit that threads hold for launches to come, in ns.
     prepaid: u64,
     still: Vec<Still>,
-    /// GPU time that was last reported, and when, in ns.
-    reported: (u64, Duration),
+    /// When the daemon was last told what is used, in ns, and the total that it was told.
+    said: (u64, Duration),
     /// When a launch was last let in because nothing completed, in ns.
     let_in: u64,
-    /// When a token was last requested, and until when the daemon gives none, in ns.
-    pub(crate) requested_at: u64,
+    /// When a token was last asked for, and until when the daemon gives none, in ns.
+    asked_at: u64,
     pub(crate) throttled_until: u64,
     pub(crate) questions: Questions,
     /// The process is about to end: nothing more is launched.
@@ -134,9 +139,11 @@ impl<G: Ground> Device<G> {
             spec,
             window: LOCAL_WINDOW,
             bound: IN_FLIGHT,
-            ledger: LeaseLedger::new(IN_FLIGHT),
-            tenure: Tenure::Idle,
-            last_closed: None,
+            credit: Credit::new(IN_FLIGHT),
+            turn: Turn::Idle,
+            turns_over: 0,
+            used_before: Duration::ZERO,
+            used_stated: Duration::ZERO,
             line: Timeline::new(),
             cycles: Cycles::default(),
             switches: Switches::default(),
@@ -145,9 +152,9 @@ impl<G: Ground> Device<G> {
             waited: Duration::ZERO,
             prepaid: 0,
             still: Vec::new(),
-            reported: (0, Duration::ZERO),
+            said: (0, Duration::ZERO),
             let_in: 0,
-            requested_at: 0,
+            asked_at: 0,
             throttled_until: 0,
             questions: Questions::default(),
             leaving: false,
@@ -167,8 +174,8 @@ impl<G: Ground> Device<G> {
         crowded: bool,
         now: u64,
         actions: &mut Actions,
-    ) -> Option<()> {
-        let segment = self.line.take(id)?;
+    ) {
+        let segment = self.line.take(id);
         let whole = self.line.measure(self.ground.costs(), &segment, interval, crowded);
         // Time that was presumed complete is charged already.
         let measured = whole.saturating_sub(segment.presumed) + segment.carried;
@@ -176,22 +183,20 @@ impl<G: Ground> Device<G> {
         if segment.row.is_some() {
             actions.push(Action::Wake(self.ordinal));
         }
-        Some(())
     }
 
     /// A segment will not be measured: it is charged as predicted.
-    pub(crate) fn measurement_lost(&mut self, id: SegmentId, now: u64) -> Option<()> {
-        let segment = self.line.take(id)?;
+    pub(crate) fn measurement_lost(&mut self, id: SegmentId, now: u64) {
+        let segment = self.line.take(id);
         if let Some(row) = segment.row {
             self.ground.costs().not_measured(row);
         }
         self.charge(&segment, segment.predicted + segment.carried, now);
-        Some(())
     }
 
     fn charge(&mut self, segment: &Segment, measured: u64, now: u64) {
         let charged = Duration::from_nanos(segment.predicted + segment.carried);
-        self.ledger.completed(self.ground.gate(), charged, Duration::from_nanos(measured));
+        self.credit.completed(self.ground.gate(), charged, Duration::from_nanos(measured));
         self.line.moved = now;
     }
 
@@ -219,7 +224,7 @@ impl<G: Ground> Device<G> {
         {
             let cycle = self.cycles.look(now, facts.launches, around.syncs, self.waiting > 0);
             if let Some(cycle) = cycle {
-                self.say(cycle.report(client), now, actions);
+                actions.push(Action::Say(cycle.report(client)));
             }
         }
         let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
@@ -235,14 +240,14 @@ impl<G: Ground> Device<G> {
         let gate = self.ground.gate();
         if settled > 0 {
             let charged = Duration::from_nanos(self.line.overlap.of(settled));
-            self.ledger.completed(gate, Duration::from_nanos(settled), charged);
+            self.credit.completed(gate, Duration::from_nanos(settled), charged);
         }
         if refused > 0 {
-            self.ledger.completed(gate, Duration::from_nanos(refused), Duration::ZERO);
+            self.credit.completed(gate, Duration::from_nanos(refused), Duration::ZERO);
         }
         if facts.presumed > 0 {
             let presumed = Duration::from_nanos(facts.presumed);
-            self.ledger.completed(gate, presumed, presumed);
+            self.credit.completed(gate, presumed, presumed);
         }
     }
 
@@ -271,7 +276,7 @@ impl<G: Ground> Device<G> {
         let in_flight = if unknown { UNKNOWN } else { self.in_flight() };
         let expected = self.line.began_at(now).max(self.line.moved).saturating_add(in_flight);
         if now > expected.max(self.let_in).saturating_add(OVERDUE)
-            && self.ledger.let_one_in(self.ground.gate())
+            && self.credit.let_one_in(self.ground.gate())
         {
             self.let_in = now;
             actions.push(Action::Wake(self.ordinal));
@@ -289,36 +294,35 @@ impl<G: Ground> Device<G> {
 
     /// GPU time launched and not known to have completed, in ns.
     fn in_flight(&self) -> u64 {
-        self.launched_of(self.ledger.in_flight(self.ground.gate()))
+        self.launched_of(self.credit.balance(self.ground.gate()).in_flight)
     }
 
-    /// The part of the ledger's time in flight that was launched, and not prepaid for launches to come, in ns.
+    /// The part of the time in flight that was launched, and not prepaid for launches to come, in ns.
     fn launched_of(&self, in_flight: Duration) -> u64 {
         in_flight.as_nanos().saturating_sub(self.prepaid)
     }
 
-    /// How long the device needs no look, in ns; at most `longest` while a lease is used.
+    /// How long the device needs no look, in ns; at most `longest` while a token is used.
     fn next_look(&self, now: u64, longest: u64) -> u64 {
         if self.switches.free_running {
             return u64::MAX;
         }
         let in_flight = self.in_flight();
         let waits = self.waiting > 0;
-        let holds = self.ledger.lease().is_some();
-        let end = match (&self.attachment, self.tenure) {
+        let holds = self.credit.is_open();
+        let end = match (&self.attachment, self.turn) {
             (Attachment::Local(clock), _) => clock.window_end,
-            (_, Tenure::Open { expires, .. }) => expires,
+            (_, Turn::Holding { until, .. }) => until,
             _ => 0,
         };
         let until_end = end.saturating_sub(now).max(SHORTEST_LOOK);
         let queued = self.queued(now);
-        let credit = u64::try_from(self.ground.gate().left_ns()).unwrap_or(0);
+        let credit = self.ground.gate().left().as_nanos();
         if holds && !waits && queued < UNKNOWN && credit > REMAINDER {
             // Launches go on for the credit's time without a look, and a thread that finds nothing left asks for one.
             return credit.clamp(CYCLE_LOOK, longest).min(until_end);
         }
-        let closed = matches!(self.tenure, Tenure::Draining { .. } | Tenure::Owing { .. });
-        if !self.line.is_empty() || closed {
+        if !self.line.is_empty() || matches!(self.turn, Turn::Draining { .. }) {
             // Look again about when the oldest piece should be done, soon enough to keep the device busy.
             return queued.saturating_sub(REMAINDER).clamp(SHORTEST_LOOK, CYCLE_LOOK);
         }
@@ -336,9 +340,8 @@ impl<G: Ground> Device<G> {
     /// The reason for which a launch that finds no credit now waits.
     fn why(&self, around: &Around, now: u64) -> Why {
         let limit = self.spec.quota().limit();
-        let unspent = self.ledger.unspent(self.ground.gate());
         let in_flight = Why::InFlight { bound_ns: self.bound.as_nanos() };
-        let holds = self.ledger.lease().is_some() && !unspent.is_zero();
+        let holds = !self.credit.balance(self.ground.gate()).unspent.is_zero();
         match &self.attachment {
             Attachment::Asking if self.asked => Why::Attaching {},
             Attachment::Asking if around.on_loss == OnDaemonLoss::Closed => {
@@ -350,13 +353,13 @@ impl<G: Ground> Device<G> {
             Attachment::Local(clock) => {
                 Why::LocalWindow { limit, left_ns: clock.window_end.saturating_sub(now) }
             }
-            Attachment::Served(_) => match self.tenure {
-                Tenure::Draining { .. } => Why::Draining { queued_ns: self.queued(now) },
+            Attachment::Served(_) => match self.turn {
+                Turn::Draining { .. } => Why::Draining { queued_ns: self.queued(now) },
                 _ if holds => in_flight,
                 _ if self.throttled_until > now => {
                     Why::Throttled { limit, left_ns: self.throttled_until - now }
                 }
-                _ => Why::Token { asked_ns: now.saturating_sub(self.requested_at) },
+                _ => Why::Token { asked_ns: now.saturating_sub(self.asked_at) },
             },
         }
     }

@@ -8,7 +8,7 @@ use gshare_core::gate::LaunchGate;
 use gshare_core::wait_ring::Why;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, DeviceUuid, Duration, GpuId, LeaseId, Quota, QuotaRange, ResourceSpec, Timestamp,
+    Bytes, ClientId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, ResourceSpec, Timestamp, UseState,
 };
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
@@ -97,6 +97,9 @@ pub struct Bench {
     launches: u64,
     waits: bool,
     next: u64,
+    /// Turns that are over, as the daemon counts them, and the last total that was said to it, in ns.
+    pub turn: u32,
+    pub used: u64,
 }
 
 pub fn limited(percent: u16) -> ResourceSpec {
@@ -120,7 +123,7 @@ impl Bench {
     }
 
     fn with_memory(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind, memory: MemoryAccount) -> Self {
-        let (now, hello) = (1_000 * MS, ToDaemon::TokenRequest { client: CLIENT });
+        let (now, hello) = (1_000 * MS, ToDaemon::Detach { client: CLIENT });
         let settings =
             Settings { hello, spec, on_loss, daemon_wait: DaemonWait::default(), class: None, seed: 7 };
         if spec.memory().is_some() {
@@ -150,6 +153,8 @@ impl Bench {
             launches: 0,
             waits: false,
             next: 1,
+            turn: 0,
+            used: 0,
         };
         bench.feed(MeterEvent::DeadlineReached);
         let ground = Arc::clone(&bench.ground);
@@ -187,16 +192,21 @@ impl Bench {
         self.hear(ToClient::Attached { ordinal, client, gpu, spec, window, in_flight });
     }
 
-    /// A lease of GPU time: `budget` in all, which `lasts` from now, in ns.
-    pub fn grant(&mut self, lease: u64, budget: u64, lasts: u64) {
-        let (lease, budget) = (LeaseId::new(lease), Duration::from_nanos(budget));
-        let expires = Timestamp::from_nanos(self.now + lasts);
-        self.hear(ToClient::Grant { client: CLIENT, lease, budget, expires });
+    /// The daemon allows `budget` beyond what it has heard, until `lasts` from now (both ns).
+    pub fn allow(&mut self, budget: u64, lasts: u64) {
+        self.allow_up_to(self.turn, self.used + budget, self.now + lasts);
     }
 
-    pub fn revoke(&mut self, lease: u64) {
-        let (lease, reason) = (LeaseId::new(lease), gshare_core::token::RevokeReason::Expired);
-        self.hear(ToClient::Revoke { client: CLIENT, lease, reason });
+    pub fn allow_up_to(&mut self, turn: u32, allowed: u64, until: u64) {
+        let (allowed, until) = (Duration::from_nanos(allowed), Timestamp::from_nanos(until));
+        self.hear(ToClient::Allow { client: CLIENT, turn, allowed, until });
+    }
+
+    /// The daemon takes the token back, for which it has charged up to `allowed` (ns).
+    pub fn stop(&mut self, allowed: u64) {
+        let turn = self.turn;
+        self.turn += 1;
+        self.allow_up_to(turn, allowed, self.now);
     }
 
     pub fn hear(&mut self, message: ToClient) {
@@ -213,7 +223,7 @@ impl Bench {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let mut actions = Vec::new();
-            self.meter.handle(Timestamp::from_nanos(self.now), event, &mut actions).unwrap();
+            self.meter.handle(Timestamp::from_nanos(self.now), event, &mut actions);
             for action in actions {
                 events.extend(self.carry_out(action));
             }
@@ -236,7 +246,10 @@ impl Bench {
                 return Some(MeterEvent::Lost);
             }
             MeterAction::Probe(_) => self.probes.push(self.now),
-            MeterAction::Say(message) => self.said.push((self.now, message)),
+            MeterAction::Say(message) => {
+                self.note(&message);
+                self.said.push((self.now, message));
+            }
             MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
             MeterAction::FreeRunning { on, .. } => self.free_running = on,
             MeterAction::Shut { on, .. } => self.shut = on,
@@ -245,6 +258,20 @@ impl Bench {
             _ => {}
         }
         None
+    }
+
+    /// The daemon hears what is said, at once.
+    fn note(&mut self, message: &ToDaemon) {
+        match *message {
+            ToDaemon::Use { client, turn, used, .. } => {
+                assert_eq!(client, CLIENT);
+                assert!(used.as_nanos() >= self.used, "{used} after {} ns", self.used);
+                assert!([self.turn, self.turn + 1].contains(&turn), "turn {turn} after {}", self.turn);
+                (self.turn, self.used) = (turn, used.as_nanos());
+            }
+            ToDaemon::Attach { used, .. } => (self.turn, self.used) = (0, used.as_nanos()),
+            _ => {}
+        }
     }
 
     pub fn number(&mut self) -> u64 {
@@ -270,7 +297,7 @@ impl Bench {
             }
             let (row, known) = self.ground.costs.find(kernel.function, 0);
             let predicted = known.unwrap_or(self.ground.costs.guess());
-            if !self.free_running && !self.ground.gate.try_spend(0, Duration::from_nanos(predicted)) {
+            if !self.free_running && !self.ground.gate.try_spend(Duration::from_nanos(predicted)) {
                 self.waits = true;
                 return;
             }
@@ -343,17 +370,30 @@ impl Bench {
         self.program.extend(core::iter::repeat_n(kernel, count));
     }
 
-    pub fn requests(&self) -> usize {
-        self.said.iter().filter(|(_, message)| matches!(message, ToDaemon::TokenRequest { .. })).count()
-    }
-
-    /// Leases that were returned, with what was used under each, in ns.
-    pub fn returns(&self) -> Vec<(u64, u64)> {
-        let returned = |(_, message): &(u64, ToDaemon)| match *message {
-            ToDaemon::TokenReturn { lease, used, .. } => Some((lease.number(), used.as_nanos())),
+    /// What was said about time since then: the turn, the total and the state.
+    pub fn uses(&self) -> Vec<(u32, u64, UseState)> {
+        let said = |(_, message): &(u64, ToDaemon)| match *message {
+            ToDaemon::Use { turn, used, state, .. } => Some((turn, used.as_nanos(), state)),
             _ => None,
         };
-        self.said.iter().filter_map(returned).collect()
+        self.said.iter().filter_map(said).collect()
+    }
+
+    /// How often time was asked for.
+    pub fn requests(&self) -> usize {
+        self.said_of(&[UseState::Wants, UseState::Extends])
+    }
+
+    pub fn said_of(&self, states: &[UseState]) -> usize {
+        self.uses().iter().filter(|(_, _, state)| states.contains(state)).count()
+    }
+
+    /// The total that was said with the end of each turn, in ns.
+    pub fn ends(&self) -> Vec<u64> {
+        let uses = self.uses();
+        let before = core::iter::once(0).chain(uses.iter().map(|(turn, ..)| *turn));
+        let ends = before.zip(&uses).filter(|(before, (turn, ..))| turn > before);
+        ends.map(|(_, (_, used, _))| *used).collect()
     }
 
     pub fn answer(&self, ticket: u64) -> Option<bool> {
