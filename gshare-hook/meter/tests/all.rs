@@ -2,6 +2,7 @@
 
 mod common;
 
+mod accounts;
 mod daemon_loss;
 mod parts;
 mod property;

@@ -52,13 +52,11 @@ pub enum Fault {
         /// For how long.
         lasts: u32,
     },
-    /// A host reads a clock that was set back, and offers that time to the node and to a meter: both must refuse it and go on
-    /// as if nothing had been said. A clock enters there and nowhere else.
+    /// A host reads a clock that was set back, and offers that time to the node, which must refuse it and go on as if nothing had
+    /// been said.
     ClockBack {
         /// By how much.
         by: u32,
-        /// The process whose meter is offered that time.
-        process: u16,
     },
     /// A device is lost with all that runs on it: its processes get errors, end, and start again later.
     DeviceLost {
@@ -174,10 +172,7 @@ pub(super) fn draw(kinds: Kinds, length: Duration, rng: &mut Rng) -> Vec<(Timest
         Fault::DaemonStopped { lasts: micros(rng, 1_000, longest) }
     });
     some(kinds.late_frames, 3, rng, &|rng| Fault::FramesLate { lasts: micros(rng, 10_000, 200_000) });
-    some(kinds.clock, 3, rng, &|rng| Fault::ClockBack {
-        by: micros(rng, 1, 4_000_000),
-        process: process(rng),
-    });
+    some(kinds.clock, 3, rng, &|rng| Fault::ClockBack { by: micros(rng, 1, 4_000_000) });
     some(kinds.device_loss, 1, rng, &|rng| Fault::DeviceLost {
         gpu: u8::try_from(rng.below(256)).unwrap_or(0),
         back: micros(rng, 50_000, 500_000),

@@ -374,13 +374,14 @@ impl Process {
             return Admission::Fail;
         }
         if let Thread::Credit { since, row, cost, alone } = self.thread {
-            if !self.free_running && !self.ground.gate.try_spend(0, Duration::from_nanos(cost)) {
+            let paid = !self.free_running;
+            if paid && !self.ground.gate.try_spend(Duration::from_nanos(cost)) {
                 return Admission::Wait;
             }
             self.waited = self.waited.saturating_add(now.saturating_since(since));
             outside.book.stops_waiting(now, self.who.number);
             self.thread = Thread::Ready;
-            return Admission::Go { paid: Some((row, cost, alone)) };
+            return Admission::Go { paid: paid.then_some((row, cost, alone)) };
         }
         let (function, _) = self.next_kernel();
         if !core::mem::replace(&mut self.counted, true) {
@@ -394,7 +395,7 @@ impl Process {
         let (row, known) = ground.costs.find(function, 0);
         let Some(cost) = known else { return self.admit_unknown(now, row, outside) };
         self.thread = Thread::Ready;
-        if self.stream.pay(cost, |wanted| ground.gate.try_spend(0, Duration::from_nanos(wanted))) {
+        if self.stream.pay(cost, |wanted| ground.gate.try_spend(Duration::from_nanos(wanted))) {
             return Admission::Go { paid: Some((row, cost, false)) };
         }
         self.wait_for_credit(now, (row, cost, false), outside)
@@ -419,7 +420,7 @@ impl Process {
         let cost = self.ground.costs.guess();
         self.ground.costs.probe(row);
         self.thread = Thread::Ready;
-        if self.ground.gate.try_spend(0, Duration::from_nanos(cost)) {
+        if self.ground.gate.try_spend(Duration::from_nanos(cost)) {
             return Admission::Go { paid: Some((row, cost, true)) };
         }
         self.wait_for_credit(now, (row, cost, true), outside)
@@ -565,9 +566,7 @@ impl Process {
         let mut actions = Vec::new();
         while let Some(event) = self.events.pop_front() {
             let attached = matches!(event, MeterEvent::Heard(ToClient::Attached { .. }));
-            if let Err(error) = self.meter.handle(now, event, &mut actions) {
-                outside.book.fail(now, "meter", || format!("process {}: {error}", self.who.number));
-            }
+            self.meter.handle(now, event, &mut actions);
             if attached {
                 outside.book.attached(now, self.who.number);
             }
@@ -844,13 +843,5 @@ impl Process {
     pub(super) fn lose_device(&mut self, now: Timestamp, outside: &mut Outside) {
         self.device_lost = true;
         self.ring(now, outside);
-    }
-
-    /// Offers the meter a time before its last one. Gives whether it refused that, and went on as if nothing had been said.
-    pub(super) fn refuses_earlier(&mut self, now: Timestamp, by: Duration, outside: &mut Outside) -> bool {
-        self.feed(now, MeterEvent::DeadlineReached, outside);
-        let (deadline, mut actions) = (self.meter.next_deadline(), Vec::new());
-        let refused = self.meter.handle(now.saturating_sub(by), MeterEvent::DeadlineReached, &mut actions);
-        refused.is_err() && actions.is_empty() && self.meter.next_deadline() == deadline
     }
 }

@@ -395,7 +395,7 @@ impl<'a> World<'a> {
                 self.outside.book.excuse_all(now, lasts);
                 self.outside.book.disturb_all(now, lasts);
             }
-            Fault::ClockBack { by, process } => self.set_clock_back(now, micros(by.max(1)), process),
+            Fault::ClockBack { by } => self.set_clock_back(now, micros(by.max(1))),
             Fault::DeviceLost { gpu, back } => {
                 let gpu = usize::from(gpu) % self.devices.len().max(1);
                 self.lose_device(now, gpu, micros(back.max(50_000)));
@@ -486,21 +486,13 @@ impl<'a> World<'a> {
         self.outside.queue.schedule(now.saturating_add(lasts), Event::DaemonContinues);
     }
 
-    fn set_clock_back(&mut self, now: Timestamp, by: Duration, process: u16) {
+    fn set_clock_back(&mut self, now: Timestamp, by: Duration) {
         let by = by.min(Duration::from_nanos(now.as_nanos()));
         if by.is_zero() {
             return;
         }
         if !self.daemon.refuses_earlier(now, by, &mut self.outside) {
             self.outside.book.fail(now, "clock", || format!("the node takes a time {by} earlier"));
-        }
-        if let Some(process) = self.victim(process)
-            && let Some(entry) = self.processes[process].as_mut().filter(|entry| entry.acts())
-            && !entry.refuses_earlier(now, by, &mut self.outside)
-        {
-            self.outside
-                .book
-                .fail(now, "clock", || format!("the meter of process {process} takes a time {by} earlier"));
         }
     }
 
