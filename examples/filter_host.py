@@ -40,21 +40,22 @@ def main():
     for client, (request, limit) in enumerate(SHARES.values()):
         share = {"quota": {"request": request, "limit": limit}, "sm": 10000}
         engine.handle(0, "client_joined", client=client, gpu=0, share=share)
-        orders += engine.handle(0, "token_requested", client=client)
+        orders += engine.handle(0, "used", client=client, used_ns=0, state="wants")
     now, end = 0, 1000 * MS
     while True:
         for order in orders:
-            if order["action"] == "grant":
-                heapq.heappush(returns, (now + order["budget_ns"], order["lease"], order))
+            if order["action"] == "allow":
+                left = order["allowed_ns"] - used[names[order["client"]]]
+                heapq.heappush(returns, (now + left, order["client"], order))
         due = [at for at in (returns[0][0] if returns else None, engine.deadline) if at is not None]
         if not due or min(due) >= end:
             break
         now = min(due)
         if returns and returns[0][0] == now:
             order = heapq.heappop(returns)[2]
-            client, lease, budget = order["client"], order["lease"], order["budget_ns"]
-            used[names[client]] += budget
-            orders = engine.handle(now, "token_returned", client=client, lease=lease, used_ns=budget, again=True)
+            client = order["client"]
+            used[names[client]] = order["allowed_ns"]
+            orders = engine.handle(now, "used", client=client, used_ns=order["allowed_ns"], state="wants")
         else:
             orders = engine.handle(now, "deadline_reached")
     print(json.dumps({name: round(time / end, 3) for name, time in used.items()}))

@@ -44,10 +44,10 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gshare_core::token::{ClientStatus, RevokeReason};
+use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Engine, LeaseId, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenAction, TokenError,
-    TokenEvent, TokenScheduler,
+    ClientId, Engine, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenAction, TokenError, TokenEvent,
+    TokenScheduler, UseState,
 };
 
 mod hook_calls;
@@ -301,14 +301,13 @@ fn parts(first: &Seen, last: &Seen) -> Vec<f64> {
     last.1.iter().zip(&first.1).map(|(&used, &first)| (used - first) as f64 / length).collect()
 }
 
-/// A policy that lends one client the device for as long as it likes, and takes the lease back every 100 ms, for 100 ms.
+/// A policy that lends one client the device for as long as it likes, and takes the token back every 100 ms, for 100 ms.
 #[derive(Debug, Default)]
 struct TakeBack {
     client: Option<ClientStatus>,
-    lease: u64,
     /// Since when its request has not been answered.
     asked: Option<Timestamp>,
-    /// When something is due: the lease is revoked, or granted again.
+    /// When something is due: the token is taken back, or granted again.
     due: Option<Timestamp>,
     revoked: Arc<Mutex<Vec<Timestamp>>>,
 }
@@ -325,12 +324,10 @@ impl TakeBack {
 
     fn grant(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
         if let Some(status) = self.client.as_mut().filter(|_| self.asked.is_some()) {
-            self.lease += 1;
-            let lease = LeaseId::new(self.lease);
-            (status.holds, self.asked, self.due) = (Some(lease), None, Some(now.saturating_add(TURN)));
             let budget = gshare_core::Duration::from_secs(10);
-            let expires = now.saturating_add(budget);
-            actions.push(TokenAction::Grant { client: status.client, lease, budget, expires });
+            let (allowed, until) = (status.total_used.saturating_add(budget), now.saturating_add(budget));
+            (status.holds, self.asked, self.due) = (Some(until), None, Some(now.saturating_add(TURN)));
+            actions.push(TokenAction::Allow { client: status.client, allowed, until });
         }
     }
 }
@@ -351,22 +348,24 @@ impl Engine for TakeBack {
                 self.client = Some(ClientStatus::joined(client, gpu, share));
             }
             TokenEvent::ClientLeft { .. } => (self.client, self.due) = (None, None),
-            TokenEvent::TokenRequested { .. } => self.wants(now, actions),
-            TokenEvent::TokenReturned { again, .. } => {
+            TokenEvent::Used { used, state, .. } => {
                 if let Some(status) = &mut self.client {
-                    status.holds = None;
+                    status.total_used = used;
+                    if matches!(state, UseState::Idle | UseState::Wants) {
+                        status.holds = None;
+                    }
                 }
-                if again {
+                if matches!(state, UseState::Wants | UseState::Extends) {
                     self.wants(now, actions);
                 }
             }
             TokenEvent::DeadlineReached if self.due.is_some_and(|due| due <= now) => {
                 let held =
                     self.client.as_mut().and_then(|status| Some((status.client, status.holds.take()?)));
-                if let Some((client, lease)) = held {
+                if let Some((client, _)) = held {
                     self.due = Some(now.saturating_add(TURN));
                     self.revoked.lock().expect("no thread panics").push(now);
-                    actions.push(TokenAction::Revoke { client, lease, reason: RevokeReason::Expired });
+                    actions.push(TokenAction::Stop { client });
                 } else {
                     self.due = None;
                     self.asked = Some(now);

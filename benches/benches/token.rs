@@ -9,8 +9,8 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, LeaseId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction,
-    TokenEvent,
+    ClientId, Duration, Engine, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction, TokenEvent,
+    UseState,
 };
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::{EventQueue, Rng};
@@ -44,7 +44,7 @@ fn engine(clients: u32) -> (MultiToken, Vec<TokenAction>) {
         let share = share(&mut rng, clients);
         for event in [
             TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share },
-            TokenEvent::TokenRequested { client },
+            TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants },
         ] {
             engine.handle(Timestamp::ZERO, event, &mut actions).expect("a sound event");
         }
@@ -52,7 +52,7 @@ fn engine(clients: u32) -> (MultiToken, Vec<TokenAction>) {
     (engine, actions)
 }
 
-/// The next step of a client with a lease; void when it holds another or more of it by then.
+/// The next step of a client with a token; void when it has more by then.
 #[derive(Clone, Copy)]
 enum Step {
     Report,
@@ -63,48 +63,49 @@ enum Step {
 fn record(clients: u32) -> Log {
     let (mut engine, mut actions) = engine(clients);
     let mut log = Log::new();
-    let mut queue: EventQueue<(ClientId, LeaseId, Duration, Step)> = EventQueue::new();
+    let mut queue: EventQueue<(ClientId, Duration, Step)> = EventQueue::new();
     let mut now = Timestamp::ZERO;
-    let mut granted: BTreeMap<ClientId, (LeaseId, Duration, Timestamp)> = BTreeMap::new();
+    let mut allowed: BTreeMap<ClientId, Duration> = BTreeMap::new();
+    let mut said: BTreeMap<ClientId, Duration> = BTreeMap::new();
     while log.len() < events() {
         for action in actions.drain(..) {
-            let TokenAction::Grant { client, lease, budget, .. } = action else { continue };
-            let since = granted.get(&client).filter(|held| held.0 == lease).map_or(now, |held| held.2);
-            granted.insert(client, (lease, budget, since));
-            let part = |tenths| since.saturating_add(Duration::from_nanos(budget.as_nanos() * tenths / 10));
+            let TokenAction::Allow { client, allowed: upto, .. } = action else { continue };
+            let used = said.get(&client).copied().unwrap_or_default();
+            allowed.insert(client, upto);
+            let left = (upto - used).as_nanos();
+            let part = |tenths| now.saturating_add(Duration::from_nanos(left * tenths / 10));
             for (at, step) in [(part(5), Step::Report), (part(8), Step::Ask), (part(10), Step::Return)] {
-                queue.schedule(at, (client, lease, budget, step));
+                queue.schedule(at, (client, upto, step));
             }
         }
         let deadline = engine.next_deadline().unwrap_or(Timestamp::MAX);
-        let events = match queue.next_at() {
+        let event = match queue.next_at() {
             Some(at) if at <= deadline => {
-                let Some((at, (client, lease, budget, step))) = queue.pop() else { break };
+                let Some((at, (client, upto, step))) = queue.pop() else { break };
                 now = at;
-                if granted.get(&client).map(|held| (held.0, held.1)) != Some((lease, budget)) {
+                if allowed.get(&client) != Some(&upto) {
                     continue;
                 }
-                let half = Duration::from_nanos(budget.as_nanos() / 2);
-                match step {
-                    Step::Report => vec![TokenEvent::UsageReported { client, lease, used: half }],
-                    Step::Ask => vec![TokenEvent::TokenRequested { client }],
+                let before = said.entry(client).or_default();
+                let left = (upto - *before).as_nanos();
+                let (used, state) = match step {
+                    Step::Report => (before.saturating_add(Duration::from_nanos(left / 2)), UseState::Holds),
+                    Step::Ask => (before.saturating_add(Duration::from_nanos(left / 2)), UseState::Extends),
                     Step::Return => {
-                        granted.remove(&client);
-                        vec![TokenEvent::TokenReturned { client, lease, used: budget, again: true }]
+                        allowed.remove(&client);
+                        (upto, UseState::Wants)
                     }
-                }
+                };
+                *before = used;
+                TokenEvent::Used { client, used, state }
             }
             _ => {
                 now = deadline;
-                vec![TokenEvent::DeadlineReached]
+                TokenEvent::DeadlineReached
             }
         };
-        for event in events {
-            // A lease that was replaced at the end of a window may be stale; such an event is no part of the mix.
-            if engine.handle(now, event, &mut actions).is_ok() {
-                log.push((now, event));
-            }
-        }
+        engine.handle(now, event, &mut actions).expect("a sound event");
+        log.push((now, event));
     }
     log
 }

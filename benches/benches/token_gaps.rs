@@ -134,8 +134,7 @@ fn driver() -> (Driver, Duration) {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
     let window = config.window;
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(window, config.max_token, overtime, config.max_debt);
+    let terms = Terms::multi_token(window, config.max_token, (config.slack, config.grace), config.max_debt);
     let engine = MultiToken::new(config).expect("defaults");
     (Driver::new(Box::new(engine), terms, check::always()), window)
 }

@@ -11,7 +11,7 @@ mod child;
 
 use child::{Child, cpus, pin};
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec, RunId};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec, RunId, UseState};
 use gshared::config::JournalConfig;
 use gshared::{Config, Daemon};
 use rustix::fd::OwnedFd;
@@ -75,6 +75,8 @@ impl Client {
             device_memory: Bytes(1 << 30),
             allocated: Bytes(0),
             part: None,
+            used: Duration::ZERO,
+            allowed: Duration::ZERO,
         });
         loop {
             if let ToClient::Attached { client, .. } = self.receive() {
@@ -83,19 +85,22 @@ impl Client {
         }
     }
 
-    fn lease(&mut self) -> LeaseId {
-        loop {
-            if let ToClient::Grant { lease, .. } = self.receive() {
-                return lease;
-            }
-        }
+    fn granted(&mut self) {
+        while !matches!(self.receive(), ToClient::Allow { .. }) {}
     }
 
     /// Gives the token back and gets another.
-    fn round_trip(&mut self, client: ClientId, lease: LeaseId) -> LeaseId {
-        self.send(&ToDaemon::TokenReturn { client, lease, used: Duration::from_nanos(1), again: 1 });
-        self.lease()
+    fn round_trip(&mut self, client: ClientId, turn: &mut u32) {
+        *turn += 1;
+        self.send(&wants(client, *turn));
+        self.granted();
     }
+}
+
+/// The frame with which a client ends a turn, of which it used a nanosecond, and asks for the next.
+fn wants(client: ClientId, turn: u32) -> ToDaemon {
+    let (used, waited) = (Duration::from_nanos(turn.into()), Duration::ZERO);
+    ToDaemon::Use { client, turn, used, state: UseState::Wants, launches: 0, waited }
 }
 
 fn echo(socket: &OwnedFd) {
@@ -138,11 +143,11 @@ fn main() {
     }
     let mut client = Client::connect(&path);
     let id = client.attach(0);
-    client.send(&ToDaemon::TokenRequest { client: id });
-    let mut lease = client.lease();
+    client.send(&wants(id, 0));
+    client.granted();
+    let mut turn = 0;
     let mut frame = Vec::new();
-    ToDaemon::TokenReturn { client: id, lease, used: Duration::from_nanos(1), again: 1 }
-        .encode(0, &mut frame);
+    wants(id, 1).encode(0, &mut frame);
     let mut answer = [0; MAX_FRAME];
     let mut bare = || {
         send(&near, &frame, SendFlags::NOSIGNAL).expect("the echo lives");
@@ -157,10 +162,10 @@ fn main() {
         }
         let (mut floor, mut token) = (Vec::new(), Vec::new());
         timed(&mut Vec::new(), per_round, &mut bare);
-        timed(&mut Vec::new(), per_round, || lease = client.round_trip(id, lease));
+        timed(&mut Vec::new(), per_round, || client.round_trip(id, &mut turn));
         for _ in 0..rounds {
             timed(&mut floor, per_round, &mut bare);
-            timed(&mut token, per_round, || lease = client.round_trip(id, lease));
+            timed(&mut token, per_round, || client.round_trip(id, &mut turn));
         }
         if test {
             continue;

@@ -52,20 +52,21 @@ def joins():
 def conversation(gshare):
     """Clients that ask in turn and give each token back after a millisecond: the lines, and their round trips in us."""
     engine = Pipes([gshare, "engine", "token"])
-    lines, times, now = joins(), [], 0
+    lines, times, now, used = joins(), [], 0, [0] * CLIENTS
     for text in lines:
         assert b"error" not in engine.ask(text)
     for n in range(ROUNDS // 2):
         now += MS // 10
-        text = line(now, "token_requested", client=n % CLIENTS)
+        text = line(now, "used", client=n % CLIENTS, used_ns=used[n % CLIENTS], state="wants")
         lines.append(text)
         begun = time.perf_counter_ns()
         answer = engine.ask(text)
         times.append(time.perf_counter_ns() - begun)
-        granted = [order for order in json.loads(answer)["actions"] if order["action"] == "grant"]
+        granted = [order for order in json.loads(answer)["actions"] if order["action"] == "allow"]
         now += MS
         for order in granted:
-            text = line(now, "token_returned", client=order["client"], lease=order["lease"], used_ns=MS)
+            used[order["client"]] += MS
+            text = line(now, "used", client=order["client"], used_ns=used[order["client"]], state="idle")
             lines.append(text)
             begun = time.perf_counter_ns()
             answer = engine.ask(text)

@@ -3,8 +3,8 @@
 use crate::support;
 use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, ResourceSpec, RunId, SmShare, Timestamp,
-    ServiceClass, TokenAction, UseState,
+    Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, ResourceSpec, RunId, ServiceClass, SmShare,
+    Timestamp, TokenAction, UseState,
 };
 use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, Note, Peer};
 use proptest::prelude::*;

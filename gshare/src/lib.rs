@@ -11,13 +11,13 @@
 //! for (slot, quota) in [(0, "0.3:0.8"), (1, "0.7")] {
 //!     let (client, share) = (ClientId::new(slot, 0), Share { quota: quota.parse()?, sm: SmShare::WHOLE });
 //!     events.send(TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
-//!     events.send(TokenEvent::TokenRequested { client })?;
+//!     events.send(TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })?;
 //! }
 //! drop(events);
 //! let mut granted = Vec::new();
 //! runner.run(&inbox, |_, action| {
-//!     if let TokenAction::Grant { client, budget, .. } = action {
-//!         granted.push((client.slot(), budget)); // A host sends it to the client's process.
+//!     if let TokenAction::Allow { client, allowed, .. } = action {
+//!         granted.push((client.slot(), allowed)); // A host sends it to the client's process.
 //!     }
 //! }, |refused| eprintln!("{refused}"));
 //! assert_eq!(granted, [(0, Duration::from_millis(10))]); // The other waits for its turn.
@@ -54,7 +54,7 @@ pub mod prelude {
     pub use crate::Runner;
     pub use gshare_core::{
         Bytes, ClientId, Duration, Engine, FunctionId, GpuId, GpuShare, Quota, QuotaRange, ResourceSpec,
-        Share, SmShare, Timestamp, TokenAction, TokenEvent,
+        Share, SmShare, Timestamp, TokenAction, TokenEvent, UseState,
     };
     pub use gshare_sched::platform::{PlatformAction, PlatformEvent};
 }

@@ -107,7 +107,9 @@ impl<E: Engine, C: FnMut() -> Timestamp> Runner<E, C> {
 mod tests {
     use super::*;
     use crate::token::{MultiToken, MultiTokenConfig};
-    use gshare_core::{ClientId, GpuId, Share, SmShare, TokenAction, TokenEvent, TokenScheduler as _};
+    use gshare_core::{
+        ClientId, GpuId, Share, SmShare, TokenAction, TokenEvent, TokenScheduler as _, UseState,
+    };
     use std::cell::Cell;
 
     fn joined(slot: u32) -> TokenEvent {
@@ -124,9 +126,11 @@ mod tests {
         let mut granted = None;
         runner.tell(joined(0), |_, _| ()).unwrap();
         runner
-            .tell(TokenEvent::TokenRequested { client }, |at, action| granted = Some((at, action)))
+            .tell(TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants }, |at, action| {
+                granted = Some((at, action));
+            })
             .unwrap();
-        assert!(matches!(granted, Some((at, TokenAction::Grant { .. })) if at == time.get()), "{granted:?}");
+        assert!(matches!(granted, Some((at, TokenAction::Allow { .. })) if at == time.get()), "{granted:?}");
         let (wait, deadline) = (runner.wait().unwrap(), runner.engine().next_deadline().unwrap());
         time.set(Timestamp::from_millis(40));
         assert_eq!(runner.wait(), Some(wait), "the clock stands still");

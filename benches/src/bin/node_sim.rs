@@ -3,23 +3,16 @@
 //! one again.
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use gshare_bench::replay::progress::Progress;
 use gshare_bench::seeds::{cpus, in_order};
-use gshare_core::{Duration, TokenScheduler};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
 use gshare_sim::node::{self, Figures, NodeReport, Setup, ShareReport};
-use gshare_sim::token::Terms;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs whole-node simulations.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The daemon's token scheduler.
-    #[arg(long, value_enum, default_value_t = Policy::MultiToken)]
-    policy: Policy,
     /// How many seeds.
     #[arg(long, default_value_t = 100)]
     seeds: u64,
@@ -43,41 +36,14 @@ struct Options {
     log: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Policy {
-    MultiToken,
-    Slots,
-}
-
 /// The engines as the daemon sets them up unless it is told otherwise.
-fn setup(policy: Policy, error_max: u64) -> Result<Setup> {
-    let mut config = MultiTokenConfig::default();
-    config.grace = Duration::from_millis(50);
-    let overtime = config.slack.saturating_add(config.grace);
-    // A slot is given in one piece.
-    let longest = match policy {
-        Policy::MultiToken => config.max_token,
-        Policy::Slots => config.window,
-    };
-    let terms = Terms::multi_token(config.window, longest, overtime, config.max_debt);
-    let make = move || -> Result<Box<dyn TokenScheduler>, gshare_core::ConfigError> {
-        Ok(match policy {
-            Policy::MultiToken => Box::new(MultiToken::new(config.clone())?),
-            Policy::Slots => Box::new(SlotScheduler::new(config.clone())?),
-        })
-    };
-    make()?;
-    Ok(Setup {
-        tokens: Arc::new(move || make().expect("was made before")),
-        terms,
-        error_max,
-        ..Setup::daemon()
-    })
+fn setup(error_max: u64) -> Setup {
+    Setup { error_max, ..Setup::daemon() }
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let setup = setup(options.policy, options.error_max)?;
+    let setup = setup(options.error_max);
     println!("driven: {}", node::driven().join(", "));
     let started = Instant::now();
     let mut total = Total::default();

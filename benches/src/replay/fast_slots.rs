@@ -2,16 +2,13 @@
 //!
 //! A GPU is offered 60 demands of a mix, one by one, and takes what fits, so it is packed to the brim. Every client is
 //! always backlogged, request = limit. Policies: `printed_queue` (the queue by missing quota, up to the first that does
-//! not fit, in a hundred quanta a window), `multi_token` (the engine that closes its gaps), `slots_own_table` (the slot
-//! engine without a word from the packer), `slots` (the slot engine with the packer's offsets). A GPU counts as met
-//! when every client got its quota in each of three windows.
+//! not fit, in a hundred quanta a window) and `multi_token` (the engine, which keeps slots where the quotas add up to more than a
+//! window). A GPU counts as met when every client got its quota in each of three windows.
 
 use anyhow::{Context, Result, anyhow};
-use gshare_core::{
-    ClientId, Duration, GpuId, QuotaRange, Share, SmShare, Timestamp, TokenEvent, TokenScheduler,
-};
+use gshare_core::{ClientId, Duration, GpuId, QuotaRange, Share, SmShare, Timestamp, TokenEvent};
 use gshare_sched::pack::{MaxRectsConfig, Packer, Placement};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::keen::Keen;
 use gshare_sim::token::{Terms, check};
@@ -55,12 +52,12 @@ pub fn run(args: &Args) -> Result<Report> {
                 packed.push(pack(mix, &mut rng));
             }
         }
-        for policy in ["printed_queue", "multi_token", "slots_own_table", "slots"] {
+        for policy in ["printed_queue", "multi_token"] {
             let (mut met, mut worst) = (0usize, f64::INFINITY);
             for clients in &packed {
                 let least = match policy {
                     "printed_queue" => printed_queue(clients),
-                    _ => engine(policy, clients).with_context(|| format!("{policy} on {clients:?}"))?,
+                    _ => engine(clients).with_context(|| format!("{policy} on {clients:?}"))?,
                 };
                 met += usize::from(least >= 1.0);
                 worst = worst.min(least);
@@ -124,16 +121,11 @@ fn printed_queue(clients: &[Placement]) -> f64 {
 }
 
 /// The same in the least of the windows measured, by an engine.
-fn engine(policy: &str, clients: &[Placement]) -> Result<f64> {
+fn engine(clients: &[Placement]) -> Result<f64> {
     let config = MultiTokenConfig::default();
     let window = config.window;
-    let overtime = config.slack.saturating_add(config.grace);
-    let terms = Terms::multi_token(window, window, overtime, config.max_debt);
-    let scheduler: Box<dyn TokenScheduler> = match policy {
-        "multi_token" => Box::new(MultiToken::new(config)?),
-        _ => Box::new(SlotScheduler::new(config)?),
-    };
-    let mut driver = Driver::new(scheduler, terms, check::always());
+    let terms = Terms::multi_token(window, window, (config.slack, config.grace), config.max_debt);
+    let mut driver = Driver::new(Box::new(MultiToken::new(config)?), terms, check::always());
     let mut keen = Keen::new(&mut driver, AHEAD);
     let now = Timestamp::ZERO;
     let wrong = |violation| anyhow!("{violation}");
@@ -143,21 +135,16 @@ fn engine(policy: &str, clients: &[Placement]) -> Result<f64> {
         let (client, demand) = (*client, placement.demand);
         let share = Share { quota: QuotaRange::new(demand.quota, demand.quota)?, sm: demand.sm };
         keen.call(now, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share }).map_err(wrong)?;
-        if policy == "slots" {
-            let offset = placement.rectangle.time_offset;
-            keen.call(now, TokenEvent::SlotAssigned { client, offset }).map_err(wrong)?;
-        }
     }
     for client in &ids {
-        keen.call(now, TokenEvent::TokenRequested { client: *client }).map_err(wrong)?;
+        keen.ask(now, *client).map_err(wrong)?;
     }
     let mut before = Vec::new();
     let mut least = f64::INFINITY;
     for index in 0..=WINDOWS {
-        keen.run(now.saturating_add(window.saturating_mul(index + 1))).map_err(wrong)?;
-        let total = |client: &ClientId| {
-            keen.driver().scheduler().client(*client).map_or(Duration::ZERO, |status| status.total_used)
-        };
+        let end = now.saturating_add(window.saturating_mul(index + 1));
+        keen.run(end).map_err(wrong)?;
+        let total = |client: &ClientId| keen.used(end, *client);
         let totals: Vec<Duration> = ids.iter().map(total).collect();
         for ((now, before), placement) in totals.iter().zip(&before).zip(clients) {
             least = least.min(part((*now).saturating_sub(*before), placement.demand.quota.of(window)));

@@ -17,9 +17,15 @@ const STRANGE: u64 = MS;
 enum Step {
     Pass(u64),
     /// Launches of one function; known to take as long as they do, or unknown.
-    Launch { count: usize, ns: u64, known: bool },
+    Launch {
+        count: usize,
+        ns: u64,
+        known: bool,
+    },
     /// The connection breaks: what is under way to the daemon is lost, or some of it has come.
-    Lose { heard: usize },
+    Lose {
+        heard: usize,
+    },
 }
 
 /// How the daemon goes about it: budgets and times of a turn, what it waits before it answers, and when it takes a token back, in ns.
@@ -116,7 +122,12 @@ impl Case {
     }
 
     /// A frame is under way; some are twice.
-    fn under_way<T: Clone>(&mut self, queue: fn(&mut Self) -> &mut VecDeque<(u64, T)>, frame: T, often: bool) {
+    fn under_way<T: Clone>(
+        &mut self,
+        queue: fn(&mut Self) -> &mut VecDeque<(u64, T)>,
+        frame: T,
+        often: bool,
+    ) {
         self.frames += 1;
         let times = if often && self.frames.is_multiple_of(self.manners.twice) { 2 } else { 1 };
         let at = self.bench.now + self.manners.delay * (self.frames % 5) / 4;

@@ -169,7 +169,7 @@ fn recorded(dir: &Path) -> String {
     format!("[journal]\ndir = '{}'\nactions = true\nkeep_files = 100\n", dir.join("journal").display())
 }
 
-/// What `gshare replay` finds in the journal: nothing may differ, be doubled or be held beyond the whole.
+/// What `gshare replay` finds in the journal: nothing may differ, or be held beyond the whole.
 fn replay(dir: &Path) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
         .args(["replay", "--json"])
@@ -250,7 +250,7 @@ fn killed_holders_give_their_token_up_at_once() {
         let now = lines[left].now_ns.unwrap();
         noticed.push(now.saturating_sub(at.as_nanos()) / 1000);
         let next = lines[left..].iter().find(|line| {
-            let granted = |step| matches!(step, TokenStep::TokenOrder { order: TokenAction::Grant { .. } });
+            let granted = |step| matches!(step, TokenStep::TokenOrder { order: TokenAction::Allow { .. } });
             line.tokens().any(granted)
         });
         granted.push((next.expect("the survivor goes on").now_ns.unwrap() - now) / 1000);

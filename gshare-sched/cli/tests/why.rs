@@ -60,13 +60,9 @@ impl Virtual {
 fn throttled(client: &mut Client) -> Timestamp {
     client.until(|message| match message {
         ToClient::Throttle { until, .. } => Some(*until),
-        ToClient::Grant { .. } => panic!("{message:?}"),
+        ToClient::Allow { .. } => panic!("{message:?}"),
         _ => None,
     })
-}
-
-fn returned(client: ClientId, lease: gshare_core::LeaseId, ms: u64, again: u8) -> ToDaemon {
-    ToDaemon::TokenReturn { client, lease, used: Duration::from_millis(ms), again }
 }
 
 const MS: u64 = 1_000_000;
@@ -87,16 +83,18 @@ fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
     alice.enter(1, "alice", share);
     // The only process of a run does not wait for siblings, though the daemon has just begun and its clock stands.
     let (device, device_memory, part) = (common::DEVICE, common::DEVICE_MEMORY, Some(common::DEVICE_MEMORY));
-    alice.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated: Bytes::ZERO, part });
+    let (used, allowed) = (Duration::ZERO, Duration::ZERO);
+    let allocated = Bytes::ZERO;
+    alice.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part, used, allowed });
     let id = alice.until(|message| match message {
         ToClient::Attached { client, .. } => Some(*client),
         _ => None,
     });
     // The limit of this window is used up at 10 ms, by a kernel that ran over: 30 ms of 20.
-    alice.send(&ToDaemon::TokenRequest { client: id });
-    let (lease, _) = alice.granted();
+    alice.ask(id);
+    alice.granted();
     daemon.at(10);
-    alice.send(&returned(id, lease, 30, 1));
+    alice.gives_back(id, ms(30), UseState::Wants);
     assert_eq!(throttled(&mut alice), Timestamp::from_millis(BEGAN + 100));
     // 10 ms are carried into the next window: half of its limit, to be paid back in half of the window.
     daemon.at(100);
@@ -105,31 +103,31 @@ fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
             .then_some(())
     });
     daemon.at(150);
-    let (lease, _) = alice.granted();
+    alice.granted();
     // Another client holds the token when she wants hers; it is given back at 160 ms.
-    alice.send(&returned(id, lease, 1, 0));
+    alice.gives_back(id, ms(1), UseState::Idle);
     let (mut bob, other) = common::attached(&daemon.socket, 2, "bob", spec("0.3", 60, None));
-    bob.send(&ToDaemon::TokenRequest { client: other });
-    let (held, _) = bob.granted();
+    bob.ask(other);
+    bob.granted();
     daemon.at(152);
-    alice.send(&ToDaemon::TokenRequest { client: id });
+    alice.ask(id);
     assert_eq!(alice.reserve(id, Bytes::from_mib(40), Bytes::ZERO), Ok(Bytes::from_mib(40)));
     assert_eq!(alice.reserve(id, Bytes::from_mib(60), Bytes::ZERO), Err(Bytes::from_mib(24)));
     // A client that holds memory is asked about it before a snapshot, and this one does not answer.
     alice.send(&ToDaemon::MemoryRelease { client: id, bytes: Bytes::from_mib(40) });
     daemon.at(160);
-    bob.send(&returned(other, held, 8, 0));
-    let (lease, _) = alice.granted();
+    bob.gives_back(other, ms(8), UseState::Idle);
+    alice.granted();
     // Another run of her name; and then 321 ms too much, at the end of the process.
     let mut second = Client::connect(&daemon.socket);
     second.hello(9, "alice", share);
     assert!(matches!(second.receive(), Some(ToClient::Refused { code: RefusalCode::DuplicateName, .. })));
-    alice.send(&returned(id, lease, 322, 0));
+    alice.gives_back(id, ms(322), UseState::Idle);
     daemon.running.handle().snapshot().unwrap();
     drop(alice);
     within(|| (daemon.running.handle().snapshot().unwrap().clients.len() == 1).then_some(()));
     let (mut again, id) = common::attached(&daemon.socket, 3, "alice", share);
-    again.send(&ToDaemon::TokenRequest { client: id });
+    again.ask(id);
     let resumes = throttled(&mut again).as_nanos() / MS - BEGAN;
     daemon.at(resumes);
     again.granted();

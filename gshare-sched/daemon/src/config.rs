@@ -26,7 +26,7 @@ use gshare_core::{
     Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError, TokenScheduler,
 };
 use gshare_sched::node::{ClientConfig, NodeConfig, is_printable, max_gpus, printable};
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -144,9 +144,6 @@ pub enum TokenPolicy {
     /// The client that misses most of its request goes first: [`MultiToken`].
     #[default]
     MultiToken,
-    /// A slot of each window for each client, the rest as above: [`SlotScheduler`]. For nodes whose clients' requests add
-    /// up to more than a window because their SMs fit beside each other.
-    SlotTable,
 }
 
 impl TokenPolicy {
@@ -160,7 +157,6 @@ impl TokenPolicy {
     ) -> Result<Box<dyn TokenScheduler>, gshare_core::ConfigError> {
         Ok(match self {
             Self::MultiToken => Box::new(MultiToken::new(config)?),
-            Self::SlotTable => Box::new(SlotScheduler::new(config)?),
         })
     }
 }

@@ -10,7 +10,7 @@
 
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::wire::{RefusalCode, WireError};
-use gshare_core::{Bytes, ClientId, Duration, LeaseId, Timestamp, TokenAction, TokenEvent};
+use gshare_core::{Bytes, ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use gshare_sched::node::{NodeAction, Note, TokenFault};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -166,8 +166,8 @@ struct Sums {
 struct OpenClient {
     /// Time of a request that is not granted yet.
     asked: Option<Timestamp>,
-    /// The last lease, and its budget.
-    lease: Option<(LeaseId, Duration)>,
+    /// The total that its token allows.
+    allowed: Option<Duration>,
 }
 
 type Seconds = Counter<f64, AtomicU64>;
@@ -358,7 +358,6 @@ impl Metrics {
                     self.events.inc();
                     self.refused_event(fault.label());
                 }
-                Note::StaleReport { .. } => self.refused_event(TokenFault::StaleLease.label()),
                 Note::TokenOrder { order } => self.ordered(now, order, &mut open),
                 Note::DebtWait { .. } => drop(self.throttles.inc()),
                 Note::MemoryDenied { .. } => drop(self.memory_denied.inc()),
@@ -369,15 +368,14 @@ impl Metrics {
 
     fn taken(&self, now: Timestamp, event: &TokenEvent, open: &mut BTreeMap<ClientId, OpenClient>) {
         match *event {
-            TokenEvent::TokenRequested { client } => {
-                open.entry(client).or_default().asked.get_or_insert(now);
-            }
-            TokenEvent::TokenReturned { client, lease, used, again } => {
+            TokenEvent::Used { client, used, state } => {
                 let entry = open.entry(client).or_default();
-                if let Some((_, budget)) = entry.lease.take_if(|(held, _)| *held == lease) {
-                    self.overuse.observe(seconds(used.saturating_sub(budget)));
+                if matches!(state, UseState::Idle | UseState::Wants)
+                    && let Some(allowed) = entry.allowed.take()
+                {
+                    self.overuse.observe(seconds(used.saturating_sub(allowed)));
                 }
-                if again {
+                if matches!(state, UseState::Wants | UseState::Extends) {
                     entry.asked.get_or_insert(now);
                 }
             }
@@ -388,16 +386,21 @@ impl Metrics {
 
     fn ordered(&self, now: Timestamp, order: &TokenAction, open: &mut BTreeMap<ClientId, OpenClient>) {
         match *order {
-            TokenAction::Grant { client, lease, budget, .. } => {
+            TokenAction::Allow { client, allowed, .. } => {
                 self.grants.inc();
                 if let Some(entry) = open.get_mut(&client) {
-                    entry.lease = Some((lease, budget));
+                    entry.allowed = Some(allowed);
                     if let Some(asked) = entry.asked.take() {
                         self.wait.observe(seconds(now.saturating_since(asked)));
                     }
                 }
             }
-            TokenAction::Revoke { .. } => drop(self.revokes.inc()),
+            TokenAction::Stop { client } => {
+                self.revokes.inc();
+                if let Some(entry) = open.get_mut(&client) {
+                    entry.allowed = None;
+                }
+            }
             TokenAction::Throttle { .. } => drop(self.throttles.inc()),
         }
     }

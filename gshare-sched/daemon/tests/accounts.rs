@@ -1,6 +1,6 @@
 //! Memory accounts, as clients see them.
 
-use crate::common::{Client, Local, attached, spec, within};
+use crate::common::{Client, Local, attach_to, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
 
@@ -64,13 +64,7 @@ fn each_device_has_its_own_account() {
     let daemon = Local::start();
     let (mut client, first) = attached(&daemon.socket(), 1, "alice", spec("0.5", 100, Some(256)));
     let device = DeviceUuid::gpu(*b"The other device");
-    client.send(&ToDaemon::Attach {
-        ordinal: 1,
-        device,
-        device_memory: mib(512),
-        allocated: Bytes::ZERO,
-        part: None,
-    });
+    client.send(&attach_to(1, device, mib(512), Bytes::ZERO));
     let second = client.until(|message| match message {
         ToClient::Attached { ordinal: 1, client, .. } => Some(*client),
         _ => None,

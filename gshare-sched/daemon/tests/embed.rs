@@ -4,7 +4,7 @@ use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{
-    ClientId, Duration, Engine, LeaseId, ResourceSpec, Timestamp, TokenAction, TokenEvent, TokenScheduler,
+    ClientId, Duration, Engine, ResourceSpec, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
 };
 use gshared::{Config, Daemon, DaemonError, ManualClock};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn of_daemons_that_start_at_once_one_serves() {
     }
 }
 
-/// A lease ends by the host's clock, not by the machine's.
+/// A token ends by the host's clock, not by the machine's.
 #[test]
 fn the_clock_is_the_hosts() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,17 +64,17 @@ fn the_clock_is_the_hosts() {
     let daemon =
         Daemon::builder(Config::at(&path)).clock(Arc::clone(&clock) as _).build().unwrap().spawn().unwrap();
     let (mut client, id) = attached(&path, 1, "alice", ResourceSpec::UNLIMITED);
-    client.send(&ToDaemon::TokenRequest { client: id });
-    let expires = client.until(|message| match message {
-        ToClient::Grant { expires, .. } => Some(*expires),
+    client.ask(id);
+    let until = |message: &ToClient| match message {
+        ToClient::Allow { turn: 0, until, .. } => Some(*until),
         _ => None,
-    });
-    assert!(expires < Timestamp::from_millis(1_000));
+    };
+    assert!(client.until(until) < Timestamp::from_millis(1_000));
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(daemon.handle().snapshot().unwrap().clients[0].holds_token, "time stands still");
     clock.set(Timestamp::from_millis(1_000));
     daemon.handle().wake();
-    client.until(|message| matches!(message, ToClient::Revoke { .. }).then_some(()));
+    assert_eq!(client.until(until), Timestamp::from_millis(1_000), "stopped");
 }
 
 /// As one that is started for a single user does, by the host's clock: however late a client or its end is noticed.
@@ -126,20 +126,19 @@ fn what_a_process_overused_is_paid_back_by_the_next_of_its_name() {
     let gone = || within(|| handle.snapshot().unwrap().clients.is_empty().then_some(()));
     let tenth = common::spec("0.1", 100, None);
     let (mut job, id) = attached(&path, 1, "alice", tenth);
-    job.send(&ToDaemon::TokenRequest { client: id });
-    let (lease, _) = job.granted();
-    let used = Duration::from_millis(60);
-    job.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 0 });
+    job.ask(id);
+    job.granted();
+    job.gives_back(id, Duration::from_millis(60), UseState::Idle);
     drop(job);
     gone();
     let (mut other, other_id) = attached(&path, 2, "bob", tenth);
-    other.send(&ToDaemon::TokenRequest { client: other_id });
+    other.ask(other_id);
     other.granted();
     drop(other);
     gone();
     let waits = |run: u64| {
         let (mut next, id) = attached(&path, run, "alice", tenth);
-        next.send(&ToDaemon::TokenRequest { client: id });
+        next.ask(id);
         let until = next.until(|message| match message {
             ToClient::Throttle { until, .. } => Some(*until),
             _ => None,
@@ -158,15 +157,14 @@ fn what_a_process_overused_is_paid_back_by_the_next_of_its_name() {
     drop(next);
     gone();
     let (mut last, id) = attached(&path, 5, "alice", tenth);
-    last.send(&ToDaemon::TokenRequest { client: id });
+    last.ask(id);
     last.granted();
 }
 
-/// Grants a second to each client that asks; keeps no books.
+/// Grants a second to each client that asks; keeps their totals and no other books.
 #[derive(Debug, Default)]
 struct Generous {
     clients: Vec<ClientStatus>,
-    leases: u64,
 }
 
 impl Engine for Generous {
@@ -185,11 +183,14 @@ impl Engine for Generous {
                 self.clients.push(ClientStatus::joined(client, gpu, share));
             }
             TokenEvent::ClientLeft { client } => self.clients.retain(|status| status.client != client),
-            TokenEvent::TokenRequested { client } | TokenEvent::TokenReturned { client, again: true, .. } => {
-                self.leases += 1;
-                let budget = Duration::from_millis(1_000);
-                let lease = LeaseId::new(self.leases);
-                out.push(TokenAction::Grant { client, lease, budget, expires: now.saturating_add(budget) });
+            TokenEvent::Used { client, used, state } => {
+                let status = self.clients.iter_mut().find(|status| status.client == client);
+                status.expect("a client that joined").total_used = used;
+                if state == UseState::Wants {
+                    let budget = Duration::from_millis(1_000);
+                    let (allowed, until) = (used.saturating_add(budget), now.saturating_add(budget));
+                    out.push(TokenAction::Allow { client, allowed, until });
+                }
             }
             _ => {}
         }
@@ -220,8 +221,8 @@ fn the_policy_is_the_hosts() {
     let mut holders: Vec<_> =
         (0..3).map(|n| attached(&path, n, &format!("client-{n}"), ResourceSpec::UNLIMITED)).collect();
     for (client, id) in &mut holders {
-        client.send(&ToDaemon::TokenRequest { client: *id });
-        assert_eq!(client.granted().1, Duration::from_millis(1_000), "all of it to all of them at once");
+        client.ask(*id);
+        assert_eq!(client.granted(), Duration::from_millis(1_000), "all of it to all of them at once");
     }
     assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
 }

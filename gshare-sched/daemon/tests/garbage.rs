@@ -2,7 +2,7 @@
 
 use crate::common::{Client, Forked, Local, Process, attached, spec, within};
 use gshare_core::wire::{HEADER, MAX_FRAME, RefusalCode, ToClient, ToDaemon, VERSION};
-use gshare_core::{Bytes, ClientId, ResourceSpec, RunId};
+use gshare_core::{Bytes, ClientId, Duration, ResourceSpec, RunId, UseState};
 
 /// A good Hello as bytes.
 fn hello() -> Vec<u8> {
@@ -32,7 +32,7 @@ fn dropped_for(reason: &str, frames: &[Vec<u8>]) {
     assert!(rest.iter().all(|message| matches!(message, ToClient::Welcome { .. })), "{rest:?}");
     assert_eq!(daemon.drops(reason), 1, "{:?}", daemon.snapshot().drops);
     assert_eq!(daemon.snapshot().drops.values().sum::<u64>(), 1);
-    bystander.send(&ToDaemon::TokenRequest { client: id });
+    bystander.ask(id);
     bystander.granted();
     assert_eq!(daemon.snapshot().connections, 1);
 }
@@ -87,7 +87,8 @@ fn an_impossible_field() {
 #[test]
 fn messages_out_of_turn() {
     let mut attach = Vec::new();
-    let all = ToDaemon::TokenRequest { client: ClientId::new(0, 0) };
+    let (client, used, waited) = (ClientId::new(0, 0), Duration::ZERO, Duration::ZERO);
+    let all = ToDaemon::Use { client, turn: 0, used, state: UseState::Wants, launches: 0, waited };
     all.encode(0, &mut attach);
     dropped_for("protocol", &[attach]);
     // The bystander's client, asked for by another connection.
@@ -110,7 +111,7 @@ fn a_peer_that_does_not_read_is_dropped_and_only_that_one() {
             deaf.send(&ToDaemon::MemoryReserve { client: deaf_id, bytes: Bytes(1), wish: Bytes(1) });
         }
     }
-    bystander.send(&ToDaemon::TokenRequest { client: id });
+    bystander.ask(id);
     bystander.granted();
     let snapshot = daemon.snapshot();
     assert_eq!((snapshot.connections, snapshot.devices[0].held_bytes), (1, Bytes::ZERO));
@@ -250,6 +251,6 @@ fn ten_thousand_connects_leave_no_memory_behind() {
     let snapshot = daemon.snapshot();
     assert_eq!(snapshot.drops["truncated"], 2_750);
     assert_eq!((snapshot.clients.len(), snapshot.devices[0].held_bytes), (1, Bytes::ZERO));
-    bystander.send(&ToDaemon::TokenRequest { client: id });
+    bystander.ask(id);
     bystander.granted();
 }

@@ -1,6 +1,6 @@
 //! Limits on the harm that silent, greedy and malicious peers can do.
 
-use crate::common::{self, Client, Forked, Local, attached, spec, within};
+use crate::common::{self, Client, Forked, Local, attach_to, attached, spec, within};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, ResourceSpec, RunId};
 use gshare_sched::node::FactSource;
@@ -96,7 +96,7 @@ fn more_memory_than_the_device_has_is_not_believed() {
     liar.enter(2, "liar", ResourceSpec::UNLIMITED);
     let (device, device_memory) = (common::DEVICE, common::DEVICE_MEMORY);
     let allocated = Bytes::from_gib(1 << 20);
-    liar.send(&ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part: None });
+    liar.send(&attach_to(0, device, device_memory, allocated));
     match liar.receive() {
         Some(ToClient::Refused { code: RefusalCode::BadSpec, text }) => {
             assert!(text.ends_with("is more than the device has: 1 GiB"), "{text}");
@@ -128,13 +128,7 @@ fn the_drivers_word_goes_before_a_clients_and_status_says_whose_it_is() {
     assert_eq!(client.reserve(id, Bytes::from_mib(1_536), Bytes::ZERO), Ok(Bytes::from_mib(1_536)));
     let other = DeviceUuid::gpu(*b"known to nobody!");
     let device_memory = Bytes::from_gib(3);
-    client.send(&ToDaemon::Attach {
-        ordinal: 1,
-        device: other,
-        device_memory,
-        allocated: Bytes::ZERO,
-        part: None,
-    });
+    client.send(&attach_to(1, other, device_memory, Bytes::ZERO));
     client.until(|message| matches!(message, ToClient::Attached { ordinal: 1, .. }).then_some(()));
     let device = daemon.snapshot().devices.remove(1);
     assert_eq!((device.memory_bytes, device.memory_source), (device_memory, FactSource::Client));
@@ -168,9 +162,9 @@ fn a_driver_that_takes_long_to_know_a_device_holds_up_no_other_process() {
     let other = DeviceUuid::gpu(*b"known to no one!");
     for (ordinal, device) in [(0, other), (1, common::DEVICE)] {
         let (device_memory, allocated) = (common::DEVICE_MEMORY, Bytes::ZERO);
-        asker.send(&ToDaemon::Attach { ordinal, device, device_memory, allocated, part: None });
+        asker.send(&attach_to(ordinal, device, device_memory, allocated));
     }
-    bystander.send(&ToDaemon::TokenRequest { client: id });
+    bystander.ask(id);
     bystander.granted();
     assert_eq!(daemon.snapshot().devices.len(), 1, "the daemon itself waits for nothing");
     answer.send(()).unwrap();
@@ -239,17 +233,16 @@ fn the_overuse_of_another_user_is_not_paid_back_by_the_owner_of_the_name() {
     let other = path.clone();
     let overuses = move || {
         let (mut client, id) = attached(&other, 7, "alice", capped);
-        client.send(&ToDaemon::TokenRequest { client: id });
-        let (lease, _) = client.granted();
-        let used = gshare_core::Duration::from_secs(9);
-        client.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 0 });
+        client.ask(id);
+        client.granted();
+        client.gives_back(id, gshare_core::Duration::from_secs(9), gshare_core::UseState::Idle);
     };
     assert!(Forked::run(Some(65_534), overuses).wait());
     within(|| daemon.snapshot().clients.is_empty().then_some(()));
     let (mut alice, id) = attached(&path, 8, "alice", capped);
-    alice.send(&ToDaemon::TokenRequest { client: id });
+    alice.ask(id);
     let throttled = alice.until(|message| match message {
-        ToClient::Grant { .. } => Some(false),
+        ToClient::Allow { .. } => Some(false),
         ToClient::Throttle { .. } => Some(true),
         _ => None,
     });
@@ -291,7 +284,7 @@ fn without_a_place_for_its_journal_the_daemon_serves_and_says_so() {
     std::fs::write(&file, "in the way").unwrap();
     let daemon = Local::with(|config| config.journal = Some(JournalConfig::new(file.join("journal"))));
     let (mut client, id) = attached(&daemon.socket(), 1, "alice", ResourceSpec::UNLIMITED);
-    client.send(&ToDaemon::TokenRequest { client: id });
+    client.ask(id);
     client.granted();
     let snapshot = daemon.snapshot();
     let why = snapshot.journal_failure.unwrap();

@@ -1,7 +1,7 @@
 //! The page: it shows what `gshare status --json` says, in a headless Chromium where there is one; and it is for browsers of
 //! this machine alone.
 
-use crate::common::{Client, DEVICE_MEMORY, Local, attached, spec};
+use crate::common::{Client, DEVICE_MEMORY, Local, attach_to, attached, spec};
 use gshare_core::wire::ToDaemon;
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec};
 use gshared::Snapshot;
@@ -140,9 +140,9 @@ fn the_page_shows_what_the_status_says() {
     let (mut holder, first) = attached(&path, 1, "holder", spec("0.4:0.9", 60, Some(512)));
     let (mut waiter, second) = attached(&path, 2, "<i>waiter</i>", spec("0.3:0.5", 50, Some(512)));
     let (_idle, _) = attached(&path, 3, "idle", ResourceSpec::UNLIMITED);
-    holder.send(&ToDaemon::TokenRequest { client: first });
+    holder.ask(first);
     holder.granted();
-    waiter.send(&ToDaemon::TokenRequest { client: second });
+    waiter.ask(second);
     waiter.reserve(second, Bytes::from_gib(1), Bytes::ZERO).unwrap_err();
     let said = status(address);
     let names: Vec<&str> = said.clients.iter().map(|client| client.name.as_str()).collect();
@@ -185,18 +185,12 @@ fn a_page_of_five_hundred_clients_on_sixty_four_devices_is_whole() {
         client.enter(n.into(), &format!("client-{n}"), spec("0.1:0.5", 50, Some(64)));
         let [high, low] = (n % 64).to_be_bytes();
         let device = DeviceUuid::gpu([high, low, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
-        client.send(&ToDaemon::Attach {
-            ordinal: 0,
-            device,
-            device_memory: DEVICE_MEMORY,
-            allocated: Bytes::ZERO,
-            part: None,
-        });
+        client.send(&attach_to(0, device, DEVICE_MEMORY, Bytes::ZERO));
         let id = client.until(|message| match message {
             gshare_core::wire::ToClient::Attached { client, .. } => Some(*client),
             _ => None,
         });
-        client.send(&ToDaemon::TokenRequest { client: id });
+        client.ask(id);
         clients.push((client, id));
     }
     let said = status(address);

@@ -1,9 +1,8 @@
 //! The registry: which processes are let in, under which name, with which share.
 
-use crate::common::{self, Client, DEVICE, DEVICE_MEMORY, Forked, Local, attached, spec, within};
-use gshare_core::token::RevokeReason;
+use crate::common::{self, Client, DEVICE, DEVICE_MEMORY, Forked, Local, attach_to, attached, spec, within};
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, UseState};
 
 fn refusal(client: &mut Client) -> (RefusalCode, String) {
     match client.rest().pop() {
@@ -16,13 +15,12 @@ fn refusal(client: &mut Client) -> (RefusalCode, String) {
 fn a_client_is_let_in_and_granted_a_token() {
     let daemon = Local::start();
     let (mut client, id) = attached(&daemon.socket(), 1, "alice", spec("0.3:0.8", 24, Some(64)));
-    client.send(&ToDaemon::TokenRequest { client: id });
-    let (lease, budget) = client.granted();
-    assert!(budget > Duration::ZERO);
+    client.ask(id);
+    let allowed = client.granted();
+    assert!(allowed > Duration::ZERO);
     let used = Duration::from_micros(100);
-    client.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 1 });
-    let (next, _) = client.granted();
-    assert_ne!(next, lease);
+    client.gives_back(id, used, UseState::Wants);
+    assert_eq!(client.granted(), allowed + used);
     let snapshot = daemon.snapshot();
     let alice = &snapshot.clients[0];
     assert_eq!((alice.name.as_str(), alice.total_used_ns, alice.holds_token), ("alice", used, true));
@@ -31,19 +29,19 @@ fn a_client_is_let_in_and_granted_a_token() {
 }
 
 #[test]
-fn a_token_that_is_not_returned_is_revoked_and_another_client_gets_it() {
+fn a_token_that_is_not_given_back_is_taken_back_and_another_client_gets_it() {
     let daemon = Local::start();
     let (mut sleeper, sleeper_id) = attached(&daemon.socket(), 1, "sleeper", ResourceSpec::UNLIMITED);
     let (mut waiter, waiter_id) = attached(&daemon.socket(), 2, "waiter", ResourceSpec::UNLIMITED);
-    sleeper.send(&ToDaemon::TokenRequest { client: sleeper_id });
-    let (lease, _) = sleeper.granted();
-    waiter.send(&ToDaemon::TokenRequest { client: waiter_id });
+    sleeper.ask(sleeper_id);
+    let allowed = sleeper.granted();
+    waiter.ask(waiter_id);
     waiter.granted();
-    let revoked = sleeper.until(|message| match message {
-        ToClient::Revoke { lease, reason, .. } => Some((*lease, *reason)),
+    let stopped = sleeper.until(|message| match message {
+        ToClient::Allow { turn, allowed, until, .. } => Some((*turn, *allowed, *until < common::now())),
         _ => None,
     });
-    assert_eq!(revoked, (lease, RevokeReason::Expired));
+    assert_eq!(stopped, (0, allowed, true));
 }
 
 #[test]
@@ -108,13 +106,7 @@ fn the_configuration_goes_before_what_a_process_asks_for() {
 #[test]
 fn what_cannot_be_met_is_refused_with_its_bound() {
     let daemon = Local::with(|config| config.max_clients = 1);
-    let attach = ToDaemon::Attach {
-        ordinal: 0,
-        device: DEVICE,
-        device_memory: DEVICE_MEMORY,
-        allocated: Bytes::ZERO,
-        part: None,
-    };
+    let attach = attach_to(0, DEVICE, DEVICE_MEMORY, Bytes::ZERO);
     let mut greedy = Client::connect(&daemon.socket());
     greedy.enter(1, "greedy", spec("0.1:0.2", 30, Some(2048)));
     greedy.send(&attach);
@@ -143,20 +135,14 @@ fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
     let mut client = Client::connect(&daemon.socket());
     client.enter(1, "alice", spec("0.5", 100, Some(512)));
     let (id, _) = client.attach(Bytes::ZERO);
-    client.send(&ToDaemon::TokenRequest { client: id });
-    let (lease, _) = client.granted();
+    client.ask(id);
+    client.granted();
     let devices = [
         (*b"a smaller device", Bytes::from_mib(256), RefusalCode::BadSpec),
         (*b"another device!!", DEVICE_MEMORY, RefusalCode::UnknownDevice),
     ];
     for (device, device_memory, expected) in devices {
-        client.send(&ToDaemon::Attach {
-            ordinal: 1,
-            device: DeviceUuid::gpu(device),
-            device_memory,
-            allocated: Bytes::ZERO,
-            part: None,
-        });
+        client.send(&attach_to(1, DeviceUuid::gpu(device), device_memory, Bytes::ZERO));
         match client.receive() {
             Some(ToClient::Refused { code, .. }) if code == expected => {}
             other => panic!("{other:?}"),
@@ -166,8 +152,7 @@ fn a_device_that_cannot_be_had_is_refused_and_the_others_stay() {
     assert_eq!((snapshot.connections, snapshot.clients.len()), (1, 1));
     assert_eq!(snapshot.drops.values().sum::<u64>(), 0, "{:?}", snapshot.drops);
     assert!(snapshot.clients[0].holds_token);
-    let used = Duration::from_micros(10);
-    client.send(&ToDaemon::TokenReturn { client: id, lease, used, again: 1 });
+    client.gives_back(id, Duration::from_micros(10), UseState::Wants);
     client.granted();
 }
 
@@ -178,7 +163,7 @@ fn a_forked_child_that_keeps_the_socket_does_not_keep_the_process_alive() {
     let (tell, told) = std::os::unix::net::UnixStream::pair().unwrap();
     let parent = Forked::run(None, move || {
         let (mut client, id) = attached(&path, 1, "alice", ResourceSpec::UNLIMITED);
-        client.send(&ToDaemon::TokenRequest { client: id });
+        client.ask(id);
         client.granted();
         // Longer than anybody waits for anything.
         let child = Forked::run(None, || std::thread::sleep(10 * common::PATIENCE));
@@ -191,7 +176,7 @@ fn a_forked_child_that_keeps_the_socket_does_not_keep_the_process_alive() {
     std::io::Read::read_exact(&mut &told, &mut child).unwrap();
     let (mut heir, heir_id) = attached(&daemon.socket(), 2, "heir", ResourceSpec::UNLIMITED);
     parent.kill();
-    heir.send(&ToDaemon::TokenRequest { client: heir_id });
+    heir.ask(heir_id);
     heir.granted();
     within(|| (daemon.snapshot().clients.len() == 1).then_some(()));
     let child = rustix::process::Pid::from_raw(i32::from_le_bytes(child)).unwrap();

@@ -45,7 +45,7 @@
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
 //!   exact set, so there is no threshold. The paper's policy stands beside the benches, for comparison.
 //! - A packing proves only that *some* schedule keeps every quota. [`SlotTable`] is that schedule, and
-//!   [`SlotScheduler`](crate::token::SlotScheduler) keeps it; [`admission`] tests what can be promised without rectangles.
+//!   [`MultiToken`](crate::token::MultiToken) keeps it; [`admission`] tests what can be promised without rectangles.
 //!
 //! # Which policy when
 //! | policy | for |

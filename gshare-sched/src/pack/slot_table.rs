@@ -5,7 +5,7 @@
 //! window, where x is the time offset of its rectangle. Rectangles that are alive at one instant have disjoint SM
 //! intervals, so the SMs suffice. A dispatcher that ignores the offsets and hands out tokens by missing quota alone
 //! (FaST-GShare, section 3.3.3) does not find that schedule: packed to the brim, it misses quotas on most GPUs.
-//! [`SlotTable`] is it, and [`SlotScheduler`](crate::token::SlotScheduler) keeps it.
+//! [`SlotTable`] is it, and [`MultiToken`](crate::token::MultiToken) keeps it.
 //!
 //! # Algorithm
 //! At a position of the window, the owners whose slots cover it run ([`SlotTable::running`]). What the slots leave free goes

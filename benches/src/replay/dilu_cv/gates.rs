@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail};
 use gshare_core::token::Share;
 use gshare_core::{
-    ClientId, Duration, Engine, GpuId, LeaseId, ModelId, Quota, QuotaRange, ServiceClass, SmShare, Timestamp,
-    TokenAction, TokenEvent,
+    ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, SmShare, Timestamp,
+    TokenAction, TokenEvent, UseState,
 };
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, TokenBalance, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler,
@@ -64,20 +64,14 @@ impl Gate for Priority {
 }
 
 /// Both processes as clients of the multi-token scheduler.
-struct Leases {
+struct Shared {
     engine: MultiToken,
     actions: Vec<TokenAction>,
-    held: [Option<Lease>; 2],
+    /// The total that each may launch, and until when.
+    allowed: [Option<(Duration, Timestamp)>; 2],
     asked: [bool; 2],
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Lease {
-    id: LeaseId,
-    budget: Duration,
-    expires: Timestamp,
-    /// Predicted time of what was launched under it.
-    launched: Duration,
+    /// Predicted time of all launches.
+    launched: [Duration; 2],
 }
 
 /// Both processes as clients of the co-scaler.
@@ -139,7 +133,7 @@ pub(super) fn policy(
         "mps_l" => (Box::new(Open), limits),
         "exclusive" | "mps" => (Box::new(Open), whole),
         "priority" => (Box::new(Priority), whole),
-        "fast_tokens" => (Box::new(Leases::new(limits)?), limits),
+        "fast_tokens" => (Box::new(Shared::new(limits)?), limits),
         "dilu" => scaled(MAX_TOKENS * 50, printed, learning(false)?, [60, most])?,
         "dilu_exact" => scaled(tokens, printed, learning(false)?, [60, most])?,
         "ours_limited" => scaled(tokens, sensitive, learning(true)?, [60, most])?,
@@ -151,34 +145,28 @@ pub(super) fn policy(
     })
 }
 
-impl Leases {
+impl Shared {
     fn new(partitions: [SmShare; 2]) -> Result<Self> {
         let engine = MultiToken::new(MultiTokenConfig::default())?;
-        let mut leases = Self { engine, actions: Vec::new(), held: [None; 2], asked: [false; 2] };
+        let (allowed, asked, launched) = ([None; 2], [false; 2], [Duration::ZERO; 2]);
+        let mut shared = Self { engine, actions: Vec::new(), allowed, asked, launched };
         for (lane, sm) in partitions.into_iter().enumerate() {
             let share = Share { quota: QuotaRange::new(percent(50)?, percent(100)?)?, sm };
             let joined = TokenEvent::ClientJoined { client: client(lane), gpu: GpuId::new(0), share };
-            leases.tell(Timestamp::ZERO, joined)?;
+            shared.tell(Timestamp::ZERO, joined)?;
         }
-        Ok(leases)
+        Ok(shared)
     }
 
     fn tell(&mut self, now: Timestamp, event: TokenEvent) -> Result<()> {
         self.engine.handle(now, event, &mut self.actions)?;
         for action in self.actions.drain(..) {
             match action {
-                TokenAction::Grant { client, lease, budget, expires } => {
-                    let lane = client.index();
-                    let launched = match self.held[lane] {
-                        Some(held) if held.id == lease => held.launched,
-                        _ => Duration::ZERO,
-                    };
-                    self.held[lane] = Some(Lease { id: lease, budget, expires, launched });
-                    self.asked[lane] = false;
+                TokenAction::Allow { client, allowed, until } => {
+                    self.allowed[client.index()] = Some((allowed, until));
+                    self.asked[client.index()] = false;
                 }
-                TokenAction::Revoke { client, lease, .. } => {
-                    self.held[client.index()].take_if(|held| held.id == lease);
-                }
+                TokenAction::Stop { client } => self.allowed[client.index()] = None,
                 _ => {}
             }
         }
@@ -186,7 +174,7 @@ impl Leases {
     }
 }
 
-impl Gate for Leases {
+impl Gate for Shared {
     fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
     }
@@ -196,17 +184,16 @@ impl Gate for Leases {
     }
 
     fn admits(&mut self, now: Timestamp, lane: usize, kernel: &LaneKernel, _: bool) -> Result<bool> {
-        match &mut self.held[lane] {
-            Some(lease) if lease.launched < lease.budget && now < lease.expires => {
-                lease.launched = lease.launched.saturating_add(kernel.duration);
+        match self.allowed[lane] {
+            Some((allowed, until)) if self.launched[lane] < allowed && now < until => {
+                self.launched[lane] = self.launched[lane].saturating_add(kernel.duration);
                 Ok(true)
             }
             Some(_) => Ok(false),
             None => {
                 if !self.asked[lane] {
-                    self.asked[lane] = true;
-                    self.tell(now, TokenEvent::TokenRequested { client: client(lane) })?;
-                    if self.held[lane].is_some() {
+                    self.says(now, lane, true)?;
+                    if self.allowed[lane].is_some() {
                         return self.admits(now, lane, kernel, false);
                     }
                 }
@@ -216,16 +203,22 @@ impl Gate for Leases {
     }
 
     fn settle(&mut self, now: Timestamp, lane: usize, queued: Duration, more: bool) -> Result<()> {
-        let Some(lease) = self.held[lane] else { return Ok(()) };
-        let over = lease.launched >= lease.budget || now >= lease.expires || !more;
+        let Some((allowed, until)) = self.allowed[lane] else { return Ok(()) };
+        let over = self.launched[lane] >= allowed || now >= until || !more;
         if over && queued.is_zero() {
-            self.held[lane] = None;
-            let (client, lease, used) = (client(lane), lease.id, lease.launched);
-            let again = more && !self.asked[lane];
-            self.asked[lane] |= more;
-            self.tell(now, TokenEvent::TokenReturned { client, lease, used, again })?;
+            self.allowed[lane] = None;
+            self.says(now, lane, more)?;
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    /// A process holds no token, and wants one or not.
+    fn says(&mut self, now: Timestamp, lane: usize, wants: bool) -> Result<()> {
+        self.asked[lane] = wants;
+        let state = if wants { UseState::Wants } else { UseState::Idle };
+        self.tell(now, TokenEvent::Used { client: client(lane), used: self.launched[lane], state })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::print_json;
 use anyhow::Context as _;
-use gshare_core::{ClientId, GpuId, LeaseId, TokenAction, TokenEvent};
+use gshare_core::{ClientId, GpuId, TokenAction, TokenEvent, UseState};
 use gshare_sched::node::{NodeAction, Note};
 use gshared::journal::{self, Line, Replay, TokenStep};
 use serde::Serialize;
@@ -57,7 +57,6 @@ struct Run {
     /// Times the holders' SMs added up to more than the whole.
     sm_violations: u64,
     /// Leases that went to two clients.
-    doubled_leases: u64,
     clients: Vec<Client>,
 }
 
@@ -112,7 +111,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     } else {
         runs.iter().for_each(print);
     }
-    let bad: u64 = runs.iter().map(|run| run.differences + run.sm_violations + run.doubled_leases).sum();
+    let bad: u64 = runs.iter().map(|run| run.differences + run.sm_violations).sum();
     anyhow::ensure!(bad == 0, "the journal does not hold: see above");
     Ok(())
 }
@@ -133,11 +132,10 @@ fn print(run: &Run) {
         println!("  first at {}:{line}, at {now_ns} ns: {event}", file.display());
     }
     println!(
-        "  holders' SMs: at most {}.{:02}% at once, {} times beyond the whole; {} leases doubled",
+        "  holders' SMs: at most {}.{:02}% at once, {} times beyond the whole",
         run.most_sm_held / 100,
         run.most_sm_held % 100,
-        run.sm_violations,
-        run.doubled_leases
+        run.sm_violations
     );
     for client in &run.clients {
         let name = client.name.as_deref().unwrap_or("?");
@@ -217,11 +215,9 @@ struct Replayer {
     clients: BTreeMap<ClientId, Client>,
     gone: Vec<Client>,
     names: BTreeMap<ClientId, (String, i32)>,
-    /// The GPU and the SMs of each holder, as they were when its lease was granted.
-    holders: BTreeMap<ClientId, (LeaseId, GpuId, u64)>,
-    owners: BTreeMap<LeaseId, ClientId>,
+    /// The GPU and the SMs of each holder, as they were when its token was granted.
+    holders: BTreeMap<ClientId, (GpuId, u64)>,
     sms: BTreeMap<ClientId, u64>,
-    used: BTreeMap<ClientId, (LeaseId, u64)>,
 }
 
 impl Replayer {
@@ -235,9 +231,7 @@ impl Replayer {
             gone: Vec::new(),
             names: BTreeMap::new(),
             holders: BTreeMap::new(),
-            owners: BTreeMap::new(),
             sms: BTreeMap::new(),
-            used: BTreeMap::new(),
         })
     }
 
@@ -276,7 +270,7 @@ impl Replayer {
         match note {
             Note::TokenEvent { token } => self.step(now, TokenStep::TokenEvent { token: *token }),
             Note::TokenOrder { order } => self.step(now, TokenStep::TokenOrder { order: *order }),
-            Note::TokenRefused { .. } | Note::StaleReport { .. } | Note::Refused { .. } => {
+            Note::TokenRefused { .. } | Note::Refused { .. } => {
                 self.run.refused += 1;
             }
             Note::DebtWait { .. } => self.run.throttles += 1,
@@ -314,19 +308,17 @@ impl Replayer {
             TokenEvent::ShareChanged { client, share } => {
                 self.sms.insert(client, u64::from(share.sm.get()));
             }
-            TokenEvent::TokenReturned { client, lease, used, .. } => {
-                self.use_time(client, lease, used.as_nanos());
-                if self.holders.get(&client).is_some_and(|(held, ..)| *held == lease) {
+            TokenEvent::Used { client, used, state } => {
+                if let Some(entry) = self.clients.get_mut(&client) {
+                    entry.used_ns = used.as_nanos();
+                }
+                if matches!(state, UseState::Idle | UseState::Wants) {
                     self.holders.remove(&client);
                 }
-            }
-            TokenEvent::UsageReported { client, lease, used } => {
-                self.use_time(client, lease, used.as_nanos());
             }
             TokenEvent::ClientLeft { client } => {
                 self.holders.remove(&client);
                 self.sms.remove(&client);
-                self.used.remove(&client);
                 if let Some(entry) = self.clients.remove(&client) {
                     self.gone.push(self.closed(entry, now));
                 }
@@ -339,22 +331,19 @@ impl Replayer {
     /// Books what was ordered: who holds what.
     fn order(&mut self, order: TokenAction) {
         match order {
-            TokenAction::Grant { client, lease, .. } => {
+            TokenAction::Allow { client, .. } => {
                 self.run.grants += 1;
                 if let Some(entry) = self.clients.get_mut(&client) {
                     entry.grants += 1;
                     let gpu = entry.gpu;
                     let sm = self.sms.get(&client).copied().unwrap_or(0);
-                    // A lease that is extended keeps the SMs it was granted with.
-                    let held = self.holders.get(&client).filter(|(held, ..)| *held == lease);
-                    let sm = held.map_or(sm, |(_, _, sm)| *sm);
-                    self.holders.insert(client, (lease, gpu, sm));
+                    // A token that is extended keeps the SMs it was granted with.
+                    let sm = self.holders.get(&client).map_or(sm, |(_, sm)| *sm);
+                    self.holders.insert(client, (gpu, sm));
                     self.check_sms(gpu);
                 }
-                let owner = *self.owners.entry(lease).or_insert(client);
-                self.run.doubled_leases += u64::from(owner != client);
             }
-            TokenAction::Revoke { client, .. } => {
+            TokenAction::Stop { client } => {
                 self.run.revokes += 1;
                 self.holders.remove(&client);
                 if let Some(entry) = self.clients.get_mut(&client) {
@@ -366,20 +355,9 @@ impl Replayer {
     }
 
     fn check_sms(&mut self, gpu: GpuId) {
-        let held: u64 = self.holders.values().filter(|(_, on, _)| *on == gpu).map(|(.., sm)| sm).sum();
+        let held: u64 = self.holders.values().filter(|(on, _)| *on == gpu).map(|(_, sm)| sm).sum();
         self.run.most_sm_held = self.run.most_sm_held.max(held);
         self.run.sm_violations += u64::from(held > 10_000);
-    }
-
-    fn use_time(&mut self, client: ClientId, lease: LeaseId, used: u64) {
-        let before = self.used.insert(client, (lease, used));
-        let more = match before {
-            Some((of, before)) if of == lease => used.saturating_sub(before),
-            _ => used,
-        };
-        if let Some(entry) = self.clients.get_mut(&client) {
-            entry.used_ns += more;
-        }
     }
 
     fn closed(&self, mut entry: Client, now: u64) -> Client {

@@ -47,30 +47,20 @@ fn processes_of_an_instance_are_one_series_that_never_shrinks() {
 fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     let metrics = Metrics::default();
     let (client, at) = (ClientId::new(0, 0), Timestamp::from_millis);
-    let lease = |n: u64, budget: u64| TokenAction::Grant {
-        client,
-        lease: LeaseId::new(n),
-        budget: Duration::from_millis(budget),
-        expires: at(99),
-    };
-    let returned = |n: u64, used: u64, again: bool| TokenEvent::TokenReturned {
-        client,
-        lease: LeaseId::new(n),
-        used: Duration::from_millis(used),
-        again,
-    };
+    let allow = |ms: u64| TokenAction::Allow { client, allowed: Duration::from_millis(ms), until: at(99) };
+    let used = |ms: u64, state: UseState| TokenEvent::Used { client, used: Duration::from_millis(ms), state };
     let observe = |now, event: &TokenEvent, orders: &[TokenAction]| {
         let mut notes = vec![NodeAction::Note(Note::TokenEvent { token: *event })];
         notes.extend(orders.iter().map(|order| NodeAction::Note(Note::TokenOrder { order: *order })));
         metrics.observe(now, &notes);
     };
-    observe(at(0), &TokenEvent::TokenRequested { client }, &[]);
-    observe(at(30), &TokenEvent::DeadlineReached, &[lease(1, 10)]);
+    observe(at(0), &used(0, UseState::Wants), &[]);
+    observe(at(30), &TokenEvent::DeadlineReached, &[allow(10)]);
     // Used 15 ms of 10, and asks for more: granted 2 ms later.
-    observe(at(50), &returned(1, 15, true), &[]);
-    observe(at(52), &TokenEvent::DeadlineReached, &[lease(2, 10)]);
-    observe(at(60), &returned(2, 4, false), &[]);
-    observe(at(61), &returned(2, 9, false), &[]);
+    observe(at(50), &used(15, UseState::Wants), &[]);
+    observe(at(52), &TokenEvent::DeadlineReached, &[allow(25)]);
+    observe(at(60), &used(19, UseState::Idle), &[]);
+    observe(at(61), &used(24, UseState::Idle), &[]);
     observe(at(70), &TokenEvent::ClientLeft { client }, &[]);
     assert!(metrics.open.lock().is_empty());
     let text = metrics.encode(&snapshot(&[]));

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "fork, to be another user")]
 
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec, RunId};
+use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec, RunId, UseState};
 use gshared::nvml::DeviceFacts;
 use gshared::{Config, Daemon, Running, Snapshot};
 use rustix::fd::OwnedFd;
@@ -32,6 +32,9 @@ pub struct Client {
     pub socket: OwnedFd,
     pub sent: Sequence,
     received: Sequence,
+    /// Turns that are over and GPU time used, of the client that it speaks for.
+    pub turn: u32,
+    pub used: Duration,
 }
 
 impl Client {
@@ -43,7 +46,13 @@ impl Client {
             rustix::net::sockopt::Timeout::Recv,
             Some(PATIENCE),
         )?;
-        Ok(Self { socket, sent: Sequence::default(), received: Sequence::default() })
+        Ok(Self {
+            socket,
+            sent: Sequence::default(),
+            received: Sequence::default(),
+            turn: 0,
+            used: Duration::ZERO,
+        })
     }
 
     pub fn connect(path: &Path) -> Self {
@@ -116,24 +125,37 @@ impl Client {
     }
 
     pub fn attach(&mut self, allocated: Bytes) -> (ClientId, ResourceSpec) {
-        self.send(&ToDaemon::Attach {
-            ordinal: 0,
-            device: DEVICE,
-            device_memory: DEVICE_MEMORY,
-            allocated,
-            part: None,
-        });
+        self.turn = 0;
+        self.send(&attach_to(0, DEVICE, DEVICE_MEMORY, allocated));
         self.until(|message| match message {
             ToClient::Attached { client, spec, .. } => Some((*client, *spec)),
             _ => None,
         })
     }
 
-    pub fn granted(&mut self) -> (LeaseId, Duration) {
+    /// Waits for the token; gives the total that it allows.
+    pub fn granted(&mut self) -> Duration {
         self.until(|message| match message {
-            ToClient::Grant { lease, budget, .. } => Some((*lease, *budget)),
+            ToClient::Allow { allowed, .. } => Some(*allowed),
             _ => None,
         })
+    }
+
+    /// Asks for a token.
+    pub fn ask(&mut self, client: ClientId) {
+        self.says(client, UseState::Wants);
+    }
+
+    /// Gives its token back, of which it used so much; `state`: whether it wants the next one.
+    pub fn gives_back(&mut self, client: ClientId, used: Duration, state: UseState) {
+        self.turn += 1;
+        self.used = self.used.saturating_add(used);
+        self.says(client, state);
+    }
+
+    fn says(&mut self, client: ClientId, state: UseState) {
+        let (turn, used) = (self.turn, self.used);
+        self.send(&ToDaemon::Use { client, turn, used, state, launches: 0, waited: Duration::ZERO });
     }
 
     pub fn reserve(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Result<Bytes, Bytes> {
@@ -149,6 +171,12 @@ impl Client {
     pub fn rest(&mut self) -> Vec<ToClient> {
         std::iter::from_fn(|| self.receive()).collect()
     }
+}
+
+/// The first frame about a device, of a process that has used nothing of it.
+pub fn attach_to(ordinal: u32, device: DeviceUuid, device_memory: Bytes, allocated: Bytes) -> ToDaemon {
+    let (used, allowed) = (Duration::ZERO, Duration::ZERO);
+    ToDaemon::Attach { ordinal, device, device_memory, allocated, part: None, used, allowed }
 }
 
 /// A client that was let in and has attached.

@@ -8,7 +8,7 @@
 //! | memory | an instance's processes never hold more device memory than its limit, whether a daemon is there or not |
 //! | wait | no thread waits for credit longer than [`Book::bound`] says |
 //! | answer | every question of a process, and every frame that wants one, is answered in time, or its connection is closed |
-//! | lease | a lease is returned at most once, and only by who was given it |
+//! | turn | a turn ends once, and only of a client that was given it; totals never shrink |
 //!
 //! The calls of the token scheduler are checked apart ([`check`](crate::token::check)): SMs are never oversold and no budget goes
 //! beyond a limit.
@@ -32,7 +32,7 @@ use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
 use crate::token::account::Windows;
 use gshare_core::wire::{ToClient, ToDaemon};
-use gshare_core::{Bytes, ConnId, Duration, LeaseId, ResourceSpec, Share, Timestamp};
+use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Share, Timestamp, UseState};
 use gshare_meter::Ticket;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -111,8 +111,8 @@ struct Pending {
     attaches: VecDeque<Timestamp>,
     reservations: VecDeque<Timestamp>,
     queries: VecDeque<Timestamp>,
-    granted: BTreeSet<LeaseId>,
-    returned: BTreeSet<LeaseId>,
+    /// For each client: turns that are over, the total that it said, and whether it has been allowed to launch in this turn.
+    clients: BTreeMap<ClientId, (u32, Duration, bool)>,
 }
 
 /// Figures of a run.
@@ -127,7 +127,7 @@ pub struct Figures {
     pub allocations: u64,
     /// The most that an instance held of its memory limit, in per cent.
     pub worst_memory_percent: u64,
-    /// Leases granted.
+    /// Tokens granted.
     pub leases: u64,
     /// Frames, both ways.
     pub frames: u64,
@@ -235,17 +235,23 @@ impl Book {
             ToDaemon::Attach { .. } => pending.attaches.push_back(now),
             ToDaemon::MemoryReserve { .. } => pending.reservations.push_back(now),
             ToDaemon::MemoryQuery { .. } => pending.queries.push_back(now),
-            ToDaemon::TokenReturn { lease, .. } => {
-                if !pending.granted.contains(&lease) {
-                    wrong = Some(format!("process {process} returns {lease}, which it was not given"));
-                } else if !pending.returned.insert(lease) {
-                    wrong = Some(format!("process {process} returns {lease} twice"));
+            ToDaemon::Use { client, turn, used, state, .. } => {
+                let (over, said, allowed) = pending.clients.entry(client).or_default();
+                let ends = turn == *over + 1 && *allowed;
+                if used < *said {
+                    wrong = Some(format!("process {process} says {used} after {said}"));
+                } else if turn != *over && !ends {
+                    wrong = Some(format!("process {process} is in turn {turn}, and {over} were over"));
+                } else if (ends || !*allowed) && matches!(state, UseState::Holds | UseState::Extends) {
+                    wrong =
+                        Some(format!("process {process} says {state:?} in turn {turn}, and holds nothing"));
                 }
+                (*over, *said, *allowed) = (turn, used, *allowed && !ends);
             }
             _ => {}
         }
         if let Some(what) = wrong {
-            self.fail(now, "lease", || what);
+            self.fail(now, "turn", || what);
         }
     }
 
@@ -260,8 +266,12 @@ impl Book {
             ToClient::Attached { .. } => pending.attaches.pop_front(),
             ToClient::MemoryGrant { .. } | ToClient::MemoryDeny { .. } => pending.reservations.pop_front(),
             ToClient::MemoryView { .. } => pending.queries.pop_front(),
-            ToClient::Grant { lease, .. } => {
-                self.figures.leases += u64::from(pending.granted.insert(*lease));
+            ToClient::Allow { client, turn, until, .. } => {
+                let (over, _, allowed) = pending.clients.entry(*client).or_default();
+                if turn == over && *until > now {
+                    self.figures.leases += u64::from(!*allowed);
+                    *allowed = true;
+                }
                 return;
             }
             _ => return,
@@ -571,7 +581,7 @@ impl Book {
     /// A process is gone: what it held is free, what it asked needs no answer.
     pub(super) fn gone(&mut self, now: Timestamp, process: usize) {
         self.detached(now, process);
-        // Siblings of a killed process have its unreported use of its last lease on top.
+        // Siblings of a killed process have its unreported use of its last token on top.
         let number = self.processes[process].instance;
         self.end_calm(now, number);
         self.recompute(now, number);

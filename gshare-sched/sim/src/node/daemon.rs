@@ -187,7 +187,7 @@ impl Daemon {
             NodeAction::Note(Note::Refused { conn, name, refusal }) => {
                 outside.log.line(now, || format!("{conn} ({name}) is refused: {refusal}"));
             }
-            NodeAction::Note(Note::StaleReport { .. } | Note::TokenRefused { .. }) => self.refused += 1,
+            NodeAction::Note(Note::TokenRefused { .. }) => self.refused += 1,
             _ => {}
         }
     }
@@ -292,15 +292,20 @@ fn device_of(name: &str) -> Option<DeviceUuid> {
 
 /// A frame that no hook would send now.
 pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
-    use gshare_core::{ClientId, LeaseId};
+    use gshare_core::{ClientId, UseState};
     let client =
         ClientId::new(u32::try_from(number % 8).unwrap_or(0), u32::try_from(number / 8 % 2).unwrap_or(0));
-    let (lease, bytes) = (LeaseId::new(number % 64), Bytes(number));
-    let used = Duration::from_nanos(number);
+    let (used, bytes) = (Duration::from_nanos(number), Bytes(number));
+    let state = [UseState::Idle, UseState::Wants, UseState::Holds, UseState::Extends];
     match kind % 12 {
-        0 => ToDaemon::TokenRequest { client },
-        1 => ToDaemon::TokenReturn { client, lease, used, again: kind / 12 % 2 },
-        2 => ToDaemon::Usage { client, lease, used, launches: number, waited: used },
+        0..3 => ToDaemon::Use {
+            client,
+            turn: u32::from(kind % 3),
+            used,
+            state: state[usize::from(kind / 12 % 4)],
+            launches: number,
+            waited: used,
+        },
         3 => ToDaemon::MemoryReserve { client, bytes, wish: bytes },
         4 => ToDaemon::MemoryRelease { client, bytes },
         5 => ToDaemon::MemoryUsed { client, round: kind.into(), used: bytes },
@@ -313,6 +318,8 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
             device_memory: bytes,
             allocated: bytes,
             part: Some(bytes),
+            used,
+            allowed: used,
         },
         10 => ToDaemon::Iteration {
             client,

@@ -55,8 +55,6 @@ enum Kind {
     Token(filter::Options),
     /// The request scheduler: which GPU serves which request, and which models stay in its memory.
     Request(filter::Options),
-    /// The token scheduler that keeps a packing as a schedule: who may launch kernels now.
-    SlotToken(filter::Options),
     /// The packers: which GPU a demand goes to. A line in is a call, `{"call": "place", …}`, a line out its answer.
     Pack(filter::Options),
     /// The model store: what stands in memory, and for which clients.
@@ -79,7 +77,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Peaks(options) => horizontal::run_peaks(options),
         Kind::Token(options) => token_scheduler::run(options),
         Kind::Request(options) => request::run(options),
-        Kind::SlotToken(options) => token_scheduler::run_slots(options),
         Kind::Pack(options) => packer::run(options),
         Kind::Store(options) => model_store::run(options),
         Kind::Partition(options) => partition::run(options),

@@ -1,14 +1,10 @@
-//! `gshare engine token` and `gshare engine slot-token`.
+//! `gshare engine token`.
 
 use super::filter;
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
 pub(super) fn run(options: &filter::Options) -> anyhow::Result<()> {
     filter::run(options, |config: MultiTokenConfig| Ok(MultiToken::new(config)?))
-}
-
-pub(super) fn run_slots(options: &filter::Options) -> anyhow::Result<()> {
-    filter::run(options, |config: MultiTokenConfig| Ok(SlotScheduler::new(config)?))
 }
 
 #[cfg(test)]
@@ -26,19 +22,20 @@ mod tests {
 
     #[test]
     fn an_event_in_is_a_line_out_with_actions_and_the_next_deadline() {
-        let input =
-            format!("{JOIN}\n{{\"now_ns\":6,\"event\":{{\"event\":\"token_requested\",\"client\":0}}}}\n");
+        let input = format!(
+            "{JOIN}\n{{\"now_ns\":6,\"event\":{{\"event\":\"used\",\"client\":0,\"used_ns\":0,\"state\":\"wants\"}}}}\n"
+        );
         let lines = answers(&input);
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0]["actions"].as_array().unwrap().len(), 0);
-        assert_eq!(lines[1]["actions"][0]["action"], "grant");
+        assert_eq!(lines[1]["actions"][0]["action"], "allow");
         assert!(lines[1]["next_deadline_ns"].as_u64().unwrap() > 6);
     }
 
     #[test]
     fn an_error_is_a_line_of_its_own_and_changes_nothing() {
         let input = format!(
-            "nonsense\n{JOIN}\n{JOIN}\n{{\"event\":{{\"event\":\"deadline_reached\"}}}}\n\n{{\"now_ns\":4,\"event\":{{\"event\":\"deadline_reached\"}}}}\n{{\"now_ns\":6,\"event\":{{\"event\":\"token_requested\",\"client\":0}}}}"
+            "nonsense\n{JOIN}\n{JOIN}\n{{\"event\":{{\"event\":\"deadline_reached\"}}}}\n\n{{\"now_ns\":4,\"event\":{{\"event\":\"deadline_reached\"}}}}\n{{\"now_ns\":6,\"event\":{{\"event\":\"used\",\"client\":0,\"used_ns\":0,\"state\":\"wants\"}}}}"
         );
         let lines = answers(&input);
         assert_eq!(lines.len(), 6);
@@ -46,7 +43,7 @@ mod tests {
         assert!(lines[2]["error"].as_str().unwrap().contains("cannot join"));
         assert!(lines[3]["error"].as_str().unwrap().contains("now_ns"));
         assert!(lines[4]["error"].as_str().unwrap().contains("time went back"));
-        assert_eq!(lines[5]["actions"][0]["action"], "grant");
+        assert_eq!(lines[5]["actions"][0]["action"], "allow");
     }
 
     #[test]
