@@ -44,6 +44,8 @@ pub const MEASURED_FOR_A_DOUBT: u32 = 4;
 pub struct Row(u32);
 
 impl Row {
+    pub(crate) const NONE: Self = Self(0);
+
     /// In how many bits two rows differ is of no interest, only whether: one operation for a launch to add up.
     #[inline(always)]
     pub fn difference(self, other: Self) -> u32 {

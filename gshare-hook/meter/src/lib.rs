@@ -73,6 +73,7 @@ pub mod cost;
 pub mod cycle;
 mod device;
 mod explain;
+pub mod launch;
 mod learning;
 mod link;
 mod memory_questions;

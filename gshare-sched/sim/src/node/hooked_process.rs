@@ -6,7 +6,7 @@
 
 use super::node_plan::Program;
 use super::outside::{Event, Outside};
-use super::stream::{Ending, Stream};
+use super::stream::{Admitted, Stream};
 use super::worker::{Done, Tasks};
 use crate::rng::Rng;
 use crate::virtual_gpu::{Kernel, VirtualGpu};
@@ -16,6 +16,7 @@ use gshare_core::{
     Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, ServiceClass, Timestamp,
 };
 use gshare_meter::cost::{CostTable, Row};
+use gshare_meter::launch::{self, Ending, PROBE_WAIT, Verdict};
 use gshare_meter::{
     Facts, Ground, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket,
 };
@@ -28,8 +29,6 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// How often a thread that waits for credit looks by itself.
 const POLL: Duration = Duration::from_millis(10);
-/// How long a launch of unknown cost waits for a measurement.
-const PROBE_WAIT: Duration = Duration::from_millis(200);
 /// Kernels that the driver's queue holds.
 const QUEUE: u64 = 1_024;
 /// Handles of functions that were never launched before.
@@ -108,7 +107,7 @@ enum Thread {
 
 /// The decision about a launch.
 enum Admission {
-    Go { paid: Option<(Row, u64, bool)> },
+    Go(Admitted),
     Wait,
     Fail,
 }
@@ -283,9 +282,7 @@ impl Process {
                 Thread::Attaching | Thread::Over => return,
                 Thread::Kernel { number, .. } if self.stream.completed <= number => return,
                 Thread::Kernel { began, .. } => {
-                    if self.syncs.is_multiple_of(4) {
-                        self.stream.synchronised(began);
-                    }
+                    self.stream.synchronised(self.syncs, began);
                     self.thread = Thread::Ready;
                 }
                 Thread::Full if self.in_flight() >= QUEUE => return,
@@ -310,8 +307,8 @@ impl Process {
                 }
             }
             match self.admit(now, outside) {
-                Admission::Go { paid } => {
-                    self.launch(now, paid, gpu, outside);
+                Admission::Go(admitted) => {
+                    self.launch(now, admitted, gpu, outside);
                     if matches!(self.thread, Thread::Kernel { .. }) {
                         return;
                     }
@@ -381,7 +378,11 @@ impl Process {
             self.waited = self.waited.saturating_add(now.saturating_since(since));
             outside.book.stops_waiting(now, self.who.number);
             self.thread = Thread::Ready;
-            return Admission::Go { paid: paid.then_some((row, cost, alone)) };
+            return Admission::Go(match (paid, alone) {
+                (false, _) => Admitted::unmetered(),
+                (true, true) => self.stream.paid_alone(row, cost),
+                (true, false) => self.stream.paid(now, &self.ground.costs, row, cost),
+            });
         }
         let (function, _) = self.next_kernel();
         if !core::mem::replace(&mut self.counted, true) {
@@ -389,22 +390,21 @@ impl Process {
         }
         if self.free_running {
             self.thread = Thread::Ready;
-            return Admission::Go { paid: None };
+            return Admission::Go(Admitted::unmetered());
         }
         let ground = Arc::clone(&self.ground);
         let (row, known) = ground.costs.find(function, 0);
         let Some(cost) = known else { return self.admit_unknown(now, row, outside) };
         self.thread = Thread::Ready;
-        if self.stream.pay(cost, |wanted| ground.gate.try_spend(Duration::from_nanos(wanted))) {
-            return Admission::Go { paid: Some((row, cost, false)) };
+        if let Some(admitted) = self.stream.admit(now, (&ground.gate, &ground.costs), row, cost) {
+            return Admission::Go(admitted);
         }
         self.wait_for_credit(now, (row, cost, false), outside)
     }
 
     /// A launch whose cost is not known is measured alone, one at a time.
     fn admit_unknown(&mut self, now: Timestamp, row: Row, outside: &mut Outside) -> Admission {
-        let costs = &self.ground.costs;
-        if costs.probes(row) >= 1 {
+        if launch::awaits_measurement(&self.ground.costs, row) {
             let since = if let Thread::Measurement { since } = self.thread {
                 since
             } else {
@@ -417,11 +417,10 @@ impl Process {
                 return Admission::Wait;
             }
         }
-        let cost = self.ground.costs.guess();
-        self.ground.costs.probe(row);
+        let cost = launch::probe(&self.ground.costs, row);
         self.thread = Thread::Ready;
         if self.ground.gate.try_spend(Duration::from_nanos(cost)) {
-            return Admission::Go { paid: Some((row, cost, true)) };
+            return Admission::Go(self.stream.paid_alone(row, cost));
         }
         self.wait_for_credit(now, (row, cost, true), outside)
     }
@@ -442,23 +441,17 @@ impl Process {
     fn launch(
         &mut self,
         now: Timestamp,
-        paid: Option<(Row, u64, bool)>,
+        admitted: Admitted,
         gpu: &mut VirtualGpu,
         outside: &mut Outside,
     ) {
         let (function, duration) = self.next_kernel();
         (self.next, self.counted) = (None, false);
         let number = self.stream.launched;
-        match paid {
-            Some((row, cost, alone)) => {
-                let alone = alone && self.ground.costs.known(row).is_none();
-                if alone {
-                    outside.book.launched_unknown(now, self.who.number);
-                }
-                self.stream.launch(now, &self.ground.costs, row, cost, alone);
-            }
-            None => self.stream.launch_unmetered(),
+        if admitted.verdict == Verdict::Alone && self.ground.costs.known(admitted.row).is_none() {
+            outside.book.launched_unknown(now, self.who.number);
         }
+        self.stream.launch(now, &self.ground.costs, admitted, self.measures_all);
         let sm = self.who.spec.sm();
         outside.book.launched(now, self.who.number, duration, function >= NEW_FUNCTION);
         outside.log.mix(&[now.as_nanos(), self.who.number as u64, duration.as_nanos()]);

@@ -1,0 +1,529 @@
+//! The launches of one thread on one stream: what is paid ahead, which of them are measured together, and when.
+//!
+//! # Problem
+//! A launch takes 2 us. Its account must cost a hundredth of that, and two events for each launch would cost more than the launch.
+//!
+//! # Terms
+//! - **run**: consecutive launches of one thread on one stream. Its [`Run`] is the thread's own, its [`Open`] is read by the meter's host.
+//! - **segment**: the part of a run between two events; it is what is measured. A **mark** is its first event, whatever the host takes
+//!   for one: a CUDA event, or a place in a simulated queue.
+//! - **prepaid**: credit that the run has taken from the gate for launches to come.
+//!
+//! # Algorithm
+//! While credit is prepaid and the segment is not full, a launch is two comparisons and three additions ([`Run::admit`]). Otherwise:
+//! 1. [`Run::pay`] takes credit from the gate, for short launches some more: [`PREPAY_NS`], and more while much is left, so that
+//!    threads that launch at once seldom meet at the gate.
+//! 2. A segment *begins* with the first launch after another has ended, unless there is a reason to go without (`skip`): see
+//!    [`Run::begin`]. A launch may be measured alone instead ([`Alone`]): where its cost is unknown, in doubt, or hidden by others.
+//! 3. A segment *ends* when it is full, when its thread waits for credit or synchronises, when another context becomes current, or
+//!    when another stream needs its place: see [`Run::close`].
+//! 4. A segment that the thread synchronises with is *skipped* if it is short, but for one now and then; one synchronising call in
+//!    four is timed, and one that took longer than what was open explains ends that ([`unmeasured`]).
+//!
+//! Costs of launches that no segment covers are **carried**: the next segment on the stream is over after them. If none begins, they
+//! are settled as predicted.
+//!
+//! # Invariants
+//! Each launch that was paid is accounted for once: in a segment, as settled, or as refused.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use gshare_core::Duration;
+use gshare_core::gate::LaunchGate;
+
+use crate::cost::{CostTable, Row};
+use crate::segment::{
+    MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns,
+};
+use crate::{Measured, OpenRun, SHORT_NS, Segment};
+
+/// Launches of a full segment.
+pub const SEGMENT_LAUNCHES: u32 = 16_384;
+/// The most credit that a run takes at once for short launches to come, in ns.
+pub const MOST_PREPAID_NS: u64 = 64_000;
+/// The part of the credit that is left which a run takes at once for short launches to come.
+const PREPAID_PART: u64 = 32;
+/// Launches of unknown cost that go ahead unmeasured.
+const PROBES: u32 = 1;
+/// How long a launch of unknown cost waits for a measurement.
+pub const PROBE_WAIT: Duration = Duration::from_millis(200);
+/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
+pub const CALL_NS: u64 = 10_000;
+/// Times that a run goes without a segment where its first event could not be recorded.
+const UNRECORDED: u8 = 4;
+/// The segment has launches in it that say nothing about its row.
+const MIXED: u32 = u32::MAX;
+/// The part of a word that is a time, in ns: three days.
+const TIME: u64 = (1 << 48) - 1;
+
+/// A decision about a launch before it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It is not metered.
+    Pass,
+    /// It is paid for.
+    Paid,
+    /// It is paid for, and a segment begins with it.
+    First,
+    /// It is paid for, and the segment ends with it.
+    Last,
+    /// It is paid for and measured alone.
+    Alone,
+    /// It must fail.
+    Fail,
+}
+
+/// The reason for which a segment ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It has its size.
+    Full,
+    /// Its thread will wait for credit.
+    Waiting,
+    /// Its thread will synchronise with the device.
+    Synchronising,
+    /// Another stream needs its place.
+    Taken,
+}
+
+/// The open launches of a run. Its thread writes, and the meter's host reads; the host writes how much it presumes complete.
+#[derive(Debug, Default)]
+pub struct Open {
+    /// Credit that is spent already, in ns.
+    prepaid: AtomicU64,
+    /// Predicted cost of the launches since the segment began, and of those before it that no event covers, in ns.
+    predicted: AtomicU64,
+    carried: AtomicU64,
+    /// Predicted cost of those of both that are presumed complete, in the bits of [`TIME`]; above them, how often the open
+    /// launches were taken out.
+    presumed: AtomicU64,
+}
+
+/// Launches that were open: their predicted cost in ns, without those that were presumed complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Taken {
+    predicted: u64,
+    presumed: u64,
+    carried: u64,
+}
+
+impl Open {
+    /// The open launches, for the meter.
+    pub fn as_run(&self) -> OpenRun {
+        OpenRun {
+            predicted: self.total(),
+            presumed: self.presumed.load(Ordering::Acquire) & TIME,
+            prepaid: self.prepaid.load(Ordering::Acquire),
+        }
+    }
+
+    /// Presumes the open launches complete: their thread has been elsewhere for long. Gives how much more that is than before, in ns;
+    /// nothing where the thread has taken them out, or launched more, since they were looked at.
+    pub fn presume_done(&self, predicted: u64) -> u64 {
+        let before = self.presumed.load(Ordering::Acquire);
+        let after = before & !TIME | predicted & TIME;
+        let done = self.total() == predicted
+            && self.presumed.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if done { predicted.saturating_sub(before & TIME) } else { 0 }
+    }
+
+    /// Takes out what is prepaid, in ns: it is to be given back.
+    pub fn take_prepaid(&self) -> u64 {
+        self.prepaid.swap(0, Ordering::AcqRel)
+    }
+
+    fn total(&self) -> u64 {
+        self.predicted.load(Ordering::Acquire) + self.carried.load(Ordering::Acquire)
+    }
+
+    fn take(&self) -> Taken {
+        let next = (self.presumed.load(Ordering::Relaxed) | TIME).wrapping_add(1);
+        let presumed = self.presumed.swap(next, Ordering::AcqRel) & TIME;
+        let (predicted, carried) =
+            (self.predicted.swap(0, Ordering::AcqRel), self.carried.swap(0, Ordering::AcqRel));
+        // The launches that came first were over first.
+        let carried_presumed = presumed.min(carried);
+        let presumed = (presumed - carried_presumed).min(predicted);
+        Taken { predicted: predicted - presumed, presumed, carried: carried - carried_presumed }
+    }
+}
+
+/// The part of a run that only its thread touches. See the [module](self).
+#[derive(Debug)]
+#[repr(C)]
+pub struct Run<M> {
+    /// Launches since the segment began, and how many there may be before the slow way is due.
+    count: u32,
+    limit: u32,
+    row: Row,
+    /// Not 0 when there are launches of other rows.
+    mixed: u32,
+    /// Times the run is full, or its thread synchronises, before a segment begins again; and what that begins at.
+    skip: u8,
+    unmeasured: u8,
+    /// A segment is skipped because the thread synchronises after a few short launches.
+    idle_skip: bool,
+    begun: u32,
+    mark: Option<M>,
+    /// Predicted cost of the first launch, and when the segment began, in ns.
+    first: u64,
+    opened: u64,
+    /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
+    slack: u32,
+    lead: u32,
+    /// Charged cost of the launches that were open when the thread last synchronised, in ns.
+    awaited: u64,
+}
+
+impl<M> Default for Run<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A launch that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concluded {
+    /// Nothing is to be done.
+    Open,
+    /// The segment is full: it is to be [closed](Run::close).
+    Full,
+    /// The driver refused it: its cost is to be given back.
+    Refused,
+}
+
+/// A run whose launches were taken out: its segment is to be measured, or settled as predicted.
+#[derive(Debug)]
+pub struct Closed<M> {
+    /// The first event of the segment, if one was recorded.
+    pub mark: Option<M>,
+    count: u32,
+    taken: Taken,
+    short: bool,
+}
+
+impl<M> Closed<M> {
+    /// Its charge if it is settled as predicted, in ns.
+    pub fn predicted(&self) -> u64 {
+        self.taken.predicted + self.taken.carried
+    }
+
+    /// Whether an event after it would be the end of a segment.
+    pub fn is_measurable(&self) -> bool {
+        self.mark.is_some() && self.count > 0
+    }
+}
+
+impl<M> Run<M> {
+    /// A run without launches.
+    pub const fn new() -> Self {
+        Self {
+            count: 0,
+            limit: 0,
+            row: Row::NONE,
+            mixed: 0,
+            skip: 0,
+            unmeasured: UNMEASURED_IN_DOUBT,
+            idle_skip: false,
+            begun: 0,
+            mark: None,
+            first: 0,
+            opened: 0,
+            slack: 0,
+            lead: 0,
+            awaited: 0,
+        }
+    }
+
+    /// The short way of a launch: its cost is prepaid, and nothing else is to be done. `None`: there is something to do.
+    #[inline(always)]
+    pub fn admit(&mut self, open: &Open, row: Row, cost: u64) -> Option<Verdict> {
+        let prepaid = open.prepaid.load(Ordering::Relaxed);
+        if self.count >= self.limit || cost > prepaid {
+            return None;
+        }
+        open.prepaid.store(prepaid - cost, Ordering::Relaxed);
+        self.add(open, row, cost);
+        Some(if self.count == self.limit { Verdict::Last } else { Verdict::Paid })
+    }
+
+    #[inline(always)]
+    fn add(&mut self, open: &Open, row: Row, cost: u64) {
+        open.predicted.store(open.predicted.load(Ordering::Relaxed) + cost, Ordering::Release);
+        self.count += 1;
+        self.mixed |= self.row.difference(row);
+    }
+
+    /// Takes `cost` out of what is prepaid, or out of the gate, and prepays again. `false`: there is no credit.
+    pub fn pay(&mut self, open: &Open, gate: &LaunchGate, cost: u64) -> bool {
+        let prepaid = open.prepaid.load(Ordering::Relaxed);
+        if cost <= prepaid {
+            open.prepaid.store(prepaid - cost, Ordering::Relaxed);
+            return true;
+        }
+        // Only short launches are paid for ahead. What is prepaid cannot be called back: it is little where little is left.
+        let part = gate.left().as_nanos() / PREPAID_PART;
+        let ahead = if cost < PREPAY_NS { part.clamp(PREPAY_NS, MOST_PREPAID_NS) } else { 0 };
+        let paid = gate.try_spend(Duration::from_nanos(cost - prepaid + ahead));
+        if paid {
+            open.prepaid.store(ahead, Ordering::Relaxed);
+        }
+        paid
+    }
+
+    /// Whether a segment begins with the next launch.
+    pub fn is_due(&self) -> bool {
+        self.mark.is_none() && self.skip == 0
+    }
+
+    /// A segment begins with a launch of `row`; [`opened`](Self::opened) follows where its first event can be recorded. `true`: the
+    /// launch is to be measured alone instead. While a stream is captured no event is recorded anywhere.
+    pub fn begin(&mut self, open: &Open, costs: &CostTable, row: Row, cost: u64, captures: bool) -> bool {
+        // What came before on this stream has no event of its own: the segment that begins here completes after it.
+        self.carry(open);
+        self.limit = 0;
+        self.begun = self.begun.wrapping_add(1);
+        // Where different functions take turns, a segment says little about each: now and then one is measured alone. So is what may
+        // have become longer in a segment that cannot prove it.
+        let mixed = core::mem::take(&mut self.mixed) != 0 && self.begun.is_multiple_of(4);
+        if !captures && (costs.take_doubt(row) || mixed) {
+            return true;
+        }
+        (self.row, self.first, self.slack, self.lead) = (row, cost, 0, 0);
+        (self.skip, self.idle_skip) = (UNRECORDED, false);
+        false
+    }
+
+    /// The first event of the segment is recorded. `slack`: how much of the first launch's call, in ns, may be the reason that the
+    /// work starts late; 0 where the stream was not idle.
+    pub fn opened(&mut self, mark: M, now: u64, slack: u64) {
+        (self.mark, self.opened, self.skip) = (Some(mark), now, 0);
+        self.slack = saturated(slack);
+    }
+
+    /// A launch that was paid for, by the long way.
+    pub fn launch(&mut self, open: &Open, row: Row, cost: u64) -> Verdict {
+        let first = self.count == 0 && self.slack > 0;
+        self.add(open, row, cost);
+        let predicted = open.predicted.load(Ordering::Relaxed);
+        // How many more launches like this one fit into the segment.
+        let full = full_ns(self.begun);
+        let more = full.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
+        let limit = u64::from(self.count) + more;
+        self.limit = saturated(limit).min(SEGMENT_LAUNCHES);
+        match (first, predicted >= full || self.count >= self.limit) {
+            (_, true) => Verdict::Last,
+            (true, false) => Verdict::First,
+            (false, false) => Verdict::Paid,
+        }
+    }
+
+    /// The launch was made, or refused by the driver.
+    pub fn concluded(
+        &mut self,
+        open: &Open,
+        (verdict, cost): (Verdict, u64),
+        accepted: bool,
+        now: impl FnOnce() -> u64,
+    ) -> Concluded {
+        if self.count == 1 && self.slack > 0 {
+            self.lead = saturated(now().saturating_sub(self.opened)).min(self.slack);
+        }
+        if !accepted {
+            // It did not run: nothing of it is in flight.
+            let left = open.predicted.load(Ordering::Relaxed).saturating_sub(cost);
+            open.predicted.store(left, Ordering::Release);
+            self.count = self.count.saturating_sub(1);
+            self.mixed = MIXED;
+            return Concluded::Refused;
+        }
+        if verdict != Verdict::Last {
+            return Concluded::Open;
+        }
+        if self.mark.is_some() {
+            return Concluded::Full;
+        }
+        // A thread that fills it does not synchronise after a few short launches: the next ones are measured.
+        self.skip = if self.idle_skip { 0 } else { self.skip.saturating_sub(1) };
+        self.carry(open);
+        self.limit = 0;
+        Concluded::Open
+    }
+
+    /// The launches so far are covered by no event of the segment that begins.
+    fn carry(&mut self, open: &Open) {
+        self.count = 0;
+        let predicted = open.predicted.load(Ordering::Relaxed);
+        open.carried.fetch_add(predicted, Ordering::AcqRel);
+        open.predicted.store(0, Ordering::Release);
+    }
+
+    /// A launch that is measured alone goes between the launches of the segment.
+    pub fn interrupted(&mut self) {
+        self.mixed = MIXED;
+    }
+
+    /// The run is another stream's from now on; it was closed before.
+    pub fn taken_over(&mut self) {
+        (self.mixed, self.skip) = (0, 0);
+    }
+
+    /// The mark of the open segment.
+    pub fn mark(&self) -> Option<&M> {
+        self.mark.as_ref()
+    }
+
+    /// The same, to be moved with the device's work.
+    pub fn mark_mut(&mut self) -> Option<&mut M> {
+        self.mark.as_mut()
+    }
+
+    /// Takes all open launches out. `None`: there are none. A segment that has a mark is to be [measured](Self::measured) or, where
+    /// its end cannot be recorded, settled as predicted; so is all that has none.
+    pub fn close(&mut self, open: &Open, why: Ending, measures_all: bool) -> Option<Closed<M>> {
+        self.awaited = open.total();
+        if self.awaited == 0 && self.count == 0 && self.mark.is_none() {
+            return None;
+        }
+        let (count, taken) = (core::mem::take(&mut self.count), open.take());
+        self.limit = 0;
+        let mark = self.mark.take();
+        if mark.is_none() {
+            self.skip = if measures_all { 0 } else { self.skip.saturating_sub(1) };
+        }
+        // Programs that synchronise after a few short launches are measured now and then only.
+        let worth = taken.predicted + taken.presumed >= WORTHWHILE_NS || measures_all;
+        Some(Closed { mark, count, taken, short: why == Ending::Synchronising && !worth })
+    }
+
+    /// Whether the stream cannot have run dry in the segment: everything was queued before the device could have finished the first
+    /// launch, or even begun. `passed`: whether the device has passed the mark.
+    pub fn is_dense(&self, closed: &Closed<M>, now: u64, passed: impl FnOnce() -> Option<bool>) -> bool {
+        let queued = now.saturating_sub(self.opened) < self.first.saturating_add(self.lead.into());
+        closed.taken.presumed == 0 && (queued || passed() == Some(false))
+    }
+
+    /// The end of the segment is recorded: its measurement is under way.
+    pub fn measured(&mut self, closed: &Closed<M>, dense: bool) -> Segment {
+        self.skip_short(closed);
+        let Taken { predicted, presumed, carried } = closed.taken;
+        Segment {
+            predicted,
+            carried,
+            presumed,
+            launches: closed.count,
+            row: (self.mixed == 0).then_some(self.row),
+            dense,
+            gap: self.lead.into(),
+            of: Measured::Run,
+            opened: self.opened,
+        }
+    }
+
+    /// An event after the segment would hold up other streams: its launches are to be measured alone.
+    pub fn barred(&mut self, closed: &Closed<M>) {
+        (self.mixed, self.begun) = (MIXED, self.begun | 3);
+        self.skip_short(closed);
+    }
+
+    fn skip_short(&mut self, closed: &Closed<M>) {
+        (self.skip, self.idle_skip) = if closed.short { (self.unmeasured, true) } else { (0, false) };
+    }
+
+    /// Charged cost of the launches that were open when the run was closed last, in ns.
+    pub fn awaited(&self) -> u64 {
+        self.awaited
+    }
+
+    /// So many synchronising calls in a row need not be measured.
+    pub fn skip_at_most(&mut self, most: u8) {
+        (self.skip, self.unmeasured) = (self.skip.min(most), most);
+    }
+}
+
+/// Whether the synchronising call that makes a thread's number of them this one is timed.
+pub fn is_timed(syncs: u64) -> bool {
+    syncs.is_multiple_of(4)
+}
+
+/// How many such calls in a row need not be measured, by how long one has waited (both times in ns). A thread that sleeps in
+/// the call takes some tens of microseconds to come back from it.
+pub fn unmeasured(predicted: u64, waited: u64) -> u8 {
+    match waited {
+        _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY_NS / predicted.max(1))
+            .map_or(UNMEASURED, |calls| calls.min(UNMEASURED)),
+        _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
+        _ => 0,
+    }
+}
+
+/// Whether a launch of unknown cost waits for the measurement of another one, for [`PROBE_WAIT`] at most: two kernels of 30 ms at a
+/// guess of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
+pub fn awaits_measurement(costs: &CostTable, row: Row) -> bool {
+    costs.known(row).is_none() && costs.probes(row) >= PROBES
+}
+
+/// The cost of a launch of which nothing is known, in ns; it counts as one that is being measured.
+pub fn probe(costs: &CostTable, row: Row) -> u64 {
+    let cost = costs.known(row).unwrap_or_else(|| costs.guess());
+    costs.probe(row);
+    cost
+}
+
+/// A launch that is measured alone: one of unknown cost, or one whose cost is in doubt.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone {
+    row: Row,
+    of: Measured,
+    slack: u64,
+    /// Since when the launch has been under way, in ns.
+    began: u64,
+}
+
+impl Alone {
+    /// A launch of which `slack` of the call, in ns, may be the reason that the work starts late; 0 where the stream is not idle.
+    pub fn new(costs: &CostTable, row: Row, slack: u64, now: u64) -> Self {
+        let of = if costs.known(row).is_none() { Measured::First } else { Measured::Alone };
+        Self { row, of, slack, began: now }
+    }
+
+    /// Whether its stream is to be kept waiting meanwhile, so that the time of a call with this slack is not measured with it. A call
+    /// that may do more than queue work is not kept from ending.
+    pub fn is_short(&self, costs: &CostTable, slack: u64) -> bool {
+        slack == CALL_NS && costs.known(self.row).is_some_and(|cost| cost <= SHORT_NS)
+    }
+
+    /// The event before it was recorded. `slack`: as in [`new`](Self::new).
+    pub fn opened(&mut self, now: u64, slack: u64) {
+        (self.began, self.slack) = (now, slack);
+    }
+
+    /// The event after it was recorded. `held`: its stream was kept waiting until then.
+    pub fn measured(&self, cost: u64, held: bool, now: u64) -> Segment {
+        let gap = if held { 0 } else { now.saturating_sub(self.began).min(self.slack) };
+        Segment {
+            predicted: cost,
+            carried: 0,
+            presumed: 0,
+            launches: 1,
+            row: Some(self.row),
+            dense: true,
+            gap,
+            of: if held { Measured::Held } else { self.of },
+            opened: self.began,
+        }
+    }
+
+    /// It was not measured: no thread waits for that, and a doubt stays.
+    pub fn not_measured(&self, costs: &CostTable) {
+        match self.of {
+            Measured::First => costs.not_measured(self.row),
+            _ => costs.doubt(self.row),
+        }
+    }
+}
+
+/// The runs of a thread lie close together: times that are short are kept short.
+fn saturated(ns: u64) -> u32 {
+    u32::try_from(ns).unwrap_or(u32::MAX)
+}
