@@ -32,9 +32,7 @@ use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 
 use crate::cost::{CostTable, Row};
-use crate::segment::{
-    MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns,
-};
+use crate::segment::{MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns};
 use crate::{Measured, OpenRun, SHORT_NS, Segment};
 
 /// Launches of a full segment.

@@ -4,6 +4,7 @@ mod common;
 
 mod accounts;
 mod daemon_loss;
+mod launch;
 mod parts;
 mod property;
 mod turns;

@@ -11,11 +11,12 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::CostTable;
+use gshare_meter::launch::Ending;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
 use crate::device::context::{Context, Pair};
 use crate::launch::runs::ThreadRecord;
-use crate::launch::segments::{Ending, end_segments};
+use crate::launch::segments::end_segments;
 use crate::process::control::{CONTROL, State};
 use crate::process::lifecycle::{self, Runtime};
 use crate::sys::clock;

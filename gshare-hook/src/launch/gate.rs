@@ -10,15 +10,13 @@
 //! - **segment**: the part of a run between two CUDA events. It is what is measured.
 //!
 //! # Algorithm
+//! [`gshare_meter::launch`] decides; this is where the program's threads meet it.
 //! While credit lasts: read the switch, find the row, subtract its cost from what the run has prepaid, call the driver.
-//! A run prepays [`PREPAY_NS`] at a time out of the credit of the device, with one atomic operation; launches that cost more than
-//! that take it each. All else is colder still:
+//! A run prepays out of the credit of the device, with one atomic operation for many short launches. All else is colder still:
 //!
-//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
-//!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
-//!    of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
-//! 2. *Segment full* ([`full_ns`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
-//!    goes to the helper thread, which measures, corrects the account and lets credit in.
+//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess ([`crate::launch::probe`]).
+//! 2. *Segment full*: its end event is recorded and the pair goes to the helper thread, which measures, corrects the account and
+//!    lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
 //!    turn, first come, first served, before the real call and with no lock held.
 //! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted, but for one
@@ -38,27 +36,23 @@
 //! # Cost
 //! Hot case: a few loads, and additions to the thread's own record. No clock, lock, system call or allocation; two event
 //! records per segment. What is prepaid and not launched is charged like work in flight, and given back when its thread
-//! waits or ends: at most [`PREPAY_NS`] for each stream that a thread uses.
+//! waits or ends: at most [`MOST_PREPAID_NS`](gshare_meter::launch::MOST_PREPAID_NS) for each stream that a thread uses.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::Ordering;
 
-use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::shape;
-use gshare_meter::segment::{PREPAY_NS, full_ns};
+use gshare_meter::launch::{CALL_NS, Concluded, Ending, Verdict};
 
 use crate::device::{Device, Passed};
 use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
-use crate::launch::runs::{MIXED, ThreadRecord, own_record};
-use crate::launch::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated};
+use crate::launch::runs::{ThreadRecord, own_record};
+use crate::launch::segments::{begin, end};
 use crate::launch::streams::{PER_THREAD_STREAM, in_context_of, is_captured};
 use crate::process::control::{CONTROL, State};
 use crate::process::lifecycle::{self, Runtime};
 use crate::sys::clock;
-
-/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
-pub(crate) const CALL_NS: u64 = 10_000;
 
 /// A launch by the program: `call` is the real one.
 ///
@@ -88,23 +82,7 @@ pub(crate) fn launch_as(
     result
 }
 
-/// What is decided about a launch before it is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verdict {
-    /// It is not metered.
-    Pass,
-    /// It is paid for.
-    Paid,
-    /// It is paid for, and a segment begins with it.
-    First,
-    /// It is paid for, and the segment ends with it.
-    Last,
-    /// It is paid for and measured alone.
-    Alone,
-    /// It must fail.
-    Fail,
-}
-
+/// The decision about a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) verdict: Verdict,
@@ -125,12 +103,11 @@ fn admit(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     {
         // SAFETY: the record is this thread's own.
         let mut run = unsafe { thread.run(stream) };
-        let prepaid = run.shared.prepaid.load(Ordering::Relaxed);
-        if run.is_on(stream, device) && run.count < run.limit && cost <= prepaid {
-            run.shared.prepaid.store(prepaid - cost, Ordering::Relaxed);
-            run.add(row, cost);
+        let open = run.open;
+        if run.is_on(stream, device)
+            && let Some(verdict) = run.run.admit(open, row, cost)
+        {
             thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            let verdict = if run.count == run.limit { Verdict::Last } else { Verdict::Paid };
             return Ticket { verdict, cost };
         }
     }
@@ -183,25 +160,11 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
     }
     // SAFETY: as above; the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
-    // A segment is due unless it has begun or there is a reason to go without.
-    if run.start.is_none() && run.skip == 0 && begin(runtime, &mut run, cost, row, slack) {
+    if run.run.is_due() && begin(runtime, &mut run, cost, row, slack) {
         return measure_alone(launch, cost);
     }
-    let first = run.count == 0 && run.slack > 0;
-    run.add(row, cost);
-    let predicted = run.shared.predicted.load(Ordering::Relaxed);
-    // How many more launches like this one fit into the segment.
-    let full = full_ns(run.begun);
-    let more = full.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
-    let limit = u64::from(run.count) + more;
-    run.limit = u32::try_from(limit).map_or(SEGMENT_LAUNCHES, |limit| limit.min(SEGMENT_LAUNCHES));
-    let last = predicted >= full || run.count >= run.limit;
-    let verdict = match (first, last) {
-        (_, true) => Verdict::Last,
-        (true, false) => Verdict::First,
-        (false, false) => Verdict::Paid,
-    };
-    Ticket { verdict, cost }
+    let open = run.open;
+    Ticket { verdict: run.run.launch(open, row, cost), cost }
 }
 
 /// After the call: the segment ends, the launch was measured alone, or the driver refused it.
@@ -222,44 +185,24 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
     // SAFETY: the record is this thread's own.
     let mut run = unsafe { thread.run(stream) };
-    if run.count == 1 && run.slack > 0 {
-        run.lead = saturated(clock::now_ns() - run.opened).min(run.slack);
-    }
-    if !result.is_ok() {
-        // It did not run: nothing of it is in flight, and its cost is given back.
-        let left = run.shared.predicted.load(Ordering::Relaxed).saturating_sub(ticket.cost);
-        run.shared.predicted.store(left, Ordering::Release);
-        run.count = run.count.saturating_sub(1);
-        run.mixed = MIXED;
-        if let Some(device) = run.device() {
-            device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
+    let open = run.open;
+    match run.run.concluded(open, (ticket.verdict, ticket.cost), result.is_ok(), clock::now_ns) {
+        Concluded::Open => {}
+        Concluded::Full => end(&mut run, Ending::Full),
+        Concluded::Refused => {
+            if let Some(device) = run.device() {
+                device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
+            }
         }
-    } else if ticket.verdict == Verdict::First {
-        // Its segment goes on.
-    } else if run.start.is_some() {
-        end(&mut run, Ending::Full);
-    } else {
-        // A thread that fills it does not synchronise after a few short launches: the next ones are measured.
-        run.skip = if run.idle_skip { 0 } else { run.skip.saturating_sub(1) };
-        run.carry();
-        run.limit = 0;
     }
 }
 
 /// Takes `cost` out of what is prepaid, and prepays again.
 fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> Passed {
     // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
-    let run = unsafe { thread.run(stream) };
-    let prepaid = run.shared.prepaid.load(Ordering::Relaxed);
-    if cost <= prepaid {
-        run.shared.prepaid.store(prepaid - cost, Ordering::Relaxed);
-        return Passed::Paid;
-    }
-    // Only short launches are paid for ahead.
-    let ahead = if cost < PREPAY_NS { PREPAY_NS } else { 0 };
-    let wanted = cost - prepaid + ahead;
-    if device.gate.try_spend(Duration::from_nanos(wanted)) {
-        run.shared.prepaid.store(ahead, Ordering::Relaxed);
+    let mut run = unsafe { thread.run(stream) };
+    let open = run.open;
+    if run.run.pay(open, &device.gate, cost) {
         return Passed::Paid;
     }
     // Waiting ends all segments of this thread and gives back what they have prepaid.

@@ -1,8 +1,7 @@
 //! A launch that is measured alone: one of unknown cost, or one whose cost is in doubt.
 //!
-//! It gets an event pair of its own and is charged a guess. While such a launch of the same row is being measured, the next one waits
-//! for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess of 0.5 ms would be a debt of more than half a second
-//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so that the
+//! It gets an event pair of its own. While one of unknown cost is being measured, the next one of the same row waits for the result
+//! ([`launch::awaits_measurement`]). A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so that the
 //! time of the launch call is not measured with it.
 #![allow(unsafe_code)] // a thread's own record
 
@@ -13,40 +12,32 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
-use gshare_meter::{Measured, SHORT_NS, Segment};
+use gshare_meter::launch::{self, Ending, PROBE_WAIT, Verdict};
 
 use crate::device::context::{Context, Event, Pair};
 use crate::device::hold::Begun;
 use crate::device::{Device, Passed, Pending};
-use crate::launch::gate::{CALL_NS, Ticket, Verdict};
-use crate::launch::runs::{MIXED, ThreadRecord};
-use crate::launch::segments::{Ending, end_segments};
+use crate::launch::gate::Ticket;
+use crate::launch::runs::{Mark, ThreadRecord};
+use crate::launch::segments::end_segments;
 use crate::launch::streams::LEGACY_STREAM;
 use crate::process::control::CONTROL;
 use crate::process::lifecycle::Runtime;
 use crate::sys::clock;
 
-/// Launches of unknown cost that go ahead unmeasured.
-pub(crate) const PROBES: u32 = 1;
-
-/// How long a launch of unknown cost waits for a measurement.
-pub(crate) const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
-
 /// A launch whose cost is not known: measured alone.
 #[cold]
-pub(crate) fn probe(launch: Launch) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, .. } = launch;
-    if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
+pub(crate) fn probe(of: Launch) -> Ticket {
+    let Launch { runtime, device, thread, row, stream, .. } = of;
+    if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() {
         let began = clock::now_ns();
         end_segments(thread, Ending::Waiting);
         runtime.wake_helper();
-        device.wait_while(PROBE_WAIT, || {
-            device.costs.known(row).is_none() && device.costs.probes(row) >= PROBES
-        });
+        let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());
+        device.wait_while(most, || launch::awaits_measurement(&device.costs, row));
         runtime.waited_for_measurement(device, began);
     }
-    let cost = device.costs.known(row).unwrap_or_else(|| device.costs.guess());
-    device.costs.probe(row);
+    let cost = launch::probe(&device.costs, row);
     if !device.gate.try_spend(Duration::from_nanos(cost)) {
         match device.wait_for_credit(runtime, thread, cost) {
             Passed::Paid => {}
@@ -56,8 +47,8 @@ pub(crate) fn probe(launch: Launch) -> Ticket {
     }
     // The run's own segment, if any, has a stranger in it from now on.
     // SAFETY: the record is this thread's own.
-    unsafe { thread.run(stream) }.mixed = MIXED;
-    measure_alone(launch, cost)
+    unsafe { thread.run(stream) }.run.interrupted();
+    measure_alone(of, cost)
 }
 
 /// A launch by the program.
@@ -76,26 +67,20 @@ pub(crate) struct Launch {
 #[derive(Debug)]
 pub(crate) struct Alone {
     device: &'static Device,
-    row: Row,
     stream: usize,
     slack: u64,
-    how: Measured,
+    timing: launch::Alone,
     /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
-    start: Option<(Event, Arc<Context>)>,
+    start: Option<Mark>,
     lead: Option<Event>,
-    /// Whether the stream was idle, and since when the launch has been under way.
-    idle: bool,
-    began: u64,
 }
 
 impl Alone {
     /// Records the event before it, with its stream kept waiting if it is short.
-    pub(crate) fn record_start(&mut self, context: Arc<Context>) {
+    fn record_start(&mut self, context: Arc<Context>) {
         // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-        self.idle = self.slack > 0 && Context::is_idle(self.stream);
-        // A call that may do more than queue work is not kept from ending.
-        let short =
-            self.slack == CALL_NS && self.device.costs.known(self.row).is_some_and(|ns| ns <= SHORT_NS);
+        let idle = self.slack > 0 && Context::is_idle(self.stream);
+        let short = self.timing.is_short(&self.device.costs, self.slack);
         let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
         let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
         match begun {
@@ -111,7 +96,7 @@ impl Alone {
             return;
         }
         if begun == Begun::Never {
-            self.began = clock::now_ns();
+            self.timing.opened(clock::now_ns(), if idle { self.slack } else { 0 });
         }
         self.start = start.map(|start| (start, context));
     }
@@ -119,11 +104,10 @@ impl Alone {
 
 /// Records the event before a launch; its cost has been paid.
 #[cold]
-pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, slack } = launch;
-    let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
-    let began = clock::now_ns();
-    let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
+pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
+    let Launch { runtime, device, thread, row, stream, slack } = of;
+    let timing = launch::Alone::new(&device.costs, row, 0, clock::now_ns());
+    let mut alone = Alone { device, stream, slack, timing, start: None, lead: None };
     let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);
@@ -137,17 +121,12 @@ pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
 pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
-    let device = alone.device;
-    let (lead, how) = (alone.lead, if alone.lead.is_some() { Measured::Held } else { alone.how });
-    let gap = if alone.idle && how != Measured::Held {
-        (clock::now_ns() - alone.began).min(alone.slack)
-    } else {
-        0
-    };
-    let measured = alone.start.and_then(|(start, context)| {
-        let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
+    let Alone { device, stream, timing, start, lead, .. } = alone;
+    let (held, now) = (lead.is_some(), clock::now_ns());
+    let measured = start.and_then(|(start, context)| {
+        let end = if result.is_ok() { context.take_recorded(stream) } else { None };
         // A stream that went on by itself had nothing to do meanwhile.
-        let in_time = how != Measured::Held || context.hold.end();
+        let in_time = !held || context.hold.end();
         match end {
             Some(end) if in_time => Some((context, Pair { lead, start, end })),
             end => {
@@ -159,22 +138,7 @@ pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult)
     let Some((context, pair)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
-        // No thread waits for a measurement that will not come; what is doubted still is.
-        return match alone.how {
-            Measured::First => device.costs.not_measured(alone.row),
-            _ => device.costs.doubt(alone.row),
-        };
+        return timing.not_measured(&device.costs);
     };
-    let segment = Segment {
-        predicted: cost,
-        carried: 0,
-        presumed: 0,
-        launches: 1,
-        row: Some(alone.row),
-        dense: true,
-        gap,
-        of: how,
-        opened: alone.began,
-    };
-    device.push(Pending { context, pair, segment });
+    device.push(Pending { context, pair, segment: timing.measured(cost, held, now) });
 }

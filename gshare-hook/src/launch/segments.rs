@@ -1,84 +1,43 @@
-//! When a segment begins and ends: the part of a run between two CUDA events.
-//!
-//! - *It begins* with the first launch after another has ended, unless a reason to go without applies (`skip`).
-//! - *It ends* when it is full ([`full_ns`](gshare_meter::segment::full_ns) of predicted time or [`SEGMENT_LAUNCHES`]), when its
-//!   thread waits for credit or synchronises, when another context becomes current, or when another stream needs its place.
-//! - *Its time* counts as measured where the device had work all the while (`dense`), and corrects the predicted cost of a row where
-//!   all of its launches have that row. One whose end cannot be recorded is settled as predicted.
+//! The CUDA events around segments. When one begins and ends, and what it proves, [`gshare_meter::launch`] decides.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use gshare_meter::cost::Row;
-use gshare_meter::segment::{MEASURED_EVERY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS};
-use gshare_meter::{Measured, Segment};
+use gshare_meter::launch::{Ending, is_timed, unmeasured};
 
 use crate::device::Pending;
 use crate::device::context::{Context, Pair, relaxed};
-use crate::launch::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, metered, own_record};
+use crate::launch::runs::{Mine, NO_STREAM, ThreadRecord, metered, own_record};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 use crate::process::control::{ALL_STREAMS, CONTROL};
 use crate::process::lifecycle::Runtime;
 use crate::sys::clock;
 use gshare_cuda_abi::types::CUresult;
 
-/// Launches of a full segment.
-pub(crate) const SEGMENT_LAUNCHES: u32 = 16_384;
-
 /// How long a thread that destroys a stream waits for one that ends a segment there: some microseconds, and about a second at most.
 const DESTROY_STEP: Duration = Duration::from_micros(100);
 const DESTROY_STEPS: u32 = 5_000;
 
-/// The runs of a thread lie close together: times that are short are kept short.
-pub(crate) fn saturated(ns: u64) -> u32 {
-    u32::try_from(ns).unwrap_or(u32::MAX)
-}
-
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
 pub(crate) fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
-    // What came before on this stream has no event of its own: the segment that begins here completes after it.
-    run.carry();
-    run.limit = 0;
-    run.begun = run.begun.wrapping_add(1);
-    // Where different functions take turns, a segment says little about each: now and then one is measured alone. So is what may
-    // have become longer in a segment that cannot prove it.
-    let mixed = core::mem::take(&mut run.mixed) != 0 && run.begun.is_multiple_of(4);
-    let doubted = || run.device().is_some_and(|device| device.costs.take_doubt(row));
-    if !CONTROL.capturing() && (doubted() || mixed) {
+    let (open, Some(device)) = (run.open, run.device()) else { return false };
+    let captures = CONTROL.capturing();
+    if run.run.begin(open, &device.costs, row, cost, captures) {
         return true;
     }
-    (run.row, run.first) = (row, cost);
-    (run.slack, run.lead) = (0, 0);
-    // Until an event is recorded: launches are settled as predicted, and it is tried again later.
-    (run.skip, run.idle_skip) = (4, false);
     run.destroyed = CONTROL.destroyed();
-    if CONTROL.capturing() {
+    if captures {
         return false;
     }
     let Some(context) = runtime.contexts.current() else { return false };
     let idle = slack > 0 && Context::is_idle(run.stream);
     if let Some(event) = context.take_recorded(run.stream) {
-        run.opened = clock::now_ns();
-        run.slack = if idle { saturated(slack) } else { 0 };
-        run.start = Some((event, context));
-        run.skip = 0;
+        run.run.opened((event, context), clock::now_ns(), if idle { slack } else { 0 });
     }
     false
-}
-
-/// Why a segment ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// It has its size.
-    Full,
-    /// Its thread will wait for credit.
-    Waiting,
-    /// Its thread will synchronise with the device.
-    Synchronising,
-    /// Another stream needs its place.
-    Taken,
 }
 
 /// Ends the segments of the calling thread.
@@ -98,7 +57,7 @@ pub(crate) fn switching(to: usize) {
     let Some(thread) = metered().filter(|_| to != 0) else { return };
     // SAFETY: the record is the calling thread's own.
     for mut run in unsafe { thread.all_runs() } {
-        if run.start.as_ref().is_some_and(|(_, context)| context.handle() != to) {
+        if run.run.mark().is_some_and(|(_, context)| context.handle() != to) {
             end(&mut run, Ending::Taken);
         }
     }
@@ -117,27 +76,16 @@ pub(crate) fn synchronising() {
 #[inline]
 pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     synchronising();
-    let timed = metered().filter(|thread| thread.syncs.load(Ordering::Relaxed).is_multiple_of(4));
+    let timed = metered().filter(|thread| is_timed(thread.syncs.load(Ordering::Relaxed)));
     let Some(thread) = timed else { return call() };
     let began = clock::now_ns();
     let result = call();
     let waited = clock::now_ns() - began;
     // SAFETY: the record is the calling thread's own.
     let mut runs = unsafe { thread.all_runs() };
-    let most = unmeasured(runs.iter().map(|run| run.awaited).sum(), waited);
-    runs.iter_mut().for_each(|run| (run.skip, run.unmeasured) = (run.skip.min(most), most));
+    let most = unmeasured(runs.iter().map(|run| run.run.awaited()).sum(), waited);
+    runs.iter_mut().for_each(|run| run.run.skip_at_most(most));
     result
-}
-
-/// How many such calls in a row need not be measured, by how long one has waited (both times in ns). A thread that sleeps in
-/// the call takes some tens of microseconds to come back from it.
-pub(crate) fn unmeasured(predicted: u64, waited: u64) -> u8 {
-    match waited {
-        _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY_NS / predicted.max(1))
-            .map_or(UNMEASURED, |calls| calls.min(UNMEASURED)),
-        _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
-        _ => 0,
-    }
 }
 
 /// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context that is dead: no segment of any thread ends on it any more.
@@ -162,27 +110,16 @@ pub(crate) fn destroying(stream: usize) {
     }
 }
 
+/// Ends the segment of a run, if any; what is open without one is settled as predicted.
 pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
-    let count = run.count;
-    run.awaited = run.shared.predicted.load(Ordering::Relaxed) + run.shared.carried.load(Ordering::Relaxed);
-    if run.awaited == 0 && count == 0 && run.start.is_none() {
-        return;
-    }
-    // What the helper took for done is accounted for.
-    let Taken { predicted, presumed, carried } = run.take_open();
-    run.limit = 0;
-    let Some(device) = run.device() else { return };
-    let settle = || {
-        device.settled.fetch_add(predicted + carried, Ordering::AcqRel);
-    };
+    let (open, Some(device)) = (run.open, run.device()) else { return };
     let measures_all = device.measures_all.load(Ordering::Relaxed);
-    let Some((start, context)) = run.start.take() else {
-        run.skip = if measures_all { 0 } else { run.skip.saturating_sub(1) };
-        return settle();
+    let Some(mut closed) = run.run.close(open, why, measures_all) else { return };
+    let (predicted, is_measurable) = (closed.predicted(), closed.is_measurable());
+    let settle = || {
+        device.settled.fetch_add(predicted, Ordering::AcqRel);
     };
-    // Programs that synchronise after a few short launches are measured now and then only.
-    let short = why == Ending::Synchronising && predicted + presumed < WORTHWHILE_NS && !measures_all;
-    let skip = if short { (run.unmeasured, true) } else { (0, false) };
+    let Some((start, context)) = closed.mark.take() else { return settle() };
     // Said before the stream is looked at: a thread that destroys it meanwhile waits for this one, or is seen by it.
     let thread = own_record();
     if let Some(thread) = thread {
@@ -195,8 +132,7 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     // launches are measured alone.
     let barrier = why != Ending::Full && run.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
     if barrier {
-        (run.mixed, run.begun) = (MIXED, run.begun | 3);
-        (run.skip, run.idle_skip) = skip;
+        run.run.barred(&closed);
     }
     // Under another context the default stream is another one, and an event made would be that context's: a program that has
     // popped the context, or set another one, gets it back for the time of one event.
@@ -207,13 +143,11 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
             pushed.is_some()
         }
     };
-    let ended = if barrier || gone || CONTROL.capturing() || count == 0 || !can_record() {
+    let ended = if barrier || gone || CONTROL.capturing() || !is_measurable || !can_record() {
         None
     } else {
-        // Everything was queued before the device could have finished the first launch, or even begun.
-        let dense = presumed == 0
-            && (clock::now_ns() - run.opened < run.first.saturating_add(run.lead.into())
-                || relaxed(|| Context::passed(start)) == Some(false));
+        let passed = || relaxed(|| Context::passed(start));
+        let dense = run.run.is_dense(&closed, clock::now_ns(), passed);
         context.take_recorded(run.stream).map(|end| (end, dense))
     };
     drop(pushed);
@@ -224,17 +158,6 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         context.give_back(start);
         return settle();
     };
-    (run.skip, run.idle_skip) = skip;
-    let segment = Segment {
-        predicted,
-        carried,
-        presumed,
-        launches: count,
-        row: (run.mixed == 0).then_some(run.row),
-        dense,
-        gap: run.lead.into(),
-        of: Measured::Run,
-        opened: run.opened,
-    };
+    let segment = run.run.measured(&closed, dense);
     device.push(Pending { context, pair: Pair { lead: None, start, end }, segment });
 }

@@ -1,0 +1,404 @@
+//! The launch path against a literal one: a list of launches, of which nothing is added up before it is asked for.
+
+use gshare_core::Duration;
+use gshare_core::gate::{Credit, LaunchGate};
+use gshare_meter::cost::{CostTable, Row};
+use gshare_meter::launch::{
+    Alone, CALL_NS, Concluded, Ending, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
+    awaits_measurement, is_timed, probe, unmeasured,
+};
+use gshare_meter::segment::{PREPAY_NS, WORTHWHILE_NS, full_ns};
+use gshare_meter::{Measured, Segment};
+use proptest::prelude::*;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+
+fn ns(n: u64) -> Duration {
+    Duration::from_nanos(n)
+}
+
+/// One that lets everything in.
+fn open_gate() -> (LaunchGate, Credit) {
+    let (gate, mut credit) = (LaunchGate::new(), Credit::new(ns(u64::MAX / 4)));
+    credit.allow(&gate, ns(u64::MAX / 4));
+    (gate, credit)
+}
+
+fn row_of(costs: &CostTable, function: u64, cost: u64) -> Row {
+    let (row, known) = costs.find(function, 0);
+    if known.is_none() {
+        costs.learn(row, cost);
+    }
+    row
+}
+
+/// The run of one thread on one stream, with a host around it that records every event.
+struct Host {
+    run: Run<u64>,
+    open: Open,
+    costs: CostTable,
+    now: u64,
+    slack: u64,
+    ended: Vec<Segment>,
+    settled: u64,
+    refused: u64,
+    verdicts: Vec<Verdict>,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self {
+            run: Run::new(),
+            open: Open::default(),
+            costs: CostTable::new(),
+            now: 1_000 * MS,
+            slack: 0,
+            ended: Vec::new(),
+            settled: 0,
+            refused: 0,
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// A launch, as the hook makes it. `None`: there is no credit.
+    fn launch(&mut self, gate: &LaunchGate, row: Row, cost: u64, accepted: bool) -> Option<Verdict> {
+        let verdict = match self.run.admit(&self.open, row, cost) {
+            Some(verdict) => verdict,
+            None => {
+                if !self.run.pay(&self.open, gate, cost) {
+                    return None;
+                }
+                self.paid(row, cost)
+            }
+        };
+        self.verdicts.push(verdict);
+        if verdict == Verdict::Alone {
+            let alone = Alone::new(&self.costs, row, 0, self.now);
+            if accepted {
+                self.ended.push(alone.measured(cost, false, self.now));
+            } else {
+                self.refused += cost;
+                alone.not_measured(&self.costs);
+            }
+            return Some(verdict);
+        }
+        let now = self.now + 3 * US;
+        match self.run.concluded(&self.open, (verdict, cost), accepted, || now) {
+            Concluded::Open => {}
+            Concluded::Full => self.end(Ending::Full, false, false),
+            Concluded::Refused => self.refused += cost,
+        }
+        Some(verdict)
+    }
+
+    /// One that finds credit.
+    fn launches(&mut self, gate: &LaunchGate, row: Row, cost: u64) {
+        self.launch(gate, row, cost, true).expect("there is credit");
+    }
+
+    fn paid(&mut self, row: Row, cost: u64) -> Verdict {
+        if self.run.is_due() {
+            if self.run.begin(&self.open, &self.costs, row, cost, false) {
+                return Verdict::Alone;
+            }
+            self.run.opened(self.now, self.now, self.slack);
+        }
+        self.run.launch(&self.open, row, cost)
+    }
+
+    fn end(&mut self, why: Ending, measures_all: bool, passed: bool) {
+        let Some(closed) = self.run.close(&self.open, why, measures_all) else { return };
+        if closed.is_measurable() {
+            let dense = self.run.is_dense(&closed, self.now, || Some(passed));
+            self.ended.push(self.run.measured(&closed, dense));
+        } else {
+            self.settled += closed.predicted();
+        }
+    }
+
+    fn accounted(&self) -> u64 {
+        let segments = self.ended.iter().map(|segment| segment.predicted + segment.carried);
+        segments.sum::<u64>() + self.settled + self.refused
+    }
+}
+
+#[test]
+fn short_launches_are_paid_ahead_and_others_as_they_come() {
+    let mut host = Host::new();
+    let (gate, mut credit) = (LaunchGate::new(), Credit::new(ns(MS)));
+    let prepaid = |host: &Host| host.open.as_run().prepaid;
+    let short = row_of(&host.costs, 1, US);
+    assert_eq!(host.launch(&gate, short, US, true), None, "closed");
+    credit.allow(&gate, ns(MS));
+    host.launch(&gate, short, US, true);
+    // A thirty-second of the millisecond that is left.
+    assert_eq!((gate.spent(), prepaid(&host)), (ns(US + MS / 32), MS / 32));
+    for _ in 0..MS / 32 / US {
+        host.launch(&gate, short, US, true);
+    }
+    assert_eq!((gate.spent(), prepaid(&host)), (ns(US + MS / 32), MS / 32 % US));
+    let long = row_of(&host.costs, 2, 600 * US);
+    host.launch(&gate, long, 600 * US, true);
+    assert_eq!(prepaid(&host), 0, "what is prepaid pays for a part of it");
+    assert_eq!(gate.spent(), ns(632 * US));
+    host.launch(&gate, long, 200 * US, true);
+    host.launch(&gate, short, US, true);
+    assert_eq!(prepaid(&host), PREPAY_NS, "little is left");
+    credit.allow(&gate, ns(1_000 * MS));
+    credit.set_bound(&gate, ns(1_000 * MS));
+    (0..=PREPAY_NS / US).for_each(|_| host.launches(&gate, short, US));
+    assert_eq!(prepaid(&host), MOST_PREPAID_NS);
+    assert_eq!(host.open.take_prepaid(), MOST_PREPAID_NS);
+    assert_eq!(prepaid(&host), 0);
+}
+
+#[test]
+fn a_segment_ends_when_it_has_its_size_and_later_ones_are_longer() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 100 * US);
+    (0..32 * 4).for_each(|_| host.launches(&gate, row, 100 * US));
+    assert!(host.ended.len() == 32 && host.ended.iter().all(|segment| segment.launches == 4));
+    (0..40).for_each(|_| host.launches(&gate, row, 100 * US));
+    assert_eq!(host.ended[32..].iter().map(|segment| segment.launches).collect::<Vec<_>>(), [20, 20]);
+    // Launches that cost nothing.
+    let free = row_of(&host.costs, 2, 0);
+    (0..SEGMENT_LAUNCHES).for_each(|_| host.launches(&gate, free, 0));
+    assert_eq!(host.ended.last().map(|segment| segment.launches), Some(SEGMENT_LAUNCHES));
+}
+
+#[test]
+fn segments_of_several_functions_prove_nothing_and_now_and_then_one_launch_is_measured_alone() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let rows = [1, 2].map(|function| row_of(&host.costs, function, 100 * US));
+    (0..80).for_each(|n| host.launches(&gate, rows[n % 2], 100 * US));
+    let runs: Vec<&Segment> = host.ended.iter().filter(|segment| segment.of == Measured::Run).collect();
+    assert!(runs.iter().all(|segment| segment.row.is_none()));
+    let alone = host.ended.len() - runs.len();
+    assert_eq!((runs.len(), alone), (18, 6), "one of every four that begin");
+}
+
+#[test]
+fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 10 * US);
+    host.costs.doubt(row);
+    assert_eq!(host.launch(&gate, row, 10 * US, true), Some(Verdict::Alone));
+    assert_eq!((host.ended[0].of, host.ended[0].launches), (Measured::Alone, 1));
+    let (unknown, _) = host.costs.find(7, 0);
+    assert!(!awaits_measurement(&host.costs, unknown));
+    assert_eq!(probe(&host.costs, unknown), host.costs.guess());
+    assert!(awaits_measurement(&host.costs, unknown), "the next one waits");
+    let alone = Alone::new(&host.costs, unknown, 0, 5);
+    assert_eq!(alone.measured(10, false, 9).of, Measured::First);
+    alone.not_measured(&host.costs);
+    assert!(
+        !awaits_measurement(&host.costs, unknown),
+        "no thread waits for a measurement that will not come"
+    );
+    host.costs.learn(unknown, 20 * US);
+    let alone = Alone::new(&host.costs, unknown, 4 * US, 5);
+    assert!(alone.is_short(&host.costs, CALL_NS) && !alone.is_short(&host.costs, u64::MAX));
+    assert_eq!(alone.measured(10, false, 5 + 9 * US).gap, 4 * US, "as much of the call as may be the reason");
+    assert_eq!((alone.measured(10, true, 9).gap, alone.measured(10, true, 9).of), (0, Measured::Held));
+    alone.not_measured(&host.costs);
+    assert!(host.costs.is_doubted(unknown), "a doubt stays");
+}
+
+#[test]
+fn a_segment_is_dense_where_the_stream_cannot_have_run_dry() {
+    let (gate, _credit) = open_gate();
+    for (after, passed, dense) in [(9, true, true), (11, false, true), (11, true, false)] {
+        let mut host = Host::new();
+        let row = row_of(&host.costs, 1, 10 * US);
+        host.launch(&gate, row, 10 * US, true);
+        host.now += after * US;
+        host.end(Ending::Waiting, false, passed);
+        assert_eq!(host.ended[0].dense, dense, "after {after} us, passed: {passed}");
+    }
+    // The call of the first launch, on an idle stream, is left out.
+    let mut host = Host::new();
+    host.slack = 2 * US;
+    let row = row_of(&host.costs, 1, 10 * US);
+    assert_eq!(host.launch(&gate, row, 10 * US, true), Some(Verdict::First));
+    host.now += 11 * US;
+    host.end(Ending::Waiting, false, true);
+    assert_eq!((host.ended[0].gap, host.ended[0].dense), (2 * US, true));
+}
+
+#[test]
+fn short_segments_that_a_thread_synchronises_with_are_measured_now_and_then() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 10 * US);
+    let synchronise = |host: &mut Host, waited: u64| {
+        let before = host.ended.len();
+        host.launch(&gate, row, 10 * US, true);
+        host.end(Ending::Synchronising, false, true);
+        host.run.skip_at_most(unmeasured(host.run.awaited(), waited));
+        host.ended.len() - before
+    };
+    let measured: usize = (0..1_000).map(|_| synchronise(&mut host, 12 * US)).sum();
+    // Every millisecond of GPU time.
+    assert!((9..=11).contains(&measured), "{measured} of 1,000");
+    let measured: usize = (0..80).map(|_| synchronise(&mut host, 200 * US)).sum();
+    assert!((9..=11).contains(&measured), "{measured} of 80 in doubt");
+    let measured: usize = (0..10).map(|_| synchronise(&mut host, 900 * US)).sum();
+    assert!(measured >= 9, "{measured} of 10 after long waits");
+    assert_eq!([0, 1, 4, 6].map(is_timed), [true, false, true, false]);
+    // One that is worth it is measured each time.
+    let long = row_of(&host.costs, 2, WORTHWHILE_NS);
+    let before = host.ended.len();
+    for _ in 0..20 {
+        host.launch(&gate, long, WORTHWHILE_NS, true);
+        host.end(Ending::Synchronising, false, true);
+    }
+    assert!(host.ended.len() - before >= 19);
+}
+
+#[test]
+fn launches_that_are_presumed_complete_are_over_once() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 40 * US);
+    (0..3).for_each(|_| host.launches(&gate, row, 40 * US));
+    assert_eq!(host.open.presume_done(80 * US), 0, "a launch came in between");
+    assert_eq!(host.open.presume_done(120 * US), 120 * US);
+    assert_eq!(host.open.presume_done(120 * US), 0, "once");
+    host.launch(&gate, row, 40 * US, true);
+    assert_eq!(host.open.presume_done(160 * US), 40 * US, "and the next");
+    host.launch(&gate, row, 40 * US, true);
+    host.end(Ending::Waiting, false, false);
+    let segment = host.ended[0];
+    assert_eq!(
+        (segment.predicted, segment.presumed, segment.launches, segment.dense),
+        (40 * US, 160 * US, 5, false)
+    );
+    assert_eq!(host.open.presume_done(40 * US), 0, "they are taken out");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Launch {
+        function: u64,
+        accepted: bool,
+    },
+    End {
+        why: Ending,
+        measures_all: bool,
+        passed: bool,
+    },
+    /// The thread waits for credit: its run is closed, and what is prepaid is given back.
+    Wait,
+    Presume,
+    Synchronised(u64),
+    Bar,
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let why = prop_oneof![Just(Ending::Synchronising), Just(Ending::Waiting), Just(Ending::Taken)];
+    prop_oneof![
+        12 => (0u64..5, prop::bool::weighted(0.95)).prop_map(|(function, accepted)| Step::Launch { function, accepted }),
+        3 => (why, prop::bool::weighted(0.1), any::<bool>())
+            .prop_map(|(why, measures_all, passed)| Step::End { why, measures_all, passed }),
+        1 => Just(Step::Wait),
+        1 => Just(Step::Presume),
+        1 => (0u64..MS).prop_map(Step::Synchronised),
+        1 => Just(Step::Bar),
+        3 => (0u64..MS).prop_map(Step::Pass),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_launch_is_accounted_for_once(
+        costs in prop::array::uniform5(prop_oneof![0u64..20 * US, 0u64..3 * MS]),
+        repeats in 1usize..4,
+        steps in prop::collection::vec(step(), 1..300),
+    ) {
+        let mut host = Host::new();
+        let (gate, mut credit) = open_gate();
+        let rows: Vec<Row> = (0..5).map(|function| row_of(&host.costs, function, costs[function as usize])).collect();
+        // The literal account: what was launched and accepted, by whether it is still open.
+        let (mut paid, mut refunded, mut presumed) = (0, 0, 0);
+        let mut open: Vec<u64> = Vec::new();
+        for step in steps {
+            let ended = host.ended.len();
+            match step {
+                Step::Launch { function, accepted } => {
+                    for _ in 0..repeats {
+                        let cost = costs[function as usize];
+                        let segments = host.ended.len();
+                        let verdict = host.launch(&gate, rows[function as usize], cost, accepted).expect("credit");
+                        paid += cost;
+                        if verdict != Verdict::Alone && accepted {
+                            open.push(cost);
+                        }
+                        let closed = host.ended.len() > segments && verdict != Verdict::Alone;
+                        prop_assert!(!closed || verdict == Verdict::Last);
+                        if closed {
+                            let segment = host.ended.last().copied().unwrap();
+                            let total = segment.predicted + segment.presumed;
+                            let full = full_ns(u32::MAX);
+                            // It was full, and was not before.
+                            prop_assert!(segment.launches == SEGMENT_LAUNCHES || total + cost.max(1) > full_ns(1), "{segment:?}");
+                            prop_assert!(total < full + 3 * MS, "{segment:?}");
+                            open.clear();
+                        }
+                    }
+                }
+                Step::End { why, measures_all, passed } => {
+                    host.end(why, measures_all, passed);
+                    open.clear();
+                }
+                Step::Wait => {
+                    host.end(Ending::Waiting, false, true);
+                    refunded += host.open.take_prepaid();
+                    open.clear();
+                }
+                Step::Presume => {
+                    let all = host.open.as_run();
+                    presumed += host.open.presume_done(all.predicted);
+                    prop_assert_eq!(host.open.as_run().presumed, all.predicted);
+                    prop_assert_eq!(host.open.presume_done(all.predicted + 1), 0);
+                }
+                Step::Synchronised(waited) => host.run.skip_at_most(unmeasured(host.run.awaited(), waited)),
+                Step::Bar => {
+                    if let Some(closed) = host.run.close(&host.open, Ending::Waiting, false) {
+                        host.run.barred(&closed);
+                        host.settled += closed.predicted();
+                    }
+                    open.clear();
+                }
+                Step::Pass(time) => host.now += time,
+            }
+            // Nothing is lost or made: what was paid is open, over, or prepaid.
+            let run = host.open.as_run();
+            prop_assert_eq!(run.predicted, open.iter().sum::<u64>(), "open: {:?}", open);
+            let not_presumed = run.predicted - run.presumed.min(run.predicted);
+            prop_assert_eq!(paid, host.accounted() + presumed + not_presumed);
+            prop_assert_eq!(gate.spent(), ns(paid + run.prepaid + refunded));
+            prop_assert!(run.prepaid <= MOST_PREPAID_NS);
+            for segment in &host.ended[ended..] {
+                prop_assert!(segment.launches > 0 && segment.launches <= SEGMENT_LAUNCHES);
+                prop_assert!(!segment.dense || segment.presumed == 0);
+            }
+        }
+        // A run of one function, closed in good order, says what that takes.
+        host.end(Ending::Waiting, true, true);
+        let before = host.ended.len();
+        for _ in 0..400 {
+            host.launch(&gate, rows[0], costs[0], true);
+            host.end(Ending::Waiting, true, false);
+        }
+        let proofs = host.ended[before..].iter().filter(|segment| segment.row.is_some()).count();
+        prop_assert!(proofs >= 395, "{proofs} of 400");
+        credit.stop(&gate);
+        let row = row_of(&host.costs, 9, 10 * MS);
+        prop_assert_eq!(host.launch(&gate, row, 10 * MS, true), None);
+    }
+}
