@@ -216,7 +216,7 @@ fn a_journal_of_another_version_is_refused() {
     for command in [&["replay"][..], &["why", "--client", "a"]] {
         let output = gshare().args(command).arg(&file).output().unwrap();
         let text = errors(&output);
-        assert!(text.contains("version 1") && text.contains("replays version 2"), "{text}");
+        assert!(text.contains("version 1") && text.contains("replays version 3"), "{text}");
     }
 }
 

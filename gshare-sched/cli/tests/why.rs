@@ -3,7 +3,7 @@
 use crate::common::{self, Client, Process, spec, within};
 use crate::hooked;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, Timestamp};
+use gshare_core::{Bytes, Duration, Timestamp, UseState};
 use gshared::config::JournalConfig;
 use gshared::{Config, Daemon, ManualClock, Running};
 use serde_json::{Value, json};
@@ -66,6 +66,10 @@ fn throttled(client: &mut Client) -> Timestamp {
 }
 
 const MS: u64 = 1_000_000;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
 
 /// One finding of a rule, its begin and end in ms since the start, and its figures.
 fn of_rule<'a>(findings: &'a [Value], rule: &str) -> (u64, Option<u64>, &'a Value) {
@@ -139,6 +143,8 @@ fn each_wait_denial_and_refusal_has_its_rule_its_figures_and_its_end() {
         device_memory: common::DEVICE_MEMORY,
         allocated: Bytes::ZERO,
         part: None,
+        used: Duration::ZERO,
+        allowed: Duration::ZERO,
     });
     assert!(matches!(greedy.receive(), Some(ToClient::Refused { code: RefusalCode::BadSpec, .. })));
     let dir = daemon.stop();

@@ -80,7 +80,7 @@ pub struct Header {
 }
 
 /// Version of the format that is written and read here.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// One line, as it is read back. A part that the line does not have is `None`.
 #[derive(Debug, Clone, Default, Deserialize)]

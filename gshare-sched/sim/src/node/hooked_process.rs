@@ -438,13 +438,7 @@ impl Process {
         Admission::Wait
     }
 
-    fn launch(
-        &mut self,
-        now: Timestamp,
-        admitted: Admitted,
-        gpu: &mut VirtualGpu,
-        outside: &mut Outside,
-    ) {
+    fn launch(&mut self, now: Timestamp, admitted: Admitted, gpu: &mut VirtualGpu, outside: &mut Outside) {
         let (function, duration) = self.next_kernel();
         (self.next, self.counted) = (None, false);
         let number = self.stream.launched;
