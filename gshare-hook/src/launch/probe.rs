@@ -15,15 +15,16 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
 use gshare_meter::{Measured, SHORT_NS, Segment};
 
-use crate::device::context::{Context, Event, Pair};
+use crate::device::context::{Context, Pair};
 use crate::device::hold::Begun;
 use crate::device::{Device, Pending};
-use crate::launch::gate::{CALL_NS, Ticket, Verdict};
-use crate::launch::runs::{MIXED, ThreadRecord};
+use crate::launch::control::CONTROL;
+use crate::launch::line::wait_for_credit;
+use crate::launch::metering::Metering;
+use crate::launch::runs::{Alone, MIXED, ThreadRecord};
 use crate::launch::segments::{Ending, end_segments};
 use crate::launch::streams::LEGACY_STREAM;
-use crate::process::control::CONTROL;
-use crate::process::lifecycle::Runtime;
+use crate::launch::ticket::{CALL_NS, Ticket, Verdict};
 use crate::sys::clock;
 
 /// Launches of unknown cost that go ahead unmeasured.
@@ -35,20 +36,22 @@ pub(crate) const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
 /// A launch whose cost is not known: measured alone.
 #[cold]
 pub(crate) fn probe(launch: Launch) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, .. } = launch;
-    if device.costs.probes(row) >= PROBES && !CONTROL.capturing() {
-        let began = clock::now_ns();
+    let Launch { metering, device, thread, row, stream, .. } = launch;
+    // Not in a signal handler whose thread waits: it may hold the line's lock.
+    let in_handler = thread.waits.load(Ordering::Relaxed);
+    if device.costs.probes(row) >= PROBES && !CONTROL.capturing() && !in_handler {
         end_segments(thread, Ending::Waiting);
-        runtime.wake_helper();
+        device.measuring.fetch_add(1, Ordering::AcqRel);
+        metering.bell.ring();
         device.wait_while(PROBE_WAIT, || {
             device.costs.known(row).is_none() && device.costs.probes(row) >= PROBES
         });
-        runtime.waited_for_measurement(device, began);
+        device.measuring.fetch_sub(1, Ordering::AcqRel);
     }
     let cost = device.costs.known(row).unwrap_or_else(|| device.costs.guess());
     device.costs.probe(row);
     if !device.gate.try_spend(thread.number, Duration::from_nanos(cost))
-        && !device.wait_for_credit(runtime, thread, cost)
+        && !wait_for_credit(metering, device, thread, cost)
     {
         return Ticket::FAIL;
     }
@@ -61,29 +64,13 @@ pub(crate) fn probe(launch: Launch) -> Ticket {
 /// A launch by the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
-    pub(crate) runtime: &'static Runtime,
+    pub(crate) metering: &'static Metering,
     pub(crate) device: &'static Device,
     pub(crate) thread: &'static ThreadRecord,
     pub(crate) row: Row,
     pub(crate) stream: usize,
     /// The part of its call's duration, in ns, that may be the reason that the work started late.
     pub(crate) slack: u64,
-}
-
-/// A launch that is being measured alone.
-#[derive(Debug)]
-pub(crate) struct Alone {
-    device: &'static Device,
-    row: Row,
-    stream: usize,
-    slack: u64,
-    how: Measured,
-    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
-    start: Option<(Event, Arc<Context>)>,
-    lead: Option<Event>,
-    /// Whether the stream was idle, and since when the launch has been under way.
-    idle: bool,
-    began: u64,
 }
 
 impl Alone {
@@ -118,11 +105,11 @@ impl Alone {
 /// Records the event before a launch; its cost has been paid.
 #[cold]
 pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, slack } = launch;
+    let Launch { metering, device, thread, row, stream, slack } = launch;
     let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
     let began = clock::now_ns();
     let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
-    let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
+    let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);
     }

@@ -9,15 +9,12 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use gshare_meter::OpenRun;
 use gshare_meter::cost::Row;
 use gshare_meter::segment::UNMEASURED_IN_DOUBT;
+use gshare_meter::{Measured, OpenRun};
 
 use crate::device::Device;
 use crate::device::context::{Context, Event};
-use crate::launch::probe::Alone;
-use crate::launch::segments::{Ending, end};
-use crate::process::control::{CONTROL, State};
 use crate::sys::tls;
 
 /// Streams that a thread's launches are tracked on at once.
@@ -81,7 +78,7 @@ pub(crate) struct Own {
     pub(crate) lead: u32,
     /// Charged cost of the launches that were open when the thread last synchronised, in ns.
     pub(crate) awaited: u64,
-    /// [`crate::process::control::Control::destroyed`] when the segment began.
+    /// The count of destroyed handles when the segment began.
     pub(crate) destroyed: u64,
 }
 
@@ -172,17 +169,6 @@ impl Mine<'_> {
         }
     }
 
-    /// Makes the run this stream's.
-    pub(crate) fn take_over(&mut self, stream: usize, device: &'static Device) {
-        if self.is_on(stream, device) {
-            return;
-        }
-        end(self, Ending::Taken);
-        self.refund();
-        (self.stream, self.mixed, self.skip) = (stream, 0, 0);
-        self.shared.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
-    }
-
     /// Counts a launch of this cost.
     #[inline(always)]
     pub(crate) fn add(&mut self, row: Row, cost: u64) {
@@ -199,6 +185,22 @@ pub(crate) struct Taken {
     pub(crate) carried: u64,
 }
 
+/// A launch that is being measured alone.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    pub(crate) device: &'static Device,
+    pub(crate) row: Row,
+    pub(crate) stream: usize,
+    pub(crate) slack: u64,
+    pub(crate) how: Measured,
+    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
+    pub(crate) start: Option<(Event, Arc<Context>)>,
+    pub(crate) lead: Option<Event>,
+    /// Whether the stream was idle, and since when the launch has been under way.
+    pub(crate) idle: bool,
+    pub(crate) began: u64,
+}
+
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -208,6 +210,8 @@ pub(crate) struct ThreadRecord {
     /// Calls that wait for the device.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
+    /// It waits for credit.
+    pub(crate) waits: AtomicBool,
     /// The stream on which it ends a segment, or [`NO_STREAM`]: the stream is not destroyed meanwhile.
     pub(crate) ending: AtomicUsize,
     runs: [Run; RUNS],
@@ -226,6 +230,7 @@ impl ThreadRecord {
             launches: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),
+            waits: AtomicBool::new(false),
             ending: AtomicUsize::new(NO_STREAM),
             runs: core::array::from_fn(|_| Run::new()),
             alone: UnsafeCell::new(None),
@@ -294,12 +299,6 @@ pub(crate) fn place(stream: usize) -> usize {
 pub(crate) fn own_record() -> Option<&'static ThreadRecord> {
     // SAFETY: the word is this thread's own; it holds 0 or a record that is never freed.
     unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
-}
-
-/// The calling thread's record, if launches are metered.
-#[inline(always)]
-pub(crate) fn metered() -> Option<&'static ThreadRecord> {
-    if CONTROL.state() == State::Active as u32 { own_record() } else { None }
 }
 
 /// The thread is gone: what it left open is settled as predicted, without a call to the driver.

@@ -14,12 +14,12 @@ use gshare_meter::cost::Row;
 use gshare_meter::segment::{MEASURED_EVERY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS};
 use gshare_meter::{Measured, Segment};
 
-use crate::device::Pending;
 use crate::device::context::{Context, Pair, relaxed};
-use crate::launch::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, metered, own_record};
+use crate::device::{Device, Pending};
+use crate::launch::control::{ALL_STREAMS, CONTROL, State};
+use crate::launch::metering::Metering;
+use crate::launch::runs::{MIXED, Mine, NO_STREAM, Taken, ThreadRecord, own_record};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
-use crate::process::control::{ALL_STREAMS, CONTROL};
-use crate::process::lifecycle::Runtime;
 use crate::sys::clock;
 use gshare_cuda_abi::types::CUresult;
 
@@ -37,7 +37,7 @@ pub(crate) fn saturated(ns: u64) -> u32 {
 
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
-pub(crate) fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
+pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
     // What came before on this stream has no event of its own: the segment that begins here completes after it.
     run.carry();
     run.limit = 0;
@@ -57,7 +57,7 @@ pub(crate) fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, 
     if CONTROL.capturing() {
         return false;
     }
-    let Some(context) = runtime.contexts.current() else { return false };
+    let Some(context) = metering.contexts.current() else { return false };
     let idle = slack > 0 && Context::is_idle(run.stream);
     if let Some(event) = context.take_recorded(run.stream) {
         run.opened = clock::now_ns();
@@ -79,6 +79,23 @@ pub(crate) enum Ending {
     Synchronising,
     /// Another stream needs its place.
     Taken,
+}
+
+/// The calling thread's record, if launches are metered.
+#[inline(always)]
+pub(crate) fn metered() -> Option<&'static ThreadRecord> {
+    if CONTROL.state() == State::Active as u32 { own_record() } else { None }
+}
+
+/// Makes the run this stream's.
+pub(crate) fn take_over(run: &mut Mine<'_>, stream: usize, device: &'static Device) {
+    if run.is_on(stream, device) {
+        return;
+    }
+    end(run, Ending::Taken);
+    run.refund();
+    (run.stream, run.mixed, run.skip) = (stream, 0, 0);
+    run.shared.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
 }
 
 /// Ends the segments of the calling thread.
@@ -147,7 +164,7 @@ pub(crate) fn unmeasured(predicted: u64, waited: u64) -> u8 {
 pub(crate) fn destroying(stream: usize) {
     CONTROL.handle_destroyed(stream);
     fence(Ordering::SeqCst);
-    for thread in CONTROL.runtime().map_or_else(Vec::new, Runtime::threads) {
+    for thread in CONTROL.metering().map_or_else(Vec::new, |metering| metering.threads.all()) {
         let ends = || {
             let ending = thread.ending.load(Ordering::Acquire);
             ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
