@@ -3,13 +3,13 @@
 
 mod common;
 
+mod closed;
 mod devices;
 mod link;
 mod memory;
 mod odd;
 mod programs;
 mod resolution;
-mod trace;
 
 /// Runs before `main`. These tests wait far more than they compute, so four run at once, unless the caller says
 /// otherwise; the test runner takes the number from the environment and by itself would use one thread per CPU.

@@ -312,13 +312,6 @@ fn a_library_may_work_on_the_device_while_it_is_loaded() {
 }
 
 #[test]
-fn the_version_of_dlsym_is_asked_for_that_every_c_library_has() {
-    let spy = program("versions", &["-shared", "-nodriver"]);
-    let done = Run::hooked(Path::new("/bin/true"), &[]).preload(&spy, true).finish();
-    assert_eq!(done.stderr, "dlsym GLIBC_2.2.5\n");
-}
-
-#[test]
 fn a_process_waits_for_a_daemon_that_was_named() {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();

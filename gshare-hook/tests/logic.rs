@@ -5,6 +5,11 @@
 
 #[path = "../src/device/book.rs"]
 mod book;
+#[path = "../src/sys/lock.rs"]
+mod lock;
+mod sys {
+    pub(crate) use crate::lock;
+}
 #[path = "../src/sys/config.rs"]
 mod config;
 

@@ -6,6 +6,11 @@
 
 #[path = "../src/device/book.rs"]
 mod book;
+#[path = "../src/sys/lock.rs"]
+mod lock;
+mod sys {
+    pub(crate) use crate::lock;
+}
 
 use gshare_core::Bytes;
 use gshare_meter::MemoryAccount;

@@ -106,6 +106,15 @@ impl<G: Ground> Meter<G> {
         }
     }
 
+    /// Whether the daemon refuses the process on this device: nothing is to be launched or allocated there.
+    pub fn refuses(&self, device: Ordinal) -> bool {
+        self.devices.iter().filter(|known| known.ordinal == device).any(|known| match known.attachment {
+            Attachment::Refused { .. } => true,
+            Attachment::Asking => matches!(self.standing, Standing::Refused { .. }),
+            _ => false,
+        })
+    }
+
     /// When the host is to look again, even if nothing happens.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let link = match self.link {

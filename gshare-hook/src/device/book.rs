@@ -24,12 +24,8 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::PoisonError;
 
-#[cfg(loom)]
-use loom::sync::{Mutex, MutexGuard};
-#[cfg(not(loom))]
-use std::sync::{Mutex, MutexGuard};
+use crate::sys::lock::{Guard, Lock};
 
 const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 
@@ -93,14 +89,13 @@ type Shard = HashMap<Key, Record, BuildHasherDefault<Spread>>;
 /// All objects of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Lock<Shard>; SHARDS],
 }
 
 impl Book {
-    fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: Key) -> Guard<'_, Shard> {
         let spread = (key.1 ^ key.0 as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
-        // Every change is one step: a shard whose holder panicked is sound.
-        self.shards[spread as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[spread as usize % SHARDS].lock()
     }
 
     /// Writes an object down; gives the record it replaces, if its name was in use.
@@ -140,7 +135,7 @@ impl Book {
     pub(crate) fn drain(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
         let mut gone = Vec::new();
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = shard.lock();
             shard.retain(|key, record| {
                 let matched = matches(key, record);
                 if matched {
@@ -156,7 +151,7 @@ impl Book {
     pub(crate) fn select(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.lock();
             found.extend(shard.iter().filter(|(key, record)| matches(key, record)).map(|(k, r)| (*k, *r)));
         }
         found

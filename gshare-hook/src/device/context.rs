@@ -9,13 +9,14 @@
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_uint;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gshare_cuda_abi::types::{CUresult, sys};
 
 use crate::device::hold::Hold;
 use crate::sys::clock;
 use crate::sys::driver::real;
+use crate::sys::lock::Lock;
 
 /// At most this many events per context; a launch that finds none free is charged without being measured.
 const EVENTS: usize = 1024;
@@ -72,15 +73,10 @@ pub(crate) struct Context {
     handle: usize,
     /// What the helper thread makes current to ask about its events.
     host: usize,
-    pool: Mutex<Pool>,
-    timeline: Mutex<Timeline>,
+    pool: Lock<Pool>,
+    timeline: Lock<Timeline>,
     /// With which its streams are kept waiting while a launch is measured.
     pub(crate) hold: Hold,
-}
-
-/// A lock whose owner panicked still holds sound data: every update here is a single step.
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
@@ -96,7 +92,7 @@ impl Context {
 
     /// True once it is destroyed: another one may have its handle by then.
     pub(crate) fn is_dead(&self) -> bool {
-        locked(&self.timeline).dead
+        self.timeline.lock().dead
     }
 
     /// Makes it current in the calling thread while the result lives; `None` where it is destroyed.
@@ -116,7 +112,7 @@ impl Context {
 
     /// An event, new or used before. The context must be current.
     fn take_event(&self) -> Option<Event> {
-        let mut pool = locked(&self.pool);
+        let mut pool = self.pool.lock();
         if let Some(event) = pool.free.pop() {
             return Some(event);
         }
@@ -132,7 +128,7 @@ impl Context {
     }
 
     pub(crate) fn give_back(&self, event: Event) {
-        locked(&self.pool).free.push(event);
+        self.pool.lock().free.push(event);
     }
 
     fn record(event: Event, stream: usize) -> bool {
@@ -161,7 +157,7 @@ impl Context {
 
     /// Where a pair lies on the time line, once the device has passed it. Called by the helper thread.
     pub(crate) fn progress(&self, pair: Pair) -> Progress {
-        let mut line = locked(&self.timeline);
+        let mut line = self.timeline.lock();
         if line.dead || !self.make_current() {
             return Progress::Lost;
         }
@@ -270,30 +266,30 @@ struct Green {
 }
 
 /// A green context can be current in one thread at a time, which is the program's: this library's own thread uses its host.
-static GREEN: Mutex<Vec<Green>> = Mutex::new(Vec::new());
+static GREEN: Lock<Vec<Green>> = Lock::new(Vec::new());
 
 pub(crate) fn note_green(context: usize, host: usize) {
-    let mut known = locked(&GREEN);
+    let mut known = GREEN.lock();
     known.retain(|green| green.context != context);
     known.push(Green { context, host, handle: 0 });
 }
 
 /// A green context has this handle.
 pub(crate) fn name_green(context: usize, handle: usize) {
-    for green in locked(&GREEN).iter_mut().filter(|green| green.context == context) {
+    for green in GREEN.lock().iter_mut().filter(|green| green.context == context) {
         green.handle = handle;
     }
 }
 
 /// A green context is about to be destroyed; gives the handle that goes with it.
 pub(crate) fn forget_green(context: usize) -> Option<usize> {
-    let mut known = locked(&GREEN);
+    let mut known = GREEN.lock();
     let at = known.iter().position(|green| green.context == context)?;
     Some(known.swap_remove(at).handle).filter(|&handle| handle != 0)
 }
 
 fn host_of(handle: usize) -> usize {
-    locked(&GREEN).iter().find(|green| green.handle == handle).map_or(handle, |green| green.host)
+    GREEN.lock().iter().find(|green| green.handle == handle).map_or(handle, |green| green.host)
 }
 
 /// The handle of the calling thread's current context, if it has one.
@@ -307,22 +303,22 @@ pub(crate) fn current_handle() -> Option<usize> {
 /// All contexts of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Contexts {
-    known: Mutex<Vec<Arc<Context>>>,
+    known: Lock<Vec<Arc<Context>>>,
 }
 
 impl Contexts {
     /// The calling thread's current context.
     pub(crate) fn current(&self) -> Option<Arc<Context>> {
         let handle = current_handle()?;
-        let mut known = locked(&self.known);
+        let mut known = self.known.lock();
         if let Some(context) = known.iter().find(|context| context.handle == handle) {
             return Some(Arc::clone(context));
         }
         let context = Arc::new(Context {
             handle,
             host: host_of(handle),
-            pool: Mutex::default(),
-            timeline: Mutex::default(),
+            pool: Lock::default(),
+            timeline: Lock::default(),
             hold: Hold::default(),
         });
         known.push(Arc::clone(&context));
@@ -331,27 +327,27 @@ impl Contexts {
 
     /// The program is about to destroy this context: its events are not used from here on.
     pub(crate) fn destroying(&self, handle: usize) {
-        let mut known = locked(&self.known);
+        let mut known = self.known.lock();
         known.retain(|context| {
             if context.handle != handle {
                 return true;
             }
-            locked(&context.timeline).dead = true;
+            context.timeline.lock().dead = true;
             false
         });
     }
 
     /// Lets go of streams that have been kept waiting for long: the launch call itself may wait for the device.
     pub(crate) fn end_overdue_holds(&self, now: u64) {
-        for context in locked(&self.known).iter() {
+        for context in self.known.lock().iter() {
             context.hold.end_if_overdue(now);
         }
     }
 
     /// The program is exiting: no event is used from here on.
     pub(crate) fn exiting(&self) {
-        for context in locked(&self.known).iter() {
-            locked(&context.timeline).dead = true;
+        for context in self.known.lock().iter() {
+            context.timeline.lock().dead = true;
         }
     }
 }

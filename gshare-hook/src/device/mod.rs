@@ -2,28 +2,19 @@
 
 pub(crate) mod book;
 pub(crate) mod context;
+pub(crate) mod devices;
 pub(crate) mod hold;
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use core::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
-use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::CostTable;
-use gshare_meter::launch::Ending;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
 use crate::device::context::{Context, Pair};
-use crate::launch::runs::ThreadRecord;
-use crate::launch::segments::end_segments;
-use crate::process::control::{CONTROL, State};
-use crate::process::lifecycle::{self, Runtime};
-use crate::sys::clock;
-use crate::wait_ring::{Cause, Waiting};
-
-/// How long a thread waits in line without the line moving before it stops waiting for those ahead.
-pub(crate) const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
+use crate::sys::lock::{Lock, Signal};
 
 /// A measurement under way, for the helper thread.
 #[derive(Debug)]
@@ -36,8 +27,8 @@ pub(crate) struct Pending {
 /// Threads that wait for credit, in the order of their coming.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    next: u64,
-    serving: u64,
+    pub(crate) next: u64,
+    pub(crate) serving: u64,
 }
 
 /// The end of a launch's wait for credit.
@@ -58,7 +49,7 @@ pub(crate) struct Device {
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
     pub(crate) memory: MemoryAccount,
-    pending: Mutex<Vec<Pending>>,
+    pending: Lock<Vec<Pending>>,
     /// Launches on this device, counted where there are several.
     pub(crate) launches: AtomicU64,
     /// Launches that are over and were not measured: charged as predicted.
@@ -69,13 +60,16 @@ pub(crate) struct Device {
     pub(crate) measures_all: AtomicBool,
     /// No limit of time applies: nothing is spent.
     pub(crate) free_running: AtomicBool,
-    /// The daemon is gone and the policy is to launch nothing.
+    /// The daemon refuses the process for now: launches and allocations wait.
+    pub(crate) turned_away: AtomicBool,
+    /// Nothing is launched and no memory is taken: the daemon has refused the process, or is gone and that is the policy.
     pub(crate) shut: AtomicBool,
+    /// Threads that wait for credit, and those that wait until the cost of a kernel has been measured.
     pub(crate) waiting: AtomicU64,
+    pub(crate) measuring: AtomicU64,
     pub(crate) waited_ns: AtomicU64,
-    pub(crate) why: Cause,
-    line: Mutex<Line>,
-    moved: Condvar,
+    pub(crate) line: Lock<Line>,
+    pub(crate) moved: Signal,
 }
 
 impl Ground for Device {
@@ -97,92 +91,41 @@ impl Device {
             gate: LaunchGate::new(),
             costs: CostTable::new(),
             memory,
-            pending: Mutex::default(),
+            pending: Lock::default(),
             launches: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             measures_all: AtomicBool::new(false),
             free_running: AtomicBool::new(false),
+            turned_away: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
-            why: Cause::new(),
-            line: Mutex::default(),
-            moved: Condvar::new(),
+            measuring: AtomicU64::new(0),
+            line: Lock::default(),
+            moved: Signal::new(),
         }
     }
 
     /// Takes what is to be measured.
     pub(crate) fn take_pending(&self) -> Vec<Pending> {
-        core::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner))
+        core::mem::take(&mut *self.pending.lock())
     }
 
     /// Something changed that a waiting thread may be waiting for.
     pub(crate) fn wake(&self) {
         // A thread that has just looked in vain is asleep before the line is free.
-        drop(self.line.lock().unwrap_or_else(PoisonError::into_inner));
-        self.moved.notify_all();
+        drop(self.line.lock());
+        self.moved.notify();
     }
 
     pub(crate) fn push(&self, pending: Pending) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push(pending);
+        self.pending.lock().push(pending);
     }
 
     /// Waits while something is `pending`, and for `most` at most; looks again whenever something has changed.
     pub(crate) fn wait_while(&self, most: StdDuration, mut pending: impl FnMut() -> bool) {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.moved.wait_timeout_while(line, most, |_| pending()));
-    }
-
-    /// Waits in line for credit, then spends.
-    #[cold]
-    pub(crate) fn wait_for_credit(&self, runtime: &Runtime, thread: &ThreadRecord, cost: u64) -> Passed {
-        let began = clock::now_ns();
-        end_segments(thread, Ending::Waiting);
-        let mut wait = Waiting::new(runtime, self, began);
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        runtime.wake_helper();
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = line.next;
-        line.next += 1;
-        let (mut seen, mut stuck_since) = (line.serving, began);
-        let (mut watch, mut gone) = (lifecycle::Watch::new(runtime, began), false);
-        let passed = loop {
-            if self.shut.load(Ordering::Acquire) {
-                break Passed::Failed;
-            }
-            // Switched off while waiting, or the helper is gone: nothing would ever let credit in.
-            if CONTROL.state() != State::Active as u32 || self.free_running.load(Ordering::Acquire) {
-                break Passed::Unmetered;
-            }
-            let now = clock::now_ns();
-            if line.serving != seen {
-                (seen, stuck_since) = (line.serving, now);
-            }
-            let front = line.serving >= ticket || u128::from(now - stuck_since) > LINE_STUCK.as_nanos();
-            if front && self.gate.try_spend(Duration::from_nanos(cost)) {
-                break Passed::Paid;
-            }
-            gone = watch.sees_it_gone(runtime, now);
-            if gone {
-                break Passed::Unmetered;
-            }
-            wait.look(now);
-            line = self
-                .moved
-                .wait_timeout(line, StdDuration::from_millis(10))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        };
-        line.serving = line.serving.max(ticket + 1);
-        drop(line);
-        if gone {
-            lifecycle::stand_aside("its helper thread is gone");
-        }
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        self.waited_ns.fetch_add(clock::now_ns() - began, Ordering::Relaxed);
-        self.moved.notify_all();
-        wait.end(cost, passed != Passed::Failed);
-        passed
+        let line = self.line.lock();
+        drop(self.moved.wait_while(line, most, |_| pending()));
     }
 }

@@ -5,10 +5,10 @@ use core::ffi::{c_uint, c_void};
 
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
-use super::memory::{allocate, free, handle, metering};
-use super::wrappers;
 use crate::device::book::{Key, Kind};
-use crate::process::lifecycle::Runtime;
+use crate::exports::macros::wrappers;
+use crate::exports::memory::{allocate, free, handle, metered, metering};
+use crate::process::runtime::Metered;
 use crate::sys::driver::real;
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical
@@ -98,9 +98,7 @@ fn allocate_array<T>(
     if flags & (SPARSE | DEFERRED_MAPPING) != 0 {
         return call();
     }
-    let Some(ordinal) = metering().and_then(Runtime::current_device).map(|device| device.ordinal) else {
-        return call();
-    };
+    let ordinal = metered!(metered!(metering(None), call).current_device(), call).ordinal;
     let bytes = required(desc, levels, ordinal).unwrap_or_else(|| {
         let base = described(width, height, depth, format, channels);
         // All levels of a mipmap take at most twice its base.

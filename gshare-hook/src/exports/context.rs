@@ -3,16 +3,17 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 
-use super::wrappers;
 use crate::device::context;
+use crate::exports::macros::wrappers;
+use crate::launch::control::{ALL_STREAMS, CONTROL};
 use crate::launch::segments::{self, synchronise};
 use crate::launch::streams::{self, PER_THREAD_STREAM, stream_of};
-use crate::process::control::{ALL_STREAMS, CONTROL};
+use crate::process::runtime::PROCESS;
 use crate::sys::driver::real;
+use crate::sys::lock::{Guard, Lock};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
@@ -20,8 +21,8 @@ const NON_BLOCKING: c_uint = 1;
 /// A context is about to be destroyed: its events are not touched from here on.
 fn destroying(context: usize) {
     segments::synchronising();
-    if let Some(runtime) = CONTROL.runtime() {
-        runtime.contexts.destroying(context);
+    if let Some(runtime) = PROCESS.runtime() {
+        runtime.metering.contexts.destroying(context);
     }
     segments::destroying(ALL_STREAMS);
 }
@@ -35,9 +36,9 @@ struct Capture {
 }
 
 /// Captures that have begun and not ended. One number may be there more than once: each thread has a default stream of its own.
-fn captures() -> MutexGuard<'static, Vec<Capture>> {
-    static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
-    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
+fn captures() -> Guard<'static, Vec<Capture>> {
+    static CAPTURES: Lock<Vec<Capture>> = Lock::new(Vec::new());
+    CAPTURES.lock()
 }
 
 /// The capture of this stream has ended, if it had one of its own.
@@ -67,7 +68,7 @@ fn captures_gone(context: usize) {
 /// A context is gone, with all it held.
 fn destroyed(context: usize) {
     captures_gone(context);
-    let Some(runtime) = CONTROL.runtime() else { return };
+    let Some(runtime) = PROCESS.runtime() else { return };
     for (_, record) in runtime.book.drain(|_, record| record.context == context) {
         runtime.release(record.device, record.bytes);
     }
@@ -83,9 +84,9 @@ fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult
 }
 
 /// Contexts that were attached and not detached, once for each time.
-fn attachments() -> MutexGuard<'static, Vec<usize>> {
-    static ATTACHMENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-    ATTACHMENTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn attachments() -> Guard<'static, Vec<usize>> {
+    static ATTACHMENTS: Lock<Vec<usize>> = Lock::new(Vec::new());
+    ATTACHMENTS.lock()
 }
 
 /// References to primary contexts that were taken through the hook, by device.
@@ -102,9 +103,7 @@ fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
         if let Some(retained) = retained(device) {
             retained.fetch_add(1, Ordering::AcqRel);
         }
-        if let Some(runtime) = CONTROL.runtime() {
-            runtime.context_on(device);
-        }
+        CONTROL.context_on(device);
     }
     result
 }
@@ -119,10 +118,8 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// A context that is no primary one was made, green ones included.
 fn made_on(device: CUdevice) {
-    CONTROL.context_made(device);
-    if let Some(runtime) = CONTROL.runtime() {
-        runtime.context_on(device);
-    }
+    PROCESS.own_contexts.made_on(device);
+    CONTROL.context_on(device);
 }
 
 fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -171,7 +168,7 @@ fn primary(device: CUdevice) -> Option<usize> {
 
 /// A primary context may be destroyed by this call.
 fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let matters = CONTROL.runtime().is_some() || CONTROL.capturing();
+    let matters = PROCESS.runtime().is_some() || CONTROL.capturing();
     let context = if matters { primary(device) } else { None };
     if let Some(context) = context {
         destroying(context);
@@ -323,8 +320,8 @@ wrappers! { CONTEXTS:
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
             let handle = context::forget_green(context.addr());
-            if let Some(handle) = handle && let Some(runtime) = CONTROL.runtime() {
-                runtime.contexts.destroying(handle);
+            if let Some(handle) = handle && let Some(runtime) = PROCESS.runtime() {
+                runtime.metering.contexts.destroying(handle);
             }
             segments::destroying(ALL_STREAMS);
             // SAFETY: as above.

@@ -5,9 +5,10 @@ use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
 
-use super::wrappers;
-use crate::launch::gate::{launch, launch_as};
+use crate::exports::macros::wrappers;
+use crate::launch::gate;
 use crate::launch::streams::stream_of;
+use crate::process::admission::{launch, launch_as};
 
 /// Threads of a launch: grid times block.
 #[inline(always)]
@@ -85,20 +86,20 @@ wrappers! { LAUNCHES:
     cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
         // SAFETY: the caller's own arguments.
         let result = launch(exec.addr() as u64, 0, stream_of(stream, false), move || unsafe { real(exec, stream) });
-        super::memory::graph_launched();
+        crate::exports::pools::graph_launched();
         result
     }
     cuGraphLaunch_ptsz(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
         // SAFETY: the caller's own arguments.
         let result = launch(exec.addr() as u64, 0, stream_of(stream, true), move || unsafe { real(exec, stream) });
-        super::memory::graph_launched();
+        crate::exports::pools::graph_launched();
         result
     }
     cuGraphExecDestroy(exec: sys::CUgraphExec) |real| {
         // SAFETY: the caller's own arguments.
         let result = unsafe { real(exec) };
         if result.is_ok() {
-            crate::launch::gate::forget(exec.addr() as u64, 0);
+            gate::forget(exec.addr() as u64, 0);
         }
         result
     }

@@ -1,7 +1,8 @@
 //! NVML's view of memory, so that `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
 //!
-//! Only devices that the process uses under a limit are altered, in `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
-//! in `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees those of its instance there, itself
+//! All devices are altered on which a memory limit applies or will apply, from the program's first look on: before a device is in use,
+//! the limit of the settings counts, and nothing is used there. Altered are `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
+//! `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees those of its instance, itself
 //! first, each with the memory that it uses. Of how busy each process keeps the device (`nvmlDeviceGetProcessUtilization`,
 //! `nvmlDeviceGetProcessesUtilizationInfo`) it sees those of its instance too. The look-up by `dlsym` is how every client reaches
 //! NVML, so nothing is exported.
@@ -11,8 +12,10 @@ use core::ffi::{c_char, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::device::Device;
-use crate::process::control::CONTROL;
-use crate::sys::driver;
+use crate::launch::control::{CONTROL, State};
+use crate::process::runtime::PROCESS;
+use crate::sys::dlsym::real_dlsym;
+use crate::sys::{driver, settings};
 
 /// `nvmlMemory_t`: three counts of bytes.
 #[repr(C)]
@@ -114,21 +117,60 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
     Some(wrapper)
 }
 
-/// Bytes that the instance uses on this NVML device, and its limit, where a limit applies.
-fn limit_of(nvml_device: *mut c_void) -> Option<(u64, u64)> {
-    let device = limited(nvml_device)?;
-    Some((device.memory.used_by_all(), device.memory.limit()?))
+/// What the program sees of a device on which a memory limit applies.
+#[derive(Clone, Copy, Debug)]
+enum View {
+    /// Of a device that is in use.
+    Used(&'static Device),
+    /// Of one that is not: the limit.
+    Unused(u64),
+}
+
+impl View {
+    /// Bytes that the instance uses, and its limit.
+    fn memory(self) -> Option<(u64, u64)> {
+        match self {
+            Self::Used(device) => Some((device.memory.used_by_all(), device.memory.limit()?)),
+            Self::Unused(limit) => Some((0, limit)),
+        }
+    }
+
+    /// The processes of the instance, with the bytes that each uses; this one first.
+    fn processes(self) -> Vec<(c_uint, u64)> {
+        match self {
+            Self::Used(device) => {
+                let mut all = vec![(std::process::id(), device.memory.used())];
+                all.extend(device.memory.siblings());
+                all
+            }
+            Self::Unused(_) => Vec::new(),
+        }
+    }
 }
 
 /// This NVML device, where a limit applies, with what is known of the instance's processes brought up to date.
-fn limited(nvml_device: *mut c_void) -> Option<&'static Device> {
-    let runtime = CONTROL.runtime()?;
+fn view_of(nvml_device: *mut c_void) -> Option<View> {
+    if CONTROL.state() == State::Off as u32 {
+        return None;
+    }
+    if let Some(runtime) = PROCESS.runtime()
+        && let Some(device) = uuid_of(nvml_device).and_then(|uuid| runtime.metering.devices.by_uuid(&uuid))
+    {
+        device.memory.limit()?;
+        runtime.look_at_siblings(device);
+        return Some(View::Used(device));
+    }
+    settings::memory_limit().map(View::Unused)
+}
+
+/// The UUID of an NVML device, as text.
+fn uuid_of(nvml_device: *mut c_void) -> Option<[u8; 96]> {
     // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there.
     let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;
     }
-    let get = crate::sys::resolve::real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
+    let get = real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
     // SAFETY: balances the dlopen above; NVML stays loaded by the program that is calling it.
     unsafe { libc::dlclose(handle) };
     if get.is_null() {
@@ -138,12 +180,7 @@ fn limited(nvml_device: *mut c_void) -> Option<&'static Device> {
     let get = unsafe { core::mem::transmute::<*mut c_void, Uuid>(get) };
     let mut text = [0u8; 96];
     // SAFETY: a valid buffer with its length.
-    if unsafe { get(nvml_device, text.as_mut_ptr().cast(), 96) } != 0 {
-        return None;
-    }
-    let device = runtime.limited_by_uuid(&text)?;
-    runtime.look_at_siblings(device);
-    Some(device)
+    (unsafe { get(nvml_device, text.as_mut_ptr().cast(), 96) } == 0).then_some(text)
 }
 
 extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_uint {
@@ -153,7 +190,7 @@ extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_ui
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, memory) };
     if result == 0
-        && let Some((used, limit)) = limit_of(device)
+        && let Some((used, limit)) = view_of(device).and_then(View::memory)
         // SAFETY: NVML has just filled it.
         && let Some(memory) = unsafe { memory.as_mut() }
     {
@@ -171,7 +208,7 @@ extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_ui
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, memory) };
     if result == 0
-        && let Some((used, limit)) = limit_of(device)
+        && let Some((used, limit)) = view_of(device).and_then(View::memory)
         // SAFETY: NVML has just filled it.
         && let Some(memory) = unsafe { memory.as_mut() }
     {
@@ -194,16 +231,15 @@ fn processes<T>(
     let pointer = REAL_PROCESSES[version].load(Ordering::Acquire);
     // SAFETY: only `wrapper` gives the functions below out, and it stored NVML's own of the same version first.
     let real = unsafe { core::mem::transmute::<*mut c_void, Processes<T>>(pointer) };
-    let Some(device) = (if count.is_null() { None } else { limited(device) }) else {
+    let Some(view) = (if count.is_null() { None } else { view_of(device) }) else {
         // SAFETY: the caller's arguments.
         return unsafe { real(device, count, list) };
     };
-    let mut all = vec![(std::process::id(), device.memory.used())];
-    all.extend(device.memory.siblings());
+    let all = view.processes();
     let needed = c_uint::try_from(all.len()).unwrap_or(c_uint::MAX);
     // SAFETY: the caller's own count.
     let room = unsafe { count.replace(needed) };
-    if room < needed || list.is_null() {
+    if room < needed || (list.is_null() && needed > 0) {
         return INSUFFICIENT_SIZE;
     }
     for (index, (pid, used)) in all.into_iter().enumerate() {
@@ -235,12 +271,12 @@ extern "C" fn processes_v3(device: *mut c_void, count: *mut c_uint, list: *mut P
 /// # Safety
 /// `list` has `count` entries.
 unsafe fn keep_own<T: Copy>(
-    device: &Device,
+    view: View,
     list: *mut T,
     count: &mut c_uint,
     pid: impl Fn(&T) -> c_uint,
 ) -> c_uint {
-    let mut own: Vec<c_uint> = device.memory.siblings().into_iter().map(|(pid, _)| pid).collect();
+    let mut own: Vec<c_uint> = view.processes().into_iter().map(|(pid, _)| pid).collect();
     own.push(std::process::id());
     let mut kept = 0;
     for index in 0..*count {
@@ -263,9 +299,9 @@ extern "C" fn samples(device: *mut c_void, list: *mut Sample, count: *mut c_uint
     let result = unsafe { real(device, list, count, since) };
     // SAFETY: the caller's own count, which NVML has just written.
     match unsafe { count.as_mut() } {
-        Some(count) if result == 0 && !list.is_null() => match limited(device) {
+        Some(count) if result == 0 && !list.is_null() => match view_of(device) {
             // SAFETY: NVML has just written `count` entries.
-            Some(device) => unsafe { keep_own(device, list, count, |sample| sample.pid) },
+            Some(view) => unsafe { keep_own(view, list, count, |sample| sample.pid) },
             None => result,
         },
         _ => result,
@@ -279,9 +315,9 @@ extern "C" fn rates(device: *mut c_void, all: *mut Rates) -> c_uint {
     let result = unsafe { real(device, all) };
     // SAFETY: the caller's own structure, which NVML has just filled.
     match unsafe { all.as_mut() } {
-        Some(Rates { count, list, .. }) if result == 0 && !list.is_null() => match limited(device) {
+        Some(Rates { count, list, .. }) if result == 0 && !list.is_null() => match view_of(device) {
             // SAFETY: NVML has just written `count` entries.
-            Some(device) => unsafe { keep_own(device, *list, count, |rate| rate.pid) },
+            Some(view) => unsafe { keep_own(view, *list, count, |rate| rate.pid) },
             None => result,
         },
         _ => result,

@@ -43,124 +43,73 @@ use core::sync::atomic::Ordering;
 
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::shape;
-use gshare_meter::launch::{CALL_NS, Concluded, Ending, Verdict};
+use gshare_meter::launch::{Concluded, Ending, Verdict};
 
 use crate::device::{Device, Passed};
+use crate::launch::control::CONTROL;
+use crate::launch::failure::{Why, cannot_meter};
+use crate::launch::line::wait_for_credit;
+use crate::launch::metering::Metering;
 use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
 use crate::launch::runs::{ThreadRecord, own_record};
-use crate::launch::segments::{begin, end};
-use crate::launch::streams::{PER_THREAD_STREAM, in_context_of, is_captured};
-use crate::process::control::{CONTROL, State};
-use crate::process::lifecycle::{self, Runtime};
+use crate::launch::segments::{begin, end, take_over};
+use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
+use crate::launch::ticket::Ticket;
 use crate::sys::clock;
 
-/// A launch by the program: `call` is the real one.
-///
-/// `handle` and `size` name its cost, `stream` is where it goes (see [`stream_of`]).
+/// The short way of a launch: its cost is known and prepaid, and nothing else is to be done.
 #[inline(always)]
-pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    launch_as(handle, size, stream, CALL_NS, call)
+pub(crate) fn admit_prepaid(handle: u64, size: u64, stream: usize) -> Option<Ticket> {
+    let device = CONTROL.fast()?;
+    let thread = own_record()?;
+    let (row, cost) = device.costs.find(handle, shape(size));
+    let cost = cost?;
+    // SAFETY: the record is this thread's own.
+    let mut run = unsafe { thread.run(stream) };
+    if !run.is_on(stream, device) {
+        return None;
+    }
+    let open = run.open;
+    let verdict = run.run.admit(open, row, cost)?;
+    thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    Some(Ticket { verdict, cost })
 }
 
-/// A launch; `slack` is how much of its call's duration, in ns, may be the reason that the work started late.
-#[inline(always)]
-pub(crate) fn launch_as(
-    handle: u64,
-    size: u64,
+/// The way of a launch on this device that finds nothing prepaid, or anything to be done.
+pub(crate) fn admit(
+    metering: &'static Metering,
+    device: &'static Device,
+    (handle, size): (u64, u64),
     stream: usize,
     slack: u64,
-    call: impl FnOnce() -> CUresult,
-) -> CUresult {
-    let ticket = admit(handle, size, stream, slack);
-    if ticket.verdict == Verdict::Fail {
-        return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
-    }
-    let result = call();
-    if ticket.verdict > Verdict::Paid || (ticket.verdict == Verdict::Paid && !result.is_ok()) {
-        conclude(ticket, stream, result);
-    }
-    result
-}
-
-/// The decision about a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
-    pub(crate) verdict: Verdict,
-    /// What was charged, in ns.
-    pub(crate) cost: u64,
-}
-
-impl Ticket {
-    pub(crate) const PASS: Self = Self { verdict: Verdict::Pass, cost: 0 };
-    pub(crate) const FAIL: Self = Self { verdict: Verdict::Fail, cost: 0 };
-}
-
-#[inline(always)]
-fn admit(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
-    if let Some(device) = CONTROL.fast()
-        && let Some(thread) = own_record()
-        && let (row, Some(cost)) = device.costs.find(handle, shape(size))
-    {
-        // SAFETY: the record is this thread's own.
-        let mut run = unsafe { thread.run(stream) };
-        let open = run.open;
-        if run.is_on(stream, device)
-            && let Some(verdict) = run.run.admit(open, row, cost)
-        {
-            thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            return Ticket { verdict, cost };
-        }
-    }
-    if CONTROL.state() == State::Off as u32 {
-        return Ticket::PASS;
-    }
-    admit_slowly(handle, size, stream, slack)
-}
-
-/// The way of a launch that finds nothing prepaid, or anything to be done.
-#[inline(never)]
-fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
-    if CONTROL.state() != State::Active as u32 && !lifecycle::arm() {
-        return Ticket::PASS;
-    }
-    if CONTROL.capturing() && is_captured(stream) {
-        return Ticket::PASS;
-    }
-    let Some(runtime) = CONTROL.runtime() else { return Ticket::PASS };
-    if runtime.sole_device().is_some() {
-        return admit_here(runtime, handle, size, stream, slack);
-    }
-    // With several devices the stream says which one it is, and events are made in its context.
-    in_context_of(stream, || admit_here(runtime, handle, size, stream, slack))
-}
-
-fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
+) -> Ticket {
     // The default streams of threads are made without a call.
     if stream == PER_THREAD_STREAM && !CONTROL.has_blocking_streams() {
         CONTROL.blocking_stream_made();
     }
-    let Some(device) = runtime.launch_device() else { return Ticket::PASS };
-    let Some(thread) = own_record().or_else(|| runtime.enlist()) else { return Ticket::PASS };
+    let Some(thread) = own_record().or_else(|| metering.threads.enlist()) else {
+        return if cannot_meter(metering.on_failure, Why::Memory) { Ticket::PASS } else { Ticket::FAIL };
+    };
     thread.launches.store(thread.launches.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    if runtime.sole_device().is_none() {
+    if metering.devices.sole().is_none() {
         device.launches.fetch_add(1, Ordering::Relaxed);
     }
     if device.free_running.load(Ordering::Relaxed) {
         return Ticket::PASS;
     }
     let (row, cost) = device.costs.find(handle, shape(size));
-    let launch = Launch { runtime, device, thread, row, stream, slack };
+    let launch = Launch { metering, device, thread, row, stream, slack };
     let Some(cost) = cost else { return probe(launch) };
     // SAFETY: the record is this thread's own.
-    unsafe { thread.run(stream) }.take_over(stream, device);
-    match pay(runtime, device, thread, stream, cost) {
+    take_over(&mut unsafe { thread.run(stream) }, stream, device);
+    match pay(metering, device, thread, stream, cost) {
         Passed::Paid => {}
         Passed::Unmetered => return Ticket::PASS,
         Passed::Failed => return Ticket::FAIL,
     }
     // SAFETY: as above; the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
-    if run.run.is_due() && begin(runtime, &mut run, cost, row, slack) {
+    if run.run.is_due() && begin(metering, &mut run, cost, row, slack) {
         return measure_alone(launch, cost);
     }
     let open = run.open;
@@ -169,9 +118,9 @@ fn admit_here(runtime: &'static Runtime, handle: u64, size: u64, stream: usize, 
 
 /// After the call: the segment ends, the launch was measured alone, or the driver refused it.
 #[cold]
-fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
-    match CONTROL.runtime() {
-        Some(runtime) if runtime.sole_device().is_none() => {
+pub(crate) fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
+    match CONTROL.metering() {
+        Some(metering) if metering.devices.sole().is_none() => {
             in_context_of(stream, || conclude_here(ticket, stream, result));
         }
         _ => conclude_here(ticket, stream, result),
@@ -197,8 +146,8 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
 }
 
-/// Takes `cost` out of what is prepaid, and prepays again.
-fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> Passed {
+/// Takes `cost` out of the run's prepaid credit, and prepays again.
+fn pay(metering: &Metering, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> Passed {
     // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
     let mut run = unsafe { thread.run(stream) };
     let open = run.open;
@@ -206,13 +155,13 @@ fn pay(runtime: &Runtime, device: &Device, thread: &ThreadRecord, stream: usize,
         return Passed::Paid;
     }
     // Waiting ends all segments of this thread and gives back what they have prepaid.
-    device.wait_for_credit(runtime, thread, cost)
+    wait_for_credit(metering, device, thread, cost)
 }
 
 /// A function handle is gone: what was learned about it says nothing about the next one there. Its launches may have gone to any
 /// device.
 pub(crate) fn forget(handle: u64, size: u64) {
-    for device in CONTROL.runtime().into_iter().flat_map(Runtime::known_devices) {
+    for device in CONTROL.metering().into_iter().flat_map(|metering| metering.devices.iter()) {
         device.costs.forget(handle, shape(size));
     }
 }

@@ -1,7 +1,13 @@
 //! The launch path: what a launch costs, whether it goes now, and how its time on the device is measured.
 
+pub(crate) mod control;
+pub(crate) mod failure;
 pub(crate) mod gate;
+pub(crate) mod line;
+pub(crate) mod metering;
 pub(crate) mod probe;
 pub(crate) mod runs;
 pub(crate) mod segments;
 pub(crate) mod streams;
+pub(crate) mod threads;
+pub(crate) mod ticket;

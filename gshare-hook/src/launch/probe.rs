@@ -14,32 +14,35 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
 use gshare_meter::launch::{self, Ending, PROBE_WAIT, Verdict};
 
-use crate::device::context::{Context, Event, Pair};
+use crate::device::context::{Context, Pair};
 use crate::device::hold::Begun;
 use crate::device::{Device, Passed, Pending};
-use crate::launch::gate::Ticket;
-use crate::launch::runs::{Mark, ThreadRecord};
+use crate::launch::control::CONTROL;
+use crate::launch::line::wait_for_credit;
+use crate::launch::metering::Metering;
+use crate::launch::runs::{Alone, ThreadRecord};
 use crate::launch::segments::end_segments;
 use crate::launch::streams::LEGACY_STREAM;
-use crate::process::control::CONTROL;
-use crate::process::lifecycle::Runtime;
+use crate::launch::ticket::Ticket;
 use crate::sys::clock;
 
 /// A launch whose cost is not known: measured alone.
 #[cold]
 pub(crate) fn probe(of: Launch) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, .. } = of;
-    if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() {
-        let began = clock::now_ns();
+    let Launch { metering, device, thread, row, stream, .. } = of;
+    // Not in a signal handler whose thread waits: it may hold the line's lock.
+    let in_handler = thread.waits.load(Ordering::Relaxed);
+    if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
         end_segments(thread, Ending::Waiting);
-        runtime.wake_helper();
+        device.measuring.fetch_add(1, Ordering::AcqRel);
+        metering.bell.ring();
         let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());
         device.wait_while(most, || launch::awaits_measurement(&device.costs, row));
-        runtime.waited_for_measurement(device, began);
+        device.measuring.fetch_sub(1, Ordering::AcqRel);
     }
     let cost = launch::probe(&device.costs, row);
     if !device.gate.try_spend(Duration::from_nanos(cost)) {
-        match device.wait_for_credit(runtime, thread, cost) {
+        match wait_for_credit(metering, device, thread, cost) {
             Passed::Paid => {}
             Passed::Unmetered => return Ticket::PASS,
             Passed::Failed => return Ticket::FAIL,
@@ -54,25 +57,13 @@ pub(crate) fn probe(of: Launch) -> Ticket {
 /// A launch by the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
-    pub(crate) runtime: &'static Runtime,
+    pub(crate) metering: &'static Metering,
     pub(crate) device: &'static Device,
     pub(crate) thread: &'static ThreadRecord,
     pub(crate) row: Row,
     pub(crate) stream: usize,
     /// The part of its call's duration, in ns, that may be the reason that the work started late.
     pub(crate) slack: u64,
-}
-
-/// A launch that is being measured alone.
-#[derive(Debug)]
-pub(crate) struct Alone {
-    device: &'static Device,
-    stream: usize,
-    slack: u64,
-    timing: launch::Alone,
-    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
-    start: Option<Mark>,
-    lead: Option<Event>,
 }
 
 impl Alone {
@@ -105,10 +96,10 @@ impl Alone {
 /// Records the event before a launch; its cost has been paid.
 #[cold]
 pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
-    let Launch { runtime, device, thread, row, stream, slack } = of;
+    let Launch { metering, device, thread, row, stream, slack } = of;
     let timing = launch::Alone::new(&device.costs, row, 0, clock::now_ns());
     let mut alone = Alone { device, stream, slack, timing, start: None, lead: None };
-    let context = if CONTROL.capturing() { None } else { runtime.contexts.current() };
+    let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);
     }

@@ -9,13 +9,10 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering
 use std::sync::Arc;
 
 use gshare_meter::OpenRun;
-use gshare_meter::launch::{Ending, Open, Run};
+use gshare_meter::launch::{self, Ending, Open, Run};
 
 use crate::device::Device;
 use crate::device::context::{Context, Event};
-use crate::launch::probe::Alone;
-use crate::launch::segments::end;
-use crate::process::control::{CONTROL, State};
 use crate::sys::tls;
 
 /// Streams that a thread's launches are tracked on at once.
@@ -43,7 +40,7 @@ struct Place {
 pub(crate) struct Own {
     pub(crate) stream: usize,
     pub(crate) run: Run<Mark>,
-    /// [`crate::process::control::Control::destroyed`] when the segment began.
+    /// The count of destroyed handles when the segment began.
     pub(crate) destroyed: u64,
 }
 
@@ -100,17 +97,24 @@ impl Mine<'_> {
         }
     }
 
-    /// Makes the run this stream's.
-    pub(crate) fn take_over(&mut self, stream: usize, device: &'static Device) {
-        if self.is_on(stream, device) {
-            return;
-        }
-        end(self, Ending::Taken);
-        self.refund();
+    /// The run is this stream's from now on.
+    pub(crate) fn becomes(&mut self, stream: usize, device: &'static Device) {
         self.run.taken_over();
         self.stream = stream;
         self.device.store(core::ptr::from_ref(device).cast_mut(), Ordering::Relaxed);
     }
+}
+
+/// A launch that is being measured alone.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    pub(crate) device: &'static Device,
+    pub(crate) stream: usize,
+    pub(crate) slack: u64,
+    pub(crate) timing: launch::Alone,
+    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
+    pub(crate) start: Option<Mark>,
+    pub(crate) lead: Option<Event>,
 }
 
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.
@@ -121,6 +125,8 @@ pub(crate) struct ThreadRecord {
     /// Calls that wait for the device.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
+    /// It waits for credit.
+    pub(crate) waits: AtomicBool,
     /// The stream on which it ends a segment, or [`NO_STREAM`]: the stream is not destroyed meanwhile.
     pub(crate) ending: AtomicUsize,
     runs: [Place; RUNS],
@@ -138,6 +144,7 @@ impl ThreadRecord {
             launches: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             taken: AtomicBool::new(true),
+            waits: AtomicBool::new(false),
             ending: AtomicUsize::new(NO_STREAM),
             runs: core::array::from_fn(|_| Place::new()),
             alone: UnsafeCell::new(None),
@@ -190,12 +197,6 @@ pub(crate) fn place(stream: usize) -> usize {
 pub(crate) fn own_record() -> Option<&'static ThreadRecord> {
     // SAFETY: the word is this thread's own; it holds 0 or a record that is never freed.
     unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
-}
-
-/// The calling thread's record, if launches are metered.
-#[inline(always)]
-pub(crate) fn metered() -> Option<&'static ThreadRecord> {
-    if CONTROL.state() == State::Active as u32 { own_record() } else { None }
 }
 
 /// The thread is gone: what it left open is settled as predicted, without a call to the driver.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use gshare_meter::cost::Row;
 use gshare_meter::launch::{Ending, is_timed, unmeasured};
 
-use crate::device::Pending;
 use crate::device::context::{Context, Pair, relaxed};
-use crate::launch::runs::{Mine, NO_STREAM, ThreadRecord, metered, own_record};
+use crate::device::{Device, Pending};
+use crate::launch::control::{ALL_STREAMS, CONTROL, State};
+use crate::launch::metering::Metering;
+use crate::launch::runs::{Mine, NO_STREAM, ThreadRecord, own_record};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
-use crate::process::control::{ALL_STREAMS, CONTROL};
-use crate::process::lifecycle::Runtime;
 use crate::sys::clock;
 use gshare_cuda_abi::types::CUresult;
 
@@ -22,7 +22,7 @@ const DESTROY_STEPS: u32 = 5_000;
 
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
-pub(crate) fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
+pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
     let (open, Some(device)) = (run.open, run.device()) else { return false };
     let captures = CONTROL.capturing();
     if run.run.begin(open, &device.costs, row, cost, captures) {
@@ -32,12 +32,28 @@ pub(crate) fn begin(runtime: &Runtime, run: &mut Mine<'_>, cost: u64, row: Row, 
     if captures {
         return false;
     }
-    let Some(context) = runtime.contexts.current() else { return false };
+    let Some(context) = metering.contexts.current() else { return false };
     let idle = slack > 0 && Context::is_idle(run.stream);
     if let Some(event) = context.take_recorded(run.stream) {
         run.run.opened((event, context), clock::now_ns(), if idle { slack } else { 0 });
     }
     false
+}
+
+/// The calling thread's record, if launches are metered.
+#[inline(always)]
+pub(crate) fn metered() -> Option<&'static ThreadRecord> {
+    if CONTROL.state() == State::Active as u32 { own_record() } else { None }
+}
+
+/// Makes the run this stream's.
+pub(crate) fn take_over(run: &mut Mine<'_>, stream: usize, device: &'static Device) {
+    if run.is_on(stream, device) {
+        return;
+    }
+    end(run, Ending::Taken);
+    run.refund();
+    run.becomes(stream, device);
 }
 
 /// Ends the segments of the calling thread.
@@ -95,7 +111,7 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
 pub(crate) fn destroying(stream: usize) {
     CONTROL.handle_destroyed(stream);
     fence(Ordering::SeqCst);
-    for thread in CONTROL.runtime().map_or_else(Vec::new, Runtime::threads) {
+    for thread in CONTROL.metering().map_or_else(Vec::new, |metering| metering.threads.all()) {
         let ends = || {
             let ending = thread.ending.load(Ordering::Acquire);
             ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)

@@ -15,17 +15,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::context::{Progress, RELAXED, exchange_capture_mode};
 use crate::device::{Device, Pending};
+use crate::launch::control::{CONTROL, State};
 use crate::launch::runs::{RUNS, ThreadRecord};
-use crate::process::control::{CONTROL, State};
-use crate::process::lifecycle::{self, Answer, Request, Runtime};
+use crate::launch::threads::main_has_ended;
+use crate::process::end::{end_process, program_has_ended};
+use crate::process::question::{Answer, Request};
+use crate::process::runtime::Runtime;
 use crate::sys::clock;
-use crate::sys::connection::{Bell, Connection};
+use crate::sys::connection::Connection;
+use crate::sys::stderr::tell;
 
 /// The longest and the shortest sleep, in ns.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// The longest sleep while no other thread can wake this one, in ns: the program may have used up its descriptors.
 const DEAF_SLEEP: u64 = 10_000_000;
 const SHORTEST_SLEEP: u64 = 20_000;
+/// How long the end of the process waits for its last report, in ns.
+const LEAVE_WAIT: u64 = 500_000_000;
 /// Number of the PID namespace that a machine starts with.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
@@ -35,13 +41,17 @@ pub(crate) fn run(runtime: &'static Runtime) {
     let mut helper = Helper::new(runtime);
     helper.feed(MeterEvent::DeadlineReached);
     loop {
-        runtime.beat.store(clock::now_ns(), Ordering::Relaxed);
+        runtime.metering.beat.store(clock::now_ns(), Ordering::Relaxed);
         helper.serve(runtime.take_requests());
         helper.listen();
         helper.look();
         // The state is Armed while the first device is being attached.
         if CONTROL.state() == State::Off as u32 {
             return;
+        }
+        if main_has_ended() && program_has_ended() {
+            helper.leave();
+            end_process();
         }
         helper.sleep();
     }
@@ -142,6 +152,12 @@ impl Helper {
             }
             self.actions = actions;
         }
+        for Watched { device, .. } in &self.devices {
+            let refused = self.meter.refuses(ordinal_of(device));
+            if device.turned_away.swap(refused, Ordering::AcqRel) != refused {
+                device.wake();
+            }
+        }
     }
 
     fn carry_out(&mut self, action: MeterAction) {
@@ -185,15 +201,8 @@ impl Helper {
                     watched.presumed += thread.presume_done(watched.device, run % RUNS, predicted);
                 }
             }
-            MeterAction::Explain { device, why } => {
-                if let Some(device) = self.device(device) {
-                    device.why.set(why);
-                }
-            }
-            MeterAction::Note { device, event } => {
-                self.runtime.trace(device.and_then(|Ordinal(number)| i32::try_from(number).ok()), event);
-            }
-            MeterAction::Tell(line) => lifecycle::tell(&line),
+            MeterAction::Explain { .. } | MeterAction::Note { .. } => {}
+            MeterAction::Tell(line) => tell(&line),
         }
     }
 
@@ -235,6 +244,17 @@ impl Helper {
                     self.feed(MeterEvent::Leaving { ticket });
                 }
             }
+        }
+    }
+
+    /// The process ends: what it used is reported, for [`LEAVE_WAIT`] at most.
+    fn leave(&mut self) {
+        let (answer, by) = (Answer::default(), clock::now_ns() + LEAVE_WAIT);
+        self.serve(vec![Request::Leave(answer.clone())]);
+        while !answer.is_given() && clock::now_ns() < by {
+            self.listen();
+            self.look();
+            self.sleep();
         }
     }
 
@@ -321,8 +341,8 @@ impl Helper {
 
     /// Looks at the counters of threads and devices and at the events that the devices have passed.
     fn look(&mut self) {
-        self.runtime.contexts.end_overdue_holds(clock::now_ns());
-        self.threads = self.runtime.threads();
+        self.runtime.metering.contexts.end_overdue_holds(clock::now_ns());
+        self.threads = self.runtime.metering.threads.all();
         let of_all = |counter: fn(&ThreadRecord) -> u64| -> Vec<u64> {
             self.threads.iter().map(|thread| counter(thread)).collect()
         };
@@ -367,7 +387,7 @@ impl Helper {
     fn facts(&mut self, index: usize, launches: u64) -> Facts {
         let Watched { device, presumed, .. } = &mut self.devices[index];
         // What is launched on one device says nothing about another.
-        let several = self.runtime.sole_device().is_none();
+        let several = self.runtime.metering.devices.sole().is_none();
         Facts {
             launches: if several { device.launches.load(Ordering::Relaxed) } else { launches },
             waiting: device.waiting.load(Ordering::Acquire),
@@ -381,8 +401,10 @@ impl Helper {
 
     /// Sleeps until there is something to do.
     fn sleep(&self) {
-        let bell = self.runtime.bell.descriptor();
-        let longest = if bell.is_some() { LONGEST_SLEEP } else { DEAF_SLEEP };
+        let bell = self.runtime.metering.bell.rope();
+        // The end of a thread rings no bell.
+        let hears = bell.is_some() && !main_has_ended();
+        let longest = if hears { LONGEST_SLEEP } else { DEAF_SLEEP };
         let next = self.meter.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
         let nanos = next.saturating_sub(clock::now_ns()).clamp(SHORTEST_SLEEP, longest);
         let wait = Timespec {
@@ -396,7 +418,7 @@ impl Helper {
         }
         let _ = poll(&mut files, Some(&wait));
         if let Some(bell) = bell {
-            Bell::hush(&bell);
+            bell.hush();
         }
     }
 }

@@ -10,9 +10,9 @@
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so that none has any before a daemon has divided it | no limit |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
-//! | `GSHARE_TRACE`, `GSHARE_TRACE_RING` | what is written down for `gshare trace`: [`crate::wait_ring`] | waits, denials and the link |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
+//! | `GSHARE_ON_FAILURE` | when a limit cannot be kept (no thread to be had, no memory, a driver that lacks functions): `closed`: launches and allocations fail; `run`: the program runs without limits | `closed` |
 //!
 //! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
 //! environment (`su`, `sudo`, `cron`, `env -i`) keeps the share that its container was given.
@@ -22,20 +22,26 @@
 
 use std::ffi::OsString;
 
-use gshare_core::wait_ring::Category;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, ServiceClass, SmShare};
 
 /// Where the daemon listens unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
 
-/// The file beside the library.
-pub(crate) const FILE: &str = "share.env";
-
 /// The value that a line `KEY=VALUE` of the file gives; the last one of several.
 pub(crate) fn line<'a>(file: &'a str, key: &str) -> Option<&'a str> {
     let lines = file.lines().rev().filter_map(|line| line.trim().split_once('='));
     lines.filter(|(name, _)| name.trim_end() == key).map(|(_, value)| value.trim_start()).next()
+}
+
+/// What to do when a limit was asked for and cannot be kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OnFailure {
+    /// Launches and allocations fail.
+    #[default]
+    Closed,
+    /// The program runs without limits.
+    Run,
 }
 
 /// What the environment says.
@@ -59,8 +65,8 @@ pub(crate) struct Config {
     pub(crate) on_loss: OnDaemonLoss,
     /// How long launches and allocations wait for a daemon.
     pub(crate) daemon_wait: DaemonWait,
-    /// What is written down of what happens.
-    pub(crate) trace: Wanted,
+    /// What to do when the process cannot be metered.
+    pub(crate) on_failure: OnFailure,
     /// What could not be read, for people.
     pub(crate) complaints: Vec<String>,
 }
@@ -81,18 +87,18 @@ impl Config {
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
         let daemon_wait = text("GSHARE_DAEMON_WAIT");
-        let words = text("GSHARE_TRACE").unwrap_or_default();
+        let on_failure = text("GSHARE_ON_FAILURE");
         let run = parsed("GSHARE_RUN", run, read::<RunId>, &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
         let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
         let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
         let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
-        let on_loss = parsed("GSHARE_ON_DAEMON_LOSS", on_loss, policy, &mut complaints).unwrap_or_default();
+        let on_loss =
+            parsed("GSHARE_ON_DAEMON_LOSS", on_loss, read_on_loss, &mut complaints).unwrap_or_default();
         let daemon_wait = parsed("GSHARE_DAEMON_WAIT", daemon_wait, read::<DaemonWait>, &mut complaints)
             .unwrap_or_default();
-        let file = get("GSHARE_TRACE_RING").filter(|name| !name.is_empty());
-        let (trace, unknown) = Wanted::read(&words, file);
-        complaints.extend(unknown.err().map(|error| format!("GSHARE_TRACE={words}: {error}")));
+        let on_failure =
+            parsed("GSHARE_ON_FAILURE", on_failure, read_on_failure, &mut complaints).unwrap_or_default();
         let range = quota.unwrap_or(QuotaRange::BEST_EFFORT);
         let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), memory).unwrap_or_else(|error| {
             complaints.push(format!("GSHARE_SM, GSHARE_MEM: {error}"));
@@ -108,45 +114,9 @@ impl Config {
             class,
             on_loss,
             daemon_wait,
-            trace,
+            on_failure,
             complaints,
         }
-    }
-}
-
-/// Words of the simulated driver, which reads the same variable.
-const OF_THE_SIMULATOR: [&str; 3] = ["calls", "lookups", "tables"];
-
-/// What is to be traced: `GSHARE_TRACE` and `GSHARE_TRACE_RING`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Bits of categories; 0 for no ring.
-    pub(crate) traced: u64,
-    /// Where the ring is to stay.
-    pub(crate) file: Option<OsString>,
-}
-
-impl Wanted {
-    /// Reads `GSHARE_TRACE`; a word that is not known is an error, and left out.
-    pub(crate) fn read(words: &str, file: Option<OsString>) -> (Self, Result<(), String>) {
-        let (mut traced, mut own, mut unknown) = (0, false, Vec::new());
-        for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            match Category::ALL.iter().find(|(name, _)| *name == word) {
-                Some((_, category)) => (traced, own) = (traced | category.bit(), true),
-                None if word == "none" => own = true,
-                None if OF_THE_SIMULATOR.contains(&word) => {}
-                None => unknown.push(word),
-            }
-        }
-        if !own {
-            traced = Category::Gate.bit() | Category::Link.bit();
-        }
-        let complaint = format!(
-            "{} unknown; known are gate, memory, link, none, and for the simulated driver {}",
-            unknown.join(", "),
-            OF_THE_SIMULATOR.join(", ")
-        );
-        (Self { traced, file }, if unknown.is_empty() { Ok(()) } else { Err(complaint) })
     }
 }
 
@@ -170,10 +140,18 @@ fn read<T: core::str::FromStr<Err: core::fmt::Display>>(text: &str) -> Result<T,
     text.parse().map_err(|error: T::Err| error.to_string())
 }
 
-fn policy(text: &str) -> Result<OnDaemonLoss, String> {
+fn read_on_loss(text: &str) -> Result<OnDaemonLoss, String> {
     match text {
         "open" => Ok(OnDaemonLoss::Open),
         "closed" => Ok(OnDaemonLoss::Closed),
         _ => Err("expected open or closed".into()),
+    }
+}
+
+fn read_on_failure(text: &str) -> Result<OnFailure, String> {
+    match text {
+        "closed" => Ok(OnFailure::Closed),
+        "run" => Ok(OnFailure::Run),
+        _ => Err("expected closed or run".into()),
     }
 }

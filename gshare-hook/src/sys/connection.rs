@@ -1,101 +1,14 @@
 //! The connection to the daemon: frames in, frames out, nothing blocks for long.
-//!
-//! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files get their
-//! numbers next. So the hook's have numbers that are not reused soon, and are looked at before they are used; those that are gone
-//! are made again.
-#![allow(unsafe_code)] // a descriptor that is closed by hand
 
-use core::mem::ManuallyDrop;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// The lowest number that a descriptor of the hook's has, where the process may have that many.
-const LOWEST: i32 = 512;
-
-/// A descriptor of the hook's, as long as the program leaves it alone.
-#[derive(Debug)]
-pub(crate) struct Descriptor {
-    fd: ManuallyDrop<OwnedFd>,
-    /// Which file it is: device and inode.
-    file: Option<(u64, u64)>,
-}
-
-impl Descriptor {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd);
-        let file = file_of(&fd);
-        Self { fd: ManuallyDrop::new(fd), file }
-    }
-
-    /// Whether its number still means what it did.
-    pub(crate) fn is_ours(&self) -> bool {
-        file_of(&self.fd) == self.file
-    }
-}
-
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            // SAFETY: nothing uses it after its drop.
-            unsafe { ManuallyDrop::drop(&mut self.fd) };
-        }
-    }
-}
-
-impl AsFd for Descriptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-fn file_of(fd: &OwnedFd) -> Option<(u64, u64)> {
-    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
-}
-
-/// Wakes the helper thread: an eventfd, made again where the program has closed it.
-#[derive(Debug)]
-pub(crate) struct Bell(Mutex<Option<Arc<Descriptor>>>);
-
-impl Bell {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(Self::make()))
-    }
-
-    fn make() -> Option<Arc<Descriptor>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        rustix::event::eventfd(0, flags).ok().map(|bell| Arc::new(Descriptor::new(bell)))
-    }
-
-    /// The descriptor that becomes readable; `None` while the process has none to spare.
-    pub(crate) fn descriptor(&self) -> Option<Arc<Descriptor>> {
-        let mut bell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !bell.as_ref().is_some_and(|bell| bell.is_ours()) {
-            *bell = Self::make();
-        }
-        bell.clone()
-    }
-
-    /// Wakes the thread, or has it find its work when it looks next.
-    pub(crate) fn ring(&self) {
-        if let Some(bell) = self.descriptor() {
-            // A full counter means that the thread has been woken already.
-            let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Makes the descriptor unreadable until the next ring.
-    pub(crate) fn hush(bell: &Descriptor) {
-        if bell.is_ours() {
-            let _ = rustix::io::read(bell, &mut [0u8; 8]);
-        }
-    }
-}
+use crate::sys::descriptor::Descriptor;
 
 /// One connection; dropped at the first error.
 #[derive(Debug)]

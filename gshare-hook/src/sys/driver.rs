@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use gshare_cuda_abi::SYMBOLS;
 
-use crate::sys::resolve;
+use crate::sys::dlsym;
 
 static REAL: [AtomicPtr<c_void>; SYMBOLS.len()] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; SYMBOLS.len()];
@@ -55,8 +55,8 @@ fn look_up(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     let name = CStr::from_bytes_until_nul(&buffer).ok()?;
     // What comes after this library in the program's order: the driver, or another preloaded library before it. A driver
     // that was opened privately is in no order and is asked itself.
-    let next = resolve::real_dlsym(libc::RTLD_NEXT, name.as_ptr());
-    let found = if next.is_null() { resolve::real_dlsym(handle, name.as_ptr()) } else { next };
+    let next = dlsym::real_dlsym(libc::RTLD_NEXT, name.as_ptr());
+    let found = if next.is_null() { dlsym::real_dlsym(handle, name.as_ptr()) } else { next };
     let found = core::ptr::NonNull::new(found)?;
     remember(index, found.as_ptr());
     Some(found)
@@ -93,6 +93,11 @@ pub(crate) fn library_of(address: *const c_void) -> Option<Vec<u8>> {
     }
     // SAFETY: dli_fname is a C string of the loader's, alive while the library is loaded.
     Some(unsafe { CStr::from_ptr(info.dli_fname.cast::<c_char>()) }.to_bytes().to_owned())
+}
+
+/// Whether two addresses lie in the same library.
+pub(crate) fn are_in_one_library(one: *const c_void, other: *const c_void) -> bool {
+    library_of(one) == library_of(other)
 }
 
 fn file_name(path: &[u8]) -> &[u8] {

@@ -1,8 +1,14 @@
-//! The lowest floor: the driver's functions, the loader, threads, time, the environment and the daemon's socket.
+//! The lowest floor: the driver's functions, the loader, threads, locks, time, settings and the daemon's socket.
 
+pub(crate) mod bell;
 pub(crate) mod clock;
 pub(crate) mod config;
 pub(crate) mod connection;
+pub(crate) mod descriptor;
+pub(crate) mod dlsym;
 pub(crate) mod driver;
-pub(crate) mod resolve;
+pub(crate) mod leak;
+pub(crate) mod lock;
+pub(crate) mod settings;
+pub(crate) mod stderr;
 pub(crate) mod tls;

@@ -57,6 +57,8 @@ pub struct Manners {
     /// The ordinal of a device that it refuses; and closes the connection over it.
     pub lacks: Option<u32>,
     pub hangs_up: bool,
+    /// How it refuses each device.
+    pub refuses: Option<RefusalCode>,
     /// After how many tokens it stops as if by a signal: its sockets stay, and no client is answered.
     pub stops_after: Option<u64>,
     /// For how long it gives no token, and says nothing.
@@ -79,6 +81,7 @@ impl Default for Manners {
             in_turns: false,
             lacks: None,
             hangs_up: false,
+            refuses: None,
             stops_after: None,
             keeps_waiting: std::time::Duration::ZERO,
             every: std::time::Duration::ZERO,
@@ -348,6 +351,10 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             told.attached.push(allocated.0);
             told.memory += allocated.0;
             told.devices.push(device);
+            if let Some(code) = manners.refuses {
+                peer.say(&ToClient::Refused { code, text: "not you".to_owned() });
+                return None;
+            }
             if manners.lacks == Some(ordinal) {
                 let text = "no such device".to_owned();
                 peer.say(&ToClient::Refused { code: RefusalCode::UnknownDevice, text });

@@ -124,6 +124,21 @@ impl Run {
         self
     }
 
+    /// On a driver that lacks this function.
+    pub fn on_a_driver_without(mut self, function: &str) -> Self {
+        let folder = self.place.path().join("driver");
+        std::fs::create_dir(&folder).expect("a temporary directory");
+        let mut library = std::fs::read(built().driver.join("libcuda.so.1")).expect("the driver is built");
+        let name = format!("\0{function}\0").into_bytes();
+        let found: Vec<usize> =
+            library.windows(name.len()).enumerate().filter(|(_, w)| **w == *name).map(|(at, _)| at).collect();
+        assert!(!found.is_empty(), "the driver has {function}");
+        found.into_iter().for_each(|at| library[at + 3] = b'_');
+        std::fs::write(folder.join("libcuda.so.1"), library).expect("a temporary directory");
+        self.command.env("LD_LIBRARY_PATH", folder);
+        self
+    }
+
     pub fn device(&self) -> PathBuf {
         self.place.path().join("device")
     }

@@ -1,7 +1,6 @@
 //! The `gshare` command as a user or a script meets it.
 
 use crate::common::{self, Local, attached, spec};
-use gshare_core::wire::ToDaemon;
 use gshared::config::JournalConfig;
 use gshared::journal::TokenStep;
 use rustix::process::{Pid, Signal, kill_process};

@@ -11,7 +11,7 @@
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::wire::{RefusalCode, WireError};
 use gshare_core::{Bytes, ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
-use gshare_sched::node::{NodeAction, Note, TokenFault};
+use gshare_sched::node::{NodeAction, Note};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;

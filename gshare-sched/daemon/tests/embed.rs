@@ -2,7 +2,7 @@
 
 use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
-use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::wire::ToClient;
 use gshare_core::{
     ClientId, Duration, Engine, ResourceSpec, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
 };

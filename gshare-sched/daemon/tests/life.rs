@@ -7,7 +7,6 @@ use gshare_sched::node::NodeEvent;
 use gshared::journal;
 use gshared::journal::TokenStep;
 use rustix::process::Signal;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 

@@ -2,7 +2,6 @@
 //! this machine alone.
 
 use crate::common::{Client, DEVICE_MEMORY, Local, attach_to, attached, spec};
-use gshare_core::wire::ToDaemon;
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec};
 use gshared::Snapshot;
 use gshared::config::MetricsAddress;

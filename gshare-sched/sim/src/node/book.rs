@@ -34,7 +34,7 @@ use crate::token::account::Windows;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Share, Timestamp, UseState};
 use gshare_meter::Ticket;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// How long a question may wait for its answer while the daemon works: a round of questions to others takes 0.2 s, processes
 /// that come back from another daemon are waited for up to 1 s, and a reservation may be behind another one.

@@ -1,20 +1,21 @@
 //! The switch that every wrapper reads first, on a page that a fork empties.
 //!
 //! ```text
-//! Armed ── first context, limits or a daemon ──▶ Active ── whole device, or the helper is gone ──▶ Off
-//!   └───── nothing to enforce, or GSHARE_DISABLE ───────────────────────────────────────────────▶ Off
+//! Armed ── first context, limits or a daemon ──▶ Active ── whole device, or GSHARE_ON_FAILURE=run ──▶ Off
+//!   │                                              └────── its helper thread is gone ─────────────▶ Shut
+//!   └───── nothing to enforce, or GSHARE_DISABLE ─────────────────────────────────────────────────▶ Off
 //! fork: the child's page is zero, and zero is Armed: it starts over, with none of the parent's locks or threads
 //! ```
 //! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), for every system call that makes one. `vfork` shares the page
 //! with its parent, rightly: that child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
-//! 4.14, and empties the word of the one thread that the child has.
+//! 4.14, and empties the word of the child's one thread.
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
-use crate::process::lifecycle::{Arming, Runtime};
+use crate::launch::metering::Metering;
+use crate::sys::lock::Lock;
 use crate::sys::tls;
 
 /// What the wrappers do.
@@ -27,6 +28,8 @@ pub(crate) enum State {
     Active = 1,
     /// Every call goes straight to the driver.
     Off = 2,
+    /// No launch and no allocation goes through.
+    Shut = 3,
 }
 
 /// How many destroyed handles are remembered by name.
@@ -40,33 +43,31 @@ pub(crate) struct Control {
     state: AtomicU32,
     /// Captures under way, as far as the wrappers saw.
     captures: AtomicU32,
-    /// The runtime, set before `state` becomes `Active`; never freed, so that a late reader is safe.
-    runtime: AtomicPtr<Runtime>,
+    /// What launches are metered with, set before `state` becomes `Active`; never freed, so that a late reader is safe.
+    metering: AtomicPtr<Metering>,
     /// Counts destroyed streams and contexts, and names the last of them: code that kept such a handle must not use it any more.
     destroyed: AtomicU64,
     graves: [AtomicUsize; GRAVES],
     /// Whether there ever was a stream that the legacy stream waits for.
     blocking_streams: AtomicBool,
-    /// Devices on which contexts were made that are not primary ones, as bits, whether there is a runtime yet or not.
-    contexts: AtomicU64,
-    arming: Arming,
+    /// The causes that were told, as bits: see [`cannot_meter`](crate::launch::failure::cannot_meter).
+    told: AtomicU32,
     /// The device that every launch goes to, while nothing but spending credit has to be done for one: metering, one
     /// device, no capture under way. Null otherwise.
     fast: AtomicPtr<Device>,
-    updating: Mutex<()>,
+    updating: Lock<()>,
 }
 
 pub(crate) static CONTROL: Control = Control {
     state: AtomicU32::new(0),
     captures: AtomicU32::new(0),
-    runtime: AtomicPtr::new(core::ptr::null_mut()),
+    metering: AtomicPtr::new(core::ptr::null_mut()),
     destroyed: AtomicU64::new(0),
     graves: [const { AtomicUsize::new(0) }; GRAVES],
     blocking_streams: AtomicBool::new(false),
-    contexts: AtomicU64::new(0),
-    arming: Arming::new(),
+    told: AtomicU32::new(0),
     fast: AtomicPtr::new(core::ptr::null_mut()),
-    updating: Mutex::new(()),
+    updating: Lock::new(()),
 };
 
 impl Control {
@@ -89,13 +90,26 @@ impl Control {
 
     /// Something changed that decides whether there is a short way.
     pub(crate) fn update(&self) {
-        // Two updates must not cross: the later one's answer would be lost. There is nothing to poison.
-        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        // Two updates must not cross: the later one's answer would be lost.
+        let _one_at_a_time = self.updating.lock();
         let open = self.state() == State::Active as u32 && !self.capturing();
-        let device = self.runtime().filter(|_| open).and_then(Runtime::sole_device);
+        let device = self.metering().filter(|_| open).and_then(|metering| metering.devices.sole());
         let device = device.filter(|device| !device.free_running.load(Ordering::Acquire));
         let device = device.map_or(core::ptr::null_mut(), |device| core::ptr::from_ref(device).cast_mut());
         self.fast.store(device, Ordering::Release);
+    }
+
+    /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
+    pub(crate) fn context_on(&self, ordinal: i32) {
+        let Some(metering) = self.metering() else { return };
+        if let Some(sole) = metering.devices.sole().filter(|device| device.ordinal != ordinal) {
+            // From here on each device counts its own.
+            let launches =
+                metering.threads.all().iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
+            sole.launches.store(launches, Ordering::Relaxed);
+            metering.devices.set_sole(None);
+            self.update();
+        }
     }
 
     #[inline(always)]
@@ -121,7 +135,7 @@ impl Control {
 
     /// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context.
     pub(crate) fn handle_destroyed(&self, stream: usize) {
-        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.updating.lock();
         let count = self.destroyed.load(Ordering::Relaxed);
         self.graves[place(count)].store(stream, Ordering::Relaxed);
         self.destroyed.store(count + 1, Ordering::Release);
@@ -132,7 +146,7 @@ impl Control {
         if self.destroyed() == since {
             return false;
         }
-        let _one_at_a_time = self.updating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.updating.lock();
         let count = self.destroyed();
         count - since > GRAVES as u64
             || (since..count)
@@ -147,37 +161,20 @@ impl Control {
         self.blocking_streams.store(true, Ordering::Relaxed);
     }
 
-    /// A context that is no primary one was made on this device.
-    pub(crate) fn context_made(&self, ordinal: i32) {
-        self.contexts.fetch_or(bit(ordinal), Ordering::AcqRel);
+    /// Whether this cause has yet to be told.
+    pub(crate) fn tells(&self, cause: u32) -> bool {
+        self.told.fetch_or(cause, Ordering::AcqRel) & cause == 0
     }
 
-    /// Whether such a context was ever made on another device.
-    pub(crate) fn has_contexts_beside(&self, ordinal: i32) -> bool {
-        self.contexts.load(Ordering::Acquire) & !bit(ordinal) != 0
-    }
-
-    pub(crate) fn begin_arming(&self) -> bool {
-        self.arming.begin()
-    }
-
-    pub(crate) fn arming(&self) -> bool {
-        self.arming.under_way()
-    }
-
-    pub(crate) fn end_arming(&self) {
-        self.arming.end();
-    }
-
-    /// The runtime of this process, once it is there.
+    /// What launches are metered with, once it is there.
     #[inline(always)]
-    pub(crate) fn runtime(&self) -> Option<&'static Runtime> {
-        // SAFETY: the pointer is null or comes from `Box::leak` in `install`.
-        unsafe { self.runtime.load(Ordering::Acquire).as_ref() }
+    pub(crate) fn metering(&self) -> Option<&'static Metering> {
+        // SAFETY: the pointer is null or that of a value that is never freed.
+        unsafe { self.metering.load(Ordering::Acquire).as_ref() }
     }
 
-    pub(crate) fn install(&self, runtime: &'static Runtime) {
-        self.runtime.store(core::ptr::from_ref(runtime).cast_mut(), Ordering::Release);
+    pub(crate) fn install(&self, metering: &'static Metering) {
+        self.metering.store(core::ptr::from_ref(metering).cast_mut(), Ordering::Release);
     }
 
     /// Makes the page empty in children. Called once, by the library's constructor.
@@ -196,16 +193,12 @@ fn place(count: u64) -> usize {
     usize::try_from(count % GRAVES as u64).unwrap_or(0)
 }
 
-fn bit(ordinal: i32) -> u64 {
-    u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
-}
-
 extern "C" fn forget() {
     // SAFETY: the calling thread's own word.
     unsafe { *tls::word() = 0 };
-    CONTROL.runtime.store(core::ptr::null_mut(), Ordering::Relaxed);
+    CONTROL.metering.store(core::ptr::null_mut(), Ordering::Relaxed);
     CONTROL.fast.store(core::ptr::null_mut(), Ordering::Relaxed);
     CONTROL.captures.store(0, Ordering::Relaxed);
-    CONTROL.arming.end();
+    CONTROL.told.store(0, Ordering::Relaxed);
     CONTROL.state.store(State::Armed as u32, Ordering::Relaxed);
 }

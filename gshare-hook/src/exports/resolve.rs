@@ -1,7 +1,7 @@
 //! How a program finds the driver's functions, and what it finds.
 //!
 //! # `dlsym`
-//! The hook exports `dlsym`. A look-up with `RTLD_NEXT` or `RTLD_DEFAULT` is resolved relative to its *return
+//! The hook exports `dlsym` and `dlvsym`. A look-up with `RTLD_NEXT` or `RTLD_DEFAULT` is resolved relative to its *return
 //! address*; a hook that forwards such a call changes the caller, and a library that asks for the next `malloc` gets
 //! its own back. So `dlsym` is a naked function: it looks at the handle and jumps to the real one, arguments and
 //! return address untouched. `RTLD_DEFAULT` finds the hook's own exports by the ordinary order of the program's
@@ -20,47 +20,16 @@
 #![allow(unsafe_code)] // the loader's interface
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use gshare_cuda_abi::types::CUresult;
 use gshare_cuda_abi::{NEWEST_RELEASE, Resolution};
 
-use crate::exports::{self, nvml};
+use crate::exports::{nvml, table};
+use crate::sys::dlsym::{
+    REAL_DLSYM, REAL_DLVSYM, find_dlsym, find_dlvsym, real_dlsym, real_dlvsym, stands_before,
+};
 use crate::sys::driver::{self, real};
-
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-
-/// The next `dlsym` of the program; null until `find_dlsym` ran.
-static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-
-/// The real `dlsym`, called: for handles that libraries were opened with, where the caller does not matter.
-pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    let mut pointer = REAL_DLSYM.load(Ordering::Relaxed);
-    if pointer.is_null() {
-        pointer = find_dlsym();
-    }
-    if pointer.is_null() {
-        return core::ptr::null_mut();
-    }
-    // SAFETY: `find_dlsym` stores only functions with this signature.
-    let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(pointer) };
-    // SAFETY: handle and name come from our caller, under dlsym's own contract.
-    let found = unsafe { dlsym(handle, name) };
-    // Something to do after the call: a jump in its place would make our caller the one that RTLD_NEXT starts from.
-    core::hint::black_box(found)
-}
-
-/// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another one calls `dlsym`.
-pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
-    // Every glibc for x86-64 has this version. Asked for one that it lacks, it allocates for its message: a wrapper of
-    // `malloc` that looks up the next one would come here again, without end.
-    // SAFETY: valid C strings; RTLD_NEXT is relative to this library, whose own `dlsym` is what must be skipped.
-    let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), c"GLIBC_2.2.5".as_ptr()) };
-    if !found.is_null() {
-        REAL_DLSYM.store(found, Ordering::Release);
-    }
-    found
-}
 
 /// `dlsym`, as the program sees it.
 ///
@@ -69,6 +38,15 @@ pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!("jmp {own}", own = sym own_dlsym)
+}
+
+/// The same under a name that is this library's alone: `dlsym` leads to the first one of the program, from here too.
+///
+/// # Safety
+/// As for `dlsym(3)`.
+#[unsafe(naked)]
+unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
         // RTLD_DEFAULT is 0 and RTLD_NEXT is -1: both are at most 1 after adding 1, as unsigned numbers.
         "lea rax, [rdi + 1]",
@@ -121,7 +99,7 @@ extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> 
     // SAFETY: dlsym was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) };
     let symbol = name.to_str().ok().and_then(gshare_cuda_abi::by_name);
-    symbol.is_some_and(|symbol| exports::wrapper(symbol.index).is_some()) && driver::loaded_driver().is_none()
+    symbol.is_some_and(|symbol| table::wrapper(symbol.index).is_some()) && driver::loaded_driver().is_none()
 }
 
 extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -129,17 +107,27 @@ extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut 
         // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT: what is there after this library?
         return real_dlsym(libc::RTLD_NEXT, name);
     }
-    let found = real_dlsym(handle, name);
-    if found.is_null() || name.is_null() {
+    wrapped(name, real_dlsym(handle, name))
+}
+
+/// What a look-up by handle gives the program: the wrapper of what was found, or what was found.
+fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
+    if name.is_null() {
         return found;
     }
-    // SAFETY: dlsym was given a C string, or its contract is broken already.
+    // SAFETY: the loader was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    if name == PROBE.to_bytes() {
+        PROBED.store(true, Ordering::Relaxed);
+    }
+    if found.is_null() {
+        return found;
+    }
     match name {
         [b'c', b'u', ..] => {
             let Ok(name) = core::str::from_utf8(name) else { return found };
             let Some(symbol) = gshare_cuda_abi::by_name(name) else { return found };
-            let Some(wrapper) = exports::wrapper(symbol.index) else { return found };
+            let Some(wrapper) = table::wrapper(symbol.index) else { return found };
             if found == wrapper || !driver::lies_in(found, b"libcuda.so") {
                 return found;
             }
@@ -149,6 +137,88 @@ extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut 
         [b'n', b'v', b'm', b'l', ..] => nvml::wrapper(name, found).unwrap_or(found),
         _ => found,
     }
+}
+
+/// `dlvsym`, as the program sees it.
+///
+/// # Safety
+/// As for `dlvsym(3)`.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "mov rcx, qword ptr [rsp + 24]", // the caller
+        "call {ours}",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jnz 3f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jz 3f",
+        "jmp rax",
+        "3:",
+        "ret",
+        ours = sym dlvsym_of_ours,
+        real = sym REAL_DLVSYM,
+    )
+}
+
+/// What this library answers to a look-up with a version; null: the real function answers. A library before this one that looks for
+/// the next `dlsym` gets this library's, so that the two make a chain. One behind it must not: their calls would go round in a circle.
+extern "C" fn dlvsym_of_ours(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: *const c_void,
+) -> *mut c_void {
+    if REAL_DLVSYM.load(Ordering::Relaxed).is_null() {
+        find_dlvsym();
+    }
+    let own = own_dlsym as *mut c_void;
+    // SAFETY: dlvsym was given a C string, or its contract is broken already.
+    if !name.is_null() && unsafe { CStr::from_ptr(name) } == c"dlsym" && stands_before(caller, own) {
+        return own;
+    }
+    if handle.is_null() || handle == libc::RTLD_NEXT {
+        return core::ptr::null_mut();
+    }
+    wrapped(name, real_dlvsym(handle, name, version))
+}
+
+/// A name that no library has, by which this library's `dlsym` sees that a look-up has come to it.
+const PROBE: &CStr = c"cuGshareProbe";
+static PROBED: AtomicBool = AtomicBool::new(false);
+
+/// The library whose `dlsym` the program's look-ups reach in place of this library's, if there is one. One that passes its look-ups
+/// on to this library is none.
+pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
+    let first = real_dlsym(libc::RTLD_DEFAULT, c"dlsym".as_ptr());
+    if first.is_null() || driver::are_in_one_library(first, own_dlsym as *const c_void) {
+        return None;
+    }
+    // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there, and the reference may stay.
+    let handle = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: what has this name has this signature.
+    let first_dlsym = unsafe {
+        core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
+            first,
+        )
+    };
+    // SAFETY: a valid handle and a C string.
+    unsafe { first_dlsym(handle, PROBE.as_ptr()) };
+    if PROBED.load(Ordering::Relaxed) { None } else { driver::library_of(first) }
 }
 
 /// The driver's release, asked once.
@@ -186,7 +256,7 @@ fn substitute(
     let Resolution::Found(symbol) = gshare_cuda_abi::resolve(base, asked.min(NEWEST_RELEASE), flags) else {
         return found;
     };
-    let Some(wrapper) = exports::wrapper(symbol.index) else { return found };
+    let Some(wrapper) = table::wrapper(symbol.index) else { return found };
     if asked > NEWEST_RELEASE && ask_again(NEWEST_RELEASE.cast_signed()) != found {
         return found;
     }

@@ -1,0 +1,100 @@
+//! What happens when a limit was asked for and cannot be kept.
+//!
+//! No launch and no allocation goes through then, unless the operator has said `GSHARE_ON_FAILURE=run`. Each cause is told once. Most
+//! causes may pass (a container at its limit of threads, memory that is short), so the next launch or allocation tries again.
+
+use core::fmt;
+
+use crate::device::Device;
+use crate::launch::control::{CONTROL, State};
+use crate::sys::config::OnFailure;
+use crate::sys::stderr::tell;
+
+/// Why this process cannot be metered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// No thread is to be had.
+    Thread(i32),
+    /// The program has taken all keys for data of threads.
+    Key,
+    /// No memory is to be had.
+    Memory,
+    /// The driver lacks this function.
+    Driver(&'static str),
+    /// The driver does not say what this device is, or its number is too high.
+    Device(i32),
+    /// Another thread has been deciding for seconds.
+    Undecided,
+    /// A decision ended in a panic.
+    Panic,
+    /// The helper thread does not run any more, or has ended in a panic: its account is lost.
+    Helper,
+    /// Look-ups of the program go past this library.
+    Bypassed,
+}
+
+impl Why {
+    fn bit(self) -> u32 {
+        1 << match self {
+            Self::Thread(_) => 0,
+            Self::Key => 1,
+            Self::Memory => 2,
+            Self::Driver(_) => 3,
+            Self::Device(_) => 4,
+            Self::Undecided => 5,
+            Self::Panic => 6,
+            Self::Helper => 7,
+            Self::Bypassed => 8,
+        }
+    }
+
+    /// Whether it stays so for the life of the process.
+    fn lasts(self) -> bool {
+        matches!(self, Self::Helper | Self::Bypassed)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Thread(errno) => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                write!(
+                    f,
+                    "no thread is to be had ({error}): raise RLIMIT_NPROC, RLIMIT_AS or the container's pids limit"
+                )
+            }
+            Self::Key => f.write_str("no pthread key is left: the program has taken all of them"),
+            Self::Memory => {
+                f.write_str("no memory is to be had: raise RLIMIT_AS or the container's memory limit")
+            }
+            Self::Driver(name) => write!(f, "the driver lacks {name}"),
+            Self::Device(ordinal) => write!(f, "the driver does not name device {ordinal}"),
+            Self::Undecided => f.write_str("another thread has been asking the driver for seconds"),
+            Self::Panic => f.write_str("a decision ended in a panic, which is a fault of gshare"),
+            Self::Helper => f.write_str("the helper thread is gone: restart the program"),
+            Self::Bypassed => f.write_str("another library's dlsym leads past the hook"),
+        }
+    }
+}
+
+/// The process cannot be metered. Tells it once, obeys the policy; gives whether launches and allocations go through.
+#[cold]
+pub(crate) fn cannot_meter(policy: OnFailure, why: Why) -> bool {
+    let runs = policy == OnFailure::Run;
+    if CONTROL.tells(why.bit()) {
+        tell(&match policy {
+            OnFailure::Run => format!("runs without limits, as GSHARE_ON_FAILURE=run says: {why}"),
+            OnFailure::Closed => {
+                format!(
+                    "no launch and no allocation goes through, since no limit can be kept: {why} (GSHARE_ON_FAILURE=run lets it run)"
+                )
+            }
+        });
+    }
+    if runs || why.lasts() {
+        CONTROL.set_state(if runs { State::Off } else { State::Shut });
+        CONTROL.metering().into_iter().flat_map(|metering| metering.devices.iter()).for_each(Device::wake);
+    }
+    runs
+}

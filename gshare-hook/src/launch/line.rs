@@ -1,0 +1,110 @@
+//! Threads that wait for credit, first come, first served.
+
+use core::sync::atomic::Ordering;
+use std::time::Duration as StdDuration;
+
+use gshare_core::Duration;
+use gshare_meter::launch::Ending;
+
+use crate::device::{Device, Passed};
+use crate::launch::control::{CONTROL, State};
+use crate::launch::failure::{Why, cannot_meter};
+use crate::launch::metering::{Metering, Watch};
+use crate::launch::runs::ThreadRecord;
+use crate::launch::segments::end_segments;
+use crate::sys::clock;
+
+/// How long a thread waits in line without the line moving before it stops waiting for those ahead.
+const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
+/// How long a thread sleeps before it looks again.
+const LOOK: StdDuration = StdDuration::from_millis(10);
+/// The same in a signal handler, where nothing can wake it.
+const LOOK_IN_HANDLER: StdDuration = StdDuration::from_micros(200);
+
+/// What a thread that waits finds.
+enum Found {
+    Ended(Passed),
+    HelperGone,
+    Nothing,
+}
+
+fn look(metering: &Metering, device: &Device, watch: &mut Watch, now: u64) -> Found {
+    let state = CONTROL.state();
+    if device.shut.load(Ordering::Acquire) || state == State::Shut as u32 {
+        Found::Ended(Passed::Failed)
+    } else if state != State::Active as u32 || device.free_running.load(Ordering::Acquire) {
+        // Switched off while waiting: nothing would ever let credit in.
+        Found::Ended(Passed::Unmetered)
+    } else if watch.sees_it_gone(metering, now) {
+        Found::HelperGone
+    } else {
+        Found::Nothing
+    }
+}
+
+/// Waits in line for credit, then spends.
+#[cold]
+pub(crate) fn wait_for_credit(
+    metering: &Metering,
+    device: &Device,
+    thread: &ThreadRecord,
+    cost: u64,
+) -> Passed {
+    let began = clock::now_ns();
+    // A signal handler that launches while its thread waits: the thread may hold the line's lock, and its own place in line does not
+    // move before the handler returns.
+    if thread.waits.swap(true, Ordering::Relaxed) {
+        return wait_in_handler(metering, device, cost, began);
+    }
+    end_segments(thread, Ending::Waiting);
+    device.waiting.fetch_add(1, Ordering::AcqRel);
+    metering.bell.ring();
+    let mut line = device.line.lock();
+    let ticket = line.next;
+    line.next += 1;
+    let (mut seen, mut stuck_since) = (line.serving, began);
+    let mut watch = Watch::new(metering, began);
+    let found = loop {
+        let now = clock::now_ns();
+        if line.serving != seen {
+            (seen, stuck_since) = (line.serving, now);
+        }
+        let front = line.serving >= ticket || u128::from(now - stuck_since) > LINE_STUCK.as_nanos();
+        match look(metering, device, &mut watch, now) {
+            Found::Nothing if front && device.gate.try_spend(Duration::from_nanos(cost)) => {
+                break Found::Ended(Passed::Paid);
+            }
+            Found::Nothing => line = device.moved.wait(line, LOOK),
+            found => break found,
+        }
+    };
+    line.serving = line.serving.max(ticket + 1);
+    drop(line);
+    thread.waits.store(false, Ordering::Relaxed);
+    device.waiting.fetch_sub(1, Ordering::AcqRel);
+    device.waited_ns.fetch_add(clock::now_ns() - began, Ordering::Relaxed);
+    device.moved.notify();
+    passes(metering, &found)
+}
+
+/// Waits for credit without a lock and outside of the line.
+fn wait_in_handler(metering: &Metering, device: &Device, cost: u64, began: u64) -> Passed {
+    let mut watch = Watch::new(metering, began);
+    loop {
+        match look(metering, device, &mut watch, clock::now_ns()) {
+            Found::Nothing if device.gate.try_spend(Duration::from_nanos(cost)) => {
+                return Passed::Paid;
+            }
+            Found::Nothing => std::thread::sleep(LOOK_IN_HANDLER),
+            found => return passes(metering, &found),
+        }
+    }
+}
+
+fn passes(metering: &Metering, found: &Found) -> Passed {
+    match found {
+        Found::Ended(passed) => *passed,
+        Found::HelperGone if cannot_meter(metering.on_failure, Why::Helper) => Passed::Unmetered,
+        Found::HelperGone | Found::Nothing => Passed::Failed,
+    }
+}

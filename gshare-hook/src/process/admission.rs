@@ -1,0 +1,71 @@
+//! A launch by the program, from the call to the driver's answer.
+//!
+//! The short way needs the launch floor alone. The long way decides first whether the process is metered at all, and on which device.
+
+use gshare_cuda_abi::types::CUresult;
+use gshare_meter::launch::{CALL_NS, Verdict};
+
+use crate::launch::control::{CONTROL, State};
+use crate::launch::gate::{admit, admit_prepaid, conclude};
+use crate::launch::streams::{in_context_of, is_captured};
+use crate::launch::ticket::Ticket;
+use crate::process::arm::arm;
+use crate::process::runtime::{Metered, Runtime};
+
+/// A launch by the program: `call` is the real one.
+///
+/// `handle` and `size` name its cost, `stream` is where it goes (see [`stream_of`](crate::launch::streams::stream_of)).
+#[inline(always)]
+pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    launch_as(handle, size, stream, CALL_NS, call)
+}
+
+/// A launch; `slack` is how much of its call's duration, in ns, may be the reason that the work started late.
+#[inline(always)]
+pub(crate) fn launch_as(
+    handle: u64,
+    size: u64,
+    stream: usize,
+    slack: u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let ticket = match admit_prepaid(handle, size, stream) {
+        Some(ticket) => ticket,
+        None if CONTROL.state() == State::Off as u32 => Ticket::PASS,
+        None => admit_slowly(handle, size, stream, slack),
+    };
+    if ticket.verdict == Verdict::Fail {
+        return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    let result = call();
+    if ticket.verdict > Verdict::Paid || (ticket.verdict == Verdict::Paid && !result.is_ok()) {
+        conclude(ticket, stream, result);
+    }
+    result
+}
+
+#[inline(never)]
+fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
+    let runtime = match arm(None) {
+        Metered::Yes(runtime) => runtime,
+        Metered::No => return Ticket::PASS,
+        Metered::Refused => return Ticket::FAIL,
+    };
+    if CONTROL.capturing() && is_captured(stream) {
+        return Ticket::PASS;
+    }
+    let admit_here = || admit_on(runtime, (handle, size), stream, slack);
+    if runtime.metering.devices.sole().is_some() {
+        return admit_here();
+    }
+    // With several devices the stream says which one it is, and events are made in its context.
+    in_context_of(stream, admit_here)
+}
+
+fn admit_on(runtime: &'static Runtime, what: (u64, u64), stream: usize, slack: u64) -> Ticket {
+    match runtime.launch_device() {
+        Metered::Yes(device) => admit(&runtime.metering, device, what, stream, slack),
+        Metered::No => Ticket::PASS,
+        Metered::Refused => Ticket::FAIL,
+    }
+}

@@ -1,0 +1,166 @@
+//! The decision, once per process, whether to meter it.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration as StdDuration;
+
+use gshare_cuda_abi::SYMBOLS;
+use gshare_cuda_abi::types::CUdevice;
+
+use crate::device::book::Book;
+use crate::device::context::Contexts;
+use crate::device::devices::{Devices, current_ordinal, exists, only_device_with_context, visible_devices};
+use crate::launch::control::{CONTROL, State};
+use crate::launch::failure::{Why, cannot_meter};
+use crate::launch::metering::Metering;
+use crate::launch::threads::{self, Threads};
+use crate::process::runtime::{Metered, PROCESS, Runtime};
+use crate::process::{end, helper, helper_thread};
+use crate::sys::bell::Bell;
+use crate::sys::config::Config;
+use crate::sys::leak::leak;
+use crate::sys::lock::Lock;
+use crate::sys::stderr::tell;
+use crate::sys::{clock, driver, settings};
+
+/// How many ms a thread waits for another one that decides: a little longer than that can take.
+const DECIDES_FOR: u32 = 3_000;
+
+/// The functions of the driver without which nothing can be limited.
+const NEEDED: [usize; 10] = {
+    use gshare_cuda_abi::index as of;
+    [
+        of::cuCtxGetCurrent,
+        of::cuCtxGetDevice,
+        of::cuCtxSetCurrent,
+        of::cuDeviceGetCount,
+        of::cuDeviceGetUuid,
+        of::cuDeviceTotalMem_v2,
+        of::cuEventCreate,
+        of::cuEventElapsedTime,
+        of::cuEventQuery,
+        of::cuEventRecord,
+    ]
+};
+
+/// What is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decision {
+    Is(State),
+    /// Too early to say: the driver has no such context or device, and fails the call by itself.
+    TooEarly,
+}
+
+/// Decides whether this process is metered, if that is not decided yet. `device` is named by a call that needs no context.
+#[cold]
+pub(crate) fn arm(device: Option<CUdevice>) -> Metered<&'static Runtime> {
+    // One thread decides. The word that says so is on the page that a fork empties, so that a child starts over.
+    for _ in 0..DECIDES_FOR {
+        if CONTROL.state() != State::Armed as u32 {
+            break;
+        }
+        if PROCESS.begin_arming() {
+            let decided = (CONTROL.state() == State::Armed as u32).then(|| decide_or_fail(device));
+            PROCESS.end_arming();
+            match decided {
+                Some(Ok(Decision::TooEarly)) => return Metered::No,
+                Some(Err(())) => return Metered::Refused,
+                Some(Ok(Decision::Is(_))) | None => break,
+            }
+        }
+        std::thread::sleep(StdDuration::from_millis(1));
+    }
+    match CONTROL.state() {
+        state if state == State::Active as u32 => PROCESS.runtime().map_or(Metered::Refused, Metered::Yes),
+        state if state == State::Off as u32 => Metered::No,
+        state
+            if state == State::Armed as u32 && cannot_meter(settings::read().on_failure, Why::Undecided) =>
+        {
+            Metered::No
+        }
+        _ => Metered::Refused,
+    }
+}
+
+/// `Err`: the call fails.
+fn decide_or_fail(device: Option<CUdevice>) -> Result<Decision, ()> {
+    let decided = std::panic::catch_unwind(|| decide(device)).unwrap_or(Err(Why::Panic));
+    match decided {
+        Ok(decision) => {
+            if let Decision::Is(state) = decision {
+                CONTROL.set_state(state);
+            }
+            Ok(decision)
+        }
+        Err(why) if cannot_meter(settings::read().on_failure, why) => Ok(Decision::Is(State::Off)),
+        Err(_) => Err(()),
+    }
+}
+
+fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
+    let config = settings::read();
+    if config.disabled {
+        return Ok(Decision::Is(State::Off));
+    }
+    // Looked at before anything is made: a runtime is there for good, with a thread and a session that has the process' name.
+    let asked = settings::ask_for_a_limit(&config);
+    if driver::loaded_driver().is_some() && asked {
+        let missing = NEEDED.into_iter().find(|&index| driver::pointer(index).is_none());
+        if let Some(index) = missing {
+            return Err(Why::Driver(SYMBOLS[index].name));
+        }
+    }
+    let Some(ordinal) = current_ordinal().or(device) else { return Ok(Decision::TooEarly) };
+    if !asked {
+        config.complaints.iter().for_each(|complaint| tell(&format!("{complaint} (left out)")));
+        return Ok(Decision::Is(State::Off));
+    }
+    if !exists(ordinal) {
+        return Ok(Decision::TooEarly);
+    }
+    if !threads::make_key() {
+        return Err(Why::Key);
+    }
+    let daemon_expected = settings::names_a_daemon(&config);
+    let runtime = match PROCESS.runtime() {
+        Some(runtime) => runtime,
+        None => {
+            config.complaints.iter().for_each(|complaint| tell(&format!("{complaint} (left out)")));
+            let runtime = leak(new_runtime(config)).ok_or(Why::Memory)?;
+            PROCESS.install(runtime);
+            runtime
+        }
+    };
+    helper::look_up();
+    helper_thread::start(runtime)?;
+    let device = runtime.attach(ordinal)?;
+    let only = only_device_with_context(ordinal, &PROCESS.own_contexts);
+    if only {
+        runtime.metering.devices.set_sole(Some(device));
+    }
+    CONTROL.install(&runtime.metering);
+    end::report_at_exit();
+    // One that was named may come later.
+    let settled = !daemon_expected || runtime.served.load(Ordering::Relaxed);
+    let idle = settled && device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
+    Ok(Decision::Is(if idle && only && visible_devices() == 1 { State::Off } else { State::Active }))
+}
+
+fn new_runtime(config: Config) -> Runtime {
+    Runtime {
+        run: config.run.unwrap_or_else(settings::own_run),
+        metering: Metering {
+            contexts: Contexts::default(),
+            devices: Devices::new(),
+            threads: Threads::default(),
+            bell: Bell::new(),
+            beat: AtomicU64::new(clock::now_ns()),
+            on_failure: config.on_failure,
+        },
+        config,
+        book: Book::default(),
+        attaching: Lock::default(),
+        requests: Lock::default(),
+        helped: false.into(),
+        served: false.into(),
+    }
+}

@@ -1,0 +1,64 @@
+//! The end of the process.
+#![allow(unsafe_code)] // atexit, and an exit in the place of the program's last thread
+
+use core::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration as StdDuration;
+
+use crate::launch::control::{CONTROL, State};
+use crate::process::question::{Answer, Request};
+use crate::process::runtime::PROCESS;
+
+/// How long the end of the process waits for its last reports: longer than the meter takes, where CPUs are so busy that the helper thread
+/// is late.
+const LEAVE_WAIT: StdDuration = StdDuration::from_secs(1);
+/// Names of threads that no program asked for: the hook's, the driver's and the simulated driver's.
+const NOT_THE_PROGRAMS: [&str; 3] = ["gshare", "cuda", "sim-cuda"];
+
+/// The thread that ends the process in the place of its last one, or 0.
+static ENDS: AtomicI32 = AtomicI32::new(0);
+
+/// Has the end of the process reported.
+pub(crate) fn report_at_exit() {
+    // SAFETY: the handler only touches what is never freed.
+    unsafe { libc::atexit(at_exit) };
+}
+
+extern "C" fn at_exit() {
+    let Some(runtime) = PROCESS.runtime() else { return };
+    // SAFETY: no more than a number of the kernel's.
+    let in_helper = unsafe { libc::gettid() } == ENDS.load(Ordering::Relaxed);
+    if CONTROL.state() == State::Active as u32 {
+        if !in_helper {
+            let answer = Answer::default();
+            runtime.ask(Request::Leave(answer.clone()));
+            let _ = answer.wait(LEAVE_WAIT);
+        }
+        CONTROL.set_state(State::Off);
+    }
+    runtime.metering.contexts.exiting();
+}
+
+/// Whether all threads that the program made have ended: `main` by `pthread_exit`, and the others somehow.
+pub(crate) fn program_has_ended() -> bool {
+    let own = std::process::id().to_string();
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+    threads.flatten().all(|thread| {
+        // The main thread stays in the list until the last one is gone.
+        thread.file_name().to_str() == Some(&own)
+            || std::fs::read_to_string(thread.path().join("comm"))
+                .is_ok_and(|name| NOT_THE_PROGRAMS.iter().any(|prefix| name.starts_with(prefix)))
+    })
+}
+
+/// Ends the process as the end of its last thread does. The helper thread has reported before.
+pub(crate) fn end_process() -> ! {
+    // SAFETY: the mask and the number are this thread's own; `exit` runs the program's handlers, as the C library does when the last
+    // thread ends.
+    unsafe {
+        ENDS.store(libc::gettid(), Ordering::Relaxed);
+        let mut none = core::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, core::ptr::null_mut());
+        libc::exit(0)
+    }
+}

@@ -1,0 +1,70 @@
+//! How the helper thread begins.
+#![allow(unsafe_code)] // a thread by hand, and signal masks
+
+use core::ffi::c_void;
+use core::sync::atomic::Ordering;
+
+use crate::launch::failure::{Why, cannot_meter};
+use crate::process::helper;
+use crate::process::runtime::Runtime;
+use crate::sys::dlsym;
+
+/// Stack of the helper thread; what is not touched costs nothing.
+const STACK: usize = 1 << 20;
+
+/// Starts the helper thread, unless it was started, with all signals blocked: the program's handlers run in the program's threads. Not
+/// by the standard library, whose threads begin by registering destructors: that takes the loader's lock, which may be held by the
+/// thread that waits for this one.
+pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
+    if runtime.helped.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    // SAFETY: all-zero is a valid signal set to be filled.
+    let (mut all, mut before) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
+    // SAFETY: valid pointers; the new thread inherits the mask, then this one gets its own back.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let mut thread = 0;
+    // SAFETY: all-zero is there to be initialised, and the pointers are valid; the runtime is never freed.
+    let errno = unsafe {
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK + taken_of_stack(&attributes));
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let argument = core::ptr::from_ref(runtime).cast_mut().cast();
+        let errno = libc::pthread_create(&raw mut thread, &raw const attributes, helper_thread, argument);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        errno
+    };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
+    if errno != 0 {
+        return Err(Why::Thread(errno));
+    }
+    runtime.helped.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// What the C library takes of a thread's stack: the thread-local storage of all libraries, above all.
+fn taken_of_stack(attributes: &libc::pthread_attr_t) -> usize {
+    let found = dlsym::real_dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
+    if found.is_null() {
+        return 0;
+    }
+    type Get = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    // SAFETY: what glibc has under this name since 2.15 has this signature.
+    let get = unsafe { core::mem::transmute::<*mut c_void, Get>(found) };
+    // SAFETY: initialised attributes.
+    unsafe { get(attributes) }
+}
+
+extern "C" fn helper_thread(runtime: *mut c_void) -> *mut c_void {
+    // SAFETY: the runtime that `start` passed, never freed.
+    let Some(runtime) = (unsafe { runtime.cast::<Runtime>().as_ref() }) else { return core::ptr::null_mut() };
+    if std::panic::catch_unwind(|| helper::run(runtime)).is_err() {
+        cannot_meter(runtime.config.on_failure, Why::Helper);
+    }
+    core::ptr::null_mut()
+}

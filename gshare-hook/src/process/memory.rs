@@ -1,0 +1,88 @@
+//! Memory of a device: reserved, given back, and looked at, with the daemon asked where this process does not know.
+
+use core::sync::atomic::Ordering;
+use std::time::Duration as StdDuration;
+
+use crate::device::Device;
+use crate::launch::control::{CONTROL, State};
+use crate::process::question::{Answer, Request};
+use crate::process::runtime::Runtime;
+
+/// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
+const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
+
+impl Runtime {
+    /// How long an allocation waits for the daemon's answer.
+    fn answer_wait(&self) -> StdDuration {
+        self.config.daemon_wait.get().into()
+    }
+
+    /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
+    pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
+        if self.reserve_at_once(device, bytes) {
+            return true;
+        }
+        let kept_waiting = || is_turned_away(device) && !is_shut(device);
+        if kept_waiting() {
+            device.wait_while(self.answer_wait(), kept_waiting);
+        }
+        if is_shut(device) || is_turned_away(device) {
+            return false;
+        }
+        // The helper thread takes them for this one as soon as they are granted: another thread cannot be faster.
+        let answer = Answer::default();
+        self.ask(Request::Memory(device, bytes, answer.clone()));
+        if answer.wait(self.answer_wait()) != Some(true) {
+            return false;
+        }
+        if is_shut(device) || is_turned_away(device) {
+            self.release(device.ordinal, bytes);
+            return false;
+        }
+        true
+    }
+
+    /// Takes bytes that this process may take without asking. The door is the launches' own: a device that is shut gives no byte.
+    pub(crate) fn reserve_at_once(&self, device: &Device, bytes: u64) -> bool {
+        !is_shut(device) && !is_turned_away(device) && device.memory.reserve(bytes).is_ok()
+    }
+
+    /// Free and total memory of a device as the program shall see them, from what the driver says. The daemon is asked
+    /// what the instance's other processes use, so that the figures are exact: a program looks rarely.
+    pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
+        let shared = self.look_at_siblings(device);
+        let (free, total) = device.memory.view(free, total);
+        (if shared { free } else { free.min(device.memory.free_alone()) }, total)
+    }
+
+    /// Brings what is known of the instance's other processes up to date. `false`: there is no daemon.
+    pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
+        if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
+            return true;
+        }
+        let answer = Answer::default();
+        self.ask(Request::View(device, answer.clone()));
+        let at_most = if device.memory.awaits_part() { self.answer_wait() } else { VIEW_WAIT };
+        answer.wait(at_most) != Some(false)
+    }
+
+    /// Gives bytes back to a device's account.
+    pub(crate) fn release(&self, ordinal: i32, bytes: u64) {
+        if let Some(device) = self.metering.devices.get(ordinal)
+            && bytes > 0
+            && let Some(surplus) = device.memory.release(bytes)
+        {
+            self.ask(Request::Release(device, surplus));
+        }
+    }
+}
+
+/// Whether the process is refused on this device, or as a whole.
+fn is_shut(device: &Device) -> bool {
+    device.shut.load(Ordering::Acquire) || CONTROL.state() == State::Shut as u32
+}
+
+/// Whether the daemon refuses the process for now.
+fn is_turned_away(device: &Device) -> bool {
+    device.turned_away.load(Ordering::Acquire)
+}

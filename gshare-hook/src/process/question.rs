@@ -1,0 +1,79 @@
+//! What the program's threads ask of the helper thread, and how they wait for its answer.
+
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use gshare_core::{Bytes, DeviceUuid};
+
+use crate::device::Device;
+use crate::launch::metering::LOOK_NS;
+use crate::sys::lock::{Lock, Signal};
+
+/// Something that a thread asks of the helper thread.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Attach this device.
+    Attach(&'static Device, DeviceUuid, Answer),
+    /// Memory that is to be reserved, all or nothing.
+    Memory(&'static Device, u64, Answer),
+    /// What the instance's other processes use.
+    View(&'static Device, Answer),
+    /// Memory to give back.
+    Release(&'static Device, Bytes),
+    /// The process is about to end: what it used is to be reported.
+    Leave(Answer),
+}
+
+/// What has become of a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Outcome {
+    #[default]
+    Pending,
+    Given(bool),
+    /// The thread that asked waits no longer.
+    Abandoned,
+}
+
+/// Where an answer arrives: `true` for yes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer(Arc<(Lock<Outcome>, Signal)>);
+
+impl Answer {
+    /// `false`: too late, no thread waits.
+    pub(crate) fn give(&self, answer: bool) -> bool {
+        let mut outcome = self.0.0.lock();
+        let waits = *outcome == Outcome::Pending;
+        if waits {
+            *outcome = Outcome::Given(answer);
+        }
+        drop(outcome);
+        self.0.1.notify();
+        waits
+    }
+
+    /// Whether it was given.
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(*self.0.0.lock(), Outcome::Given(_))
+    }
+
+    /// Waits while the process is awake: in steps, of which a process that was stopped for a while loses one.
+    pub(crate) fn wait(&self, at_most: StdDuration) -> Option<bool> {
+        let answer = (0..at_most.as_nanos() / u128::from(LOOK_NS)).find_map(|_| self.step());
+        answer.or_else(|| {
+            let mut outcome = self.0.0.lock();
+            match *outcome {
+                Outcome::Given(answer) => Some(answer),
+                _ => {
+                    *outcome = Outcome::Abandoned;
+                    None
+                }
+            }
+        })
+    }
+
+    fn step(&self) -> Option<bool> {
+        let at_most = StdDuration::from_nanos(LOOK_NS);
+        let outcome = self.0.1.wait_while(self.0.0.lock(), at_most, |outcome| *outcome == Outcome::Pending);
+        if let Outcome::Given(answer) = *outcome { Some(answer) } else { None }
+    }
+}

@@ -1,0 +1,53 @@
+//! File descriptors of the hook's in a program that does not know of them.
+//!
+//! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files get their
+//! numbers next. So the hook's have numbers that are not reused soon, and each is compared with the file that it was before it is used;
+//! one that is gone is made again. That needs files that can be told apart: a pipe or a socket has an inode of its own, while all
+//! eventfds of a machine share one.
+#![allow(unsafe_code)] // a descriptor that is closed by hand
+
+use core::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The lowest number that a descriptor of the hook's has, where the process may have that many.
+const LOWEST: i32 = 512;
+
+/// A descriptor of the hook's, as long as the program leaves it alone.
+#[derive(Debug)]
+pub(crate) struct Descriptor {
+    fd: ManuallyDrop<OwnedFd>,
+    /// Which file it is: device and inode.
+    file: Option<(u64, u64)>,
+}
+
+impl Descriptor {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd);
+        let file = file_of(&fd);
+        Self { fd: ManuallyDrop::new(fd), file }
+    }
+
+    /// Whether its number still means what it did.
+    pub(crate) fn is_ours(&self) -> bool {
+        file_of(&self.fd) == self.file
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: nothing uses it after its drop.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn file_of(fd: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}

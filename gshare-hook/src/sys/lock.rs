@@ -1,0 +1,65 @@
+//! A mutual exclusion whose owner may panic: what it guards changes in single steps, so it is sound whenever it is free.
+//!
+//! The standard library's lock, and not `parking_lot`'s. That one keeps a table for all locks of a process, whose own locks a forked
+//! child may find held, and a thread-local with a destructor, whose registration takes the loader's lock: a constructor of a library
+//! may hold that one while it waits for the helper thread.
+
+use core::time::Duration;
+use std::sync::{Condvar, PoisonError};
+
+#[cfg(loom)]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard};
+
+/// A lock around `T`.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(Mutex<T>);
+
+/// What is guarded, while it is locked.
+pub(crate) type Guard<'a, T> = MutexGuard<'a, T>;
+
+impl<T> Lock<T> {
+    #[cfg(not(loom))]
+    pub(crate) const fn new(guarded: T) -> Self {
+        Self(Mutex::new(guarded))
+    }
+
+    /// Locks it, after a panic too.
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Something that threads wait for with a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Signal(Condvar);
+
+impl Signal {
+    pub(crate) const fn new() -> Self {
+        Self(Condvar::new())
+    }
+
+    /// Wakes all threads that wait.
+    pub(crate) fn notify(&self) {
+        self.0.notify_all();
+    }
+}
+
+#[cfg(not(loom))]
+impl Signal {
+    /// Lets go of the lock until it is notified, for `most` at most.
+    pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, most: Duration) -> Guard<'a, T> {
+        self.0.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The same, again and again while `pending`, and for `most` in all.
+    pub(crate) fn wait_while<'a, T>(
+        &self,
+        guard: Guard<'a, T>,
+        most: Duration,
+        pending: impl FnMut(&mut T) -> bool,
+    ) -> Guard<'a, T> {
+        self.0.wait_timeout_while(guard, most, pending).unwrap_or_else(PoisonError::into_inner).0
+    }
+}

@@ -1,0 +1,62 @@
+//! Where settings come from: the file `share.env` beside the library, which no program clears, or else the environment.
+#![allow(unsafe_code)] // random numbers of the kernel
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use gshare_core::RunId;
+
+use crate::sys::config::{self, Config};
+use crate::sys::driver;
+
+/// The file beside the library.
+const FILE: &str = "share.env";
+
+/// What the file says. It is read when the library is loaded: later the program may have another root.
+pub(crate) fn file() -> &'static str {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    TEXT.get_or_init(|| {
+        let own = driver::library_of(variable as *const core::ffi::c_void).unwrap_or_default();
+        let file = Path::new(OsStr::from_bytes(&own)).with_file_name(FILE);
+        std::fs::read_to_string(file).unwrap_or_default()
+    })
+}
+
+/// The value of a variable.
+pub(crate) fn variable(key: &str) -> Option<OsString> {
+    config::line(file(), key).map(OsString::from).or_else(|| std::env::var_os(key))
+}
+
+/// The settings, as they are now.
+pub(crate) fn read() -> Config {
+    Config::read(variable)
+}
+
+/// Whether a daemon is to be waited for, where none is there.
+pub(crate) fn names_a_daemon(config: &Config) -> bool {
+    config.name.is_some() || variable("GSHARE_SOCKET").is_some()
+}
+
+/// Whether a limit is asked for: by the settings, or by the daemon that is there.
+pub(crate) fn ask_for_a_limit(config: &Config) -> bool {
+    config.limited || names_a_daemon(config) || std::fs::metadata(&config.socket).is_ok()
+}
+
+/// `GSHARE_MEM`, for questions that come before any device is in use. Read once.
+pub(crate) fn memory_limit() -> Option<u64> {
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let config = read();
+        config.spec.memory().filter(|_| !config.disabled).map(|bytes| bytes.0)
+    })
+}
+
+/// A number that no other process can compute; none where the kernel gives no random numbers: the daemon goes by the process then.
+pub(crate) fn own_run() -> RunId {
+    let mut bits = [0; 16];
+    // SAFETY: a buffer with its length.
+    let filled = unsafe { libc::getrandom(bits.as_mut_ptr().cast(), bits.len(), 0) };
+    if filled == 16 { RunId::new(u128::from_ne_bytes(bits)) } else { RunId::NONE }
+}
