@@ -1,9 +1,9 @@
-//! The error of every configuration, and macros that declare one and check its fields.
+//! The error of every configuration, and macros to declare a configuration and check its fields.
 
 use core::fmt;
 use std::borrow::Cow;
 
-/// A value of a configuration that is out of its bounds.
+/// A value of a configuration outside its bounds.
 ///
 /// ```
 /// use gshare_core::ConfigError;
@@ -17,14 +17,14 @@ use std::borrow::Cow;
 pub struct ConfigError {
     /// The field; for an entry of a list with the name of the entry.
     pub field: Cow<'static, str>,
-    /// The value that the field has, as text.
+    /// The value of the field, as text.
     pub value: String,
-    /// The values that are allowed, in words.
+    /// The allowed values, in words.
     pub bound: Cow<'static, str>,
 }
 
 impl ConfigError {
-    /// The error of a field that has this value.
+    /// The error of a field with this value.
     pub fn new(
         field: impl Into<Cow<'static, str>>,
         value: impl fmt::Display,
@@ -47,8 +47,8 @@ impl ConfigError {
     }
 }
 
-/// Methods of a configuration that take it and give it back with another value of a field. A configuration is `#[non_exhaustive]`, so
-/// that it may grow; with these it is still made in one expression. For a field that is an `Option` the method may take what is in it.
+/// Builder methods: each takes the configuration and returns it with another value of one field. Configurations are
+/// `#[non_exhaustive]`, so other crates build them with these methods. For an `Option` the method may take the inner value.
 ///
 /// ```
 /// #[derive(Default)]
@@ -77,8 +77,7 @@ macro_rules! with_fields {
     };
 }
 
-/// Declares a configuration: each field with its default, and with the method that takes the configuration and gives it back with
-/// another value of the field. The struct is `#[non_exhaustive]`, see [`with_fields!`](crate::with_fields).
+/// Declares a configuration: each field with its default and, where it has one, its builder method. The struct is `#[non_exhaustive]`, see [`with_fields!`](crate::with_fields).
 ///
 /// ```
 /// gshare_core::config! {
@@ -119,8 +118,8 @@ macro_rules! config {
     };
 }
 
-/// Checks that fields of a configuration are in their ranges. The [`ConfigError`](crate::ConfigError) names the first field that is not,
-/// its value and the bound. A prefix may stand before the names.
+/// Checks fields of a configuration against their ranges. The [`ConfigError`](crate::ConfigError) names the first field outside
+/// its range, its value and the bound. A prefix may stand before the names.
 ///
 /// ```
 /// use gshare_core::{ConfigError, check_fields};

@@ -1,18 +1,18 @@
-//! The FFS DAG: what a function is made of, as a partitioner sees it.
+//! The FFS DAG: the components of a function and the data between them, as a partitioner sees them.
 //!
 //! # Problem
-//! A FluidFaaS function registers its models and the data that flows between them (FluidFaaS, section 5.2.1). A
-//! partitioner needs to know, for every component, how long it runs and how much memory it takes on each slice it was
-//! profiled on, and how many bytes go over every edge. Such a description comes from outside, so it is checked
-//! once, here; a [`Dag`] that exists is acyclic, within all bounds, and in topological order.
+//! A FluidFaaS function registers its models and the data flow between them (FluidFaaS, section 5.2.1). A
+//! partitioner needs the time and the memory of every component on each profiled slice, and the bytes on every edge.
+//! The description comes from outside, so [`DagBuilder::build`] checks it once. A [`Dag`] is acyclic, within all bounds,
+//! and in topological order.
 //!
 //! # Terms
 //! - **component**: one model with its processing; runs as a whole on one slice;
 //! - **profile**: time and memory of a component on one slice profile with one batch size. A component without a profile
 //!   for a slice cannot run there (it does not fit, or was not measured);
-//! - **edge**: the output of one component that another one reads, in bytes per batch;
-//! - **branch**: a component that not every request runs ([`Component::runs`]). Its *expected* time is its share of the
-//!   time; its memory is needed in full, and a request that takes the branch waits for all of it.
+//! - **edge**: the output of one component, read by another, in bytes per batch;
+//! - **branch**: a component for some of the requests only ([`Component::runs`]). Its *expected* time is its share of the
+//!   time; its memory is needed in full, and a request on the branch waits for all of its time.
 //!
 //! # Form
 //! ```json
@@ -25,12 +25,11 @@
 //!      {"slice": "2g.20gb", "batch": 1, "time_ns": 120000000, "memory_bytes": 8589934592}]}],
 //!  "edges": [{"from": "deblur", "to": "super_resolution", "bytes": 6291456}]}
 //! ```
-//! `runs_bp` is the share of requests that run the component, in basis points; left out, all do. The same in TOML, and
+//! `runs_bp` is the share of requests through the component, in basis points; without it, every request runs it. The same in TOML, and
 //! from code by [`Dag::builder`].
 //!
 //! # Order
-//! Components are kept in a topological order: of those whose predecessors are placed, the one declared first comes
-//! next. A component's index in [`Dag::components`] is its bit in a [`ComponentSet`].
+//! Components are kept in a topological order. Among components with all predecessors placed, the first declared comes next. A component's index in [`Dag::components`] is its bit in a [`ComponentSet`].
 //!
 //! # Cost
 //! Building takes O(n² + e log e) for n components and e edges, after n and e have been checked against
@@ -91,19 +90,19 @@ impl ComponentSet {
         self.0 & !other.0 == 0
     }
 
-    /// The components that are in either set.
+    /// The components in either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The components that are in both sets.
+    /// The components in both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The components of this set that are not in `other`.
+    /// The components of this set outside `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -136,14 +135,14 @@ impl serde::Serialize for ComponentSet {
     }
 }
 
-/// Memory and time that a component needs on one slice profile with one batch size.
+/// Memory and time of a component on one slice profile with one batch size.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Profile {
     /// Name of the slice profile: `2g.20gb`.
     pub slice: String,
-    /// Requests that are processed together; at least 1.
+    /// Requests processed together; at least 1.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub batch: u32,
     /// Time for one batch, in ns; more than 0, at most [`MAX_TIME`].
@@ -164,9 +163,9 @@ const fn one() -> u32 {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Component {
-    /// Its name, unique in the DAG.
+    /// Unique in the DAG.
     pub name: String,
-    /// Share of requests that run it, more than 0.
+    /// Share of requests through the component; more than 0.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "runs_bp", default = "always", skip_serializing_if = "is_always")
@@ -188,7 +187,7 @@ fn is_always(runs: &BasisPoints) -> bool {
 }
 
 impl Component {
-    /// A component that every request runs, with no profile yet.
+    /// A component for every request, with no profile yet.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), runs: BasisPoints::WHOLE, profiles: Vec::new() }
     }
@@ -213,12 +212,12 @@ impl Component {
         self
     }
 
-    /// Its profile on a slice with a batch size.
+    /// The profile for a slice and a batch size.
     pub fn profile(&self, slice: &str, batch: u32) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.batch == batch && profile.slice == slice)
     }
 
-    /// `time`, times the share of requests that run the component, rounded up to a nanosecond.
+    /// `time`, times the share of requests through the component, rounded up to a nanosecond.
     pub fn expected(&self, time: Duration) -> Duration {
         share_of(time, self.runs)
     }
@@ -229,12 +228,12 @@ pub(crate) fn share_of(time: Duration, share: BasisPoints) -> Duration {
     Duration::from_wide_nanos((u128::from(time.as_nanos()) * u128::from(share.get())).div_ceil(10_000))
 }
 
-/// Data that goes from one component to another. Indices are those of [`Dag::components`].
+/// Data from one component to another. The ends are indices of [`Dag::components`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
-    /// Index of the component that writes.
+    /// The writing component.
     pub from: usize,
-    /// Index of the component that reads; higher than `from`.
+    /// The reading component; higher than `from`.
     pub to: usize,
     /// Bytes per batch.
     pub bytes: Bytes,
@@ -243,148 +242,61 @@ pub struct Edge {
 /// Why a DAG was refused. Names the component and the bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum DagError {
     /// Nothing to run.
     #[error("a DAG needs at least one component")]
     NoComponents,
     /// More than can be partitioned.
     #[error("{count} components: at most {limit}")]
-    TooManyComponents {
-        /// How many were given.
-        count: usize,
-        /// [`MAX_COMPONENTS`].
-        limit: usize,
-    },
+    TooManyComponents { count: usize, limit: usize },
     /// More edges than there are pairs.
     #[error("{count} edges: at most {limit}")]
-    TooManyEdges {
-        /// How many were given.
-        count: usize,
-        /// [`MAX_EDGES`].
-        limit: usize,
-    },
+    TooManyEdges { count: usize, limit: usize },
     /// More profiles than one component can have.
     #[error("component `{component}` has {count} profiles: at most {limit}")]
-    TooManyProfiles {
-        /// Name of the component that has too many.
-        component: String,
-        /// How many were given.
-        count: usize,
-        /// [`MAX_PROFILES`].
-        limit: usize,
-    },
+    TooManyProfiles { component: String, count: usize, limit: usize },
     /// A component without a name.
     #[error("component number {index} has no name")]
-    EmptyName {
-        /// Its place in the declaration, from 0.
-        index: usize,
-    },
+    EmptyName { index: usize },
     /// Two components of one name.
     #[error("component `{component}` is declared twice")]
-    DuplicateComponent {
-        /// The name.
-        component: String,
-    },
-    /// A hole: an edge to or from a component that is not there.
+    DuplicateComponent { component: String },
+    /// An edge to or from an undeclared component.
     #[error("edge `{from}` -> `{to}`: there is no component `{missing}`")]
-    UnknownComponent {
-        /// Where the edge begins.
-        from: String,
-        /// Where it ends.
-        to: String,
-        /// The end that is not declared.
-        missing: String,
-    },
+    UnknownComponent { from: String, to: String, missing: String },
     /// The same edge twice.
     #[error("edge `{from}` -> `{to}` is declared twice")]
-    DuplicateEdge {
-        /// Where it begins.
-        from: String,
-        /// Where it ends.
-        to: String,
-    },
-    /// Components that wait for each other.
+    DuplicateEdge { from: String, to: String },
+    /// Components wait for each other.
     #[error("cycle: {}", path.join(" -> "))]
-    Cycle {
-        /// The components along it; the first again at the end.
-        path: Vec<String>,
-    },
-    /// A component that was never profiled.
+    Cycle { path: Vec<String> },
+    /// A component without profiles.
     #[error("component `{component}` has no profile")]
-    NoProfiles {
-        /// Name of the component that has none.
-        component: String,
-    },
+    NoProfiles { component: String },
     /// Two profiles for one slice and batch size.
     #[error("component `{component}` has two profiles for {slice}, batch {batch}")]
-    DuplicateProfile {
-        /// Name of the component that has two.
-        component: String,
-        /// The slice profile.
-        slice: String,
-        /// The batch size.
-        batch: u32,
-    },
+    DuplicateProfile { component: String, slice: String, batch: u32 },
     /// A batch of nothing.
     #[error("component `{component}` on {slice}: batch is 0, need at least 1")]
-    ZeroBatch {
-        /// Name of the component whose batch is 0.
-        component: String,
-        /// The slice profile.
-        slice: String,
-    },
-    /// A component that takes no time: it was not measured.
+    ZeroBatch { component: String, slice: String },
+    /// A component takes no time: nobody measured it.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is 0, need more")]
-    ZeroTime {
-        /// Name of the component that takes no time.
-        component: String,
-        /// The slice profile.
-        slice: String,
-        /// The batch size.
-        batch: u32,
-    },
-    /// A time past what the arithmetic holds.
+    ZeroTime { component: String, slice: String, batch: u32 },
+    /// A time too long for the arithmetic.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is {time}, at most {MAX_TIME}")]
-    TimeTooLong {
-        /// Name of the component that takes too long.
-        component: String,
-        /// The slice profile.
-        slice: String,
-        /// The batch size.
-        batch: u32,
-        /// The time given.
-        time: Duration,
-    },
-    /// More memory than the arithmetic holds.
+    TimeTooLong { component: String, slice: String, batch: u32, time: Duration },
+    /// A memory too large for the arithmetic.
     #[error(
         "component `{component}` on {slice}, batch {batch}: memory_bytes is {memory}, at most {MAX_BYTES}"
     )]
-    MemoryTooLarge {
-        /// Name of the component that needs too much.
-        component: String,
-        /// The slice profile.
-        slice: String,
-        /// The batch size.
-        batch: u32,
-        /// The memory given.
-        memory: Bytes,
-    },
-    /// A component that no request runs.
+    MemoryTooLarge { component: String, slice: String, batch: u32, memory: Bytes },
+    /// A component without requests.
     #[error("component `{component}`: runs_bp is 0, need 1 to 10000")]
-    NeverRuns {
-        /// Name of the component that never runs.
-        component: String,
-    },
-    /// More bytes over an edge than the arithmetic holds.
+    NeverRuns { component: String },
+    /// An edge too large for the arithmetic.
     #[error("edge `{from}` -> `{to}`: {bytes}, at most {MAX_BYTES}")]
-    EdgeTooLarge {
-        /// Where it begins.
-        from: String,
-        /// Where it ends.
-        to: String,
-        /// The bytes given.
-        bytes: Bytes,
-    },
+    EdgeTooLarge { from: String, to: String, bytes: Bytes },
 }
 
 /// A checked DAG of components. See the [module](self) for its form.
@@ -421,7 +333,7 @@ impl Dag {
         DagBuilder { name: name.into(), components: Vec::new(), edges: Vec::new() }
     }
 
-    /// Its name; may be empty.
+    /// May be empty.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -447,7 +359,7 @@ impl Dag {
         ComponentSet::first(self.len())
     }
 
-    /// The components that must run before `component`.
+    /// The components before `component`, directly or not.
     ///
     /// # Panics
     /// When `component` is not an index of [`Dag::components`].
@@ -455,7 +367,7 @@ impl Dag {
         self.ancestors[component]
     }
 
-    /// The index of the component of that name.
+    /// The index of the component named `name`.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.components.iter().position(|component| component.name == name)
     }
@@ -465,13 +377,13 @@ impl Dag {
         set.iter().filter_map(|component| self.components.get(component)).map(|component| &*component.name)
     }
 
-    /// Share of requests whose data goes over `edge`: no more than run either of its ends.
+    /// Share of requests with data on `edge`: the smaller share of its two ends.
     pub fn taken(&self, edge: &Edge) -> BasisPoints {
         self.components[edge.from].runs.min(self.components[edge.to].runs)
     }
 }
 
-/// A DAG before it is checked: what the serialised form holds, and what [`Dag::builder`] collects.
+/// An unchecked DAG: the serialised form, and the collection of [`Dag::builder`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

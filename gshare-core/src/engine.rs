@@ -1,8 +1,8 @@
-//! The one shape of every engine, and what all of them refuse.
+//! The shape of every engine, and the error common to all engines.
 
 use crate::units::Timestamp;
 
-/// A decision engine: told the time and what happened, it answers with orders.
+/// A decision engine: told the time and an event, it answers with orders.
 ///
 /// An engine owns no clock, thread, file, socket, log or source of randomness; equal inputs give equal outputs on
 /// every machine. A host drives it in a loop:
@@ -12,19 +12,19 @@ use crate::units::Timestamp;
 /// 3. carry out the actions, in order.
 ///
 /// # Contract
-/// - `now` never goes back; an engine that is told an earlier time answers with an error.
-/// - `Err` means that nothing changed and that `actions` was left as it was.
+/// - `now` never goes back; an engine answers an earlier time with an error.
+/// - After `Err` the engine and `actions` are as before the call.
 /// - `actions` is appended to, never cleared: the caller owns (and reuses) the buffer.
-/// - Events may come late. An engine first does what its deadlines before `now` asked for, then handles the event.
+/// - Events may come late. An engine first obeys its deadlines before `now`, then handles the event.
 pub trait Engine {
-    /// Something that happened outside and that the engine is told of.
+    /// Something happened outside, and the host tells the engine.
     type Event;
-    /// An order that the caller carries out.
+    /// An order for the caller to carry out.
     type Action;
     /// Why an event was refused.
     type Error: core::error::Error;
 
-    /// Takes one event at time `now` and appends the orders that follow from it.
+    /// Takes one event at time `now` and appends the resulting orders.
     fn handle(
         &mut self,
         now: Timestamp,
@@ -43,7 +43,7 @@ pub trait Engine {
     fn next_deadline(&self) -> Option<Timestamp>;
 }
 
-/// Every engine refuses an event whose time is before that of the last one.
+/// Every engine refuses an event from before the last event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("time went back: now {now}, last event at {last}")]
 pub struct TimeWentBack {
@@ -54,7 +54,7 @@ pub struct TimeWentBack {
 }
 
 impl TimeWentBack {
-    /// Refuses a time before that of the last event.
+    /// Refuses a time before `last`.
     ///
     /// # Errors
     /// When `now` is before `last`.

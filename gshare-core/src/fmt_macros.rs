@@ -1,6 +1,6 @@
-//! `Debug` and `Display` of types that need a list and nothing else.
+//! `Debug` and `Display` by a list of fields or texts.
 
-/// `Debug` for a type whose policies have none: shows the fields that are named.
+/// `Debug` for a type around policies without `Debug`: shows the named fields.
 #[macro_export]
 macro_rules! debug_fields {
     ($of:ident { $($field:ident),+ }) => {
@@ -12,7 +12,7 @@ macro_rules! debug_fields {
     };
 }
 
-/// `Display` for values that stand for one text each.
+/// `Display` for an enum with one text per value.
 ///
 /// ```
 /// enum Light {

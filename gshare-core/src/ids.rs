@@ -1,8 +1,8 @@
-//! Ids: small `Copy` names that cannot be mixed up.
+//! Ids: small `Copy` names, each with a type of its own.
 //!
-//! An id that can go stale carries a generation: a slot of a table is reused, its generation is not, so an answer to
-//! a client that left, a lease that expired or a placement that was released is recognised and refused. Ids order by
-//! slot, then generation, which is the last tie-break of every decision.
+//! Ids of things with an end carry a generation. Tables reuse a slot, but never with the same generation. So a late answer
+//! to a departed client, or the release of an old placement, is recognised and refused. Ids order by slot, then by
+//! generation; this order is the last tie-break of every decision.
 
 use crate::slots::SlotId;
 use core::cmp::Ordering;
@@ -126,12 +126,12 @@ plain_id! {
 }
 
 plain_id! {
-    /// A function: what is scaled. Numbered by the host.
+    /// A deployed function, the unit of scaling. Numbered by the host.
     FunctionId(u32), "fn"
 }
 
 plain_id! {
-    /// A model: what is loaded. Numbered by the host.
+    /// A model, the unit of loading. Numbered by the host.
     ModelId(u32), "model"
 }
 
@@ -156,12 +156,12 @@ plain_id! {
 }
 
 plain_id! {
-    /// A machine, whose GPUs share its host memory. Numbered by the host.
+    /// A machine with its GPUs and their common host memory. Numbered by the host.
     NodeId(u32), "node"
 }
 
 plain_id! {
-    /// GPUs that are alike in speed and memory. Numbered by the host from 0; at most 63.
+    /// GPUs of equal speed and memory. Numbered by the host from 0; at most 63.
     GpuKind(u8), "kind"
 }
 
@@ -171,7 +171,7 @@ plain_id! {
 }
 
 plain_id! {
-    /// A slice on which instances take turns. Numbered by the party that decides residency.
+    /// A slice on which instances take turns. Numbered by the keeper of instances.
     SharedSlice(u32), "slice"
 }
 
@@ -182,10 +182,10 @@ plain_id! {
 
 index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 
-/// The number of a run: its processes know it and show that they belong together, under one name and one share. The
-/// process that starts the run draws it from the kernel's random numbers, so that no other process can compute it. 0 is no number.
+/// The number of a run. Processes with one number belong together, under one name and one share. The starter of a run draws
+/// the number from the kernel's random numbers, so no other process can compute it. 0 is no number.
 ///
-/// Written as 32 hexadecimal digits. `Debug` leaves them out, so that no log tells them.
+/// Written as 32 hexadecimal digits. `Debug` leaves them out, so no log tells them.
 ///
 /// ```
 /// use gshare_core::RunId;
@@ -201,13 +201,13 @@ index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct RunId(u128);
 
-/// A text that is no number of a run.
+/// The text is no number of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the number of a run has 1 to 32 hexadecimal digits and is not 0")]
 pub struct ParseRunIdError;
 
 impl RunId {
-    /// The number of a process that belongs to no run but its own.
+    /// The number of a process outside every run.
     pub const NONE: Self = Self(0);
 
     /// The number with these bits.
@@ -215,7 +215,7 @@ impl RunId {
         Self(bits)
     }
 
-    /// Its bits.
+    /// The 128 bits.
     pub const fn bits(self) -> u128 {
         self.0
     }
@@ -260,7 +260,7 @@ impl From<RunId> for String {
     }
 }
 
-/// Name of a device that all processes share: the UUID of a GPU or of a MIG instance, as `nvidia-smi -L` prints it.
+/// Name of a device for all processes: the UUID of a GPU or of a MIG instance, as `nvidia-smi -L` prints it.
 ///
 /// Two are equal if their bytes are: the kind says how it is written.
 ///
@@ -281,7 +281,7 @@ pub struct DeviceUuid {
     mig: bool,
 }
 
-/// A text that is no UUID of a device.
+/// The text is no UUID of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`")]
 pub struct ParseUuidError(String);
@@ -297,7 +297,7 @@ impl DeviceUuid {
         Self { bytes, mig: true }
     }
 
-    /// Its bytes.
+    /// The 16 bytes.
     pub const fn bytes(self) -> [u8; 16] {
         self.bytes
     }
@@ -307,8 +307,8 @@ impl DeviceUuid {
         self.mig
     }
 
-    /// Whether the device is a simulated one: the simulated driver gives out UUIDs of version 8 (RFC 9562, section 5.8) that end in
-    /// `sim`, which NVIDIA's does not.
+    /// Whether the device is simulated: the simulated driver gives UUIDs of version 8 (RFC 9562, section 5.8) with `sim` at
+    /// their end, NVIDIA's does not.
     pub fn is_simulated(self) -> bool {
         self.bytes[6] >> 4 == 8 && self.bytes.ends_with(b"sim")
     }
@@ -392,12 +392,12 @@ impl From<DeviceUuid> for String {
 }
 
 generational_id! {
-    /// A client: one hooked process on one GPU, named by the host that let it in.
+    /// A client: one hooked process on one GPU, named by the node.
     ClientId, "client"
 }
 
 generational_id! {
-    /// A connection of a process to its node, named by the host that accepted it.
+    /// A connection of a process to its node, named by the node.
     ConnId, "conn"
 }
 
@@ -407,7 +407,7 @@ generational_id! {
 }
 
 generational_id! {
-    /// An arena of the model store: memory that holds one model's content, named by the store.
+    /// An arena of the model store: memory with the content of one model. Named by the store.
     ArenaId, "arena"
 }
 

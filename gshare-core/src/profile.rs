@@ -1,18 +1,18 @@
-//! Profiles: what a function does at each point of (SM share, quota, batch).
+//! Profiles: the measured throughput and latency of a function at each point of (SM share, quota, batch).
 //!
 //! # Problem
 //! Throughput is not proportional to SMs or to time (FaST-GShare, Figure 8; Dilu, Figure 7), so scaling and placement
 //! rest on measured points. A wrong point makes every later choice wrong without a trace: a throughput of 0 divides,
 //! NaN compares false with everything and wins or loses each search by accident, and a hole in the grid hides the
-//! optimum. So a table is checked once, and code that holds a [`ProfileTable`] need not check it again.
+//! optimum. So a [`ProfileTable`] is checked once, when it is made.
 //!
 //! # Terms
-//! - **point**: one combination of SM share, quota and batch size, with what was measured there;
+//! - **point**: one combination of SM share, quota and batch size, with its measurement;
 //! - **throughput**: completed requests (not batches) per second in the steady state, as a [`RequestRate`];
-//! - **area**: SM share x quota, the part of a GPU that a point occupies;
+//! - **area**: SM share x quota, the part of a GPU under a point;
 //! - **efficacy**: throughput per area. FaST-GShare calls it RPR (section 3.4.1); with a quota of 100 % it is Dilu's
 //!   throughput efficacy TE (section 3.2). Compared as integers, by cross multiplication;
-//! - **grid**: every batch size x every SM share x every quota that occurs in the table; a **hole** is one that is missing.
+//! - **grid**: every batch size x every SM share x every quota of the table; a **hole** is a missing point of the grid.
 //!
 //! # Example
 //! ```
@@ -36,7 +36,7 @@ use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
 
 quantity! {
-    /// Requests per second, kept in thousandths so that decisions rest on integers.
+    /// Requests per second, kept in thousandths: decisions rest on integers.
     RequestRate(u64)
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for RequestRate {
     }
 }
 
-/// Where a point lies: batch size, SM share, quota. Orders in this order.
+/// The place of a point: batch size, SM share, quota. Orders in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -99,13 +99,13 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Throughput and latencies that were measured at one setting.
+/// The measured throughput and latencies at one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ProfilePoint {
-    /// Share of the SMs.
     #[cfg_attr(feature = "serde", serde(rename = "sm_basis_points"))]
     pub sm: SmShare,
     /// Share of GPU time.
@@ -136,7 +136,7 @@ impl ProfilePoint {
     ) -> Result<Self, ProfileError> {
         let setting = Setting { batch, sm, quota };
         let milli = (throughput * 1e3).round();
-        // 2^53: above it a float no longer counts in ones, and no GPU answers that many requests.
+        // Above 2^53 a float no longer counts in ones, and no GPU answers so many requests.
         if !milli.is_finite() || !(0.0..9.007_199_254_740_992e15).contains(&milli) {
             return Err(ProfileError::NotANumber {
                 setting,
@@ -151,7 +151,7 @@ impl ProfilePoint {
         Ok(point)
     }
 
-    /// Where it lies.
+    /// The place of the point.
     pub const fn setting(&self) -> Setting {
         Setting { batch: self.batch, sm: self.sm, quota: self.quota }
     }
@@ -187,50 +187,26 @@ impl ProfilePoint {
 /// Why a profile was refused. Names the point and the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ProfileError {
     /// Nothing was measured.
     #[error("profile has no points")]
     Empty,
-    /// A figure that must be above 0 is 0.
+    /// A figure is 0 and must be above.
     #[error("profile point ({setting}): {field} is 0, need more")]
-    Zero {
-        /// The point.
-        setting: Setting,
-        /// The figure.
-        field: &'static str,
-    },
-    /// A figure that is NaN, infinite, negative or beyond all measure.
+    Zero { setting: Setting, field: &'static str },
+    /// A figure is NaN, infinite, negative or beyond all measure.
     #[error("profile point ({setting}): {field} is {value}, need a finite number above 0")]
-    NotANumber {
-        /// The point.
-        setting: Setting,
-        /// The figure.
-        field: &'static str,
-        /// The value that was given, as text.
-        value: String,
-    },
+    NotANumber { setting: Setting, field: &'static str, value: String },
     /// A 95th percentile below the median.
     #[error("profile point ({setting}): p95 {p95} is below p50 {p50}")]
-    Percentiles {
-        /// The point.
-        setting: Setting,
-        /// The median.
-        p50: Duration,
-        /// The 95th percentile.
-        p95: Duration,
-    },
+    Percentiles { setting: Setting, p50: Duration, p95: Duration },
     /// Two points at one place.
     #[error("profile has two points at ({setting})")]
-    Duplicate {
-        /// The place.
-        setting: Setting,
-    },
+    Duplicate { setting: Setting },
     /// The grid has a hole.
     #[error("profile has no point at ({setting}), but others with each of its values")]
-    Hole {
-        /// The place.
-        setting: Setting,
-    },
+    Hole { setting: Setting },
 }
 
 /// Checked points, in the order of their [`Setting`].
@@ -243,7 +219,7 @@ pub struct ProfileTable {
 }
 
 impl ProfileTable {
-    /// A table over a whole grid: [`ProfileError::Hole`] names the first place that is missing.
+    /// A table over a whole grid: [`ProfileError::Hole`] names the first missing place.
     pub fn grid(points: Vec<ProfilePoint>) -> Result<Self, ProfileError> {
         let table = Self::sparse(points)?;
         let batches: BTreeSet<_> = table.points.iter().map(|point| point.batch).collect();
@@ -264,7 +240,7 @@ impl ProfileTable {
         Ok(table)
     }
 
-    /// A table of points that were chosen one by one, as by a search: holes are meant.
+    /// A table of chosen points, as from a search: holes are allowed.
     pub fn sparse(mut points: Vec<ProfilePoint>) -> Result<Self, ProfileError> {
         if points.is_empty() {
             return Err(ProfileError::Empty);
@@ -302,7 +278,7 @@ impl ProfileTable {
         self.points.get(index)
     }
 
-    /// The allowed point of the highest efficacy; of equal ones the smallest area, then the first setting.
+    /// The allowed point of the highest efficacy; ties go to the smallest area, then to the first setting.
     pub fn most_effective(&self, allowed: impl Fn(&ProfilePoint) -> bool) -> Option<&ProfilePoint> {
         self.points.iter().filter(|point| allowed(point)).min_by(|a, b| {
             b.cmp_efficacy(a).then(a.area().cmp(&b.area())).then(a.setting().cmp(&b.setting()))
@@ -310,7 +286,7 @@ impl ProfileTable {
     }
 }
 
-// `sparse` says that holes are meant.
+// `sparse` allows holes.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -1,8 +1,7 @@
-//! Resource specs: what a client is promised and what it may take at most.
+//! Resource specs: the guarantee of a client, and its limit.
 //!
 //! The four figures are FaSTPod's (FaST-GShare, Figure 4): an SM partition in per cent, a guaranteed and a maximal
-//! share of GPU time, and GPU memory. A spec is parsed and checked once; code that holds a [`ResourceSpec`] need not
-//! check it again.
+//! share of GPU time, and GPU memory. A [`ResourceSpec`] is checked once, when it is made.
 
 use crate::units::{Bytes, ParseUnitError, Quota, SmShare};
 use core::fmt;
@@ -11,60 +10,35 @@ use core::str::FromStr;
 /// Why a resource spec was refused. Names the field and its bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum SpecError {
     /// The guaranteed share is larger than the maximal one.
     #[error("quota request {request} is larger than quota limit {limit}: need request <= limit")]
-    RequestAboveLimit {
-        /// The share asked to be guaranteed.
-        request: Quota,
-        /// The most that is allowed.
-        limit: Quota,
-    },
-    /// A client that may never run.
+    RequestAboveLimit { request: Quota, limit: Quota },
+    /// The client could never run.
     #[error("quota limit is 0: need more than 0 and at most 100%")]
     ZeroLimit,
-    /// A client that may occupy no SM.
+    /// The client could occupy no SM.
     #[error("SM partition is 0: need more than 0 and at most 100 per cent")]
     ZeroSm,
     /// The guaranteed share of the SMs is larger than the maximal one.
     #[error("SM limit {limit} is smaller than SM request {request}: need request <= limit")]
-    SmLimitBelowRequest {
-        /// The share of the SMs asked to be guaranteed.
-        request: SmShare,
-        /// The most that is allowed.
-        limit: SmShare,
-    },
-    /// A client that may allocate nothing.
+    SmLimitBelowRequest { request: SmShare, limit: SmShare },
+    /// The client could allocate nothing.
     #[error("GPU memory is 0 bytes: need more, or leave it out for no limit")]
     ZeroMemory,
     /// More memory than the device has.
     #[error("GPU memory {asked} is larger than the device's {device}")]
-    MemoryAboveDevice {
-        /// The memory asked for.
-        asked: Bytes,
-        /// The memory of the device.
-        device: Bytes,
-    },
-    /// A field that is not the quantity it should be.
+    MemoryAboveDevice { asked: Bytes, device: Bytes },
+    /// The value of a field is no such quantity.
     #[error("{field}: {cause}")]
-    Field {
-        /// The annotation, option or key.
-        field: &'static str,
-        /// The reason for which the value is no such quantity.
-        cause: ParseUnitError,
-    },
-    /// An annotation that FaSTPod does not know.
+    Field { field: &'static str, cause: ParseUnitError },
+    /// The key is no annotation of FaSTPod.
     #[error("unknown annotation `{key}`: expected sm_partition, quota_limit, quota_request or gpu_mem")]
-    UnknownAnnotation {
-        /// The key as given.
-        key: String,
-    },
+    UnknownAnnotation { key: String },
     /// The same annotation twice.
     #[error("annotation `{field}` is given twice")]
-    Twice {
-        /// The annotation.
-        field: &'static str,
-    },
+    Twice { field: &'static str },
 }
 
 /// A guaranteed and a maximal share of GPU time in a window: `request <= limit`, `limit > 0`.
@@ -95,12 +69,12 @@ impl QuotaRange {
         Ok(Self { request, limit })
     }
 
-    /// The share that is guaranteed.
+    /// The guaranteed share.
     pub const fn request(self) -> Quota {
         self.request
     }
 
-    /// The most that is allowed.
+    /// The greatest share.
     pub const fn limit(self) -> Quota {
         self.limit
     }
@@ -203,8 +177,8 @@ impl ResourceSpec {
     }
 
     /// Reads FaSTPod annotations (FaST-GShare, Figure 4). The prefix before `/` and a leading `gpu_` are not looked
-    /// at, so `faasshare/sm_partition` and `fastgshare/gpu_sm_partition` are the same. What is not given is not
-    /// limited; a limit alone guarantees nothing, a request alone is its own limit.
+    /// at, so `faasshare/sm_partition` and `fastgshare/gpu_sm_partition` are the same. A missing annotation is no
+    /// limit; a limit alone guarantees nothing, a request alone is its own limit.
     ///
     /// ```
     /// use gshare_core::{Bytes, ResourceSpec};

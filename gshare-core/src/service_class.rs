@@ -1,4 +1,4 @@
-//! The class of a client: whether it has a latency to keep.
+//! The class of a client: with a latency to keep, or without.
 
 use crate::units::BasisPoints;
 use core::fmt;
@@ -12,11 +12,11 @@ pub enum ServiceClass {
     /// Has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over the shortest
     /// seen (the paper's `eta_violation`, published with 60 % and for large language models 30 %); more than 0.
     SloSensitive {
-        /// Growth of the KLC that is put up with.
+        /// Tolerated growth of the KLC.
         #[cfg_attr(feature = "serde", serde(rename = "tolerance_basis_points"))]
         tolerance: BasisPoints,
     },
-    /// Takes what is left, and at least its floor: training and other batch work.
+    /// Takes the remaining time, and at least its floor: training and other batch work.
     BestEffort,
 }
 
@@ -68,6 +68,22 @@ impl core::str::FromStr for ServiceClass {
                 let percent = percent.strip_suffix('%').unwrap_or(percent);
                 percent.parse().ok().and_then(Self::slo_sensitive).ok_or_else(bad)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_reads_as_it_is_written() {
+        for text in ["slo-sensitive:60", "slo-sensitive:5", "best-effort"] {
+            assert_eq!(text.parse::<ServiceClass>().unwrap().to_string(), text);
+        }
+        assert_eq!("slo-sensitive".parse(), Ok(ServiceClass::SLO_SENSITIVE));
+        for bad in ["", "slo", "slo-sensitive:", "slo-sensitive:0", "slo-sensitive:101", "slo-sensitive:x"] {
+            assert!(bad.parse::<ServiceClass>().unwrap_err().contains("1 to 100"), "{bad}");
         }
     }
 }

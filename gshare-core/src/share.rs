@@ -1,10 +1,10 @@
-//! The share that an instance has of a device, in one type.
+//! The share of an instance on its device, in one type.
 //!
 //! # Problem
 //! The papers write a share in three ways: FaST-GShare as a quota of time (request and limit) on a partition of SMs, Dilu
-//! as SMs (request and limit) for all of the time, FluidFaaS as a slice. A limit that the packer granted in one form and
-//! that the vertical scaler never hears of in another is not a limit. A [`GpuShare`] has all of them, and each engine's own
-//! form is made from it.
+//! as SMs (request and limit) for all of the time, FluidFaaS as a slice. A limit in the form of the
+//! packer is no limit if the vertical scaler never hears of it. A [`GpuShare`] has all three forms, and each engine derives
+//! its own form from it.
 //!
 //! # Example
 //! ```
@@ -22,7 +22,7 @@ use crate::resource::{QuotaRange, ResourceSpec, SpecError};
 use crate::units::{Bytes, Quota, SmShare};
 use core::fmt;
 
-/// A share of one device: GPU time and SMs, each with what is guaranteed and the most that may be taken, and memory.
+/// A share of one device: GPU time and SMs, each with a guarantee and a limit, and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -72,12 +72,12 @@ impl GpuShare {
         self.time
     }
 
-    /// The share of the SMs that is guaranteed while its kernels run.
+    /// The guaranteed share of the SMs while kernels of the instance run.
     pub const fn sm(&self) -> SmShare {
         self.sm
     }
 
-    /// The largest share of the SMs that its kernels may take.
+    /// The largest share of the SMs for its kernels.
     pub const fn sm_limit(&self) -> SmShare {
         self.sm_limit
     }
@@ -87,8 +87,7 @@ impl GpuShare {
         self.memory
     }
 
-    /// The part of the whole device that is guaranteed and the part that is the most: time x SMs, rounded up to a basis
-    /// point. A vertical scaler counts these as tokens (Dilu, section 3.4.1).
+    /// The guaranteed and the greatest part of the whole device: time x SMs, rounded up to a basis point. A vertical scaler counts these as tokens (Dilu, section 3.4.1).
     pub fn tokens(&self) -> QuotaRange {
         let part = |time: Quota, sm: SmShare| {
             let product = u32::from(time.get()) * u32::from(sm.get());
@@ -100,16 +99,16 @@ impl GpuShare {
         QuotaRange::new(request, limit).unwrap_or(QuotaRange::BEST_EFFORT)
     }
 
-    /// The spec that a node enforces, without the SM limit, for which a hook has no means.
+    /// The spec for the node. The SM limit is left out, since a hook has no means to enforce it.
     ///
     /// # Errors
-    /// None for a share that [`GpuShare::new`] made.
+    /// None for a share from [`GpuShare::new`].
     pub fn spec(&self) -> Result<ResourceSpec, SpecError> {
         ResourceSpec::new(self.time, self.sm, self.memory)
     }
 }
 
-/// The SM partition is both what is guaranteed and the most.
+/// The SM partition is both the guarantee and the limit.
 impl From<ResourceSpec> for GpuShare {
     fn from(spec: ResourceSpec) -> Self {
         Self { time: spec.quota(), sm: spec.sm(), sm_limit: spec.sm(), memory: spec.memory() }

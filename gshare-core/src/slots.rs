@@ -1,6 +1,6 @@
-//! Tables whose entries are named by slot and generation, so that a stale name is recognised.
+//! Tables with entries named by slot and generation, so a stale name is recognised.
 //!
-//! [`Slots`] gives the names out. [`NamedSlots`] holds entries under names that a `Slots` elsewhere gave: a table beside it.
+//! [`Slots`] gives the names out. [`NamedSlots`] is a table beside it, with entries under the same names.
 //!
 //! # Cost
 //! O(log n) to insert into and to remove from [`Slots`]; O(1) for all else.
@@ -9,7 +9,7 @@ use core::cmp::Reverse;
 use core::marker::PhantomData;
 use std::collections::BinaryHeap;
 
-/// An id that names a use of a slot.
+/// An id of one use of a slot.
 pub trait SlotId: Copy + Eq {
     /// The `generation`-th use of `slot`.
     fn of(slot: u32, generation: u32) -> Self;
@@ -25,7 +25,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Entries by the names that it gives them. The lowest free slot is used first, so equal histories give equal names.
+/// Entries under names from the table itself. The lowest free slot is used first, so equal histories give equal names.
 ///
 /// ```
 /// use gshare_core::{ClientId, slots::Slots};
@@ -51,7 +51,7 @@ impl<Id, T> Default for Slots<Id, T> {
 }
 
 impl<Id: SlotId, T> Slots<Id, T> {
-    /// The name that the next insert will give, if it stays below `limit` entries.
+    /// The name of the next entry, if the table stays below `limit` entries.
     pub fn next(&self, limit: u32) -> Option<Id> {
         match self.free.peek() {
             Some(Reverse(slot)) => Some(Id::of(*slot, self.slots[*slot as usize].generation)),
@@ -101,7 +101,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
         }
         let value = entry.value.take()?;
         self.live -= 1;
-        // A slot whose generations are used up is retired: a name must never come back.
+        // After its last generation a slot is retired: a name must never come back.
         if let Some(next) = entry.generation.checked_add(1) {
             entry.generation = next;
             self.free.push(Reverse(id.slot()));
@@ -140,7 +140,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
     }
 }
 
-/// Entries by names that a [`Slots`] gave. A slot holds one entry at a time, and takes another only under a larger generation.
+/// Entries under names from a [`Slots`]. A slot holds one entry at a time, and takes another only under a larger generation.
 ///
 /// ```
 /// use gshare_core::{ClientId, slots::NamedSlots};
@@ -176,7 +176,7 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
         }
     }
 
-    /// Puts `value` under a name that the table [takes](Self::takes). The table grows to the slot: the caller bounds it.
+    /// Puts `value` under a name for which [`takes`](Self::takes) is true. The table grows to the slot: the caller bounds it.
     pub fn insert(&mut self, id: Id, value: T) {
         let slot = id.slot() as usize;
         if self.slots.len() <= slot {
@@ -194,19 +194,19 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
         }
     }
 
-    /// The entry that is in a slot.
+    /// The entry in a slot.
     #[inline]
     pub fn at(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.0.as_ref()
     }
 
-    /// The entry that is in a slot, to be changed.
+    /// The entry in a slot, to be changed.
     #[inline]
     pub fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.slots.get_mut(slot as usize)?.0.as_mut()
     }
 
-    /// Removes the entry that is in a slot.
+    /// Removes the entry in a slot.
     pub fn remove(&mut self, slot: u32) -> Option<T> {
         self.slots.get_mut(slot as usize)?.0.take()
     }

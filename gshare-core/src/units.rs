@@ -1,9 +1,9 @@
 //! Units: shares in basis points, memory in bytes, time in integer nanoseconds.
 //!
 //! # Problem
-//! A ledger that is kept in floating point drifts: `0.1 + 0.2` no longer equals `0.3`, a GPU whose last tenant left
-//! is never quite empty again, and two machines disagree about who comes first. So every quantity a decision rests
-//! on is an integer with its unit in its type, and is parsed once, at the edge.
+//! A ledger in floating point drifts: `0.1 + 0.2` is not `0.3`, a GPU is never quite empty again after its last tenant,
+//! and two machines disagree about the order of two clients. So decisions rest on integers. Each has its unit in its type
+//! and is parsed once, at the edge.
 //!
 //! | type | unit | bound |
 //! |---|---|---|
@@ -26,23 +26,14 @@ use core::str::FromStr;
 /// Why a text is not the quantity it should be. Names the text, the quantity and its bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ParseUnitError {
     /// The text is no number of the expected form.
     #[error("`{text}` is not a {expected}")]
-    Malformed {
-        /// The text that was given.
-        text: String,
-        /// The form that would have been accepted, with an example.
-        expected: &'static str,
-    },
+    Malformed { text: String, expected: &'static str },
     /// The number is outside the bounds of the unit.
     #[error("`{text}` is out of range: {bounds}")]
-    OutOfRange {
-        /// The text that was given.
-        text: String,
-        /// The bounds, in words.
-        bounds: &'static str,
-    },
+    OutOfRange { text: String, bounds: &'static str },
 }
 
 fn malformed(text: &str, expected: &'static str) -> ParseUnitError {
@@ -130,7 +121,7 @@ impl BasisPoints {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The part of `duration` that this share is, rounded down to a nanosecond.
+    /// This share of `duration`, rounded down to a nanosecond.
     pub const fn of(self, duration: Duration) -> Duration {
         // u64 x 10_000 fits in u128, and the quotient is at most `duration`.
         #[expect(clippy::cast_possible_truncation, reason = "the quotient is at most the u64 it came from")]
@@ -251,7 +242,7 @@ share! {
 }
 
 impl Quota {
-    /// The part of a window that this share is, rounded down to a nanosecond.
+    /// This share of a window, rounded down to a nanosecond.
     pub const fn of(self, window: Duration) -> Duration {
         self.0.of(window)
     }
@@ -282,7 +273,7 @@ impl FromStr for SmShare {
     }
 }
 
-/// A quantity that is one number of `u64`, with the arithmetic that all of them have.
+/// A quantity in one `u64`, with the arithmetic common to all quantities.
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident($inner:vis u64)) => {
         $(#[$doc])*
@@ -406,7 +397,7 @@ impl FromStr for Bytes {
         if !digits || number.matches('.').count() > 1 || number == "." {
             return Err(malformed(text, expected));
         }
-        // Binary units have no decimal expansion that divides evenly, so a fraction is taken digit by digit in u128.
+        // Binary units are no multiples of powers of ten, so the fraction is multiplied in u128 and rounded down.
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let too_large = || out_of_range(text, "at most 2^64 - 1 bytes");
         let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| too_large())? };
@@ -423,7 +414,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// The largest binary unit that divides evenly, else one decimal: `256 MiB`, `1.5 GiB`, `17 B`.
+/// The largest binary unit not above the value, with one decimal at most: `256 MiB`, `1.5 GiB`, `17 B`.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -602,7 +593,7 @@ impl FromStr for Duration {
     }
 }
 
-/// In the largest unit that is at least one, three decimals at most: `5ms`, `1.250s`, `800ns`.
+/// In the largest unit not above the value, with three decimals at most: `5ms`, `1.250s`, `800ns`.
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, unit) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {

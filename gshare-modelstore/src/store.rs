@@ -62,8 +62,8 @@ impl TryFrom<String> for ContentHash {
 /// The text is no content hash.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a content hash: need 64 hexadecimal digits")]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ParseHashError {
-    /// The text that was given.
     pub text: String,
 }
 
@@ -155,10 +155,10 @@ pub enum LoadFrom {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum StoreEvent {
     /// A client is here.
     ClientJoined {
-        /// Its name.
         client: ClientId,
         /// The tenant that the client belongs to; the kernel says so, not the client.
         tenant: TenantId,
@@ -168,24 +168,17 @@ pub enum StoreEvent {
         admin: bool,
     },
     /// A client is gone, with its references, its requests and what it was writing.
-    ClientLeft {
-        /// The client that left.
-        client: ClientId,
-    },
+    ClientLeft { client: ClientId },
     /// The limits of a tenant from now on; no model is evicted because of a lower limit.
     TenantLimited {
-        /// The tenant that is limited.
         tenant: TenantId,
         /// The tenant's limits.
         limits: StoreLimits,
     },
     /// A model with a source on disk.
     ModelAdded {
-        /// Its name.
         model: ModelId,
-        /// The tenant that owns the model.
         owner: TenantId,
-        /// Its group.
         group: GroupId,
         /// The clients that may read it.
         access: Access,
@@ -197,11 +190,8 @@ pub enum StoreEvent {
     },
     /// A client wants a reference to a model in a tier.
     Asked {
-        /// The client that wants it.
         client: ClientId,
-        /// The request.
         ticket: TicketId,
-        /// Which model.
         model: ModelId,
         /// The tier of memory it should be in.
         tier: MemoryTier,
@@ -226,39 +216,23 @@ pub enum StoreEvent {
     },
     /// The writer is done.
     PutCommitted {
-        /// The writer.
         client: ClientId,
         /// The request; answered by `Stored` or `Refuse`.
         ticket: TicketId,
-        /// The arena that it wrote.
         arena: ArenaId,
     },
     /// The writer gives up.
-    PutAborted {
-        /// The writer.
-        client: ClientId,
-        /// The arena that it was writing.
-        arena: ArenaId,
-    },
+    PutAborted { client: ClientId, arena: ArenaId },
     /// A `Load` or a `Seal` was carried out, and this is what the arena holds.
     Loaded {
-        /// The arena that was loaded.
         arena: ArenaId,
         /// Hash of the content that the arena holds.
         content: ContentHash,
     },
     /// A `Load` or a `Seal` failed.
-    LoadFailed {
-        /// The arena that could not be loaded.
-        arena: ArenaId,
-    },
+    LoadFailed { arena: ArenaId },
     /// A client gives back one reference.
-    Released {
-        /// The client that gives it back.
-        client: ClientId,
-        /// The arena that the event is about.
-        arena: ArenaId,
-    },
+    Released { client: ClientId, arena: ArenaId },
     /// Keep a model in memory once it is there, or no longer.
     PinAsked {
         /// The client that asks; the model's owner or an admin.
@@ -276,16 +250,12 @@ pub enum StoreEvent {
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
-        /// The model to evict.
         model: ModelId,
         /// Forget its source, too, so that its name is free.
         forget: bool,
     },
     /// An `Evict` was carried out: the memory is free.
-    Evicted {
-        /// The arena that was evicted.
-        arena: ArenaId,
-    },
+    Evicted { arena: ArenaId },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
@@ -294,12 +264,12 @@ pub enum StoreEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "action", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum StoreAction {
     /// Take memory and load the model into it; answer with `Loaded` or `LoadFailed`.
     Load {
         /// Name of the new arena.
         arena: ArenaId,
-        /// The model to load.
         model: ModelId,
         /// Where to.
         tier: MemoryTier,
@@ -308,66 +278,35 @@ pub enum StoreAction {
     },
     /// Take memory and let the client write it.
     Write {
-        /// The request that this answers.
         ticket: TicketId,
-        /// The writer.
         client: ClientId,
         /// Name of the new arena.
         arena: ArenaId,
-        /// Its model.
         model: ModelId,
         /// The tier of memory to write to.
         tier: MemoryTier,
     },
     /// End all writing, check what was written; answer with `Loaded` or `LoadFailed`.
-    Seal {
-        /// The arena to seal.
-        arena: ArenaId,
-    },
+    Seal { arena: ArenaId },
     /// Let the client map the arena: it has one reference more.
-    Serve {
-        /// The request that this answers.
-        ticket: TicketId,
-        /// The client that may map it.
-        client: ClientId,
-        /// The arena to map.
-        arena: ArenaId,
-        /// The model it asked for.
-        model: ModelId,
-    },
+    Serve { ticket: TicketId, client: ClientId, arena: ArenaId, model: ModelId },
     /// A put is complete.
     Stored {
-        /// The request that this answers.
         ticket: TicketId,
-        /// The writer.
         client: ClientId,
         /// Where the model is: what was written, or an arena that held the same already.
         arena: ArenaId,
-        /// Its model.
         model: ModelId,
     },
     /// A pin or an eviction is done.
-    Done {
-        /// The request that this answers.
-        ticket: TicketId,
-        /// The client that asked.
-        client: ClientId,
-    },
+    Done { ticket: TicketId, client: ClientId },
     /// Free the memory; answer with `Evicted`.
-    Evict {
-        /// The arena to evict.
-        arena: ArenaId,
-    },
+    Evict { arena: ArenaId },
     /// The name is free again.
-    Forgotten {
-        /// The model whose name is free.
-        model: ModelId,
-    },
+    Forgotten { model: ModelId },
     /// The request is not granted.
     Refuse {
-        /// The request that this answers.
         ticket: TicketId,
-        /// The client that is refused.
         client: ClientId,
         /// Why it is refused.
         reason: RefuseReason,
@@ -426,76 +365,41 @@ pub enum RefuseReason {
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum StoreError {
     /// `now` is earlier than before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
     /// The client is here already.
     #[error("{client} is already here")]
-    ClientExists {
-        /// The name given.
-        client: ClientId,
-    },
+    ClientExists { client: ClientId },
     /// No such client (any more).
     #[error("unknown {client}")]
-    UnknownClient {
-        /// The name given.
-        client: ClientId,
-    },
+    UnknownClient { client: ClientId },
     /// More clients than configured.
     #[error("more than {limit} clients")]
-    TooManyClients {
-        /// The configured number.
-        limit: u32,
-    },
+    TooManyClients { limit: u32 },
     /// The ticket is in use.
     #[error("{ticket} is in use")]
-    DuplicateTicket {
-        /// The name given.
-        ticket: TicketId,
-    },
+    DuplicateTicket { ticket: TicketId },
     /// The model is known already.
     #[error("{model} is already known")]
-    ModelExists {
-        /// The name given.
-        model: ModelId,
-    },
+    ModelExists { model: ModelId },
     /// More models than configured.
     #[error("more than {limit} models")]
-    TooManyModels {
-        /// The configured number.
-        limit: u32,
-    },
+    TooManyModels { limit: u32 },
     /// A size that cannot be.
     #[error("bytes of {model} is {bytes}: need more than 0 and at most 256 TiB")]
-    BadBytes {
-        /// Which model.
-        model: ModelId,
-        /// The number of bytes that was given.
-        bytes: Bytes,
-    },
+    BadBytes { model: ModelId, bytes: Bytes },
     /// A limit that cannot be.
     #[error("load_burst of {tenant} is 0: need at least 1")]
-    BadLimits {
-        /// The tenant whose limit is out of bounds.
-        tenant: TenantId,
-    },
+    BadLimits { tenant: TenantId },
     /// No such arena (any more), or not in the state that the event is about.
     #[error("{arena} is not {expected}")]
-    WrongState {
-        /// The name given.
-        arena: ArenaId,
-        /// The states in which the event would apply.
-        expected: &'static str,
-    },
+    WrongState { arena: ArenaId, expected: &'static str },
     /// The client has no reference to the arena, or does not write it.
     #[error("{client} does not hold {arena}")]
-    NotHeld {
-        /// The client that does not hold it.
-        client: ClientId,
-        /// The arena that is not held.
-        arena: ArenaId,
-    },
+    NotHeld { client: ClientId, arena: ArenaId },
 }
 
 /// Where a model stands in a tier.
@@ -518,18 +422,16 @@ pub enum ArenaState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ArenaView {
-    /// Its name.
     pub arena: ArenaId,
     /// Where it is.
     pub tier: MemoryTier,
     /// How large.
     pub bytes: Bytes,
-    /// Its state.
     pub state: ArenaState,
     /// References of clients.
     pub references: u64,
-    /// The tenant whose limits the arena counts against.
     pub charged: TenantId,
     /// How many models it holds.
     pub names: u32,

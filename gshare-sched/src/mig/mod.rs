@@ -146,109 +146,58 @@ const fn span(start: u8, size: u8) -> u8 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct SliceAt {
     /// The first memory slice it occupies.
     pub start: u8,
-    /// Which profile of the GPU's model.
     pub profile: ProfileId,
 }
 
 /// Why slices were refused. Names the profile and the bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum MigError {
     /// No table for that GPU.
     #[error("unknown GPU model `{name}`: known are {known}")]
-    UnknownModel {
-        /// The name given.
-        name: String,
-        /// The names that would do.
-        known: String,
-    },
+    UnknownModel { name: String, known: String },
     /// Not a profile of this GPU, perhaps of another one.
     #[error("{model} has no MIG profile `{name}`: it has {known}")]
-    UnknownProfile {
-        /// The GPU model.
-        model: String,
-        /// The name given.
-        name: String,
-        /// The profiles it has.
-        known: String,
-    },
+    UnknownProfile { model: String, name: String, known: String },
     /// A profile number past the table.
     #[error("{model} has no MIG profile number {profile}: it has {count}")]
-    ProfileOutOfRange {
-        /// The GPU model.
-        model: String,
-        /// The number given.
-        profile: u8,
-        /// How many there are.
-        count: usize,
-    },
+    ProfileOutOfRange { model: String, profile: u8, count: usize },
     /// The profile may not begin there.
     #[error("{name} cannot begin at memory slice {start}: it may at {starts}")]
-    IllegalStart {
-        /// The profile.
-        name: String,
-        /// The place given.
-        start: u8,
-        /// The places it has.
-        starts: String,
-    },
+    IllegalStart { name: String, start: u8, starts: String },
     /// Profiles that do not fit on one GPU together, wherever they are placed.
     #[error("{names} do not fit together on one {model}")]
-    NoArrangement {
-        /// The GPU model.
-        model: String,
-        /// The profiles, separated by commas.
-        names: String,
-    },
+    NoArrangement { model: String, names: String },
     /// Two slices share a memory slice.
     #[error("{name} at memory slice {start} overlaps another slice")]
-    Overlap {
-        /// The profile.
-        name: String,
-        /// Its place.
-        start: u8,
-    },
+    Overlap { name: String, start: u8 },
     /// More of one profile, or of the media engines, than one GPU has.
     #[error("more than {limit} of {name} on one GPU")]
-    TooMany {
-        /// The profile, or `+me`.
-        name: String,
-        /// The most there can be.
-        limit: u8,
-    },
+    TooMany { name: String, limit: u8 },
     /// A geometry that NVML reports and that this GPU cannot have.
     #[error(
         "reported profile {name}: {memory_slices} memory slices from place {start} on, of {limit} that the GPU has"
     )]
-    BadReport {
-        /// The profile.
-        name: String,
-        /// The place reported; 0 when there was none.
-        start: u8,
-        /// The size reported.
-        memory_slices: u8,
-        /// The memory slices of the GPU.
-        limit: u8,
-    },
+    BadReport { name: String, start: u8, memory_slices: u8, limit: u8 },
 }
 
 /// A profile as NVML reports it on the node (`nvmlDeviceGetGpuInstanceProfileInfo`, `…PossiblePlacements`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ReportedProfile {
-    /// Its name.
     pub name: String,
     /// NVML's profile number.
     pub nvml_profile: u32,
     /// The GPU instance profile id.
     pub gi_profile_id: u32,
-    /// Compute slices.
     pub compute_slices: u8,
-    /// Memory slices.
     pub memory_slices: u8,
     /// Places at which it may begin.
     pub starts: Vec<u8>,

@@ -1,21 +1,21 @@
 //! Vertical scaling on a node: the co-scaler's tokens as shares of the token engine.
 //!
 //! # Problem
-//! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms. What clients hold are leases of the token
-//! engine. So its orders become shares: a client that is issued 1,500 of 5,000 has a limit of 30 % from that moment on, and
-//! the token engine and the hooks enforce that as they enforce every share.
+//! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms, but clients hold time from the token engine. So
+//! its orders become shares: a client with 1,500 of 5,000 tokens has a limit of 30 % from that moment on. The token engine
+//! and the hooks enforce this limit like every other share.
 //!
 //! # Rules
-//! 1. Only clients that said their class take part. Everybody else keeps the share that was promised, and is not in the way of
-//!    anybody's: the sum of what is promised to those who take part may not be more than the GPU.
-//! 2. On a GPU without an SLO-sensitive client nothing is scaled: each has its whole quota, as if there were no scaler.
-//! 3. Otherwise a client's limit is what it is issued, at least its request and [`LEAST`], and never more than its quota's
-//!    limit. Its request is kept: a guarantee holds for best-effort clients too, and one that shall give way altogether
-//!    asks for none (`0:1.0`). The quota itself does not change: it is what the co-scaler works within.
-//! 4. A class that cannot be had (more would be promised than the GPU has) is reported, and the client keeps its share.
+//! 1. Only clients with a class take part; all other clients keep their share. The shares of the clients with a class may
+//!    add up to the whole GPU at most.
+//! 2. On a GPU without an SLO-sensitive client nothing is scaled: each client has its whole quota.
+//! 3. Otherwise the limit of a client is its issued part, at least its request and [`LEAST`], at most the limit of its quota.
+//!    The request is kept: a guarantee holds for best-effort clients too. A client without a guarantee asks for `0:1.0`.
+//!    The quota itself does not change: the co-scaler works within it.
+//! 4. A class beyond the GPU's time is reported, and the client keeps its share.
 //!
 //! # Cost
-//! One pass over the clients that take part every 5 ms, while there is one. Nothing otherwise.
+//! One pass every 5 ms over the clients with a class. Without such clients, none.
 
 use crate::scale::{
     ClientScale, DiluVertical, DiluVerticalConfig, ScaleState, VerticalAction, VerticalError, VerticalEvent,
@@ -27,7 +27,7 @@ use gshare_core::{
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The least limit, in basis points: 1 %. Shorter leases than that are mostly hand-over.
+/// The least limit, in basis points: 1 %. With less, a client spends most of its time on hand-over.
 const LEAST: u16 = 100;
 
 /// A client's new share of time.
@@ -39,20 +39,20 @@ pub(super) struct Resize {
 
 #[derive(Debug)]
 struct Entry {
-    /// Its name in the engine, which takes none back that has left: a client may leave and take part again.
+    /// The client's name in the engine. A client that leaves and takes part again has a new name.
     id: ClientId,
-    /// The quota that was promised.
+    /// The promised quota.
     quota: QuotaRange,
     /// The quota in force now, as the scaler last set it.
     current: QuotaRange,
-    /// GPU time it had used when it was last looked at.
+    /// GPU time used up to the last period.
     used: Duration,
 }
 
-/// The vertical scaler that a node has by default: one that learns what its clients need.
+/// The default vertical scaler of a node: it learns the needs of its clients.
 ///
 /// # Errors
-/// More clients than [`DiluVerticalConfig::max_clients`] may be.
+/// `max_clients` is out of the bounds of [`DiluVerticalConfig::max_clients`].
 pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, ConfigError> {
     let mut config = DiluVerticalConfig::default();
     (config.learn, config.max_clients) = (true, max_clients);
@@ -64,9 +64,9 @@ pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, Conf
 pub(super) struct Scaling {
     engine: Box<dyn VerticalScaler>,
     clients: BTreeMap<ClientId, Entry>,
-    /// Clients that ever took part; the generation of the next.
+    /// Number of clients so far; the generation of the next client.
     joined: u32,
-    /// Orders of the engine are read back from it.
+    /// The buffer for the orders of the engine.
     actions: Vec<VerticalAction>,
 }
 
@@ -87,17 +87,17 @@ impl Scaling {
         Self { engine, clients: BTreeMap::new(), joined: 0, actions: Vec::new() }
     }
 
-    /// When a period ends; `None` while no client takes part.
+    /// The end of the period; `None` while no client takes part.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.engine.next_deadline()
     }
 
-    /// How a client fares; `None` if it takes no part.
+    /// The state of a client; `None` if it takes no part.
     pub(super) fn client(&self, client: ClientId) -> Option<ClientScale> {
         self.clients.get(&client).and_then(|entry| self.engine.client(entry.id))
     }
 
-    /// State of a GPU; `None` before its first client that takes part.
+    /// The state of a GPU; `None` before its first client with a class.
     pub(super) fn gpu(&self, gpu: GpuId) -> Option<ScaleState> {
         self.engine.gpu(gpu).map(|gpu| gpu.state)
     }
@@ -137,12 +137,12 @@ impl Scaling {
     /// A client is gone, or takes no part any more.
     pub(super) fn leave(&mut self, now: Timestamp, client: ClientId) {
         if let Some(entry) = self.clients.remove(&client) {
-            // Known, and the time does not go back: it is not refused.
+            // The engine knows the client, and the time does not go back: no refusal.
             let _ = self.tell(now, VerticalEvent::ClientLeft { client: entry.id });
         }
     }
 
-    /// An iteration of a client ended. Gives whether it is believed: it comes from a peer.
+    /// An iteration of a client ended. The report comes from a peer; `false`: it is impossible.
     pub(super) fn iteration(
         &mut self,
         now: Timestamp,
@@ -157,8 +157,8 @@ impl Scaling {
             .is_ok()
     }
 
-    /// The time has come: reports what was used (`used` gives each client's time since it came, and whether it waits for a
-    /// token), ends the period, and appends the shares that change, those that shrink first.
+    /// Ends the period and appends the changed shares, the smaller ones first. `used` gives the time of each client since it
+    /// came, and whether the client waits for a token.
     pub(super) fn period(
         &mut self,
         now: Timestamp,
@@ -206,7 +206,7 @@ impl Scaling {
     }
 }
 
-/// The share that `issued` of a period's `max_tokens` are, within a quota.
+/// `issued` of a period's `max_tokens` as a share, within a quota.
 fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
     let points = issued.saturating_mul(10_000) / max_tokens.max(1);
     let points = u16::try_from(points).unwrap_or(u16::MAX).max(LEAST);
@@ -262,7 +262,7 @@ mod tests {
                     let before = self.shares.insert(resize.client, resize.quota).unwrap();
                     assert_eq!(resize.quota.request(), before.request(), "a request is kept");
                 }
-                // Requests that are kept may add to what the owner is issued, and nothing else.
+                // Beside the issued part of the owner only the kept requests may count.
                 let beyond = |share: &QuotaRange| match share.limit() == share.request() {
                     true => 0,
                     false => u32::from(share.limit().get()),
@@ -306,7 +306,7 @@ mod tests {
         bench.periods(6, &both);
         bench.cycle(20);
         bench.periods(1, &both);
-        // Nothing is known of it alone: it learns, and the trainer steps back.
+        // The scaler has not yet seen the client alone: it learns, and the trainer steps back.
         assert_eq!(bench.shares[&TRAINER].limit().get(), LEAST);
         assert!(bench.shares[&OWNER].limit() >= Quota::from_percent(85).unwrap());
         bench.periods(8, &both);
@@ -330,7 +330,7 @@ mod tests {
         bench.join(TRAINER, "0:1.0", ServiceClass::BestEffort);
         let (both, lent) = ([OWNER, TRAINER], Quota::from_percent(60).unwrap());
         bench.periods(6, &both);
-        // The first iteration is one to learn from.
+        // The scaler learns from the first iteration.
         bench.cycle(20);
         bench.periods(8, &both);
         for waits in [None, Some(OWNER)] {

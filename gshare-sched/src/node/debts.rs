@@ -1,19 +1,18 @@
-//! Overuse of instances that have left, still to be paid back.
+//! Debts: overuse of departed instances, still to be paid.
 //!
 //! # Problem
-//! The token engine carries the overuse of an instance as long as one of its processes is there. A user who starts a
-//! process per job leaves with each of them, and would never be held to the limit.
+//! The token engine carries the overuse of an instance while one of its processes lives. A user with a process per job
+//! leaves with each of them, and would never keep to the limit.
 //!
 //! # Algorithm
-//! Overuse of an instance whose last process leaves a device is kept under its user, its name and the device, and is
-//! paid back at the rate of the limit. Processes of that user that join under that name get no token until nothing is
-//! left. Example: limit 10 %, one kernel of 5 s, then the end: the next process of that name waits for what is left of
-//! 50 s. Another user who used the name meanwhile leaves nothing behind for its owner.
+//! When the last process of an instance leaves a device, its overuse is kept under its user, its name and the device. The
+//! debt is paid at the rate of the limit. Later processes of this user under this name get no token before it is paid.
+//! Example: limit 10 %, one kernel of 5 s, then the end: the next process of the name waits for the rest of 50 s. Another
+//! user of the name leaves no debt for its owner.
 //!
 //! # Bound
-//! No process waits longer than [`MAX_WAIT`], 100 s: an overuse that could not be paid back by then is not kept. So
-//! limits of 10 % and more are held in full, since the engine carries at most 10 s of overuse; below, the rest is
-//! forgiven.
+//! No process waits longer than [`MAX_WAIT`], 100 s: overuse beyond this time is forgiven. The engine carries at most 10 s
+//! of overuse, so limits of 10 % and more are held in full.
 //!
 //! While a process of the instance is there, its account in the engine goes on, and all its processes are under it.
 //!
@@ -24,7 +23,7 @@ use super::DeviceUuid;
 use gshare_core::{Duration, Quota, Timestamp};
 use std::collections::BTreeMap;
 
-/// The longest time that a debt keeps a process waiting.
+/// The longest wait for a debt.
 pub const MAX_WAIT: Duration = Duration::from_secs(100);
 
 /// User, name of the instance, and device.
@@ -34,7 +33,7 @@ pub(super) type Debtor = (u32, String, DeviceUuid);
 struct Debt {
     owed: Duration,
     since: Timestamp,
-    /// Pays it back.
+    /// The rate of payment.
     limit: Quota,
 }
 
@@ -49,7 +48,7 @@ impl Debt {
 pub(super) struct Debts(BTreeMap<Debtor, Debt>);
 
 impl Debts {
-    /// An instance has left that had so much beyond its limit. `most`: what is kept of one name, and of how many.
+    /// An instance has left with overuse. `most`: the bounds of one debt and of the number of debts.
     pub(super) fn add(
         &mut self,
         now: Timestamp,
@@ -73,7 +72,7 @@ impl Debts {
         }
     }
 
-    /// How long one that joins with this limit has to wait.
+    /// The wait of a process that joins with this limit.
     pub(super) fn wait(&mut self, now: Timestamp, key: &Debtor, limit: Quota) -> Duration {
         let left = self.0.get(key).map_or(Duration::ZERO, |debt| debt.left(now)).min(limit.of(MAX_WAIT));
         if left.is_zero() || limit.is_zero() {

@@ -1,37 +1,36 @@
-//! Questions to clients about the memory they use: who was asked, who has answered, until when.
+//! Questions to clients about the memory they use, with their answers and deadlines.
 //!
 //! # Problem
-//! A client is granted memory in chunks and allocates from them, so the daemon knows what each client may hold, not what
-//! it uses. The difference (**slack**) is exact only for the client itself. Two answers need it: a denial, since slack of
-//! idle clients could be called back first, and the view of an instance, which is told to the byte.
+//! A client gets memory in chunks and allocates from them, so the daemon knows the chunks but not the use. Only the client
+//! itself knows the difference, its **slack**. Two answers need it: a denial, since slack of idle clients could be called
+//! back first; and the view of an instance, which is exact to the byte.
 //!
 //! # Algorithm
 //! A **round** asks some clients at once. The round is over when each of them has answered or is gone, or after
-//! [`PATIENCE`]. A client that has missed a round is not asked again before it answers: a stopped process delays one
-//! denial or view and not every one. A client's reservations are answered in their order, so those that come
-//! while one of them waits for a round are queued behind it.
+//! [`PATIENCE`]. After a missed round a client is not asked again before it answers, so a stopped process delays one denial
+//! or view, not all. Reservations of one client are answered in order: later ones queue behind a reservation in a round.
 //!
 //! # Cost
-//! O(clients asked) per round, and one look at the rounds that are open per answer.
+//! O(clients asked) per round, and a pass over the open rounds per answer.
 
 use super::reservations::Reservation;
 use gshare_core::{Bytes, ClientId, Duration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How long a round waits for answers. A hook answers from a thread of its own, so only a process that is stopped, or a
-/// machine that is badly overloaded, takes longer.
+/// The longest wait of a round. A hook answers from a thread of its own, so only a stopped process or a badly overloaded
+/// machine takes longer.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The most reservations of one client that wait for a round. A process has one under way per thread that allocates.
+/// The most reservations of one client behind a round. A process has one under way per allocating thread.
 const MAX_QUEUE: usize = 4_096;
 
-/// The work that is done when a round is over.
+/// The work after a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// A reservation that did not fit is tried once more.
+    /// Try a reservation once more.
     Reserve(Reservation),
-    /// A client is told what its siblings use.
+    /// Tell a client the use of its siblings.
     View { client: ClientId },
-    /// A question of the operator is answered.
+    /// Answer a question of the operator.
     Status { question: u32 },
 }
 
@@ -51,20 +50,20 @@ struct Round {
     until: Timestamp,
 }
 
-/// The rounds that are open. See the [module](self).
+/// The open rounds. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Inquiries {
     last: u32,
     rounds: BTreeMap<u32, Round>,
-    /// Clients that have missed a round and not answered since.
+    /// Clients without an answer since a missed round.
     silent: BTreeSet<ClientId>,
-    /// Reservations behind one that waits for a round.
+    /// Reservations behind a reservation in a round.
     queued: BTreeMap<ClientId, VecDeque<(Bytes, Bytes)>>,
 }
 
 impl Inquiries {
-    /// Begins a round that asks those of `clients` that answer; with `at_least_until`, it is not over before then. Gives
-    /// its number and who is to be asked; `None` if there is nothing to wait for.
+    /// Begins a round over the answering clients among `clients`; with `at_least_until`, it is not over before then. Gives
+    /// its number and the clients to ask; `None` if there is nothing to wait for.
     pub(super) fn begin(
         &mut self,
         now: Timestamp,
@@ -86,8 +85,8 @@ impl Inquiries {
         Some((self.last, list))
     }
 
-    /// Puts a reservation behind one of the same client that waits for a round. `None`: no such one waits; `Some(false)`:
-    /// too many do.
+    /// Queues a reservation behind another of the same client in a round. `None`: there is none in a round; `Some(false)`:
+    /// the queue is full.
     pub(super) fn queue(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Option<bool> {
         let queue = self.queued.get_mut(&client)?;
         let fits = queue.len() < MAX_QUEUE;
@@ -97,7 +96,7 @@ impl Inquiries {
         Some(fits)
     }
 
-    /// The next reservation behind one that was answered just now.
+    /// The next queued reservation of a client after an answer.
     pub(super) fn next_queued(&mut self, client: ClientId) -> Option<(Bytes, Bytes)> {
         let next = self.queued.get_mut(&client)?.pop_front();
         if next.is_none() {
@@ -106,7 +105,7 @@ impl Inquiries {
         next
     }
 
-    /// A client has answered a round. Gives the purpose of the round, if that was the last answer it waited for.
+    /// A client has answered a round. Gives the purpose of the round after its last answer.
     pub(super) fn answered(&mut self, round: u32, client: ClientId) -> Option<Purpose> {
         self.silent.remove(&client);
         let entry = self.rounds.get_mut(&round)?;
@@ -115,7 +114,7 @@ impl Inquiries {
         last.then(|| self.rounds.remove(&round)).map(|_| purpose)
     }
 
-    /// A client is gone. Gives the purposes of the rounds that waited for it alone.
+    /// A client is gone. Gives the purposes of the rounds without other open answers.
     pub(super) fn left(&mut self, client: ClientId) -> Vec<Purpose> {
         self.silent.remove(&client);
         self.queued.remove(&client);
@@ -128,7 +127,7 @@ impl Inquiries {
         waits.into_iter().filter_map(|round| self.answered(round, client)).collect()
     }
 
-    /// Gives the purposes of the rounds whose time is over.
+    /// Gives the purposes of the rounds past their deadline.
     pub(super) fn due(&mut self, now: Timestamp) -> Vec<Purpose> {
         let due: Vec<u32> = self
             .rounds
@@ -150,7 +149,7 @@ impl Inquiries {
         self.rounds.values().any(|round| reserves(round.purpose))
     }
 
-    /// When the next round is over at the latest.
+    /// The earliest deadline of a round.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.rounds.values().map(|round| round.until).min()
     }

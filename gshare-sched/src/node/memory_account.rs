@@ -1,28 +1,28 @@
-//! Memory accounts: who may allocate how much of which GPU.
+//! Memory accounts: the reservations of every client on every GPU.
 //!
 //! # Problem
-//! Two processes that both look at the free memory and then both allocate have both looked in vain. So memory is
+//! Two processes look at the free memory, both find enough, and both allocate: together they take too much. So memory is
 //! reserved here **before** it is allocated, and one ledger sees every reservation of the node.
 //!
 //! # Terms
-//! - **device account**: what all clients of one GPU hold; at most its memory less a headroom for contexts and code.
-//! - **tenant account**: what one instance holds on one GPU, over all its processes; at most its spec's memory.
-//! - **client account**: what one process holds on one GPU; freed as a whole when it dies.
+//! - **device account**: the memory of all clients of one GPU; at most the device's, less a headroom for contexts and code.
+//! - **tenant account**: the memory of one instance on one GPU, over all its processes; at most the memory of its spec.
+//! - **client account**: the memory of one process on one GPU; freed as a whole when the process dies.
 //!
 //! # Algorithm
-//! A reservation says how much it needs (`bytes`) and how much would be welcome (`wish`), so that a client can serve
-//! small allocations without asking again. It is given `min(wish, free)`, if that is at least `bytes`, else nothing.
-//! `free` is the smaller of what the tenant's and the device's limit leave. Example: limit 256 MiB, held 250 MiB,
+//! A reservation has a need (`bytes`) and a `wish`: with more than the need, a client serves small allocations without
+//! another question. The ledger gives `min(wish, free)` if `free` is at least `bytes`, else nothing. `free` is the smaller
+//! remainder of the tenant's and the device's limit. Example: limit 256 MiB, held 250 MiB,
 //! reserve(bytes 4 MiB, wish 16 MiB) gives 6 MiB; reserve(8 MiB) is denied with 6 MiB free.
 //!
 //! Without a daemon each process of an instance may hold its **part** of the limit and no more. Parts add up to the limit
-//! at most, so the limit holds whether the daemon is there or not. A part is what its process holds and an even share of
-//! what is free ([`parts`]). Parts are divided again when a process comes or goes, and when a grant passes the part of
-//! its process; those that shrink are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
+//! at most, so the limit holds without a daemon too. A part is the memory of its process and an even share of the free
+//! memory ([`parts`]). Parts are divided again when a process comes or goes, and when a grant passes the part of its
+//! process; smaller parts are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
 //! 862 and 162 MiB.
 //!
-//! After a reconnect a client re-states what it holds. That is taken as it is, even past a limit: the memory is
-//! allocated and refusing to write it down would not free it. Nothing more is given until the account is below again.
+//! After a reconnect a client states its memory again. The ledger takes the figure as it is, even past a limit: the memory is
+//! allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit again.
 //!
 //! # Invariants
 //! Each tenant's account is the sum of its clients', each device's the sum of its tenants'; no account passes its
@@ -49,10 +49,10 @@ impl Account {
     }
 }
 
-/// A reservation that does not fit.
+/// A denied reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Denied {
-    /// How much would have.
+    /// The bytes still free.
     pub(super) free: Bytes,
 }
 
@@ -77,31 +77,31 @@ impl ClientAccount {
 }
 
 impl Ledger {
-    /// Sets the most that all clients of a GPU may hold.
+    /// Sets the limit of all clients of a GPU together.
     pub(super) fn set_device(&mut self, gpu: GpuId, limit: Bytes) {
         self.devices.entry(gpu).or_default().limit = Some(limit);
     }
 
-    /// Sets the most that a tenant may hold; what it holds already it keeps.
+    /// Sets the limit of a tenant, which keeps its memory even past the limit.
     pub(super) fn set_tenant(&mut self, tenant: Tenant, limit: Option<Bytes>) {
         self.tenants.entry(tenant).or_default().limit = limit;
     }
 
-    /// Opens a client's account with what it says it has allocated already.
+    /// Opens the account of a client with its allocated memory, as the client states it.
     pub(super) fn open(&mut self, tenant: Tenant, allocated: Bytes) -> ClientAccount {
         let mut account = ClientAccount { tenant, held: Bytes::ZERO };
         self.add(&mut account, allocated);
         account
     }
 
-    /// Closes a client's account; all it held is free again.
+    /// Closes the account of a client and frees its memory.
     pub(super) fn close(&mut self, account: ClientAccount) {
         let mut account = account;
         let held = account.held;
         self.subtract(&mut account, held);
     }
 
-    /// Forgets a tenant whose clients are all gone.
+    /// Forgets a tenant without clients.
     pub(super) fn forget(&mut self, tenant: Tenant) {
         let left = self.tenants.remove(&tenant);
         debug_assert!(left.is_none_or(|account| account.held == Bytes::ZERO));
@@ -133,7 +133,7 @@ impl Ledger {
         fits
     }
 
-    /// Bytes that a tenant could still reserve.
+    /// Bytes still free for a tenant.
     pub(super) fn free(&self, tenant: Tenant) -> Bytes {
         let device = self.devices.get(&tenant.0).copied().unwrap_or_default();
         let own = self.tenants.get(&tenant).copied().unwrap_or_default();
@@ -141,34 +141,34 @@ impl Ledger {
         device.free().min(own.free()).min(Bytes(u64::MAX - device.held.0))
     }
 
-    /// Bytes that the tenant's own limit leaves, without regard to the device's.
+    /// Bytes below the limit of the tenant, without regard to the device.
     pub(super) fn tenant_free(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).copied().unwrap_or_default().free()
     }
 
-    /// The most that a tenant may hold.
+    /// The limit of a tenant.
     pub(super) fn tenant_limit(&self, tenant: Tenant) -> Option<Bytes> {
         self.tenants.get(&tenant)?.limit
     }
 
-    /// The most that all clients of a GPU may hold; without a bound `u64::MAX`.
+    /// The limit of all clients of a GPU; without a bound `u64::MAX`.
     pub(super) fn device_limit(&self, gpu: GpuId) -> Bytes {
         self.devices.get(&gpu).and_then(|account| account.limit).unwrap_or(Bytes(u64::MAX))
     }
 
-    /// Bytes that all clients of a GPU hold.
+    /// Bytes of all clients of a GPU.
     pub(super) fn device_held(&self, gpu: GpuId) -> Bytes {
         self.devices.get(&gpu).map_or(Bytes::ZERO, |account| account.held)
     }
 
-    /// Bytes that a tenant holds.
+    /// Bytes of a tenant.
     pub(super) fn tenant_held(&self, tenant: Tenant) -> Bytes {
         self.tenants.get(&tenant).map_or(Bytes::ZERO, |account| account.held)
     }
 
     fn add(&mut self, account: &mut ClientAccount, bytes: Bytes) {
         let device = self.devices.entry(account.tenant.0).or_default();
-        // Only a re-stated account can be so large; it is cut so that sums stay sums.
+        // Only a stated account can be so large; the ledger cuts it, so sums stay sums.
         let bytes = bytes.min(Bytes(u64::MAX - device.held.0));
         device.held = device.held + bytes;
         let tenant = self.tenants.entry(account.tenant).or_default();
@@ -185,7 +185,7 @@ impl Ledger {
     }
 }
 
-/// The parts of processes that hold so much under a limit: what each holds, and an even share of what is free.
+/// The parts of processes under a limit: the memory of each, and an even share of the free memory.
 pub(super) fn parts(limit: Bytes, held: &[Bytes]) -> Vec<Bytes> {
     let free = limit.saturating_sub(held.iter().copied().sum()).0;
     let n = held.len().max(1) as u64;

@@ -1,7 +1,7 @@
-//! Texts of clients that are shown to people.
+//! Texts from clients, shown to people.
 //!
-//! A name reaches terminals, logs and metrics. Control characters in it, such as the escape sequences of a terminal, and
-//! characters without a picture, such as those that reverse the direction of a line, could forge what is shown there.
+//! A name reaches terminals, logs and metrics. Control characters, such as the escape sequences of a terminal, and
+//! characters without a picture, such as marks for the direction of a line, could forge the output there.
 
 use std::borrow::Cow;
 

@@ -1,24 +1,24 @@
-//! Memory: reservations, whose unused memory is called back for them, and what each process may hold without a daemon.
+//! Memory: reservations, recalls of unused memory, and the part of each process without a daemon.
 
 use super::inquiry::Purpose;
 use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memory_account, note, violation};
 use gshare_core::wire::ToClient;
 use gshare_core::{Bytes, ClientId, ConnId, GpuId, Timestamp};
 
-/// Memory that a client wants to reserve.
+/// A client's wish for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reservation {
     pub(super) client: ClientId,
-    /// Bytes that it needs.
+    /// Bytes it needs.
     pub(super) bytes: Bytes,
-    /// Bytes that it would like to have.
+    /// Bytes it would like to have.
     pub(super) wish: Bytes,
-    /// Whether others were called to release what they do not use.
+    /// Whether other clients were asked to release unused memory.
     pub(super) recalled: bool,
 }
 
 impl Node {
-    /// Grants a reservation, denies it, or begins to call slack back for it.
+    /// Grants a reservation, denies it, or begins a recall of slack for it.
     pub(super) fn reserve(&mut self, now: Timestamp, reservation: Reservation, out: &mut Vec<NodeAction>) {
         let Reservation { client, bytes, wish, recalled } = reservation;
         let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client) else {
@@ -74,12 +74,12 @@ impl Node {
     ) {
         let entry = self.clients.get_mut(client);
         if !entry.is_some_and(|entry| self.ledger.release(&mut entry.account, bytes)) {
-            // The client's account and this one differ. The client states its own again when it reconnects.
+            // The accounts of client and node differ. The client states its own again when it reconnects.
             violation(conn, "released more memory than it holds", out);
         }
     }
 
-    /// Clients that may have slack which would let a reservation of `bytes` fit.
+    /// Clients with slack that could make room for a reservation of `bytes`.
     fn holders(&self, client: ClientId, tenant_id: TenantId, bytes: Bytes) -> Vec<ClientId> {
         let Some(tenant) = self.tenant(tenant_id) else { return Vec::new() };
         let own_limit = self.ledger.tenant_free((tenant.gpu, tenant.instance)) < bytes;
@@ -95,12 +95,12 @@ impl Node {
         self.tenant(client.tenant).is_some_and(|tenant| tenant.gpu == gpu)
     }
 
-    /// The most that all members of a tenant may hold.
+    /// The limit of all members of a tenant together.
     fn memory_limit(&self, tenant: TenantId) -> Option<Bytes> {
         self.instances.get(&self.tenant(tenant)?.instance)?.spec.memory()
     }
 
-    /// Asks clients how much memory they use, those that hold any; `false` if there is none to be waited for.
+    /// Asks the clients with memory how much of it they use; `false` if there is no answer to wait for.
     fn inquire(
         &mut self,
         now: Timestamp,
@@ -121,7 +121,7 @@ impl Node {
         true
     }
 
-    /// Does what waited for rounds of questions.
+    /// Does the work behind finished rounds of questions.
     pub(super) fn rounds_over(
         &mut self,
         now: Timestamp,
@@ -154,7 +154,7 @@ impl Node {
         }
     }
 
-    /// A client wants to know what its siblings use.
+    /// A client asks for the use of its siblings.
     pub(super) fn view(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<NodeAction>) {
         let siblings = self.siblings(client);
         if !self.inquire(now, Purpose::View { client }, siblings, out) {
@@ -179,18 +179,18 @@ impl Node {
         self.send(client, ToClient::MemoryView { client }, out);
     }
 
-    /// Memory that a client uses, as far as it said; else all that it holds.
+    /// Memory in use by a client, by its last answer; without an answer all of its memory.
     pub(super) fn memory_of(&self, client: &Client) -> Bytes {
         let held = client.account.held();
         client.used.map_or(held, |used| used.min(held))
     }
 
-    /// Siblings of a tenant's members may be under way from the daemon that served them until `since`, with what they hold.
+    /// Siblings of a tenant's members may be under way, with their memory, from the daemon before `since`.
     pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId, since: Timestamp) {
         let Some(limit) = self.memory_limit(id) else { return };
         let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
         if let Some(tenant) = self.tenant_mut(id) {
-            // Nothing is left for any process that is not here.
+            // Nothing remains for absent processes.
             let complete = parts >= limit;
             let settles =
                 tenant.settles.filter(|settles| now < *settles).unwrap_or(since.saturating_add(SETTLE));
@@ -203,8 +203,8 @@ impl Node {
         members.filter_map(|member| self.clients.get(member))
     }
 
-    /// Tells each member of a tenant what it may hold without a daemon: those first whose part shrinks, then what was
-    /// granted, then the others.
+    /// Tells each member of a tenant its part of the memory without a daemon: smaller parts first, then the grant, then
+    /// larger parts.
     pub(super) fn divide_memory(
         &mut self,
         now: Timestamp,

@@ -183,10 +183,10 @@ pub struct Rectangle {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct Placement {
     /// The placement's name; stale after release.
     pub id: PlacementId,
-    /// The GPU that the placement is on.
     pub gpu: GpuId,
     /// The part of the GPU that the placement holds.
     pub rectangle: Rectangle,
@@ -225,8 +225,8 @@ impl Placed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct RepackChange {
-    /// The placement that moves. Its id stays.
     pub id: PlacementId,
     /// GPU it leaves.
     pub from_gpu: GpuId,
@@ -273,8 +273,8 @@ impl RepackPlan {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct GpuStatus {
-    /// The GPU that this is the state of.
     pub gpu: GpuId,
     /// The GPU's size.
     pub spec: GpuSpec,
@@ -313,128 +313,62 @@ impl GpuStatus {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PackError {
     /// A size is zero.
     #[error("{field} is zero: a demand or a GPU has at least one basis point of it")]
     ZeroSize {
-        /// The field that is out of its bounds.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         field: &'static str,
     },
     /// `sm_limit` is below `sm`.
     #[error("the SM limit ({limit}) is below the request ({request})")]
-    LimitBelowRequest {
-        /// The SM share that is guaranteed.
-        request: SmShare,
-        /// The limit that was given, below the request.
-        limit: SmShare,
-    },
+    LimitBelowRequest { request: SmShare, limit: SmShare },
     /// No GPU of the pool is large enough, even empty.
     #[error("{quota} of the time on {sm} of the SMs with {memory} is more than any GPU of the pool has")]
-    NeverFits {
-        /// The share of time that was asked.
-        quota: Quota,
-        /// The share of the SMs that was asked.
-        sm: SmShare,
-        /// The memory that was asked, in bytes.
-        memory: Bytes,
-    },
+    NeverFits { quota: Quota, sm: SmShare, memory: Bytes },
     /// Some GPU is large enough, but none has room now.
     #[error("no GPU has {quota} of the time on {sm} of the SMs free")]
-    NoRoom {
-        /// The share of time that was asked.
-        quota: Quota,
-        /// The share of the SMs that was asked.
-        sm: SmShare,
-    },
+    NoRoom { quota: Quota, sm: SmShare },
     /// There is room for the rectangle, but on no GPU with enough free memory.
     #[error("no GPU with room has {memory} of memory free")]
-    Memory {
-        /// The memory that was asked, in bytes.
-        memory: Bytes,
-    },
+    Memory { memory: Bytes },
     /// The demand needs another GPU, and the limit on GPUs in use is reached.
     #[error("it needs another GPU, and the limit of {limit} GPUs in use is reached")]
-    GpuLimit {
-        /// The most GPUs that may be in use at once.
-        limit: u32,
-    },
+    GpuLimit { limit: u32 },
     /// The packer's tables end below this id.
     #[error("{gpu} is beyond the last id that the packer keeps ({last})")]
-    GpuIdTooLarge {
-        /// The id that was given.
-        gpu: GpuId,
-        /// The largest id that can be added.
-        last: GpuId,
-    },
+    GpuIdTooLarge { gpu: GpuId, last: GpuId },
     /// No such GPU in the pool.
     #[error("{gpu} is not in the pool")]
-    UnknownGpu {
-        /// The id that was given.
-        gpu: GpuId,
-    },
+    UnknownGpu { gpu: GpuId },
     /// A GPU of this id is in the pool.
     #[error("{gpu} is already in the pool")]
-    GpuExists {
-        /// The id that was given.
-        gpu: GpuId,
-    },
+    GpuExists { gpu: GpuId },
     /// The GPU still holds placements.
     #[error("{gpu} still holds {placements} placements: release or move them first")]
-    GpuInUse {
-        /// The GPU that was asked for.
-        gpu: GpuId,
-        /// The number of placements on it.
-        placements: u32,
-    },
+    GpuInUse { gpu: GpuId, placements: u32 },
     /// The placement was released, or never made.
     #[error("{id} is not a placement (any more)")]
-    UnknownPlacement {
-        /// The id that was given.
-        id: PlacementId,
-    },
+    UnknownPlacement { id: PlacementId },
     /// The rectangle is not inside the GPU, or not of the demand's size.
     #[error("the rectangle is not inside {gpu} or not of the size that the demand asks")]
-    BadRectangle {
-        /// The GPU that was asked for.
-        gpu: GpuId,
-    },
+    BadRectangle { gpu: GpuId },
     /// The rectangle, or the room for it, is taken.
     #[error("the place on {gpu} is taken")]
-    Occupied {
-        /// The GPU that was asked for.
-        gpu: GpuId,
-    },
+    Occupied { gpu: GpuId },
     /// The plan was made for another version of the packer, or does not match its placements.
     #[error("the plan is for version {planned}, the packer is at {current}")]
-    StalePlan {
-        /// The version that the plan was made at.
-        planned: u64,
-        /// The version that the packer is at now.
-        current: u64,
-    },
+    StalePlan { planned: u64, current: u64 },
     /// A batch or gang does not fit whole.
     #[error("demand {index} of the batch does not fit: {reason}")]
-    Batch {
-        /// The demand's position in the batch, counted from 0.
-        index: usize,
-        /// The reason why this demand found no room.
-        reason: Box<PackError>,
-    },
+    Batch { index: usize, reason: Box<PackError> },
     /// A GPU with more memory than the packer counts.
     #[error("memory of {gpu} is {memory}: need less than {limit}")]
-    GpuTooLarge {
-        /// The GPU.
-        gpu: GpuId,
-        /// Memory of the GPU.
-        memory: Bytes,
-        /// The memory that every GPU must be below.
-        limit: Bytes,
-    },
+    GpuTooLarge { gpu: GpuId, memory: Bytes, limit: Bytes },
     /// A snapshot contradicts itself.
     #[error("the snapshot contradicts itself: {what}")]
     BadSnapshot {
-        /// The contradiction, as words.
         #[cfg_attr(feature = "serde", serde(skip_deserializing))]
         what: &'static str,
     },

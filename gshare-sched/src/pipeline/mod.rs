@@ -86,27 +86,33 @@
 //! - Branches inside a fork are not cut further; the other modes do that.
 
 mod assign;
+mod balance;
 mod balanced;
 mod bottleneck;
 mod costs;
 mod first_come;
 mod instances;
 mod lattice;
+mod node;
 mod partitioner;
-mod pipeline_words;
+mod pipeline_partitioner;
 mod plan;
 mod router;
 mod router_config;
 mod routing;
 mod service;
+mod slice_assigner;
 
 pub use assign::LeastFragmentation;
+pub use balance::Balance;
 pub use first_come::{FirstCome, FirstComeConfig};
 pub use instances::*;
+pub use node::*;
 pub use partitioner::{PartitionConfig, Partitioner};
-pub use pipeline_words::*;
+pub use pipeline_partitioner::*;
 pub use plan::{NoPlan, PassedOver, Plan, plan};
 pub use router::*;
 pub(crate) use router_config::overdue_after;
 pub use router_config::{Late, RouterConfig};
 pub use routing::SlackRouter;
+pub use slice_assigner::*;

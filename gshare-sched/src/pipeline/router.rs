@@ -10,6 +10,7 @@ use gshare_core::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum Service {
     /// On slices of its own.
     Exclusive {
@@ -24,7 +25,6 @@ pub enum Service {
     },
     /// On a slice that it shares.
     Shared {
-        /// The slice that it shares.
         slice: SharedSlice,
         /// Time of one request; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
@@ -41,19 +41,18 @@ pub enum Service {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RouteEvent {
     /// An instance serves from now on.
     InstanceUp {
         /// Its name; free again when it is down.
         instance: InstanceId,
-        /// The function that the instance serves.
         function: FunctionId,
         /// How it serves.
         service: Service,
     },
     /// A shared instance was loaded or evicted: slacks on it change.
     LoadChanged {
-        /// The instance whose load changed.
         instance: InstanceId,
         /// Time until it could begin.
         #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
@@ -67,20 +66,13 @@ pub enum RouteEvent {
         service: Service,
     },
     /// The instance gets no more requests; [`RouteAction::Drained`] follows when it has none left.
-    InstanceDraining {
-        /// The instance that drains.
-        instance: InstanceId,
-    },
+    InstanceDraining { instance: InstanceId },
     /// The instance is gone. Requests it had are routed again.
-    InstanceDown {
-        /// The instance that is gone.
-        instance: InstanceId,
-    },
+    InstanceDown { instance: InstanceId },
     /// A new request.
     Arrived {
         /// Its name; free again when it was completed or rejected.
         request: RequestId,
-        /// Which function.
         function: FunctionId,
         /// When it must be answered. Requests without come after all that have one.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
@@ -88,22 +80,11 @@ pub enum RouteEvent {
     },
     /// The function is not wanted any more: its requests that wait are rejected. Those that were dispatched go on; should
     /// their instance go down they wait again, until this is told once more.
-    FunctionRemoved {
-        /// The function.
-        function: FunctionId,
-    },
+    FunctionRemoved { function: FunctionId },
     /// A dispatched request was answered.
-    Completed {
-        /// The request that was answered.
-        request: RequestId,
-        /// The instance that answered it.
-        instance: InstanceId,
-    },
+    Completed { request: RequestId, instance: InstanceId },
     /// The client of a request that was not dispatched gave up. It is forgotten without an answer.
-    Cancelled {
-        /// The request whose client gave up.
-        request: RequestId,
-    },
+    Cancelled { request: RequestId },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
@@ -113,17 +94,12 @@ pub enum RouteEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RouteAction {
     /// Run the request there (a shared instance that is not resident is loaded first); answer with `Completed`.
-    Dispatch {
-        /// The request to run.
-        request: RequestId,
-        /// The instance that runs it.
-        instance: InstanceId,
-    },
+    Dispatch { request: RequestId, instance: InstanceId },
     /// The request will not be served.
     Reject {
-        /// The request that is rejected.
         request: RequestId,
         /// Why it is rejected.
         reason: RouteReject,
@@ -131,7 +107,6 @@ pub enum RouteAction {
     /// The function's instances cannot serve what waits in time. Told at most once in
     /// `short_every`.
     Short {
-        /// Which function.
         function: FunctionId,
         /// Requests that wait.
         waiting: u32,
@@ -140,10 +115,7 @@ pub enum RouteAction {
         behind: Duration,
     },
     /// A draining instance has no request left.
-    Drained {
-        /// The instance that has none left.
-        instance: InstanceId,
-    },
+    Drained { instance: InstanceId },
 }
 
 /// Why a request is not served.
@@ -164,7 +136,7 @@ pub enum RouteReject {
     Removed,
 }
 
-/// A policy that gives requests to instances. See the [module](self).
+/// A policy that gives requests to instances.
 ///
 /// # Contract
 /// - each request is dispatched until it is completed or rejected; it is rejected once;
@@ -188,64 +160,33 @@ pub trait Router: Engine<Event = RouteEvent, Action = RouteAction, Error = Route
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum RouteError {
     /// `now` is earlier than before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
     /// The name is in use.
     #[error("{request} is already here")]
-    DuplicateRequest {
-        /// The name given.
-        request: RequestId,
-    },
+    DuplicateRequest { request: RequestId },
     /// No such request (any more).
     #[error("unknown {request}")]
-    UnknownRequest {
-        /// The name given.
-        request: RequestId,
-    },
+    UnknownRequest { request: RequestId },
     /// The request was not dispatched there, or (on `Cancelled`) has been dispatched.
     #[error("{request} does not {}", instance.map_or_else(|| "wait any more".to_owned(), |one| format!("run on {one}")))]
-    NotThere {
-        /// The request that is not there.
-        request: RequestId,
-        /// The instance named.
-        instance: Option<InstanceId>,
-    },
+    NotThere { request: RequestId, instance: Option<InstanceId> },
     /// The name is in use.
     #[error("{instance} is already up")]
-    DuplicateInstance {
-        /// The name given.
-        instance: InstanceId,
-    },
+    DuplicateInstance { instance: InstanceId },
     /// No such instance (any more).
     #[error("unknown {instance}")]
-    UnknownInstance {
-        /// The name given.
-        instance: InstanceId,
-    },
+    UnknownInstance { instance: InstanceId },
     /// The instance gets no more requests.
     #[error("{instance} is draining")]
-    Draining {
-        /// The instance that drains.
-        instance: InstanceId,
-    },
+    Draining { instance: InstanceId },
     /// An exclusive instance has no load that could change.
     #[error("{instance} is exclusive and has no load")]
-    NotShared {
-        /// The instance that is exclusive.
-        instance: InstanceId,
-    },
+    NotShared { instance: InstanceId },
     /// A number that cannot be.
     #[error("{field} of {instance} is {value}: {bound}")]
-    BadInstance {
-        /// The instance whose number is out of bounds.
-        instance: InstanceId,
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The values that are allowed, in words.
-        bound: &'static str,
-    },
+    BadInstance { instance: InstanceId, field: &'static str, value: u64, bound: &'static str },
 }

@@ -81,13 +81,16 @@
 //! and fairness stay with the request scheduler of whole devices.
 
 mod choice;
+mod device_spec;
 mod error;
+mod event;
 mod fractional;
+mod function_spec;
 mod functions;
 mod gpu_time;
 mod host_cache;
 mod naming;
-mod platform_words;
+mod pool;
 mod queue_order;
 mod requests;
 mod settings;
@@ -99,10 +102,13 @@ mod tickets;
 mod timers;
 mod whole;
 
+pub use device_spec::*;
 pub use error::PlatformError;
+pub use event::*;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
+pub use function_spec::*;
 pub use functions::{FunctionState, FunctionStats, FunctionView};
-pub use platform_words::*;
+pub use pool::*;
 pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, RouterSettings, SlicedConfig, SlicedError, SlicedPool};

@@ -190,8 +190,7 @@ mod tests {
     /// A tenth of one device, in windows of a minute.
     fn tenants(share: u16) -> Tenants {
         let mut tenants = Tenants::new(Duration::from_secs(60));
-        let mut limits = TenantLimits::default();
-        limits.gpu_time = BasisPoints::new(share).unwrap();
+        let limits = TenantLimits { gpu_time: BasisPoints::new(share).unwrap(), ..TenantLimits::default() };
         tenants.limit(TenantId::new(1), limits);
         for request in 0..3 {
             tenants.arrived(TenantId::new(1), Timestamp::ZERO, RequestId::new(request), Timestamp::MAX);

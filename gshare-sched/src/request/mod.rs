@@ -32,7 +32,7 @@
 //! | [`scheduler`] | gives requests to GPUs |
 //! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
-//! | tenants | lets a tenant's requests into the queue: [`TenantLimits`](crate::request::TenantLimits) and fairness |
+//! | tenants | lets a tenant's requests into the queue: [`TenantLimits`] and fairness |
 //! | [`shared_state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`shared_state::reconcile`] |
 //!
 //! # When it matters
@@ -47,12 +47,14 @@ mod queue;
 mod request_scheduler;
 pub mod scheduler;
 pub mod shared_state;
+mod state_store;
 mod tenants;
 
 pub use placement::PlacementRule;
 pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
 pub use shared_state::MemoryStore;
+pub use state_store::*;
 
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 

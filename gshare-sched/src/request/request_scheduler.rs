@@ -1,5 +1,6 @@
-//! The events, actions and errors of request schedulers, and the state that nodes share.
+//! The events, actions and errors of request schedulers, and their trait.
 
+use super::GpuRecord;
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
     Timestamp,
@@ -61,12 +62,11 @@ gshare_core::config! {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RequestEvent {
     /// A GPU, empty and idle.
     GpuJoined {
-        /// Its name.
         gpu: GpuId,
-        /// The kind of the GPU.
         kind: GpuKind,
         /// Where it is.
         node: NodeId,
@@ -75,13 +75,9 @@ pub enum RequestEvent {
         memory: Bytes,
     },
     /// The GPU or its manager is gone, with its models.
-    GpuLost {
-        /// The GPU that is gone.
-        gpu: GpuId,
-    },
+    GpuLost { gpu: GpuId },
     /// A model that may be asked for, or its new size if it was never loaded.
     ModelAdded {
-        /// Its name.
         model: ModelId,
         /// Memory it needs on a GPU while it runs; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
@@ -89,18 +85,14 @@ pub enum RequestEvent {
     },
     /// The cost of a model on a kind of GPU. The model is never put on a kind for which this was not told.
     ModelProfiled {
-        /// Which model.
         model: ModelId,
-        /// On which kind.
         kind: GpuKind,
         /// The cost on that kind.
         profile: ModelProfile,
     },
     /// Keep the model on this GPU, from now on if it is there, else from its next load on; or no longer.
     ModelPinned {
-        /// Which model.
         model: ModelId,
-        /// On which GPU.
         gpu: GpuId,
         /// Whether to keep it.
         pinned: bool,
@@ -108,79 +100,47 @@ pub enum RequestEvent {
     /// The most copies of a model from now on, on all GPUs; a model that was never named has no limit. Copies beyond it are
     /// evicted: unused ones at once, others as soon as what runs on them is done. A copy that is being evicted does not count.
     ModelLimited {
-        /// The model that is limited.
         model: ModelId,
         /// The most copies; more than 0.
         copies: u32,
     },
     /// The limits of a tenant from now on. A tenant that was never named has no limit.
     TenantLimited {
-        /// The tenant that is limited.
         tenant: TenantId,
         /// The new limits.
         limits: TenantLimits,
     },
     /// A new request.
     Arrived {
-        /// Its name.
         request: RequestId,
-        /// The model it needs.
         model: ModelId,
-        /// The tenant that sent the request.
         tenant: TenantId,
         /// When it must be complete; it is rejected as soon as that cannot be.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
     /// The client of a request that was not dispatched gave up.
-    Cancelled {
-        /// The request whose client gave up.
-        request: RequestId,
-    },
+    Cancelled { request: RequestId },
     /// An `Evict` was carried out.
-    Evicted {
-        /// The GPU from which it was evicted.
-        gpu: GpuId,
-        /// The model that was evicted.
-        model: ModelId,
-    },
+    Evicted { gpu: GpuId, model: ModelId },
     /// A `Load` was carried out.
     Loaded {
-        /// The GPU that has it.
         gpu: GpuId,
-        /// The model that was loaded.
         model: ModelId,
         /// How long it took.
         #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
         took: Duration,
     },
     /// A `Load` failed; the model is not on the GPU.
-    LoadFailed {
-        /// The GPU that was to have it.
-        gpu: GpuId,
-        /// The model that could not be loaded.
-        model: ModelId,
-    },
+    LoadFailed { gpu: GpuId, model: ModelId },
     /// A dispatched request found that its model is not on the GPU.
-    NotResident {
-        /// The GPU that lacks the model.
-        gpu: GpuId,
-        /// Which request.
-        request: RequestId,
-    },
+    NotResident { gpu: GpuId, request: RequestId },
     /// The node reports that it does not have a model that was thought to be there. Unless it is in use (then its next
     /// dispatch finds out), it is answered by an `Evict`: the report may be older than a load.
-    Dropped {
-        /// The GPU that has it no longer.
-        gpu: GpuId,
-        /// The model that was dropped.
-        model: ModelId,
-    },
+    Dropped { gpu: GpuId, model: ModelId },
     /// A dispatched request is done.
     Completed {
-        /// The GPU that ran it.
         gpu: GpuId,
-        /// The request that was answered.
         request: RequestId,
         /// How long the GPU ran it (the whole batch, for each of a batch).
         #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
@@ -195,19 +155,13 @@ pub enum RequestEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RequestAction {
     /// End the model's process on the GPU; answer with `Evicted`.
-    Evict {
-        /// The GPU from which to evict it.
-        gpu: GpuId,
-        /// The model to evict.
-        model: ModelId,
-    },
+    Evict { gpu: GpuId, model: ModelId },
     /// Start a process for the model and load it; answer with `Loaded` or `LoadFailed`.
     Load {
-        /// The GPU to load it on.
         gpu: GpuId,
-        /// The model to load.
         model: ModelId,
         /// From where.
         from: Tier,
@@ -215,17 +169,10 @@ pub enum RequestAction {
         keep_on_host: bool,
     },
     /// Free the copy in the node's pinned memory. Needs no answer.
-    DropHost {
-        /// The node whose pinned memory holds it.
-        node: NodeId,
-        /// The model whose copy to free.
-        model: ModelId,
-    },
+    DropHost { node: NodeId, model: ModelId },
     /// Run the request; answer with `Completed` or `NotResident`.
     Dispatch {
-        /// The GPU that runs it.
         gpu: GpuId,
-        /// The request to run.
         request: RequestId,
         /// The model it needs, which is there.
         model: ModelId,
@@ -234,7 +181,6 @@ pub enum RequestAction {
     },
     /// The request will not be served.
     Reject {
-        /// The request that is rejected.
         request: RequestId,
         /// Why it is rejected.
         reason: RejectReason,
@@ -270,116 +216,53 @@ pub enum RejectReason {
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum RequestError {
     /// `now` is earlier than before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
     /// The name is in use.
     #[error("{request} is already here")]
-    DuplicateRequest {
-        /// The name given.
-        request: RequestId,
-    },
+    DuplicateRequest { request: RequestId },
     /// No such request (any more).
     #[error("unknown {request}")]
-    UnknownRequest {
-        /// The name given.
-        request: RequestId,
-    },
+    UnknownRequest { request: RequestId },
     /// The request is not one that this GPU was told to run.
     #[error("{request} does not run on {gpu}")]
-    NotRunning {
-        /// The request that it does not run.
-        request: RequestId,
-        /// The GPU named.
-        gpu: GpuId,
-    },
+    NotRunning { request: RequestId, gpu: GpuId },
     /// The request has been given to a GPU, or is waiting for its model there.
     #[error("{request} has a GPU already")]
-    AlreadyPlaced {
-        /// The request that has a place.
-        request: RequestId,
-    },
+    AlreadyPlaced { request: RequestId },
     /// The model was never added, so its size is unknown.
     #[error("unknown {model}: its memory was never told")]
-    UnknownModel {
-        /// The name given.
-        model: ModelId,
-    },
+    UnknownModel { model: ModelId },
     /// The model needs no memory, or was loaded with another size.
     #[error("memory of {model} is {memory}: need more than 0, and the same as before once it was asked for")]
-    BadModelMemory {
-        /// The model whose memory is out of bounds.
-        model: ModelId,
-        /// The amount that was given.
-        memory: Bytes,
-    },
+    BadModelMemory { model: ModelId, memory: Bytes },
     /// No copy at all is no limit: nothing could be served.
     #[error("copies of {model} is 0: need more than 0")]
-    NoCopies {
-        /// The model whose limit is out of bounds.
-        model: ModelId,
-    },
+    NoCopies { model: ModelId },
     /// A profile that cannot be.
     #[error("infer of {model} on {kind} is 0: need more than 0, and loads of at most an hour")]
-    BadProfile {
-        /// Which model.
-        model: ModelId,
-        /// On which kind.
-        kind: GpuKind,
-    },
+    BadProfile { model: ModelId, kind: GpuKind },
     /// No such GPU (any more).
     #[error("unknown {gpu}")]
-    UnknownGpu {
-        /// The name given.
-        gpu: GpuId,
-    },
+    UnknownGpu { gpu: GpuId },
     /// The GPU is here already.
     #[error("{gpu} is already here")]
-    GpuExists {
-        /// The name given.
-        gpu: GpuId,
-    },
+    GpuExists { gpu: GpuId },
     /// A name beyond the configured number of them.
     #[error("{field} is {value}: must be below {limit}")]
-    OutOfRange {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// The configured number.
-        limit: u64,
-    },
+    OutOfRange { field: &'static str, value: u64, limit: u64 },
     /// GPUs of one kind are alike.
     #[error("memory of {gpu} is {memory}, that of {kind} is {expected}")]
-    KindDiffers {
-        /// Which GPU.
-        gpu: GpuId,
-        /// Its kind.
-        kind: GpuKind,
-        /// Its memory.
-        memory: Bytes,
-        /// The memory of its kind.
-        expected: Bytes,
-    },
+    KindDiffers { gpu: GpuId, kind: GpuKind, memory: Bytes, expected: Bytes },
     /// The GPU was not told to do what it reports.
     #[error("{gpu} was not told to {what} {model}")]
-    NotOrdered {
-        /// Which GPU.
-        gpu: GpuId,
-        /// Load or evict.
-        what: &'static str,
-        /// Which model.
-        model: ModelId,
-    },
+    NotOrdered { gpu: GpuId, what: &'static str, model: ModelId },
     /// A limit that stops the tenant for good.
     #[error("{field} of {tenant} is 0: need more than 0")]
-    BadLimits {
-        /// The tenant whose limit is out of bounds.
-        tenant: TenantId,
-        /// Which limit.
-        field: &'static str,
-    },
+    BadLimits { tenant: TenantId, field: &'static str },
 }
 
 /// Where a request is.
@@ -388,21 +271,16 @@ pub enum RequestError {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RequestPlace {
     /// Waits outside the queue, because of its tenant's limits.
     Held,
     /// In the global queue.
     Queued,
     /// In a GPU's local queue.
-    Local {
-        /// Which GPU.
-        gpu: GpuId,
-    },
+    Local { gpu: GpuId },
     /// On a GPU that makes room, loads, or runs it.
-    Placed {
-        /// Which GPU.
-        gpu: GpuId,
-    },
+    Placed { gpu: GpuId },
 }
 
 /// Counters since the start.
@@ -427,7 +305,7 @@ pub struct RequestStats {
     pub moved_to_local: u64,
 }
 
-/// A policy that gives requests to GPUs. See the [module](self) for the life of a request.
+/// A policy that gives requests to GPUs. See the [module](super) for the life of a request.
 ///
 /// # Contract
 /// - every request is dispatched and completed once, or rejected once;
@@ -450,73 +328,4 @@ pub trait RequestScheduler:
 
     /// The GPU as this scheduler sees it; `None` when it is not here.
     fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
-}
-
-/// The state of one GPU that nodes and schedulers share (GPU-enabled FaaS, section III-E): status, estimate, LRU list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct GpuRecord {
-    /// Whether it has something to do.
-    pub busy: bool,
-    /// When it will have done everything it was given.
-    #[cfg_attr(feature = "serde", serde(rename = "free_at_ns"))]
-    pub free_at: Timestamp,
-    /// Models in its memory, least recently used first.
-    pub models: Vec<ModelId>,
-}
-
-/// Number of a write to one key of a [`StateStore`]; grows by one with each. 0 stands for "never written".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Version(pub u64);
-
-/// Why a store refused. Nothing was written.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StateError {
-    /// Another writer was first.
-    #[error("record of {gpu} is at version {}, not {}", found.0, expected.0)]
-    Conflict {
-        /// The GPU that the record is about.
-        gpu: GpuId,
-        /// The version the writer had seen.
-        expected: Version,
-        /// The version in the store.
-        found: Version,
-    },
-    /// The store cannot be reached. What it holds is not known: a reader takes it as a miss.
-    #[error("the store cannot be reached: {reason}")]
-    Unavailable {
-        /// The reason, for people.
-        reason: String,
-    },
-}
-
-/// The models that the GPUs of a cluster hold, as their nodes last said. Told the time, as an engine is.
-///
-/// A record lives as long as its lease: a node that is gone stops renewing it, and a reader sees nothing instead of
-/// something old. A write names the version it replaces, so that two managers of one GPU cannot both win. What a
-/// reader gets may still be late by the time between two writes; a hit that turns out to be none is reported as
-/// [`RequestEvent::NotResident`] and costs a load, not a failure.
-pub trait StateStore: Send {
-    /// Writes the record if its version is still `expected`; it lives until `now + lease`. Answers with its version.
-    fn put(
-        &mut self,
-        now: Timestamp,
-        gpu: GpuId,
-        record: GpuRecord,
-        expected: Version,
-        lease: Duration,
-    ) -> Result<Version, StateError>;
-
-    /// The record and its version; `None` when there is none or its lease has run out.
-    fn get(&self, now: Timestamp, gpu: GpuId) -> Result<Option<(Version, GpuRecord)>, StateError>;
-
-    /// The version of the last write, leases aside: what the next writer must name.
-    fn version(&self, gpu: GpuId) -> Result<Version, StateError>;
-
-    /// All GPUs whose records live, in the order of their numbers.
-    fn live(&self, now: Timestamp) -> Result<Vec<GpuId>, StateError>;
 }

@@ -43,13 +43,15 @@ mod apportion;
 mod cycle;
 mod fleet;
 mod forecast;
+mod horizontal_scaler;
 mod queue;
-mod scaler;
+mod vertical_scaler;
 
 pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};
 pub use fleet::FleetConfig;
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
+pub use horizontal_scaler::*;
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
 pub use peaks::{PeakHorizontal, PeakHorizontalConfig};
-pub use scaler::*;
 pub use vertical::{DiluVertical, DiluVerticalConfig};
+pub use vertical_scaler::*;

@@ -12,6 +12,7 @@ use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, Shared
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum InstanceEvent {
     /// A function that may be called.
     FunctionAdded {
@@ -24,31 +25,16 @@ pub enum InstanceEvent {
     },
     /// The function is not wanted any more: its instances drain, and those that start are stopped. Its name is free again
     /// when the last of them is gone.
-    FunctionRemoved {
-        /// The function.
-        function: FunctionId,
-    },
+    FunctionRemoved { function: FunctionId },
     /// A GPU of the node's model that was not there before, or is back: nothing runs on it.
-    GpuJoined {
-        /// Its name.
-        gpu: GpuId,
-        /// Its slices.
-        slices: Vec<SliceAt>,
-    },
+    GpuJoined { gpu: GpuId, slices: Vec<SliceAt> },
     /// The GPU is gone with its slices, until it joins again. Each instance with a part on it is gone, and needs no `Gone`;
     /// the host ends its other parts.
-    GpuLost {
-        /// Its name.
-        gpu: GpuId,
-    },
+    GpuLost { gpu: GpuId },
     /// A request for it came.
-    Requested {
-        /// Which function.
-        function: FunctionId,
-    },
+    Requested { function: FunctionId },
     /// The router cannot serve its requests in time.
     Short {
-        /// Which function.
         function: FunctionId,
         /// Requests that wait.
         waiting: u32,
@@ -60,44 +46,27 @@ pub enum InstanceEvent {
     /// until it is told. Those that are missing are started, as far as there are slices. Told again when some are gone or slices
     /// may have become free. A keeper without minimums does nothing, or refuses it; its host sees that none is started.
     MinimumSet {
-        /// The function whose instances are to be kept.
         function: FunctionId,
         /// How many.
         instances: u32,
     },
     /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
-    Needed {
-        /// The instance that is to become resident.
-        instance: InstanceId,
-    },
+    Needed { instance: InstanceId },
     /// An instance served a request.
     Served {
-        /// The instance that served it.
         instance: InstanceId,
         /// How long its busiest slice worked for it.
         #[cfg_attr(feature = "serde", serde(rename = "busy_ns"))]
         busy: Duration,
     },
     /// [`InstanceAction::Start`] was carried out. A shared instance is not resident yet.
-    Started {
-        /// The instance that was started.
-        instance: InstanceId,
-    },
+    Started { instance: InstanceId },
     /// [`InstanceAction::Load`] was carried out.
-    Loaded {
-        /// The instance that was loaded.
-        instance: InstanceId,
-    },
+    Loaded { instance: InstanceId },
     /// [`InstanceAction::Stop`] was carried out, or the instance died by itself: its slices are free.
-    Gone {
-        /// The instance that is gone.
-        instance: InstanceId,
-    },
+    Gone { instance: InstanceId },
     /// [`InstanceAction::Drain`]: it has no request left.
-    Drained {
-        /// The instance that has none left.
-        instance: InstanceId,
-    },
+    Drained { instance: InstanceId },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
@@ -121,6 +90,7 @@ pub struct PlacedPart {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "kind", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum Home {
     /// On slices of its own.
     Exclusive {
@@ -135,7 +105,6 @@ pub enum Home {
     },
     /// On a slice that it shares.
     Shared {
-        /// The slice's number.
         number: SharedSlice,
         /// Where that is.
         #[cfg_attr(feature = "serde", serde(flatten))]
@@ -174,6 +143,7 @@ impl Home {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "why", rename_all = "snake_case"))]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum InstanceReason {
     /// A request came and there was no instance.
     FirstRequest,
@@ -188,27 +158,15 @@ pub enum InstanceReason {
     /// Its keep-alive is over.
     KeepAlive,
     /// Another instance needs the memory.
-    RoomFor {
-        /// The instance that needs it.
-        instance: InstanceId,
-    },
+    RoomFor { instance: InstanceId },
     /// A request for it is to be served.
     Needed,
     /// Better slices are free.
-    Migrated {
-        /// The instance it takes the place of.
-        from: InstanceId,
-    },
+    Migrated { from: InstanceId },
     /// The instance that takes its place is up.
-    Replaced {
-        /// The instance that takes its place.
-        by: InstanceId,
-    },
+    Replaced { by: InstanceId },
     /// Its slices are wanted for another function, which needs them more.
-    Reclaimed {
-        /// Which function.
-        function: FunctionId,
-    },
+    Reclaimed { function: FunctionId },
     /// Its function was removed.
     Removed,
 }
@@ -217,12 +175,12 @@ pub enum InstanceReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum InstanceAction {
     /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
     Start {
         /// Its name from now on.
         instance: InstanceId,
-        /// The function that the instance serves.
         function: FunctionId,
         /// The slices on which the instance runs.
         home: Home,
@@ -236,7 +194,6 @@ pub enum InstanceAction {
     },
     /// Move a shared instance's weights from host memory to its slice; answer with `Loaded`.
     Load {
-        /// The instance to load.
         instance: InstanceId,
         /// How long that should take.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
@@ -244,14 +201,12 @@ pub enum InstanceAction {
     },
     /// Drop a shared instance's weights from its slice, before what follows. Needs no answer.
     Evict {
-        /// The instance to evict.
         instance: InstanceId,
         /// Why it is evicted.
         reason: InstanceReason,
     },
     /// The instance stays where it is and changes its state.
     Moved {
-        /// The instance whose state changes.
         instance: InstanceId,
         /// Its home from now on.
         home: Home,
@@ -260,36 +215,25 @@ pub enum InstanceAction {
     },
     /// Give the instance no more requests; answer with `Drained`.
     Drain {
-        /// The instance to drain.
         instance: InstanceId,
         /// Why it is drained.
         reason: InstanceReason,
     },
     /// End the instance's processes; answer with `Gone`.
     Stop {
-        /// The instance to stop.
         instance: InstanceId,
         /// Why it is stopped.
         reason: InstanceReason,
     },
     /// Bring a function's weights to host memory: a request is expected. Needs no answer.
-    Prewarm {
-        /// The function whose weights to bring.
-        function: FunctionId,
-    },
+    Prewarm { function: FunctionId },
     /// Drop a function's weights from host memory: it is cold.
-    Forget {
-        /// The function whose weights to drop.
-        function: FunctionId,
-    },
+    Forget { function: FunctionId },
     /// No slices suit the function now. Told again only after something changed.
-    Unmet {
-        /// The function that has none.
-        function: FunctionId,
-    },
+    Unmet { function: FunctionId },
 }
 
-/// A policy that keeps the instances of one node. See the [module](self).
+/// A policy that keeps the instances of one node.
 ///
 /// # Contract
 /// - slices have one owner; an exclusive instance has its slices alone, and residents of a shared one fit its memory;
@@ -315,56 +259,30 @@ pub trait InstanceKeeper:
 /// Why an event was refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum InstanceError {
     /// `now` is earlier than before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
     /// The function is here already.
     #[error("{function} is already here")]
-    DuplicateFunction {
-        /// The function that was added twice.
-        function: FunctionId,
-    },
+    DuplicateFunction { function: FunctionId },
     /// No such function.
     #[error("unknown {function}")]
-    UnknownFunction {
-        /// The function that is not known.
-        function: FunctionId,
-    },
+    UnknownFunction { function: FunctionId },
     /// No pipeline of the function fits the node even when all of it is free.
     #[error("{function} does not fit this node: {why}")]
-    NeverFits {
-        /// The function that fits nowhere.
-        function: FunctionId,
-        /// The best-ranked pipeline's reason.
-        why: String,
-    },
+    NeverFits { function: FunctionId, why: String },
     /// No such GPU (any more).
     #[error("unknown {gpu}")]
-    UnknownGpu {
-        /// The name given.
-        gpu: GpuId,
-    },
+    UnknownGpu { gpu: GpuId },
     /// The node cannot have that GPU beside its others.
     #[error(transparent)]
-    BadGpu {
-        /// The rule that the node's set of GPUs would break.
-        source: NodeError,
-    },
+    BadGpu { source: NodeError },
     /// No such instance (any more).
     #[error("unknown {instance}")]
-    UnknownInstance {
-        /// The instance that is not known.
-        instance: InstanceId,
-    },
+    UnknownInstance { instance: InstanceId },
     /// The instance is not in a state in which this can happen.
     #[error("{instance} is {state}: {event} does not apply")]
-    WrongState {
-        /// The instance that is in another state.
-        instance: InstanceId,
-        /// Its state.
-        state: &'static str,
-        /// The event.
-        event: &'static str,
-    },
+    WrongState { instance: InstanceId, state: &'static str, event: &'static str },
 }

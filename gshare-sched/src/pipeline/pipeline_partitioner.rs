@@ -1,0 +1,239 @@
+//! Pipelines, their requirements, and the policy that cuts a DAG into them.
+
+use super::{Balance, Node};
+use core::fmt;
+use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::{Bytes, ConfigError, Duration, ProfileId};
+
+/// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub enum Mode {
+    /// Cuts only where the whole flow passes: before and after components that are comparable with every other. What
+    /// lies between two of them, a fork and its join, stays together. The nearest to the paper, so the default.
+    #[default]
+    SeriesCut,
+    /// Stages are the steps of a chain of down-sets: every edge goes forward, and the stages run one after another.
+    IdealChain,
+    /// Stages are the blocks of any partition whose quotient is acyclic, and independent ones run side by side: the
+    /// ideal chains without those that differ only in the order of independent stages.
+    AcyclicQuotient,
+}
+
+gshare_core::display_as!(Mode {
+    SeriesCut => "series cut",
+    IdealChain => "ideal chain",
+    AcyclicQuotient => "acyclic quotient",
+});
+
+/// The measure by which pipelines are ranked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub enum RankMode {
+    /// The paper's: coefficient of variation of the stages' times on the reference slice.
+    PaperCv,
+    /// The bottleneck on the slices that are free, hand-offs included: partition and assignment in one. The default.
+    #[default]
+    Bottleneck,
+}
+
+/// The time that a hand-off between two slices costs each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct HandOff {
+    /// Time per edge of any size. 100 us: two copies to get going and a wake-up.
+    #[cfg_attr(feature = "serde", serde(rename = "fixed_ns"))]
+    pub fixed: Duration,
+    /// Bytes per second between a slice and host memory. 10 GB/s: pinned memory on a link that slices share.
+    pub bytes_per_second: u64,
+}
+
+impl Default for HandOff {
+    fn default() -> Self {
+        Self { fixed: Duration::from_micros(100), bytes_per_second: 10_000_000_000 }
+    }
+}
+
+impl HandOff {
+    /// No cost at all, as the paper's ranking has it.
+    pub const FREE: Self = Self { fixed: Duration::ZERO, bytes_per_second: u64::MAX };
+
+    /// Time to write or to read `bytes`, rounded up to a nanosecond, at most an hour.
+    pub fn time(&self, bytes: Bytes) -> Duration {
+        if bytes == Bytes::ZERO {
+            return self.fixed.min(gshare_core::dag::MAX_TIME);
+        }
+        let rate = u128::from(self.bytes_per_second.max(1));
+        let moved = Duration::from_wide_nanos((u128::from(bytes.get()) * 1_000_000_000).div_ceil(rate));
+        let moved = if self.bytes_per_second == u64::MAX { Duration::ZERO } else { moved };
+        moved.saturating_add(self.fixed).min(gshare_core::dag::MAX_TIME)
+    }
+}
+
+gshare_core::config! {
+    /// Requirements that a pipeline is searched for.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct Goal {
+        /// Batch size, as in the profiles. 1: requests as they come.
+        pub batch: u32 = 1, with_batch;
+        /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
+        /// all components have (the paper does not say which it takes).
+        pub reference: Option<String> = None;
+        /// The latency a pipeline may have. By default any.
+        #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
+        pub slo: Option<Duration> = None;
+        /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
+        #[cfg_attr(feature = "serde", serde(rename = "runtime_memory_bytes"))]
+        pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
+        /// Cost of hand-offs.
+        pub hand_off: HandOff = HandOff::default(), with_hand_off;
+        /// True if idle memory slices of one GPU may be cut again where the free slices do not do. Off: it takes the driver
+        /// up to seconds.
+        pub carve: bool = false, with_carve;
+    }
+}
+
+gshare_core::with_fields!(Goal { with_slo(slo: Duration => Some) });
+
+impl Goal {
+    /// The same with CVs computed from the times on `slice`.
+    #[must_use]
+    pub fn with_reference(self, slice: impl Into<String>) -> Self {
+        Self { reference: Some(slice.into()), ..self }
+    }
+}
+
+/// The components that run together on one slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Part {
+    /// Which stage it belongs to, from 0.
+    pub stage: u32,
+    /// Its components, as indices of [`Dag::components`].
+    pub components: ComponentSet,
+    /// The slice profile it was planned for, where the partitioner chose one.
+    pub slice: Option<ProfileId>,
+}
+
+/// A cut of a DAG into stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pipeline {
+    /// The parts, by stage; stages in an order in which every edge goes forward.
+    pub parts: Vec<Part>,
+    /// Balance of the stages' expected times: on the reference slice, or on the planned slices where there are any.
+    pub balance: Balance,
+    /// Whether stages that do not depend on each other run side by side ([`Mode::AcyclicQuotient`]).
+    pub side_by_side: bool,
+}
+
+impl Pipeline {
+    /// A pipeline. For partitioners; hosts receive these.
+    pub const fn new(parts: Vec<Part>, balance: Balance, side_by_side: bool) -> Self {
+        Self { parts, balance, side_by_side }
+    }
+
+    /// Number of stages.
+    pub fn stages(&self) -> u32 {
+        self.parts.last().map_or(0, |part| part.stage + 1)
+    }
+}
+
+/// Why a DAG was not partitioned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
+pub enum PartitionError {
+    /// No slice profile is common to all components.
+    #[error(
+        "no slice profile with batch {batch} is common to all components: `{component}` has none of the others'"
+    )]
+    NoReference { batch: u32, component: String },
+    /// A component without the profile that was asked for.
+    #[error("component `{component}` has no profile for {slice}, batch {batch}")]
+    MissingProfile { component: String, slice: String, batch: u32 },
+    /// The joint partition and assignment is too large even for series cuts.
+    #[error("{transitions} transitions between states of cut and slices: at most {limit} (max_transitions)")]
+    TooManyTransitions { transitions: u64, limit: u64 },
+    /// A setting that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// A mode that was given up for the next simpler one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
+pub struct FallBack {
+    pub asked: Mode,
+    /// Name of the quantity that was too large.
+    pub what: &'static str,
+    pub limit: u64,
+}
+
+impl fmt::Display for FallBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has more than {} {}", self.asked, self.limit, self.what)
+    }
+}
+
+/// Pipelines, best first.
+pub struct Ranked<'a> {
+    /// The mode they are of.
+    pub mode: Mode,
+    /// Set when it is not the one asked for.
+    pub fell_back: Option<FallBack>,
+    /// The list, computed as it is read.
+    pub pipelines: Box<dyn Iterator<Item = Pipeline> + Send + 'a>,
+}
+
+impl fmt::Debug for Ranked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranked")
+            .field("mode", &self.mode)
+            .field("fell_back", &self.fell_back)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A policy that cuts a DAG into pipelines.
+///
+/// # Contract
+/// The list is finite and has no pipeline twice; every component is in exactly one part; equal calls give equal lists.
+pub trait PipelinePartitioner: Send {
+    /// The pipelines of `dag`, best first. A policy may leave out what `node` could never run.
+    ///
+    /// # Errors
+    /// [`PartitionError`]: a profile that is missing, or a bound that no fall-back keeps.
+    fn ranked<'a>(
+        &'a self,
+        dag: &'a Dag,
+        goal: &'a Goal,
+        node: &'a Node,
+    ) -> Result<Ranked<'a>, PartitionError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hand_off_takes_its_fixed_time_and_its_bytes() {
+        let hand_off = HandOff { fixed: Duration::from_nanos(5), bytes_per_second: 1_000_000_000 };
+        assert_eq!(hand_off.time(Bytes(10)), Duration::from_nanos(15));
+        assert_eq!(HandOff::FREE.time(Bytes(1 << 50)), Duration::ZERO);
+        let slow = HandOff { fixed: Duration::MAX, bytes_per_second: 0 };
+        assert_eq!(slow.time(Bytes(1 << 50)), gshare_core::dag::MAX_TIME, "never more than an hour");
+    }
+}

@@ -1,0 +1,119 @@
+//! The slices of a pipeline, and the policy that assigns them.
+
+use super::{Goal, Node, Pipeline};
+use crate::mig::SliceAt;
+use gshare_core::dag::Dag;
+use gshare_core::{Bytes, Duration, GpuId};
+
+/// A pipeline's slices, and how it runs on them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct Assignment {
+    /// For each part of the pipeline, in its order: the GPU and the slice.
+    pub slices: Vec<AssignedSlice>,
+    /// The longest time a slice is busy with one batch, in ns.
+    #[cfg_attr(feature = "serde", serde(rename = "bottleneck_ns"))]
+    pub bottleneck: Duration,
+    /// Time of one batch through the pipeline, every branch taken, in ns.
+    #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+    pub latency: Duration,
+    /// Compute slices held.
+    pub compute_slices: u32,
+    /// Memory of the slices that is not used.
+    #[cfg_attr(feature = "serde", serde(rename = "waste_bytes"))]
+    pub waste: Bytes,
+    /// GPUs it is spread over.
+    pub gpus: u32,
+    /// How much harder the node's idle memory has become to use, see the assigner.
+    pub fragmentation: i64,
+}
+
+impl Assignment {
+    /// An assignment with no figures yet. For assigners; hosts receive these.
+    pub const fn new(slices: Vec<AssignedSlice>) -> Self {
+        Self {
+            slices,
+            bottleneck: Duration::ZERO,
+            latency: Duration::ZERO,
+            compute_slices: 0,
+            waste: Bytes::ZERO,
+            gpus: 0,
+            fragmentation: 0,
+        }
+    }
+}
+
+/// One slice of an [`Assignment`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
+pub struct AssignedSlice {
+    pub gpu: GpuId,
+    pub slice: SliceAt,
+    /// Whether it has to be created first, in place of idle memory slices.
+    pub carved: bool,
+}
+
+/// Why a pipeline cannot run on the free slices. Stages count from 1 in the text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "reason", rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
+pub enum Unfit {
+    /// More parts than slices.
+    #[error("needs {parts} slices, {free} are free")]
+    TooFewSlices { parts: u32, free: u32 },
+    /// A part that runs on no free slice.
+    #[error("stage {} fits no free slice: {why}", stage + 1)]
+    NoSlice { stage: u32, why: Misfit },
+    /// Each part fits a free slice, but not all at the same time.
+    #[error("its stages each fit a free slice, but not all at once")]
+    NotTogether,
+    /// Too slow.
+    #[error("latency {latency} is above the SLO of {slo}")]
+    SloMissed {
+        #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
+        latency: Duration,
+        #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
+        slo: Duration,
+    },
+}
+
+/// Why a part runs on no free slice.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
+pub enum Misfit {
+    /// The slices on which all its components have a profile are too small.
+    #[error("needs {needed}, the largest has {largest}")]
+    Memory {
+        #[cfg_attr(feature = "serde", serde(rename = "needed_bytes"))]
+        needed: Bytes,
+        #[cfg_attr(feature = "serde", serde(rename = "largest_bytes"))]
+        largest: Bytes,
+    },
+    /// On every free slice a component has no profile.
+    #[error("component `{component}` has no profile for {slice}, batch {batch}")]
+    NoProfile { component: String, slice: String, batch: u32 },
+    /// There is no free slice at all.
+    #[error("none is free")]
+    NothingFree,
+}
+
+/// A policy that chooses slices for a pipeline.
+///
+/// # Contract
+/// Slices are free and different ones; parts fit theirs; the latency is within the SLO; equal calls give equal answers.
+pub trait SliceAssigner: Send {
+    /// Slices of `node` for the parts of `pipeline`.
+    ///
+    /// # Errors
+    /// [`Unfit`]: why there are none.
+    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit>;
+}
