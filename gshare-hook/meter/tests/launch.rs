@@ -280,6 +280,54 @@ fn launches_that_are_presumed_complete_are_over_once() {
     assert_eq!(host.open.presume_done(40 * US), 0, "they are taken out");
 }
 
+#[test]
+fn a_launch_that_the_driver_refused_is_given_back_and_its_segment_proves_nothing() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 50 * US);
+    host.launches(&gate, row, 50 * US);
+    host.launch(&gate, row, 50 * US, false);
+    assert_eq!((host.refused, host.open.as_run().predicted), (50 * US, 50 * US));
+    host.end(Ending::Waiting, false, false);
+    assert_eq!((host.ended[0].launches, host.ended[0].row), (1, None));
+    // The next one is of this function alone.
+    host.launches(&gate, row, 50 * US);
+    host.end(Ending::Waiting, false, false);
+    assert_eq!(host.ended[1].row, Some(row));
+}
+
+/// An event behind it would hold up other streams.
+#[test]
+fn after_a_segment_that_could_not_be_ended_a_launch_is_measured_alone() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 200 * US);
+    host.launches(&gate, row, 200 * US);
+    let closed = host.run.close(&host.open, Ending::Waiting, false).expect("an open launch");
+    host.run.barred(&closed);
+    assert_eq!(host.launch(&gate, row, 200 * US, true), Some(Verdict::Alone));
+    assert_eq!(host.launch(&gate, row, 200 * US, true), Some(Verdict::Paid));
+}
+
+/// A run that went without a segment is full: its launches are carried into the next one, and were over before that's.
+#[test]
+fn carried_launches_are_presumed_complete_before_later_ones() {
+    let mut host = Host::new();
+    let (gate, _credit) = open_gate();
+    let row = row_of(&host.costs, 1, 50 * US);
+    host.launches(&gate, row, 50 * US);
+    host.end(Ending::Synchronising, false, true);
+    assert_eq!(host.ended.len(), 1, "from here on segments are skipped");
+    (0..8).for_each(|_| host.launches(&gate, row, 50 * US));
+    assert_eq!((host.ended.len(), host.open.as_run().predicted), (1, 400 * US));
+    host.launches(&gate, row, 50 * US);
+    assert_eq!(host.open.presume_done(450 * US), 450 * US);
+    host.launches(&gate, row, 50 * US);
+    host.end(Ending::Waiting, false, false);
+    let Segment { predicted, presumed, carried, launches, .. } = host.ended[1];
+    assert_eq!((predicted, presumed, carried, launches), (50 * US, 50 * US, 0, 2));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Launch {
