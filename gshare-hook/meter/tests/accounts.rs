@@ -223,11 +223,11 @@ impl Case {
                 let often = matches!(frame, ToDaemon::Use { .. });
                 self.under_way(|case| &mut case.to_daemon, frame, often);
             }
-            while let Some((_, frame)) = self.to_daemon.pop_front_if(|(at, _)| *at <= self.bench.now) {
+            while let Some(frame) = come(&mut self.to_daemon, self.bench.now) {
                 self.hear(&frame);
             }
             self.decide();
-            while let Some((_, frame)) = self.to_client.pop_front_if(|(at, _)| *at <= self.bench.now) {
+            while let Some(frame) = come(&mut self.to_client, self.bench.now) {
                 self.tell(frame);
             }
             self.check();
@@ -295,6 +295,12 @@ impl Case {
         self.pass(150 * MS);
         assert_eq!(self.bench.answer(1), Some(true));
     }
+}
+
+/// The next frame that has come.
+fn come<T>(queue: &mut VecDeque<(u64, T)>, now: u64) -> Option<T> {
+    queue.front().filter(|(at, _)| *at <= now)?;
+    queue.pop_front().map(|(_, frame)| frame)
 }
 
 proptest! {

@@ -331,7 +331,7 @@ fn carried_launches_are_presumed_complete_before_later_ones() {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Launch {
-        function: u64,
+        function: usize,
         accepted: bool,
     },
     End {
@@ -350,7 +350,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let why = prop_oneof![Just(Ending::Synchronising), Just(Ending::Waiting), Just(Ending::Taken)];
     prop_oneof![
-        12 => (0u64..5, prop::bool::weighted(0.95)).prop_map(|(function, accepted)| Step::Launch { function, accepted }),
+        12 => (0usize..5, prop::bool::weighted(0.95)).prop_map(|(function, accepted)| Step::Launch { function, accepted }),
         3 => (why, prop::bool::weighted(0.1), any::<bool>())
             .prop_map(|(why, measures_all, passed)| Step::End { why, measures_all, passed }),
         1 => Just(Step::Wait),
@@ -370,7 +370,7 @@ proptest! {
     ) {
         let mut host = Host::new();
         let (gate, mut credit) = open_gate();
-        let rows: Vec<Row> = (0..5).map(|function| row_of(&host.costs, function, costs[function as usize])).collect();
+        let rows: Vec<Row> = (0..).zip(costs).map(|(function, cost)| row_of(&host.costs, function, cost)).collect();
         // The literal account: what was launched and accepted, by whether it is still open.
         let (mut paid, mut refunded, mut presumed) = (0, 0, 0);
         let mut open: Vec<u64> = Vec::new();
@@ -379,9 +379,9 @@ proptest! {
             match step {
                 Step::Launch { function, accepted } => {
                     for _ in 0..repeats {
-                        let cost = costs[function as usize];
+                        let cost = costs[function];
                         let segments = host.ended.len();
-                        let verdict = host.launch(&gate, rows[function as usize], cost, accepted).expect("credit");
+                        let verdict = host.launch(&gate, rows[function], cost, accepted).expect("credit");
                         paid += cost;
                         if verdict != Verdict::Alone && accepted {
                             open.push(cost);
