@@ -5,39 +5,39 @@
 //! take a lock, and must still hold the limit for a program that never synchronises.
 //!
 //! # Terms
-//! - **row**: what is known about the cost of this function at this size ([`gshare_meter::cost`]).
+//! - **row**: the learned cost of a function at a size ([`gshare_meter::cost`]).
 //! - **run**: consecutive launches of one thread on one stream. A thread keeps [`RUNS`] of them.
-//! - **segment**: the part of a run between two CUDA events. It is what is measured.
+//! - **segment**: the part of a run between two CUDA events, which is measured.
 //!
 //! # Algorithm
-//! While credit lasts: read the switch, find the row, subtract its cost from what the run has prepaid, call the driver.
+//! While credit lasts: read the switch, find the row, subtract its cost from the run's prepaid credit, call the driver.
 //! A run prepays [`PREPAY_NS`] at a time out of its thread's shard of the credit, with one atomic operation; launches
 //! that cost more than that take it each. All else is colder still:
 //!
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. While such a launch of the same
-//!    row is being measured, the next one waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
+//!    row is being measured, the next launch waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess
 //!    of 0.5 ms would be a debt of more than half a second for a client that may have a tenth of the time.
 //! 2. *Segment full* ([`full_ns`] of predicted time or [`SEGMENT_LAUNCHES`]): its end event is recorded and the pair
 //!    goes to the helper thread, which measures, corrects the account and lets credit in.
-//! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
+//! 3. *No credit*: the thread records the end of its own segments, so their completion can be seen, and waits its
 //!    turn, first come, first served, before the real call and with no lock held.
 //! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted, but for one
-//!    now and then, and for the next ones after a call that waited longer than what was open explains. One in four is timed.
+//!    now and then, and for the next ones after a call that waited longer than the open work explains. One in four is timed.
 //! 5. *Another context becomes current*: segments end while their events can still be recorded.
 //! 6. *Doubt*: segments that took longer than predicted prove nothing when their stream may have run dry. Now and then the next
-//!    launch is measured alone; a short one with its stream kept waiting meanwhile, so that the time of the launch call is not
+//!    launch is measured alone; a short one with its stream kept waiting meanwhile, so the time of the launch call is not
 //!    measured with it ([`crate::device::hold`]).
 //!
 //! The time between two events holds the call of the first launch when the stream was empty before it: the device cannot begin earlier.
 //! Where that was so it is left out (`lead`). The calls of later launches count only when they keep the device waiting, and a segment
-//! in which they may have is charged what was predicted.
+//! in which they may have is charged its prediction.
 //!
 //! Launches on a stream that is being captured pass free and untouched; they are charged when the graph is launched. While
 //! any stream is being captured no event is recorded anywhere.
 //!
 //! # Cost
 //! Hot case: a few loads, and additions to the thread's own record. No clock, lock, system call or allocation; two event
-//! records per segment. What is prepaid and not launched is charged like work in flight, and given back when its thread
+//! records per segment. Prepaid credit without a launch is charged like work in flight, and given back when its thread
 //! waits or ends: at most [`PREPAY_NS`] for each stream that a thread uses.
 #![allow(unsafe_code)] // a thread's own record
 
@@ -60,7 +60,7 @@ use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
 use crate::launch::ticket::{Ticket, Verdict};
 use crate::sys::clock;
 
-/// The short way of a launch: what it costs is known and prepaid, and nothing else is to be done.
+/// The short way of a launch: its cost is known and prepaid, and nothing else is to be done.
 #[inline(always)]
 pub(crate) fn admit_prepaid(handle: u64, size: u64, stream: usize) -> Option<Ticket> {
     let device = CONTROL.fast()?;
@@ -175,7 +175,7 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
 }
 
-/// Takes `cost` out of what is prepaid, and prepays again. `false`: the launch must fail.
+/// Takes `cost` out of prepaid credit, and prepays again. `false`: the launch must fail.
 fn pay(metering: &Metering, device: &Device, thread: &ThreadRecord, stream: usize, cost: u64) -> bool {
     // SAFETY: the record is this thread's own; this borrow ends before the thread waits.
     let run = unsafe { thread.run(stream) };
@@ -191,11 +191,11 @@ fn pay(metering: &Metering, device: &Device, thread: &ThreadRecord, stream: usiz
         run.shared.prepaid.store(ahead, Ordering::Relaxed);
         return true;
     }
-    // Waiting ends all segments of this thread and gives back what they have prepaid.
+    // Waiting ends all segments of this thread and gives their prepaid credit back.
     wait_for_credit(metering, device, thread, cost)
 }
 
-/// A function handle is gone: what was learned about it says nothing about the next one there. Its launches may have gone to any
+/// A function handle is gone: its learned cost says nothing about the next function there. Its launches may have gone to any
 /// device.
 pub(crate) fn forget(handle: u64, size: u64) {
     for device in CONTROL.metering().into_iter().flat_map(|metering| metering.devices.iter()) {

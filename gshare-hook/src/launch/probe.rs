@@ -1,8 +1,8 @@
-//! A launch that is measured alone: one of unknown cost, or one whose cost is in doubt.
+//! A launch that is measured alone: its cost is unknown, or in doubt.
 //!
-//! It gets an event pair of its own and is charged a guess. While such a launch of the same row is being measured, the next one waits
-//! for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess of 0.5 ms would be a debt of more than half a second
-//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so that the
+//! It gets an event pair of its own and is charged a guess. While such a launch of the same row is being measured, the next
+//! launch waits for the result (at most [`PROBE_WAIT`]): two kernels of 30 ms at a guess of 0.5 ms would be a debt of more than half a second
+//! for a client that may have a tenth of the time. A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so the
 //! time of the launch call is not measured with it.
 #![allow(unsafe_code)] // a thread's own record
 
@@ -33,11 +33,11 @@ pub(crate) const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
 pub(crate) const PROBE_WAIT: StdDuration = StdDuration::from_millis(200);
 
-/// A launch whose cost is not known: measured alone.
+/// A launch of unknown cost: measured alone.
 #[cold]
 pub(crate) fn probe(launch: Launch) -> Ticket {
     let Launch { metering, device, thread, row, stream, .. } = launch;
-    // Not in a signal handler whose thread waits: it may hold the line's lock.
+    // Not in a signal handler that interrupts a wait: the thread may hold the line's lock.
     let in_handler = thread.waits.load(Ordering::Relaxed);
     if device.costs.probes(row) >= PROBES && !CONTROL.capturing() && !in_handler {
         end_segments(thread, Ending::Waiting);
@@ -144,7 +144,7 @@ pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult)
     let Some((context, pair)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
-        // No thread waits for a measurement that will not come; what is doubted still is.
+        // No thread waits for a measurement that will not come; a doubt stays.
         return match alone.how {
             Measured::First => device.costs.not_measured(alone.row),
             _ => device.costs.doubt(alone.row),

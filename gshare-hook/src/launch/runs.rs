@@ -1,8 +1,8 @@
-//! What is open of a thread's launches: predicted and not yet measured, by stream.
+//! A thread's open launches, predicted and not yet measured, by stream.
 //!
 //! A **run** is a thread's consecutive launches on one stream. A thread keeps [`RUNS`] of them, found by a hash of the stream; a
-//! stream whose place is taken ends what was there. A run has a half that only its thread touches, and a half of atomics that the
-//! helper thread reads to know what is in flight.
+//! stream that finds its place taken ends the run there. A run has a half that only its thread touches, and a half of atomics, by which
+//! the helper thread knows the work in flight.
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word
 
 use core::cell::UnsafeCell;
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     /// Predicted cost of the launches since the segment began, and of those before it that no event covers, in ns.
     pub(crate) predicted: AtomicU64,
     pub(crate) carried: AtomicU64,
-    /// Predicted cost of those of both that the helper presumes complete, in the bits of [`TIME`]; above them, how often the open
+    /// Predicted cost of the part of both that the helper presumes complete, in the bits of [`TIME`]; above them, how often the open
     /// launches were taken out.
     presumed: AtomicU64,
 }
@@ -76,7 +76,7 @@ pub(crate) struct Own {
     /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
     pub(crate) slack: u32,
     pub(crate) lead: u32,
-    /// Charged cost of the launches that were open when the thread last synchronised, in ns.
+    /// Charged cost of the launches open when the thread last synchronised, in ns.
     pub(crate) awaited: u64,
     /// The count of destroyed handles when the segment began.
     pub(crate) destroyed: u64,
@@ -155,13 +155,13 @@ impl Mine<'_> {
         let presumed = self.shared.presumed.swap(next, Ordering::AcqRel) & TIME;
         let (predicted, carried) =
             (self.shared.predicted.swap(0, Ordering::AcqRel), self.shared.carried.swap(0, Ordering::AcqRel));
-        // What was launched first was over first.
+        // The first launches were over first.
         let carried_presumed = presumed.min(carried);
         let presumed = (presumed - carried_presumed).min(predicted);
         Taken { predicted: predicted - presumed, presumed, carried: carried - carried_presumed }
     }
 
-    /// Gives back what is prepaid.
+    /// Gives prepaid credit back.
     pub(crate) fn refund(&mut self) {
         let prepaid = self.shared.prepaid.swap(0, Ordering::AcqRel);
         if let Some(device) = self.device().filter(|_| prepaid > 0) {
@@ -178,7 +178,7 @@ impl Mine<'_> {
     }
 }
 
-/// What was open in a run: predicted cost of the segment's launches, less what was presumed done of it, and of those before.
+/// The open part of a run: predicted cost of the segment's launches, less the part presumed done, and of the launches before.
 pub(crate) struct Taken {
     pub(crate) predicted: u64,
     pub(crate) presumed: u64,
@@ -201,7 +201,7 @@ pub(crate) struct Alone {
     pub(crate) began: u64,
 }
 
-/// What the meter keeps about a thread. Never freed; reused when its thread is gone.
+/// The record of a thread. Never freed; reused when its thread is gone.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ThreadRecord {
@@ -237,7 +237,7 @@ impl ThreadRecord {
         }
     }
 
-    /// What each run has open on a device, for the helper.
+    /// The open launches of each run on a device, for the helper.
     pub(crate) fn open_runs(&self, device: &Device) -> [OpenRun; RUNS] {
         self.runs.each_ref().map(|Run { shared, .. }| {
             if !core::ptr::eq(shared.device.load(Ordering::Relaxed), device) {
@@ -301,7 +301,7 @@ pub(crate) fn own_record() -> Option<&'static ThreadRecord> {
     unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
 }
 
-/// The thread is gone: what it left open is settled as predicted, without a call to the driver.
+/// The thread is gone: its open launches are settled as predicted, without a call to the driver.
 pub(crate) fn retire(thread: &ThreadRecord) {
     // SAFETY: the record is the calling thread's own, which is at its end.
     for mut run in unsafe { thread.all_runs() } {

@@ -1,9 +1,9 @@
-//! What is decided about one launch.
+//! The decision about one launch.
 
-/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
+/// The longest call of a kernel's launch, in ns: a longer call was interrupted.
 pub(crate) const CALL_NS: u64 = 10_000;
 
-/// What is decided about a launch before it is made.
+/// The decision about a launch before it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     /// It is not metered.
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) verdict: Verdict,
-    /// What was charged, in ns.
+    /// The charge, in ns.
     pub(crate) cost: u64,
 }
 
