@@ -1,4 +1,4 @@
-//! `libgshare_hook.so`: the `LD_PRELOAD` library that meters what a program does with the CUDA driver.
+//! `libgshare_hook.so`: the `LD_PRELOAD` library that meters a program's use of the CUDA driver.
 //!
 //! The driver lets every process launch at will and allocate until the device is full. This library stands between the program and
 //! `libcuda.so.1`. It exports the driver's functions that start work or take memory, does its part, and calls the real function. The

@@ -136,6 +136,19 @@ fn a_process_that_the_daemon_refuses_gets_no_launch_and_no_byte() {
     });
 }
 
+/// Nothing was metered any more, without an error.
+#[test]
+fn nothing_goes_through_once_the_helper_thread_is_gone() {
+    let done = Run::hooked(&closed(), &["helper_gone"]).env("GSHARE_QUOTA", "0.2").finish();
+    let expected = "launches end with 802\ncuLaunchKernel(f, ONE, stream, 0, 0) = 802\ncuMemAlloc_v2(&space, MIB) = 802\n";
+    assert_eq!(done.stdout, expected, "{}", done.stderr);
+    assert!(
+        done.stderr.contains("the helper thread is gone") && done.stderr.lines().count() == 1,
+        "{}",
+        done.stderr
+    );
+}
+
 /// All eventfds of a machine share one inode, by which the hook took them for its own.
 #[test]
 fn wake_ups_of_the_programs_own_eventfds_are_left_alone() {

@@ -1,4 +1,4 @@
-//! Device memory: what the program holds, and whether it may have more.
+//! Device memory: the program's objects and their sizes.
 //!
 //! # Problem
 //! Two threads, or two processes of one tenant, must not both pass with the last bytes; a free must find the device that
@@ -6,13 +6,13 @@
 //!
 //! # Algorithm
 //! *Reserve, allocate, commit.* The bytes are taken from the [`MemoryAccount`](gshare_meter::MemoryAccount) before the driver is
-//! called; they are given back when the call fails, corrected when the driver says what the object really takes (pitch, arrays),
+//! called; they are given back when the call fails, corrected when the driver tells the object's real size (pitch, arrays),
 //! and written into the [`Book`] under the pointer or handle.
 //!
 //! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
 //! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
-//! owner, never here, also where it outlives what its owner has of it: the driver does not tell when the owner lets go.
-//! A context takes all its allocations with it. A pool pays for what comes out of it, until it is destroyed before its
+//! owner, never here, also where it outlives its owner's reference: the driver does not tell when the owner lets go.
+//! A context takes all its allocations with it. A pool pays for its allocations, until it is destroyed before its
 //! allocations: then each of them is charged by itself.
 //!
 //! # Invariants
@@ -32,7 +32,7 @@ const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 /// What kind of name an object has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    /// A device pointer, also one that came out of a pool: an address has one record, of the call that gave it last.
+    /// A device pointer, out of a pool or not: an address has one record, of the call that gave it last.
     Pointer,
     /// A physical memory handle.
     Handle,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     Mapping,
     /// A CUDA array or mipmapped array.
     Array,
-    /// A memory pool, charged at what it has reserved.
+    /// A memory pool, charged at its reserved size.
     Pool,
     /// A context's heap for `malloc` in kernels, as far as it is larger than by default.
     Heap,
@@ -50,10 +50,10 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(pub Kind, pub u64);
 
-/// What is known about it.
+/// The record of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Bytes charged for it; for a mapping, its length; for a pointer out of a pool, what was asked for.
+    /// Bytes charged for it; for a mapping, its length; for a pointer out of a pool, the bytes asked for.
     pub(crate) bytes: u64,
     /// Ordinal of the device it was charged to; -1 for none.
     pub(crate) device: i32,
@@ -108,7 +108,7 @@ impl Book {
         self.shard(key).remove(&key)
     }
 
-    /// What is known about an object.
+    /// The record of an object.
     pub(crate) fn get(&self, key: Key) -> Option<Record> {
         self.shard(key).get(&key).copied()
     }
@@ -126,7 +126,7 @@ impl Book {
         if record.links == 0 { shard.remove(&key) } else { None }
     }
 
-    /// Sets what an object is charged; gives what it was charged before.
+    /// Sets the charge of an object; gives the charge before.
     pub(crate) fn recharge(&self, key: Key, bytes: u64) -> Option<u64> {
         self.shard(key).get_mut(&key).map(|record| core::mem::replace(&mut record.bytes, bytes))
     }

@@ -2,7 +2,7 @@
 //!
 //! An event belongs to the context it was made in, and dies with it. So each context has its own pool, a lock that a
 //! destroying thread and the helper thread share (no other thread takes it), and a time line: all of its events are timed
-//! against one **anchor**, an event whose place on `CLOCK_MONOTONIC` is roughly known: not later than any event was seen
+//! against one **anchor**, an event with a roughly known place on `CLOCK_MONOTONIC`: not later than any event was seen
 //! to have passed. Time lines of several contexts of one device are thereby comparable; within one context differences
 //! are exact. The driver gives differences as
 //! `f32` milliseconds, which is 60 ns coarse at one second, so the anchor moves along.
@@ -35,8 +35,8 @@ impl Event {
     }
 }
 
-/// Two events around some launches. Where a third one came right before them, the time from that to the start is what an event
-/// takes by itself, which is then left out.
+/// Two events around some launches. Where a third event came right before them, the time from it to the start is an event's own
+/// time, which is then left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
     pub(crate) lead: Option<Event>,
@@ -71,7 +71,7 @@ struct Timeline {
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
-    /// What the helper thread makes current to ask about its events.
+    /// The context that the helper thread makes current to ask about its events.
     host: usize,
     pool: Lock<Pool>,
     timeline: Lock<Timeline>,
@@ -90,7 +90,7 @@ impl Context {
         current_handle() == Some(self.handle)
     }
 
-    /// True once it is destroyed: another one may have its handle by then.
+    /// True once it is destroyed: another context may have its handle by then.
     pub(crate) fn is_dead(&self) -> bool {
         self.timeline.lock().dead
     }
@@ -133,7 +133,7 @@ impl Context {
 
     fn record(event: Event, stream: usize) -> bool {
         let Some(record) = real!(cuEventRecord) else { return false };
-        // SAFETY: the event is alive; the stream is the one that the program is launching on.
+        // SAFETY: the event is alive; the program is launching on this stream.
         unsafe { record(event.raw(), core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
     }
 
@@ -141,7 +141,7 @@ impl Context {
     /// microseconds later.
     pub(crate) fn is_idle(stream: usize) -> bool {
         let Some(query) = real!(cuStreamQuery) else { return false };
-        // SAFETY: the stream is the one that the program is launching on.
+        // SAFETY: the program is launching on this stream.
         relaxed(|| unsafe { query(core::ptr::with_exposed_provenance_mut(stream)) }.is_ok())
     }
 
@@ -218,7 +218,7 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
-/// Does what a capture of another thread may forbid, and what would spoil that capture: looks at events, page-locks memory and frees
+/// Makes calls that a capture of another thread may forbid, and that would spoil the capture: looks at events, page-locks memory and frees
 /// device memory, in a thread of the program's. It may begin between our look at whether anything is captured and the call.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let before = exchange_capture_mode(RELAXED);
@@ -227,14 +227,14 @@ pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Sets the calling thread's capture mode; gives the one before.
+/// Sets the calling thread's capture mode; gives the mode before.
 pub(crate) fn exchange_capture_mode(mut mode: c_uint) -> Option<c_uint> {
     // SAFETY: a valid in-out pointer; the mode is this thread's own.
     let exchanged = unsafe { real!(cuThreadExchangeStreamCaptureMode)?(&raw mut mode) };
     exchanged.is_ok().then_some(mode)
 }
 
-/// A context that is current in this thread while this lives, above the one that the program has.
+/// A context that is current in this thread while this lives, above the program's own.
 #[derive(Debug)]
 pub(crate) struct Pushed(());
 
@@ -250,7 +250,7 @@ impl Drop for Pushed {
     fn drop(&mut self) {
         let mut popped: sys::CUcontext = core::ptr::null_mut();
         if let Some(pop) = real!(cuCtxPopCurrent_v2) {
-            // SAFETY: a valid out-pointer; this takes back what was pushed.
+            // SAFETY: a valid out-pointer; this takes the pushed context back.
             let _ = unsafe { pop(&raw mut popped) };
         }
     }

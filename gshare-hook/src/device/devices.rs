@@ -1,4 +1,4 @@
-//! The devices on which this process has launched or allocated, and what the driver says of each.
+//! The devices on which this process has launched or allocated, and the driver's answers about each.
 #![allow(unsafe_code)] // calls to the driver, and devices that are never freed
 
 use core::ffi::{c_char, c_int};
@@ -83,7 +83,7 @@ impl Devices {
     }
 }
 
-/// Devices on which contexts were made that are not primary ones, as bits, whether the process is metered yet or not.
+/// Devices with contexts beside the primary one, as bits, whether the process is metered yet or not.
 #[derive(Debug)]
 pub(crate) struct OwnContexts(AtomicU64);
 
@@ -158,7 +158,7 @@ pub(crate) fn exists(ordinal: CUdevice) -> bool {
     (0..visible_devices()).contains(&ordinal)
 }
 
-/// Whether no other device has a context yet. Later ones are noticed when they are made.
+/// Whether no other device has a context yet. Later contexts are noticed when they are made.
 pub(crate) fn only_device_with_context(ordinal: CUdevice, own: &OwnContexts) -> bool {
     if own.are_beside(ordinal) {
         return false;

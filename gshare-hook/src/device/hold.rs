@@ -1,24 +1,24 @@
 //! Keeping a stream waiting while a launch on it is measured.
 //!
 //! # Problem
-//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. For all that it launches, the time
+//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. For all its launches, the time
 //! between two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the
-//! end event, whose own call comes after the kernel is over. What the kernel takes can be seen only when the device does not wait
+//! end event, whose own call comes after the kernel is over. The kernel's own time can be seen only when the device does not wait
 //! for the host, and for such a program that never happens by itself.
 //!
 //! # Algorithm
 //! The stream is told to wait for a word of page-locked memory. Behind that are queued an event, a second event, the program's launch
 //! and a third event; then the word is written. The device runs them back to back, at its own pace: the time from the first event to
-//! the second is what an event takes, and the time from the second to the third, less that, is what the launch takes.
+//! the second is an event's own time, and the time from the second to the third, less this, is the launch's.
 //!
 //! Calls are never deferred: the program's launch is made when the program makes it, and its work starts later by the time of four
 //! short calls. One launch is measured so when its function's cost became known and was short, and then one for every few milliseconds
-//! that segments took beyond what was predicted.
+//! that segments took beyond their prediction.
 //!
 //! # Dangers
 //! A launch call that itself waits for the device would wait for ever: under a debugger, or when the first launch of a function loads
 //! it. So no first launch is held; nor is any where `CUDA_LAUNCH_BLOCKING` is set. And the helper thread ends a hold after
-//! [`LONGEST`]; what was measured then is not used, and after [`FAILURES`] such in a row there are no more in this context.
+//! [`LONGEST`]; its measurement is not used, and after [`FAILURES`] such in a row there are no more in this context.
 //! A driver that cannot wait for a word is not asked again. A hold in the legacy default stream would keep other streams waiting,
 //! so there is none where the program has made streams that wait for it.
 //!
@@ -58,7 +58,7 @@ struct Word {
 }
 
 impl Word {
-    /// The calling thread's current context is the one that it is for.
+    /// It is for the calling thread's current context.
     fn make() -> Option<Self> {
         let page: &'static Page = Box::leak(Box::new(Page { word: AtomicU32::new(0), rest: [0; 4092] }));
         let address = core::ptr::from_ref(page).cast_mut().cast::<c_void>();
@@ -83,7 +83,7 @@ pub(crate) enum Begun {
     Never,
 }
 
-/// What a context's streams are kept waiting with; one at a time.
+/// Keeps a context's streams waiting, one at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
     word: OnceLock<Option<Word>>,
@@ -109,7 +109,7 @@ impl Hold {
             let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
             self.since.store(clock::now_ns(), Ordering::Release);
             let stream = core::ptr::with_exposed_provenance_mut(stream);
-            // SAFETY: a word that the device can read and that stays; the stream is the one that the program is launching on.
+            // SAFETY: a word that the device can read and that stays; the program is launching on this stream.
             let wait = real!(cuStreamWaitValue32_v2)
                 .map(|wait| unsafe { wait(stream, word.device, number, AT_LEAST) });
             wait.is_some_and(|result| result.is_ok())

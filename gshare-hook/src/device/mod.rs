@@ -107,7 +107,7 @@ impl Device {
         }
     }
 
-    /// Takes what is to be measured.
+    /// Takes the measurements under way.
     pub(crate) fn take_pending(&self) -> Vec<Pending> {
         core::mem::take(&mut *self.pending.lock())
     }

@@ -1,4 +1,4 @@
-//! CUDA arrays: charged at what the driver says they require.
+//! CUDA arrays: charged at the driver's own figure of their size.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_uint, c_void};
@@ -41,7 +41,7 @@ fn description(
     }
 }
 
-/// What an array of this description takes: a twin without memory tells its requirements.
+/// The size of an array of this description: a twin without memory tells its requirements.
 fn required(
     desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
     levels: Option<c_uint>,

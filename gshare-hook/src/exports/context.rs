@@ -27,7 +27,7 @@ fn destroying(context: usize) {
     segments::destroying(ALL_STREAMS);
 }
 
-/// A stream whose capture has begun, and its context (the green one, if it has one). Streams that join a capture have none of
+/// A stream with a capture of its own, and its context (green, if it has a green context). Streams that join a capture have none of
 /// their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capture {
@@ -116,7 +116,7 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if left > 0 { call() } else { let_go(device, call) }
 }
 
-/// A context that is no primary one was made, green ones included.
+/// A context beside the primary context was made; green contexts count.
 fn made_on(device: CUdevice) {
     PROCESS.own_contexts.made_on(device);
     CONTROL.context_on(device);
@@ -140,7 +140,7 @@ fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
-/// What the driver has written to an out-pointer in a call that succeeded.
+/// The value that a successful call has written to an out-pointer.
 fn written<T>(out: *const *mut T) -> usize {
     // SAFETY: null, or as said.
     unsafe { out.as_ref() }.map_or(0, |handle| handle.addr())
@@ -189,7 +189,7 @@ fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
-/// The one that was current before becomes current again; which, is known only then.
+/// The context before becomes current again; which, is known only then.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     segments::switching(context::current_handle().unwrap_or(0));

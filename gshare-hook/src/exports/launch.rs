@@ -128,7 +128,7 @@ struct Size {
     each: *const usize,
 }
 
-/// What an argument of a copy says about it, under its name in the driver's declaration.
+/// An argument of a copy, under its name in the driver's declaration.
 trait Argument: Copy {
     /// The stream it goes to.
     fn stream(self) -> Option<sys::CUstream> {

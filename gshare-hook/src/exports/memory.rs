@@ -1,4 +1,4 @@
-//! Device memory: allocations, pools, physical handles, graphs, and what the program is told about memory.
+//! Device memory: allocations, physical handles, and the figures of memory that the program sees.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -20,11 +20,11 @@ pub(super) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
 const LOCATION_DEVICE: c_uint = 1;
 const LOCATION_DOMAIN: c_uint = 6;
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`, and what it is by default: part of what a context takes for itself.
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`, and its default: part of a context's own memory.
 const LIMIT_HEAP: c_uint = 2;
 const HEAP: u64 = 8 << 20;
 
-/// What is metered; or else the driver's call, or its refusal.
+/// The metered value; or else the driver's call, or its refusal.
 macro_rules! metered {
     ($metered:expr, $call:ident) => {
         match $metered {
@@ -42,7 +42,7 @@ pub(super) fn metering(device: Option<CUdevice>) -> Metered<&'static Runtime> {
 }
 
 /// The same, for calls that take no memory.
-pub(super) fn metering_at_last(device: Option<CUdevice>) -> Option<&'static Runtime> {
+pub(super) fn runtime_if_metered(device: Option<CUdevice>) -> Option<&'static Runtime> {
     match metering(device) {
         Metered::Yes(runtime) => Some(runtime),
         Metered::No | Metered::Refused => None,
@@ -53,7 +53,7 @@ pub(super) fn metering_at_last(device: Option<CUdevice>) -> Option<&'static Runt
 pub(super) fn device_at(location: CUmemLocation) -> Option<CUdevice> {
     match location.kind {
         LOCATION_DEVICE => Some(location.id),
-        // One byte is the device, the next one the domain.
+        // The lowest byte is the device, the byte above it the domain.
         LOCATION_DOMAIN => Some(location.id & 0xff),
         _ => None,
     }
@@ -69,7 +69,7 @@ pub(super) fn current_context() -> usize {
     }
 }
 
-/// Reserve, allocate, commit, on the current device. `made` gives the new object's key and what it really takes.
+/// Reserve, allocate, commit, on the current device. `made` gives the new object's key and real size.
 pub(super) fn allocate(
     bytes: u64,
     call: impl FnOnce() -> CUresult,
@@ -119,7 +119,7 @@ pub(super) fn write_down(runtime: &'static Runtime, key: Key, record: Record) {
     }
 }
 
-/// Takes bytes from the account; when they are not there, pools give up what they only keep.
+/// Takes bytes from the account; when they are not there, pools give their spare memory up.
 pub(super) fn reserve(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> bool {
     if runtime.reserve(device, bytes) {
         return true;
@@ -139,7 +139,7 @@ pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     match record {
         Some(record) if result.is_ok() => {
             runtime.release(record.device, record.bytes);
-            // A pool pays for what came out of it, and may have shrunk.
+            // A pool pays for its allocations, and may have shrunk.
             let pool = Key(Kind::Pool, record.links);
             if record.device < 0
                 && let Some(known) = runtime.book.get(pool)
@@ -155,7 +155,7 @@ pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// What an out-pointer holds after a success.
+/// The value of an out-pointer after a success.
 pub(super) fn read<T: Copy + Default>(pointer: *const T) -> T {
     // SAFETY: null, or written by the driver in the call that succeeded.
     unsafe { pointer.as_ref() }.copied().unwrap_or_default()
@@ -399,7 +399,7 @@ wrappers! { MEMORY:
 
 /// Free and total memory of the current device as the program shall see them.
 fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
-    let runtime = metering_at_last(None)?;
+    let runtime = runtime_if_metered(None)?;
     let Metered::Yes(device) = runtime.current_device() else { return None };
     graph_launched();
     // Pools shrink by themselves when the device has caught up.
@@ -418,7 +418,7 @@ fn limit_of(device: c_int) -> Option<u64> {
         return None;
     }
     let current = current_ordinal() == Some(device);
-    let known = match if current { metering_at_last(None) } else { PROCESS.runtime() } {
+    let known = match if current { runtime_if_metered(None) } else { PROCESS.runtime() } {
         Some(runtime) if current => match runtime.device(device) {
             Metered::Yes(device) => Some(device),
             Metered::No | Metered::Refused => None,

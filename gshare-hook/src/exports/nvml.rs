@@ -1,10 +1,10 @@
-//! NVML's view of memory, so that `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
+//! NVML's view of memory, so `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
 //!
 //! All devices are altered on which a memory limit applies or will apply, from the program's first look on: before a device is in use,
 //! the limit of the settings counts, and nothing is used there. Altered are `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
-//! `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees those of its instance, itself
-//! first, each with the memory that it uses. Of how busy each process keeps the device (`nvmlDeviceGetProcessUtilization`,
-//! `nvmlDeviceGetProcessesUtilizationInfo`) it sees those of its instance too. The look-up by `dlsym` is how every client reaches
+//! `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees its instance's processes, itself
+//! first, each with its memory. Of how busy each process keeps the device (`nvmlDeviceGetProcessUtilization`,
+//! `nvmlDeviceGetProcessesUtilizationInfo`) it sees its instance's processes, too. The look-up by `dlsym` is how every client reaches
 //! NVML, so nothing is exported.
 #![allow(unsafe_code)] // NVML's functions and structures
 
@@ -117,12 +117,12 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
     Some(wrapper)
 }
 
-/// What the program sees of a device on which a memory limit applies.
+/// The program's view of a device with a memory limit.
 #[derive(Clone, Copy, Debug)]
 enum View {
-    /// Of a device that is in use.
+    /// The device is in use.
     Used(&'static Device),
-    /// Of one that is not: the limit.
+    /// The device is not in use yet: the limit.
     Unused(u64),
 }
 
@@ -135,7 +135,7 @@ impl View {
         }
     }
 
-    /// The processes of the instance, with the bytes that each uses; this one first.
+    /// The processes of the instance, with the bytes of each; this process first.
     fn processes(self) -> Vec<(c_uint, u64)> {
         match self {
             Self::Used(device) => {
@@ -148,7 +148,7 @@ impl View {
     }
 }
 
-/// This NVML device, where a limit applies, with what is known of the instance's processes brought up to date.
+/// This NVML device, where a limit applies, with the use of the instance's processes brought up to date.
 fn view_of(nvml_device: *mut c_void) -> Option<View> {
     if CONTROL.state() == State::Off as u32 {
         return None;
@@ -165,7 +165,7 @@ fn view_of(nvml_device: *mut c_void) -> Option<View> {
 
 /// The UUID of an NVML device, as text.
 fn uuid_of(nvml_device: *mut c_void) -> Option<[u8; 96]> {
-    // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there.
+    // SAFETY: valid C strings; RTLD_NOLOAD loads nothing.
     let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;

@@ -1,11 +1,10 @@
 //! Memory pools and the memory of graphs.
 //!
-//! A pool is charged at what it has reserved, which the driver decides: it keeps what was freed, it cannot always use what
-//! it keeps, and it grows in large steps. So before an allocation there must be room for what the pool has in use with
-//! the new bytes; afterwards the charge follows what the pool did. If that cannot be charged, all pools give up what they
-//! only keep, and if it still cannot, the allocation is undone, and the caller's pointer left as it was. What must stay
-//! charged short (memory that is freed when its stream gets there, memory of graphs, which is there once they run) takes all
-//! that is left: the next allocation fails.
+//! A pool is charged at its reserved size, which the driver decides: it keeps freed memory, cannot always use the memory it keeps, and
+//! grows in large steps. Before an allocation there must be room for the pool's memory in use and the new bytes; afterwards the charge
+//! follows the pool's size. If there is no room for the charge, all pools give their spare memory up; if there is still none, the
+//! allocation is undone, and the caller's pointer left as it was. Some memory cannot be undone: memory that is freed when its stream
+//! gets there, and memory of graphs, which exists once they run. Its charge takes the rest of the limit: the next allocation fails.
 //!
 //! A device's pools change one at a time, and no thread waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
@@ -21,8 +20,8 @@ use crate::device::context::relaxed;
 use crate::device::devices::{DEVICES, current_ordinal};
 use crate::exports::macros::wrappers;
 use crate::exports::memory::{
-    OUT_OF_MEMORY, allocate_on, current_context, device_at, free, handle, metered, metering,
-    metering_at_last, pointer, read, reserve, write, write_down,
+    OUT_OF_MEMORY, allocate_on, current_context, device_at, free, handle, metered, metering, pointer, read,
+    reserve, runtime_if_metered, write, write_down,
 };
 use crate::launch::control::CONTROL;
 use crate::launch::streams::{self, stream_of};
@@ -39,7 +38,7 @@ const GRAPH_RESERVED: c_uint = 2;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 const NODE_ALLOCATES: c_uint = 10;
 
-/// What is left of the limit by this process's own count.
+/// The rest of the limit by this process's own count.
 fn left(device: &Device) -> u64 {
     device.memory.limit().map_or(u64::MAX, |limit| limit.saturating_sub(device.memory.used()))
 }
@@ -73,7 +72,7 @@ fn one_at_a_time(ordinal: i32) -> Guard<'static, u64> {
 
 fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
     let mut value = 0u64;
-    // SAFETY: a live pool, and an attribute whose value is at most 64 bits.
+    // SAFETY: a live pool, and an attribute of 64 bits at most.
     let result = unsafe { real!(cuMemPoolGetAttribute)?(pool, attribute, (&raw mut value).cast::<c_void>()) };
     result.is_ok().then_some(value)
 }
@@ -87,14 +86,14 @@ fn pool_key(pool: sys::CUmemoryPool) -> Key {
     Key(Kind::Pool, pool.expose_provenance() as u64)
 }
 
-/// What a pool, or a device's graphs, have reserved.
+/// Memory that a pool, or a device's graphs, have reserved.
 fn reserved_by(key: Key, ordinal: i32) -> u64 {
     if key.1 < GRAPHS {
         return pool_attribute(pool_of(key), POOL_RESERVED).unwrap_or(0);
     }
     let mut value = 0u64;
     match real!(cuDeviceGetGraphMemAttribute) {
-        // SAFETY: an attribute whose value is 64 bits.
+        // SAFETY: an attribute of 64 bits.
         Some(get) if unsafe { get(ordinal, GRAPH_RESERVED, (&raw mut value).cast::<c_void>()) }.is_ok() => {
             value
         }
@@ -102,13 +101,13 @@ fn reserved_by(key: Key, ordinal: i32) -> u64 {
     }
 }
 
-/// Writes a pool down with its device; -1 for one that is not charged here.
+/// Writes a pool down with its device; -1 for a pool that is not charged here.
 fn enter_pool(runtime: &'static Runtime, key: Key, device: i32) {
     write_down(runtime, key, Record { bytes: 0, device, context: 0, links: 1 });
 }
 
-/// Brings the charge of a pool in line with what it has reserved, out of the charge and of `held` bytes that were reserved for
-/// it beforehand. Gives what is missing.
+/// Brings the charge of a pool in line with its reserved size, out of the charge and of `held` bytes that were reserved for
+/// it beforehand. Gives the missing bytes.
 fn settle(runtime: &'static Runtime, _locked: &Guard<'_, u64>, key: Key, ordinal: i32, held: u64) -> u64 {
     // Pools leave the book before they are destroyed.
     let Some(record) = runtime.book.get(key) else {
@@ -122,7 +121,7 @@ fn settle(runtime: &'static Runtime, _locked: &Guard<'_, u64>, key: Key, ordinal
     reserved - charge
 }
 
-/// The same, where nothing can be undone: what is missing takes all that is left.
+/// The same, where nothing can be undone: the missing bytes take the rest of the limit.
 pub(super) fn settle_for_good(runtime: &'static Runtime, key: Key, ordinal: i32) {
     let locked = one_at_a_time(ordinal);
     let (missing, refused) = (settle(runtime, &locked, key, ordinal, 0), *locked);
@@ -138,7 +137,7 @@ pub(super) fn settle_for_good(runtime: &'static Runtime, key: Key, ordinal: i32)
     settle(runtime, &locked, key, ordinal, taken);
 }
 
-/// Makes all pools of a device give up what they do not use.
+/// Makes all pools of a device give their spare memory up.
 pub(super) fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
     let Some(trim) = real!(cuMemPoolTrimTo) else { return };
     for (key, _) in runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal) {
@@ -290,7 +289,7 @@ fn free_again(address: CUdeviceptr, stream: sys::CUstream, per_thread: bool) {
     }
 }
 
-/// A pool goes. What was allocated from it stays until it is freed, and pays for itself from now on.
+/// A pool goes. Its allocations stay until they are freed, and pay for themselves from now on.
 fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
     let key = pool_key(pool);
     let Some(runtime) = PROCESS.runtime() else { return call() };
@@ -318,7 +317,7 @@ fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUr
 fn host_pool_named(pool: *const sys::CUmemoryPool, location: *const CUmemLocation) {
     // SAFETY: the driver has accepted the caller's location; it is plain integers.
     let on_host = unsafe { location.as_ref() }.is_some_and(|location| device_at(*location).is_none());
-    if on_host && let Some(runtime) = metering_at_last(None) {
+    if on_host && let Some(runtime) = runtime_if_metered(None) {
         enter_pool(runtime, Key(Kind::Pool, handle(pool)), -1);
     }
 }
@@ -349,7 +348,7 @@ pub(super) fn graph_launched() {
 
 #[cold]
 fn settle_graphs(devices: u64) {
-    let Some(runtime) = metering_at_last(None) else { return };
+    let Some(runtime) = runtime_if_metered(None) else { return };
     for ordinal in (0..u64::BITS.cast_signed()).filter(|ordinal| devices >> ordinal & 1 == 1) {
         let Metered::Yes(device) = runtime.device(ordinal) else { continue };
         let key = Key(Kind::Pool, GRAPHS + u64::from(ordinal.unsigned_abs()));
@@ -422,7 +421,7 @@ wrappers! { POOLS:
             // SAFETY: the caller's own; the location is read as plain integers. No context need be current here.
             let location = unsafe { (&raw const (*props).location).cast::<CUmemLocation>().read() };
             let device = device_at(location);
-            if let Some(runtime) = metering_at_last(device) {
+            if let Some(runtime) = runtime_if_metered(device) {
                 enter_pool(runtime, Key(Kind::Pool, handle(pool)), device.unwrap_or(-1));
             }
         }
@@ -448,7 +447,7 @@ wrappers! { POOLS:
         kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |real| {
         // SAFETY: as above.
         let result = unsafe { real(pool, shared, kind, flags) };
-        if result.is_ok() && let Some(runtime) = metering_at_last(None) {
+        if result.is_ok() && let Some(runtime) = runtime_if_metered(None) {
             enter_pool(runtime, Key(Kind::Pool, handle(pool)), -1);
         }
         result

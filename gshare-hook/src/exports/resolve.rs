@@ -1,11 +1,11 @@
-//! How a program finds the driver's functions, and what it finds.
+//! Look-ups of the driver's functions by a program, and their answers.
 //!
 //! # `dlsym`
 //! The hook exports `dlsym` and `dlvsym`. A look-up with `RTLD_NEXT` or `RTLD_DEFAULT` is resolved relative to its *return
 //! address*; a hook that forwards such a call changes the caller, and a library that asks for the next `malloc` gets
 //! its own back. So `dlsym` is a naked function: it looks at the handle and jumps to the real one, arguments and
 //! return address untouched. `RTLD_DEFAULT` finds the hook's own exports by the ordinary order of the program's
-//! libraries. With any other handle, a name of the table whose answer lies in the driver becomes its wrapper.
+//! libraries. With any other handle, the answer to a name of the table becomes its wrapper if it lies in the driver.
 //!
 //! # `cuGetProcAddress`
 //! The real one answers first. Only a success is looked at: the table says which variant that is (base name, release,
@@ -104,13 +104,13 @@ extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> 
 
 extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     if handle.is_null() {
-        // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT: what is there after this library?
+        // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT. A library behind this one may answer.
         return real_dlsym(libc::RTLD_NEXT, name);
     }
     wrapped(name, real_dlsym(handle, name))
 }
 
-/// What a look-up by handle gives the program: the wrapper of what was found, or what was found.
+/// The answer to a look-up by handle: the wrapper of the function found, or the function itself.
 fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
     if name.is_null() {
         return found;
@@ -172,8 +172,8 @@ pub(crate) unsafe extern "C" fn dlvsym(
     )
 }
 
-/// What this library answers to a look-up with a version; null: the real function answers. A library before this one that looks for
-/// the next `dlsym` gets this library's, so that the two make a chain. One behind it must not: their calls would go round in a circle.
+/// This library's answer to a look-up with a version; null: the real function answers. A library before this library that looks for
+/// the next `dlsym` gets this library's, so the two make a chain. A library behind it must not: their calls would go round in a circle.
 extern "C" fn dlvsym_of_ours(
     handle: *mut c_void,
     name: *const c_char,
@@ -198,19 +198,19 @@ extern "C" fn dlvsym_of_ours(
 const PROBE: &CStr = c"cuGshareProbe";
 static PROBED: AtomicBool = AtomicBool::new(false);
 
-/// The library whose `dlsym` the program's look-ups reach in place of this library's, if there is one. One that passes its look-ups
-/// on to this library is none.
+/// The library whose `dlsym` the program's look-ups reach in place of this library's, if there is such a library. A library that passes its
+/// look-ups on to this library is none.
 pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     let first = real_dlsym(libc::RTLD_DEFAULT, c"dlsym".as_ptr());
     if first.is_null() || driver::are_in_one_library(first, own_dlsym as *const c_void) {
         return None;
     }
-    // SAFETY: valid C strings; RTLD_NOLOAD only finds what is there, and the reference may stay.
+    // SAFETY: valid C strings; RTLD_NOLOAD loads nothing, and the reference may stay.
     let handle = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;
     }
-    // SAFETY: what has this name has this signature.
+    // SAFETY: functions of this name have this signature.
     let first_dlsym = unsafe {
         core::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(
             first,
@@ -238,7 +238,7 @@ fn driver_release() -> u32 {
     u32::try_from(version).unwrap_or(NEWEST_RELEASE)
 }
 
-/// What a successful look-up gives the program: the wrapper of exactly that variant, or what the driver gave.
+/// The answer to a successful look-up: the wrapper of exactly that variant, or the driver's answer.
 /// `ask_again` is the same look-up at another release.
 fn substitute(
     name: *const c_char,

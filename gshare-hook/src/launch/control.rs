@@ -18,7 +18,7 @@ use crate::launch::metering::Metering;
 use crate::sys::lock::Lock;
 use crate::sys::tls;
 
-/// What the wrappers do.
+/// The wrappers' behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum State {
@@ -43,7 +43,7 @@ pub(crate) struct Control {
     state: AtomicU32,
     /// Captures under way, as far as the wrappers saw.
     captures: AtomicU32,
-    /// What launches are metered with, set before `state` becomes `Active`; never freed, so that a late reader is safe.
+    /// The state of the launch path, set before `state` becomes `Active`; never freed, so a late reader is safe.
     metering: AtomicPtr<Metering>,
     /// Counts destroyed streams and contexts, and names the last of them: code that kept such a handle must not use it any more.
     destroyed: AtomicU64,
@@ -166,10 +166,10 @@ impl Control {
         self.told.fetch_or(cause, Ordering::AcqRel) & cause == 0
     }
 
-    /// What launches are metered with, once it is there.
+    /// The state of the launch path, once it is there.
     #[inline(always)]
     pub(crate) fn metering(&self) -> Option<&'static Metering> {
-        // SAFETY: the pointer is null or that of a value that is never freed.
+        // SAFETY: the pointer is null or leads to a value that is never freed.
         unsafe { self.metering.load(Ordering::Acquire).as_ref() }
     }
 

@@ -21,7 +21,7 @@ const LOOK: StdDuration = StdDuration::from_millis(10);
 /// The same in a signal handler, where nothing can wake it.
 const LOOK_IN_HANDLER: StdDuration = StdDuration::from_micros(200);
 
-/// What a thread that waits finds.
+/// The reason for which a wait ends, or none.
 enum Found {
     Ended(Passed),
     HelperGone,

@@ -1,4 +1,4 @@
-//! What the launch path works with in a process that is metered.
+//! The state of the launch path in a metered process.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

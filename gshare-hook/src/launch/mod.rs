@@ -1,4 +1,4 @@
-//! The launch path: what a launch costs, whether it goes now, and how its time on the device is measured.
+//! The launch path: the cost of a launch, whether it goes now, and the measurement of its time on the device.
 
 pub(crate) mod control;
 pub(crate) mod failure;

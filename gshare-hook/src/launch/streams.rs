@@ -1,4 +1,4 @@
-//! What is asked about a stream: its number, its context, and whether it is being captured.
+//! A stream's number and context, and whether it is being captured.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_uint;

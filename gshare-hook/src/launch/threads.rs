@@ -21,7 +21,7 @@ pub(crate) fn make_key() -> bool {
         return true;
     }
     let mut key = 0;
-    // SAFETY: a valid out-pointer; the destructor runs in the thread that ends.
+    // SAFETY: a valid out-pointer; the destructor runs in the ending thread.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } != 0 {
         return false;
     }
@@ -40,12 +40,12 @@ pub(crate) fn watch_this_thread(record: *const c_void) {
     }
 }
 
-/// Whether the thread that `main` ran in has ended before the process.
+/// Whether the thread of `main` has ended before the process.
 pub(crate) fn main_has_ended() -> bool {
     MAIN_ENDED.load(Ordering::Relaxed)
 }
 
-/// What the main thread's end is noticed with while it has no record.
+/// Stands for the main thread's record while it has none, so its end is noticed.
 pub(crate) static NO_RECORD: u8 = 0;
 
 extern "C" fn thread_ends(record: *mut c_void) {

@@ -22,8 +22,8 @@ use crate::sys::lock::Lock;
 use crate::sys::stderr::tell;
 use crate::sys::{clock, driver, settings};
 
-/// How many ms a thread waits for another one that decides: a little longer than that can take.
-const DECIDES_FOR: u32 = 3_000;
+/// Longest wait, in ms, for another thread's decision; a decision takes less.
+const DECIDES_FOR: u32 = 10_000;
 
 /// The functions of the driver without which nothing can be limited.
 const NEEDED: [usize; 10] = {
@@ -42,7 +42,7 @@ const NEEDED: [usize; 10] = {
     ]
 };
 
-/// What is decided.
+/// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     Is(State),
@@ -53,7 +53,7 @@ enum Decision {
 /// Decides whether this process is metered, if that is not decided yet. `device` is named by a call that needs no context.
 #[cold]
 pub(crate) fn arm(device: Option<CUdevice>) -> Metered<&'static Runtime> {
-    // One thread decides. The word that says so is on the page that a fork empties, so that a child starts over.
+    // One thread decides. This word is on the page that a fork empties, so a child starts over.
     for _ in 0..DECIDES_FOR {
         if CONTROL.state() != State::Armed as u32 {
             break;

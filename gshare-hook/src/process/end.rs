@@ -11,15 +11,12 @@ use crate::process::runtime::PROCESS;
 /// How long the end of the process waits for its last reports: longer than the meter takes, where CPUs are so busy that the helper thread
 /// is late.
 const LEAVE_WAIT: StdDuration = StdDuration::from_secs(1);
-/// Names of threads that no program asked for: the hook's, the driver's and the simulated driver's.
-const NOT_THE_PROGRAMS: [&str; 3] = ["gshare", "cuda", "sim-cuda"];
-
 /// The thread that ends the process in the place of its last one, or 0.
 static ENDS: AtomicI32 = AtomicI32::new(0);
 
 /// Has the end of the process reported.
 pub(crate) fn report_at_exit() {
-    // SAFETY: the handler only touches what is never freed.
+    // SAFETY: the handler touches values that are never freed.
     unsafe { libc::atexit(at_exit) };
 }
 
@@ -46,8 +43,16 @@ pub(crate) fn program_has_ended() -> bool {
         // The main thread stays in the list until the last one is gone.
         thread.file_name().to_str() == Some(&own)
             || std::fs::read_to_string(thread.path().join("comm"))
-                .is_ok_and(|name| NOT_THE_PROGRAMS.iter().any(|prefix| name.starts_with(prefix)))
+                .is_ok_and(|name| is_not_the_programs(name.trim_end()))
     })
+}
+
+/// Whether a thread of this name is the hook's, the driver's or the simulated driver's.
+fn is_not_the_programs(name: &str) -> bool {
+    let numbered = name
+        .strip_prefix("cuda")
+        .is_some_and(|rest| rest.len() > 7 && rest.bytes().all(|b| b.is_ascii_digit()));
+    numbered || ["gshare", "cuda-EvtHandlr", "sim-cuda-host"].contains(&name)
 }
 
 /// Ends the process as the end of its last thread does. The helper thread has reported before.

@@ -1,8 +1,8 @@
-//! The helper thread: tells the [`Meter`] what happened, and does what it decides.
+//! The helper thread: tells the [`Meter`] of events, and carries its decisions out.
 //!
-//! One thread per process, signals blocked, asleep unless something is under way. In each turn it takes what the program's
-//! threads ask and what the daemon said, looks at counters and at CUDA events, and sleeps until the meter's next deadline, the
-//! daemon's next frame, or until a thread wakes it. Every decision is the meter's; what the launch path sees of them is the credit
+//! One thread per process, signals blocked, asleep unless something is under way. In each turn it takes the requests of the
+//! program's threads and the daemon's frames, looks at counters and at CUDA events, and sleeps until the meter's next deadline, the
+//! daemon's next frame, or until a thread wakes it. Every decision is the meter's; the launch path sees the credit
 //! in the [`LaunchGate`](gshare_core::gate::LaunchGate) and the switches of the [`Device`].
 
 use std::collections::{BTreeMap, VecDeque};
@@ -93,7 +93,7 @@ struct Watched {
     presumed: u64,
 }
 
-/// A question of a thread's; `memory`: what is reserved for it with the answer.
+/// A thread's question; `memory`: the bytes reserved for it with the answer.
 #[derive(Debug)]
 struct Question {
     answer: Answer,
@@ -141,7 +141,7 @@ impl Helper {
         }
     }
 
-    /// Gives the meter an event, and does what it decides.
+    /// Gives the meter an event, and carries its decisions out.
     fn feed(&mut self, event: MeterEvent<&'static Device>) {
         self.events.push_back(event);
         while let Some(event) = self.events.pop_front() {
@@ -218,7 +218,7 @@ impl Helper {
 
     // ---- threads ------------------------------------------------------------------------------------------------------
 
-    /// Passes on what the program's threads ask.
+    /// Passes the requests of the program's threads on.
     fn serve(&mut self, requests: Vec<Request>) {
         for request in requests {
             match request {
@@ -247,7 +247,7 @@ impl Helper {
         }
     }
 
-    /// The process ends: what it used is reported, for [`LEAVE_WAIT`] at most.
+    /// The process ends: its use is reported, within [`LEAVE_WAIT`].
     fn leave(&mut self) {
         let (answer, by) = (Answer::default(), clock::now_ns() + LEAVE_WAIT);
         self.serve(vec![Request::Leave(answer.clone())]);
@@ -291,7 +291,7 @@ impl Helper {
         self.events.push_back(event);
     }
 
-    /// Ends the connection; what had come before is heard first.
+    /// Ends the connection; frames that had come before are heard first.
     fn disconnect(&mut self) {
         self.probe = None;
         if let Some(mut connection) = self.connection.take() {
@@ -309,13 +309,13 @@ impl Helper {
         }
     }
 
-    /// Hears what the daemon has said.
+    /// Hears the daemon's frames.
     fn listen(&mut self) {
         while let Some(connection) = &mut self.connection {
             match connection.receive() {
                 Ok(Some(message)) => {
                     if matches!(message, ToClient::Welcome { .. }) {
-                        // Memory returned before Attach states what is in use must not be returned after it again.
+                        // Memory returned before Attach states the use must not be returned after it again.
                         self.serve(self.runtime.take_requests());
                     }
                     self.feed(MeterEvent::Heard(message));
@@ -339,7 +339,7 @@ impl Helper {
 
     // ---- devices ------------------------------------------------------------------------------------------------------
 
-    /// Looks at the counters of threads and devices and at the events that the devices have passed.
+    /// Looks at the counters of threads and devices and at the events passed by the devices.
     fn look(&mut self) {
         self.runtime.metering.contexts.end_overdue_holds(clock::now_ns());
         self.threads = self.runtime.metering.threads.all();
@@ -386,7 +386,7 @@ impl Helper {
 
     fn facts(&mut self, index: usize, launches: u64) -> Facts {
         let Watched { device, presumed, .. } = &mut self.devices[index];
-        // What is launched on one device says nothing about another.
+        // Launches on one device say nothing about another device.
         let several = self.runtime.metering.devices.sole().is_none();
         Facts {
             launches: if several { device.launches.load(Ordering::Relaxed) } else { launches },
@@ -427,7 +427,7 @@ fn ordinal_of(device: &Device) -> Ordinal {
     Ordinal(device.ordinal.unsigned_abs())
 }
 
-/// Who this process is. Its number is one of its own namespace: the first of every container is 1.
+/// The identity of this process. Its number belongs to its own namespace: the first of every container is 1.
 fn hello(runtime: &Runtime) -> ToDaemon {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // Field 2 is the program's name in parentheses and may hold anything; field 22 is the start time.

@@ -9,12 +9,12 @@ use crate::process::helper;
 use crate::process::runtime::Runtime;
 use crate::sys::dlsym;
 
-/// Stack of the helper thread; what is not touched costs nothing.
+/// Stack of the helper thread; untouched pages cost nothing.
 const STACK: usize = 1 << 20;
 
 /// Starts the helper thread, unless it was started, with all signals blocked: the program's handlers run in the program's threads. Not
-/// by the standard library, whose threads begin by registering destructors: that takes the loader's lock, which may be held by the
-/// thread that waits for this one.
+/// by the standard library: its threads register destructors first, under the loader's lock, and the thread that waits for this one may
+/// hold that lock.
 pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     if runtime.helped.load(Ordering::Acquire) {
         return Ok(());
@@ -47,7 +47,7 @@ pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     Ok(())
 }
 
-/// What the C library takes of a thread's stack: the thread-local storage of all libraries, above all.
+/// The C library's part of a thread's stack, mostly thread-local storage of all libraries.
 fn taken_of_stack(attributes: &libc::pthread_attr_t) -> usize {
     let found = dlsym::real_dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
     if found.is_null() {

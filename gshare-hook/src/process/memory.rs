@@ -8,7 +8,7 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::Runtime;
 
-/// How long a look at memory waits for what the instance's other processes use: longer than the daemon waits for them.
+/// Longest wait of a look at memory for the use of the instance's other processes; the daemon waits less for their answers.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 
 impl Runtime {
@@ -47,15 +47,15 @@ impl Runtime {
         !is_shut(device) && !is_turned_away(device) && device.memory.reserve(bytes).is_ok()
     }
 
-    /// Free and total memory of a device as the program shall see them, from what the driver says. The daemon is asked
-    /// what the instance's other processes use, so that the figures are exact: a program looks rarely.
+    /// Free and total memory of a device as the program shall see them, from the driver's figures. The daemon tells the use of
+    /// the instance's other processes, so the figures are exact: a program looks rarely.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
         let shared = self.look_at_siblings(device);
         let (free, total) = device.memory.view(free, total);
         (if shared { free } else { free.min(device.memory.free_alone()) }, total)
     }
 
-    /// Brings what is known of the instance's other processes up to date. `false`: there is no daemon.
+    /// Updates the use of the instance's other processes. `false`: there is no daemon.
     pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
         if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
             return true;

@@ -4,9 +4,9 @@
 //!   inherit `LD_PRELOAD` never use CUDA.
 //! * The first launch, allocation or look at memory with a current context **arms** the hook: the settings are read, and if there is
 //!   a limit or a daemon, the runtime is made and its one helper thread started. Otherwise the hook stands aside for good.
-//! * A forked child finds empty pages and starts over; it never touches its parent's runtime, whose locks may be held by threads
-//!   that it does not have. `exec` closes the socket.
-//! * At exit the helper thread reports what was used, and lets go of the driver before the driver's own destructors run.
+//! * A forked child finds empty pages and starts over; it never touches its parent's runtime: threads that do not exist in the
+//!   child may hold locks there. `exec` closes the socket.
+//! * At exit the helper thread reports the use, and lets go of the driver before the driver's own destructors run.
 
 pub(crate) mod admission;
 pub(crate) mod arm;

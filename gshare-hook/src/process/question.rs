@@ -1,4 +1,4 @@
-//! What the program's threads ask of the helper thread, and how they wait for its answer.
+//! Requests of the program's threads to the helper thread, and the wait for its answer.
 
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
@@ -9,22 +9,22 @@ use crate::device::Device;
 use crate::launch::metering::LOOK_NS;
 use crate::sys::lock::{Lock, Signal};
 
-/// Something that a thread asks of the helper thread.
+/// A request to the helper thread.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Attach this device.
     Attach(&'static Device, DeviceUuid, Answer),
-    /// Memory that is to be reserved, all or nothing.
+    /// Reserve memory, all or nothing.
     Memory(&'static Device, u64, Answer),
-    /// What the instance's other processes use.
+    /// Ask for the memory of the instance's other processes.
     View(&'static Device, Answer),
-    /// Memory to give back.
+    /// Give memory back.
     Release(&'static Device, Bytes),
-    /// The process is about to end: what it used is to be reported.
+    /// Report the use of a process that is about to end.
     Leave(Answer),
 }
 
-/// What has become of a question.
+/// The state of a question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Outcome {
     #[default]
@@ -34,7 +34,7 @@ enum Outcome {
     Abandoned,
 }
 
-/// Where an answer arrives: `true` for yes.
+/// The place where an answer arrives: `true` for yes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer(Arc<(Lock<Outcome>, Signal)>);
 

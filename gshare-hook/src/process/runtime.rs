@@ -1,4 +1,4 @@
-//! What a metered process holds, and the page by which it is found.
+//! The state of a metered process, and the page that leads to it.
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -21,7 +21,7 @@ use crate::sys::lock::Lock;
 
 /// How long the first use of a device waits for the daemon, in all.
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
-/// The most that what is kept of a device takes.
+/// Memory for the state of one device, at most.
 const DEVICE_BYTES: usize = 1 << 20;
 
 /// Whether something is metered.
@@ -35,7 +35,7 @@ pub(crate) enum Metered<T> {
     Refused,
 }
 
-/// All that a metering process has.
+/// A metered process: settings, launch path, memory and requests to the helper thread.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) config: Config,
@@ -124,12 +124,12 @@ impl Runtime {
     }
 }
 
-/// What a forked child must not inherit of a process; beside [`CONTROL`], which each launch reads.
+/// State of the process that a forked child must not inherit; [`CONTROL`] beside it is read by each launch.
 #[repr(C, align(4096))]
 pub(crate) struct Process {
-    /// Never freed, so that a late reader is safe.
+    /// Never freed, so a late reader is safe.
     runtime: AtomicPtr<Runtime>,
-    /// Devices on which contexts were made that are not primary ones.
+    /// Devices with contexts beside the primary one.
     pub(crate) own_contexts: OwnContexts,
     /// Whether a thread decides about metering.
     arming: AtomicU32,
@@ -145,7 +145,7 @@ impl Process {
     /// The runtime of this process, once it is there.
     #[inline(always)]
     pub(crate) fn runtime(&self) -> Option<&'static Runtime> {
-        // SAFETY: the pointer is null or that of a value that is never freed.
+        // SAFETY: the pointer is null or leads to a value that is never freed.
         unsafe { self.runtime.load(Ordering::Acquire).as_ref() }
     }
 

@@ -8,7 +8,7 @@
 //! | `GSHARE_RUN` | number shared by all processes of one run, in hexadecimal: they share its name and its share | a random one of its own |
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
-//! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so that none has any before a daemon has divided it | no limit |
+//! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so none has any before a daemon has divided it | no limit |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
@@ -17,7 +17,7 @@
 //! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
 //! environment (`su`, `sudo`, `cron`, `env -i`) keeps the share that its container was given.
 //!
-//! The daemon's own configuration goes before what is asked here. With no daemon and no limits the hook stands aside.
+//! The daemon's own configuration goes before the variables. With no daemon and no limits the hook stands aside.
 //! A value that cannot be read is reported on stderr, once, and left out: the hook never stops a program from starting.
 
 use std::ffi::OsString;
@@ -44,7 +44,7 @@ pub(crate) enum OnFailure {
     Run,
 }
 
-/// What the environment says.
+/// The settings of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// Stand aside entirely.
@@ -55,9 +55,9 @@ pub(crate) struct Config {
     pub(crate) name: Option<String>,
     /// Number of the run, if given.
     pub(crate) run: Option<RunId>,
-    /// What is asked for.
+    /// The resources asked for.
     pub(crate) spec: ResourceSpec,
-    /// Whether any limit was asked for, so that one must hold even without a daemon.
+    /// Whether any limit was asked for, so one must hold even without a daemon.
     pub(crate) limited: bool,
     /// How it wants to be treated beside others.
     pub(crate) class: Option<ServiceClass>,

@@ -57,7 +57,7 @@ impl Connection {
         let mut frame = [0u8; MAX_FRAME + 1];
         let mut received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         if let Err(Errno::CONNRESET) = received {
-            // Closed with something of ours unread: that is told first, and then what was said before.
+            // Closed with something of ours unread: that is told first, and then the frames before.
             received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         }
         let length = match received {
@@ -71,7 +71,7 @@ impl Connection {
         Ok(Some(message))
     }
 
-    /// Lets nothing more in, and gives what had come before.
+    /// Lets nothing more in, and gives the frames that had come before.
     pub(crate) fn end(&mut self) -> Vec<ToClient> {
         if self.check().is_err() {
             return Vec::new();

@@ -1,8 +1,8 @@
 //! File descriptors of the hook's in a program that does not know of them.
 //!
 //! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files get their
-//! numbers next. So the hook's have numbers that are not reused soon, and each is compared with the file that it was before it is used;
-//! one that is gone is made again. That needs files that can be told apart: a pipe or a socket has an inode of its own, while all
+//! numbers next. So the hook's descriptors have numbers that are not reused soon, and each is compared with its file before it is used;
+//! a descriptor that is gone is made again. That needs files that can be told apart: a pipe or a socket has an inode of its own, while all
 //! eventfds of a machine share one.
 #![allow(unsafe_code)] // a descriptor that is closed by hand
 
@@ -27,7 +27,7 @@ impl Descriptor {
         Self { fd: ManuallyDrop::new(fd), file }
     }
 
-    /// Whether its number still means what it did.
+    /// Whether its number still means the same file.
     pub(crate) fn is_ours(&self) -> bool {
         file_of(&self.fd) == self.file
     }

@@ -1,7 +1,7 @@
 //! The real `dlsym` and `dlvsym`, and where a library stands in the program's order.
 //!
 //! This library exports both names, so it cannot import them. The real `dlvsym` is read from the symbol table of the C library; the
-//! real `dlsym` is the next one after this library, the C library's or another preloaded library's.
+//! real `dlsym` is the next after this library: the C library's, or another preloaded library's.
 #![allow(unsafe_code)] // the loader's interface and an ELF symbol table
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -28,7 +28,7 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_voi
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(pointer) };
     // SAFETY: handle and name come from our caller, under dlsym's own contract.
     let found = unsafe { dlsym(handle, name) };
-    // Something to do after the call: a jump in its place would make our caller the one that RTLD_NEXT starts from.
+    // Something to do after the call: a jump in its place would have RTLD_NEXT start from our caller.
     core::hint::black_box(found)
 }
 
@@ -49,10 +49,10 @@ pub(crate) fn real_dlvsym(handle: *mut c_void, name: *const c_char, version: *co
     core::hint::black_box(found)
 }
 
-/// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another one calls `dlsym`.
+/// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another constructor calls `dlsym`.
 pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
-    // Every glibc for x86-64 has this version. Asked for one that it lacks, it allocates for its message: a wrapper of
-    // `malloc` that looks up the next one would come here again, without end.
+    // Every glibc for x86-64 has this version. Asked for a version that it lacks, it allocates for its message: a wrapper of
+    // `malloc` that looks up the next `malloc` would come here again, without end.
     let found = real_dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), c"GLIBC_2.2.5".as_ptr());
     if !found.is_null() {
         REAL_DLSYM.store(found, Ordering::Release);
@@ -63,7 +63,7 @@ pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
 /// Finds the C library's `dlvsym`.
 pub(crate) extern "C" fn find_dlvsym() -> *mut c_void {
     let mut found: *mut c_void = core::ptr::null_mut();
-    // SAFETY: the function and what it is passed fit together; it is called while this function waits.
+    // SAFETY: the function and its argument fit together; it is called while this function waits.
     unsafe { libc::dl_iterate_phdr(Some(look_into), (&raw mut found).cast()) };
     if !found.is_null() {
         REAL_DLVSYM.store(found, Ordering::Release);
@@ -178,7 +178,7 @@ struct Order {
 /// Whether `one` lies in a library that stands before the library of `other` in the order of the program's start.
 pub(crate) fn stands_before(one: *const c_void, other: *const c_void) -> bool {
     let mut order = Order { addresses: [one.addr(), other.addr()], places: [None, None], next: 0 };
-    // SAFETY: the function and what it is passed fit together; it is called while this function waits.
+    // SAFETY: the function and its argument fit together; it is called while this function waits.
     unsafe { libc::dl_iterate_phdr(Some(note_place), (&raw mut order).cast()) };
     matches!(order.places, [Some(one), Some(other)] if one < other)
 }

@@ -53,7 +53,7 @@ fn look_up(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     let mut buffer = [0u8; 96];
     buffer.get_mut(..name.len())?.copy_from_slice(name);
     let name = CStr::from_bytes_until_nul(&buffer).ok()?;
-    // What comes after this library in the program's order: the driver, or another preloaded library before it. A driver
+    // The next library in the program's order: the driver, or another preloaded library before it. A driver
     // that was opened privately is in no order and is asked itself.
     let next = dlsym::real_dlsym(libc::RTLD_NEXT, name.as_ptr());
     let found = if next.is_null() { dlsym::real_dlsym(handle, name.as_ptr()) } else { next };
@@ -69,7 +69,7 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
     if !known.is_null() {
         return Some(known);
     }
-    // SAFETY: a valid C string; RTLD_NOLOAD only finds what is there. The reference is kept for the process's life.
+    // SAFETY: a valid C string; RTLD_NOLOAD loads nothing. The reference is kept for the process's life.
     let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;
@@ -78,7 +78,7 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
     Some(handle)
 }
 
-/// Whether an address lies in a library whose file name begins like this.
+/// Whether an address lies in a library with this beginning of its file name.
 pub(crate) fn lies_in(address: *const c_void, prefix: &[u8]) -> bool {
     library_of(address).is_some_and(|path| file_name(&path).starts_with(prefix))
 }

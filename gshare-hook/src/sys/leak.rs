@@ -16,7 +16,7 @@ pub(crate) fn leak<T>(value: T) -> Option<&'static T> {
     }
 }
 
-/// Whether the process still gets this much memory, whose owner could not do without.
+/// Whether the process still gets this much memory. Asked before allocations that must not fail.
 pub(crate) fn is_there(bytes: usize) -> bool {
     const PAGE: usize = 4096;
     let Ok(layout) = Layout::from_size_align(bytes.max(PAGE), PAGE) else { return false };

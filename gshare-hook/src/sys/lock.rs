@@ -1,8 +1,8 @@
-//! A mutual exclusion whose owner may panic: what it guards changes in single steps, so it is sound whenever it is free.
+//! A lock that survives a panic of its owner: guarded values change in single steps, so they are sound whenever it is free.
 //!
-//! The standard library's lock, and not `parking_lot`'s. That one keeps a table for all locks of a process, whose own locks a forked
-//! child may find held, and a thread-local with a destructor, whose registration takes the loader's lock: a constructor of a library
-//! may hold that one while it waits for the helper thread.
+//! The standard library's lock, and not `parking_lot`'s. `parking_lot` keeps a table for all locks of a process, and a forked child
+//! may find this table locked. Its thread-local has a destructor, and registering that takes the loader's lock: a constructor of a
+//! library may hold the loader's lock while it waits for the helper thread.
 
 use core::time::Duration;
 use std::sync::{Condvar, PoisonError};
@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
-/// What is guarded, while it is locked.
+/// The guarded value, while it is locked.
 pub(crate) type Guard<'a, T> = MutexGuard<'a, T>;
 
 impl<T> Lock<T> {

@@ -14,7 +14,7 @@ use crate::sys::driver;
 /// The file beside the library.
 const FILE: &str = "share.env";
 
-/// What the file says. It is read when the library is loaded: later the program may have another root.
+/// The text of the file. It is read when the library is loaded: later the program may have another root.
 pub(crate) fn file() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {

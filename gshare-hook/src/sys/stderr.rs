@@ -1,4 +1,4 @@
-//! Lines for the person who runs the program.
+//! Lines on stderr.
 
 use std::io::Write as _;
 

@@ -1,8 +1,11 @@
 /* Asks for everything that a limit is about, once it is made hard to keep one, and says what it got. */
 #include "driver.h"
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -160,6 +163,24 @@ int main(int argc, char **argv) {
             lost += read(files[i], &told, 8) != 8 || told != 1;
         }
         printf("%d of 600 wake-ups lost or doubled\n", lost);
+    } else if (!strcmp(kind, "helper_gone")) {
+        /* From here on a thread that polls is killed: no thread of the program does. */
+        struct sock_filter rules[] = {
+            {BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
+            {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, SYS_poll},
+            {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_ppoll},
+            {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_KILL_THREAD},
+            {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+        };
+        struct sock_fprog filter = {5, rules};
+        Result r = 0;
+        for (int i = 0; i < 5; i++) MUST(cuLaunchKernel(f, ONE, stream, 0, 0));
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)) return 2;
+        for (int i = 0; i < 3000 && !(r = cuLaunchKernel(f, ONE, stream, 0, 0)); i++) MUST(cuStreamSynchronize(stream));
+        printf("launches end with %d\n", r);
+        SHOW(cuLaunchKernel(f, ONE, stream, 0, 0));
+        SHOW(cuMemAlloc_v2(&space, MIB));
     } else if (!strcmp(kind, "last_thread")) {
         MUST(cuLaunchKernel(f, ONE, stream, 0, 0));
         pthread_exit(0);
