@@ -197,7 +197,7 @@ impl Node {
             return Err(Refusal::TooManyProcesses { quota: spec.quota(), processes: members });
         }
         if tenant.is_none() {
-            self.check_request(gpu, uuid, instance)?;
+            self.check_request(gpu, uuid, &instance.name, spec)?;
         }
         let limit = self.config.max_clients;
         if self.clients.next(limit).is_none() {
@@ -210,6 +210,29 @@ impl Node {
             self.check_brought(instance.uid)?;
         }
         Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
+    }
+
+    /// Whether a new instance of this name, whose process asks for this share, could attach to a device now. Changes nothing.
+    ///
+    /// # Errors
+    /// Its refusal. None where the configuration lets refused processes run.
+    pub fn has_room(
+        &self,
+        name: &str,
+        asked: ResourceSpec,
+        uuid: DeviceUuid,
+        memory: Bytes,
+    ) -> Result<(), Refusal> {
+        if self.config.refused_run {
+            return Ok(());
+        }
+        let spec = self.config.of(name).spec.unwrap_or(asked);
+        let gpu = self.find_device(uuid).ok_or(Refusal::UnknownDevice(uuid))?;
+        let Device { memory: device, .. } = self.known(gpu, uuid, memory);
+        if device > Bytes::ZERO {
+            spec.check_fits(device).map_err(Refusal::BadSpec)?;
+        }
+        self.check_request(gpu, uuid, name, spec)
     }
 
     /// Whether a user may bring another device of which only clients tell: [`PER_FREE`] for each that is still free, so
@@ -230,25 +253,26 @@ impl Node {
     }
 
     /// Whether the request of an instance can be met on a device beside those that were admitted before or are reserved.
-    fn check_request(&self, gpu: GpuId, uuid: DeviceUuid, instance: &Instance) -> Result<(), Refusal> {
-        let share = Share { quota: instance.spec.quota(), sm: instance.spec.sm() };
+    fn check_request(
+        &self,
+        gpu: GpuId,
+        uuid: DeviceUuid,
+        name: &str,
+        spec: ResourceSpec,
+    ) -> Result<(), Refusal> {
+        let share = Share { quota: spec.quota(), sm: spec.sm() };
         let request = share.quota.request();
         if request.is_zero() {
             return Ok(());
         }
         let mut shares: Vec<Share> = self.shares_on(gpu).map(|(_, share)| share).collect();
-        let taken = time_admission::sum(&shares);
-        let mut reserved = 0;
-        if self.config.of(&instance.name).spec.is_none() {
-            let absent = self.reserved_on(gpu, uuid);
-            reserved = time_admission::sum(&absent);
-            shares.extend(absent);
-        }
         shares.push(share);
-        if time_admission::can_be_met(&shares) {
-            return Ok(());
-        }
-        Err(Refusal::Overcommitted { request, taken: Percent(taken), reserved: Percent(reserved) })
+        let listed = self.config.of(name).spec.is_some();
+        let reserved = if listed { Vec::new() } else { self.reserved_on(gpu, uuid) };
+        time_admission::check(&shares, &reserved).map_err(|time_admission::Excess { taken, reserved }| {
+            let taken = Percent(taken.0 - u32::from(request.get()));
+            Refusal::Overcommitted { request, taken, reserved }
+        })
     }
 
     /// The instances on a device, and their shares.
@@ -266,11 +290,7 @@ impl Node {
             let instance = self.names.get(name).and_then(|id| self.instances.get(id));
             instance.is_some_and(|instance| instance.tenants.contains_key(&gpu))
         };
-        let listed = self.config.clients.iter().filter(|(name, _)| !there(name));
-        let here = listed.filter(|(_, entry)| entry.device.is_none_or(|device| device == uuid));
-        here.filter_map(|(_, entry)| entry.spec)
-            .map(|spec| Share { quota: spec.quota(), sm: spec.sm() })
-            .collect()
+        self.config.reserved_on(Some(uuid)).filter(|(name, _)| !there(name)).map(|(_, share)| share).collect()
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
