@@ -28,8 +28,8 @@
 //! place.
 //!
 //! A hand-over of the device wakes four threads one after the other. So that it is not the machine's sleep that is measured,
-//! CPUs are kept awake where that is allowed, for programs alone too, as `cpu_latency = "0us"` in the daemon's configuration
-//! does; `--asleep` leaves them as they are. The first line says which it was.
+//! CPUs are kept awake where that is allowed (`/dev/cpu_dma_latency`), for programs alone too;
+//! `--asleep` leaves them as they are. The first line says which it was.
 //!
 //! Then come programs of different paces, see `hook_paces`, and last launch latency, see `hook_calls`. All other cases run with calls that take as long as the profile says; with
 //! `--calls NS` as long as that.
@@ -246,7 +246,8 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
     let mut config = gshared::Config::at(stage.socket());
     for (index, cap) in case.caps.iter().enumerate() {
         let quota: QuotaRange = format!("0.{cap:02}").parse().expect("a share");
-        config.set_client(name(index), ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
+        config.clients.entry(name(index)).or_default().spec =
+            Some(ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
     }
     let daemon = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
     let mut truth = Truth::of(stage.place.path(), &stage.driver);

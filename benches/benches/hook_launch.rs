@@ -184,8 +184,8 @@ fn main() {
             let socket = place.path().join("gshare.sock");
             let mut config = gshared::Config::at(&socket);
             let long = gshare_core::Duration::from_secs(10);
-            config.tokens.window = long;
-            config.tokens.longest = long;
+            config.window = long;
+            config.token = long;
             config.in_flight = long;
             let running =
                 gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");

@@ -94,7 +94,8 @@ fn measure(program: Program, limit: Option<u32>, stage: &Stage, seconds: f64) ->
     let daemon = limit.map(|limit| {
         let mut config = gshared::Config::at(stage.socket());
         let quota: QuotaRange = format!("0.{limit:02}").parse().expect("a share");
-        config.set_client(NAME.to_owned(), ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
+        config.clients.entry(NAME.to_owned()).or_default().spec =
+            Some(ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
         gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs")
     });
     let hook = limit.map(|_| stage.hook.as_path());

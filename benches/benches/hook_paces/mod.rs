@@ -119,7 +119,8 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> (Vec<f64>, f64) {
         let request = format!("0.{:02}", program.request);
         let limit = if case.capped { request.clone() } else { "1".to_owned() };
         let quota: QuotaRange = format!("{request}:{limit}").parse().expect("a share");
-        config.set_client(name(index), ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
+        config.clients.entry(name(index)).or_default().spec =
+            Some(ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
     }
     let daemon = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
     let started = case.programs.iter().enumerate();

@@ -113,7 +113,8 @@ fn each_state_of_the_co_scaler_is_shown_by_top_and_by_status() {
 #[test]
 fn a_class_of_the_configuration_goes_before_that_of_the_process_and_changes_while_it_runs() {
     let tolerant = ServiceClass::slo_sensitive(70).unwrap();
-    let daemon = Local::with(|config| config.set_class("owner", tolerant));
+    let daemon =
+        Local::with(|config| config.clients.entry("owner".into()).or_default().class = Some(tolerant));
     let mut owner = common::Client::connect(&daemon.socket());
     owner.enter(1, "owner", spec("0.4:0.9", 100, None));
     assert_eq!(
@@ -129,7 +130,7 @@ fn a_class_of_the_configuration_goes_before_that_of_the_process_and_changes_whil
 
     let handle = daemon.running.as_ref().unwrap().handle();
     let mut config = gshared::Config::at(daemon.socket());
-    config.set_class("other", ServiceClass::SLO_SENSITIVE);
+    config.clients.entry("other".into()).or_default().class = Some(ServiceClass::SLO_SENSITIVE);
     handle.reload(config.clone()).unwrap();
     assert_eq!(
         classes(),
@@ -138,16 +139,16 @@ fn a_class_of_the_configuration_goes_before_that_of_the_process_and_changes_whil
     );
     // More than the GPU would be promised: nothing changes.
     let mut too_much = config.clone();
-    too_much.set_client("other", spec("0.8:1.0", 100, None));
+    too_much.clients.entry("other".into()).or_default().spec = Some(spec("0.8:1.0", 100, None));
     let error = handle.reload(too_much).unwrap_err().to_string();
     assert!(error.contains("sum of requests is 120%: 120% taken"), "{error}");
     assert_eq!(classes(), [Some(ServiceClass::BestEffort), Some(ServiceClass::SLO_SENSITIVE)]);
     // Side by side that much can be met, and is more time than can be scaled: the share stays fixed.
-    config.set_client("owner", spec("0.4:0.9", 50, None));
-    config.set_client("other", spec("0.8:1.0", 50, None));
+    config.clients.entry("owner".into()).or_default().spec = Some(spec("0.4:0.9", 50, None));
+    config.clients.entry("other".into()).or_default().spec = Some(spec("0.8:1.0", 50, None));
     handle.reload(config.clone()).unwrap();
     assert_eq!(classes(), [Some(ServiceClass::BestEffort), None]);
-    config.set_client("other", spec("0.6:1.0", 100, None));
+    config.clients.entry("other".into()).or_default().spec = Some(spec("0.6:1.0", 100, None));
     handle.reload(config).unwrap();
     let snapshot = daemon.snapshot();
     assert_eq!(snapshot.clients[1].class, Some(ServiceClass::SLO_SENSITIVE), "it fits again");

@@ -1,220 +1,100 @@
-//! Enforcers of a client's limits: the driver where it can, the hook for the rest.
+//! What keeps the limits of a client on this node.
 //!
-//! # Problem
-//! A limit that is written down is not a limit that is kept. The hook keeps time and memory of programs that go through it, and
-//! cannot confine a kernel to some of the SMs; MPS does that, and knows nothing of time. Which of them is there differs from
-//! node to node, and an operator must be able to see it, client by client.
-//!
-//! # Terms
-//! - **limit**: one of time, SMs and memory ([`Limit`]).
-//! - **enforcer**: something that keeps limits ([`Enforcer`]): it says which it can keep on a node, what a program must be
-//!   started with so that it does, and whether it does for a process that runs.
-//!
-//! # Rules
-//! [`Enforcement::of_node`] lists the enforcers of this node, the strongest first. A limit of a client is held by the first that
-//! proves it ([`Enforcement::held_by`]); a limit that none proves is held by nothing, and is said so. An SM partition without MPS
-//! still counts in the token scheduler, which lets clients run side by side only where their partitions fit, so that the hook holds
-//! *when* a client runs and not *where*.
+//! A limit that is written down is not a limit that is kept. The hook keeps time and memory of the programs that load it, on
+//! every node. It cannot confine a kernel to some of the SMs: MPS does that where it runs, and a simulated device by itself
+//! ([`Partition`]). Without either, an SM partition still counts in the token scheduler, which lets clients run side by side
+//! only where their partitions fit: *when* a client runs is kept, *where* is not, and `gshare status` says so.
 
 use crate::mps::Mps;
 use gshare_core::{ResourceSpec, SmShare};
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::io;
 
-/// A limit of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the parts of a resource spec")]
-pub enum Limit {
-    /// Share of GPU time.
-    Time,
-    /// Partition of the SMs.
-    Sm,
-    /// Device memory.
-    Memory,
-}
-
-/// A process whose limits are to be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Target {
-    /// The process, in this PID namespace; 0 if it cannot be seen from here.
-    pub pid: i32,
-    /// Whether its GPU is a simulated one.
-    pub simulated: bool,
-}
-
-impl Target {
-    /// A process on a GPU that is simulated or not.
-    pub const fn new(pid: i32, simulated: bool) -> Self {
-        Self { pid, simulated }
-    }
-}
-
-/// Something that keeps limits.
-pub trait Enforcer: fmt::Debug {
-    /// A short name, as `gshare status` prints it.
-    fn name(&self) -> &'static str;
-
-    /// Whether it can keep a limit on this node at all.
-    fn can_hold(&self, limit: Limit) -> bool;
-
-    /// Variables that a program must be started with.
-    fn environment(&self, spec: &ResourceSpec) -> Vec<(&'static str, String)>;
-
-    /// Whether it keeps this limit of a process that runs, as far as can be told without asking the process. An error says why
-    /// that cannot be told.
-    fn proves(&self, limit: Limit, target: Target) -> io::Result<bool>;
-}
-
-/// The hook: time by tokens, memory by its account. A client of the daemon has it loaded.
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct HookAlone;
-
-impl Enforcer for HookAlone {
-    fn name(&self) -> &'static str {
-        "hook"
-    }
-
-    fn can_hold(&self, limit: Limit) -> bool {
-        limit != Limit::Sm
-    }
-
-    fn environment(&self, _: &ResourceSpec) -> Vec<(&'static str, String)> {
-        Vec::new()
-    }
-
-    fn proves(&self, limit: Limit, _: Target) -> io::Result<bool> {
-        Ok(self.can_hold(limit))
-    }
-}
-
-/// MPS: confines the kernels of a client to a part of the SMs.
+/// What confines the kernels of programs to a part of the SMs.
 #[derive(Debug, Clone)]
-pub struct MpsPartition(Mps);
-
-impl Enforcer for MpsPartition {
-    fn name(&self) -> &'static str {
-        "mps"
-    }
-
-    fn can_hold(&self, limit: Limit) -> bool {
-        limit == Limit::Sm
-    }
-
-    fn environment(&self, spec: &ResourceSpec) -> Vec<(&'static str, String)> {
-        let pipes = ("CUDA_MPS_PIPE_DIRECTORY", self.0.pipe_dir().display().to_string());
-        std::iter::once(pipes).chain(percentage(spec)).collect()
-    }
-
-    /// The control daemon lists the clients of its servers: a process that is not among them runs without MPS, no matter what it
-    /// was started with.
-    fn proves(&self, limit: Limit, target: Target) -> io::Result<bool> {
-        if limit != Limit::Sm || target.simulated || target.pid == 0 {
-            return Ok(false);
-        }
-        let pid = target.pid.to_string();
-        let is_listed = |line: &str| line.split_whitespace().next() == Some(pid.as_str());
-        Ok(self.0.ask("ps")?.lines().any(is_listed))
-    }
+#[expect(clippy::exhaustive_enums, reason = "a device is simulated or not, and MPS runs or not")]
+pub enum Partition {
+    /// Nothing.
+    None,
+    /// NVIDIA's MPS.
+    Mps(Mps),
+    /// The simulated driver, which takes the variable that MPS takes.
+    Simulator,
 }
 
-/// The simulated driver: takes the variable that MPS takes, and confines simulated kernels by it.
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct SimulatedPartition;
+/// The variable by which MPS, and the simulated driver, confine a program. Its value is in per cent.
+const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-impl Enforcer for SimulatedPartition {
-    fn name(&self) -> &'static str {
-        "simulator"
-    }
-
-    fn can_hold(&self, limit: Limit) -> bool {
-        limit == Limit::Sm
-    }
-
-    fn environment(&self, spec: &ResourceSpec) -> Vec<(&'static str, String)> {
-        percentage(spec).into_iter().collect()
-    }
-
-    /// The variable with which the process was started.
-    fn proves(&self, limit: Limit, target: Target) -> io::Result<bool> {
-        if limit != Limit::Sm || !target.simulated || target.pid == 0 {
-            return Ok(false);
-        }
-        let environment = std::fs::read(format!("/proc/{}/environ", target.pid))?;
-        Ok(environment
-            .split(|byte| *byte == 0)
-            .any(|entry| entry.starts_with(b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=")))
-    }
-}
-
-/// The variable that confines a program to a part of the SMs, if it is to have less than all.
-fn percentage(spec: &ResourceSpec) -> Option<(&'static str, String)> {
-    let partition = (spec.sm() < SmShare::WHOLE).then(|| spec.sm().to_string());
-    partition.map(|sm| ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%').to_owned()))
-}
-
-/// The enforcer of each limit of a client; `None`: the limit is not enforced.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct HeldBy {
-    /// Name of the enforcer of the share of time.
-    pub time: Option<String>,
-    /// Name of the enforcer of the SM partition; the whole GPU needs none.
-    pub sm: Option<String>,
-    /// Name of the enforcer of the memory limit.
-    pub memory: Option<String>,
-}
-
-/// The enforcers of this node.
-#[derive(Debug)]
-pub struct Enforcement(Vec<Box<dyn Enforcer>>);
-
-impl Enforcement {
-    /// The enforcers that are there for programs on real or on simulated devices, the strongest first.
+impl Partition {
+    /// What confines programs of this node on real or on simulated devices.
     pub fn of_node(simulated: bool) -> Self {
-        let mut all: Vec<Box<dyn Enforcer>> = Vec::new();
-        if simulated {
-            all.push(Box::new(SimulatedPartition));
-        } else if let Some(mps) = Mps::find().filter(Mps::is_running) {
-            all.push(Box::new(MpsPartition(mps)));
+        match simulated {
+            true => Self::Simulator,
+            false => Mps::find().filter(Mps::is_running).map_or(Self::None, Self::Mps),
         }
-        all.push(Box::new(HookAlone));
-        Self(all)
     }
 
-    /// Enforcement by these enforcers, the strongest first.
-    pub fn new(enforcers: Vec<Box<dyn Enforcer>>) -> Self {
-        Self(enforcers)
+    /// A short name, as `gshare status` prints it; `None` where nothing confines.
+    pub const fn name(&self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Mps(_) => Some("mps"),
+            Self::Simulator => Some("simulator"),
+        }
     }
 
     /// Variables that a program with this spec must be started with.
     pub fn environment(&self, spec: &ResourceSpec) -> Vec<(&'static str, String)> {
-        self.0.iter().flat_map(|enforcer| enforcer.environment(spec)).collect()
+        let pipes = match self {
+            Self::None => return Vec::new(),
+            Self::Mps(mps) => Some(("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_dir().display().to_string())),
+            Self::Simulator => None,
+        };
+        let percent = (spec.sm() < SmShare::WHOLE).then(|| spec.sm().to_string());
+        let percent = percent.map(|sm| (PERCENTAGE, sm.trim_end_matches('%').to_owned()));
+        pipes.into_iter().chain(percent).collect()
     }
 
-    /// The first that can hold a limit on this node.
-    pub fn strongest(&self, limit: Limit) -> Option<&dyn Enforcer> {
-        self.0.iter().map(AsRef::as_ref).find(|enforcer| enforcer.can_hold(limit))
-    }
-
-    /// The name of the first that proves to hold a limit of a process.
-    pub fn holder(&self, limit: Limit, target: Target) -> Option<&'static str> {
-        let proves = |enforcer: &&dyn Enforcer| enforcer.proves(limit, target).unwrap_or(false);
-        self.0.iter().map(AsRef::as_ref).find(proves).map(Enforcer::name)
-    }
-
-    /// The enforcer of each limit of a process; `partition` and `memory`: whether it has such a limit.
-    pub fn held_by(&self, target: Target, partition: bool, memory: bool) -> HeldBy {
-        let holder = |limit| self.holder(limit, target).map(str::to_owned);
-        HeldBy {
-            time: holder(Limit::Time),
-            sm: partition.then(|| holder(Limit::Sm)).flatten(),
-            memory: memory.then(|| holder(Limit::Memory)).flatten(),
+    /// Whether the process with this PID is confined. MPS lists its clients: another process runs without it, no matter how it
+    /// was started. The simulated driver goes by the variable with which the process was started.
+    pub fn confines(&self, pid: i32) -> bool {
+        match self {
+            Self::None => false,
+            Self::Mps(mps) => {
+                let pid = pid.to_string();
+                let is_listed = |line: &str| line.split_whitespace().next() == Some(pid.as_str());
+                mps.ask("ps").is_ok_and(|list| list.lines().any(is_listed))
+            }
+            Self::Simulator => std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+                let is_set = |entry: &[u8]| {
+                    entry.strip_prefix(PERCENTAGE.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
+                };
+                environment.split(|byte| *byte == 0).any(is_set)
+            }),
         }
     }
+
+    /// What keeps each limit of the process with this PID; `sm` and `memory`: whether it has such a limit.
+    pub fn held_by(&self, pid: i32, sm: bool, memory: bool) -> HeldBy {
+        let hook = || Some("hook".to_owned());
+        let confines = sm && self.confines(pid);
+        HeldBy {
+            time: hook(),
+            sm: self.name().filter(|_| confines).map(str::to_owned),
+            memory: if memory { hook() } else { None },
+        }
+    }
+}
+
+/// What keeps each limit of a client; `None`: nothing, or there is no such limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HeldBy {
+    /// Of the share of time.
+    pub time: Option<String>,
+    /// Of the SM partition.
+    pub sm: Option<String>,
+    /// Of the memory limit.
+    pub memory: Option<String>,
 }
 
 #[cfg(test)]
@@ -229,13 +109,12 @@ mod tests {
 
     #[test]
     fn without_mps_nothing_holds_a_partition() {
-        let node = Enforcement::new(vec![Box::new(HookAlone)]);
-        let held = node.held_by(Target::new(17, false), true, true);
+        let held = Partition::None.held_by(17, true, true);
         assert_eq!(
             (held.time.as_deref(), held.sm, held.memory.as_deref()),
             (Some("hook"), None, Some("hook"))
         );
-        assert!(node.environment(&spec()).is_empty() && node.strongest(Limit::Sm).is_none());
+        assert!(Partition::None.environment(&spec()).is_empty());
     }
 
     /// A shell script stands for the control program, with one client under its server.
@@ -246,18 +125,17 @@ mod tests {
         std::fs::write(&program, "#!/bin/sh\nread -r line\n[ \"$line\" = ps ] && echo 'PID ID\n17 1'\n")
             .unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mps = MpsPartition(Mps::at(&program, dir.path()));
-        assert!(mps.environment(&spec()).contains(&("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "24".to_owned())));
-        let node = Enforcement::new(vec![Box::new(mps), Box::new(HookAlone)]);
-        let sm = |pid, partition| node.held_by(Target::new(pid, false), partition, false).sm;
+        let mps = Partition::Mps(Mps::at(&program, dir.path()));
+        assert!(mps.environment(&spec()).contains(&(PERCENTAGE, "24".to_owned())));
+        let sm = |pid, partition| mps.held_by(pid, partition, false).sm;
         assert_eq!((sm(17, true).as_deref(), sm(17, false), sm(18, true)), (Some("mps"), None, None));
     }
 
     #[test]
     fn a_simulated_partition_is_one_that_the_process_was_started_with() {
-        let node = Enforcement::of_node(true);
+        let node = Partition::of_node(true);
         let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(node.held_by(Target::new(own, true), true, false).sm, None);
+        assert_eq!(node.held_by(own, true, true).sm, None);
         let mut child = std::process::Command::new("cat")
             .envs(node.environment(&spec()))
             .stdin(std::process::Stdio::piped())
@@ -268,7 +146,7 @@ mod tests {
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let held = node.held_by(Target::new(pid, true), true, false).sm;
+        let held = node.held_by(pid, true, true).sm;
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(held.as_deref(), Some("simulator"));

@@ -9,7 +9,8 @@
 use crate::config::MetricsAddress;
 use crate::handle::Handle;
 use crate::page;
-use crate::server::{DaemonError, clear_the_way};
+use crate::server::DaemonError;
+use crate::sockets::clear_the_way;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{

@@ -52,7 +52,6 @@ pub mod clock;
 #[cfg(feature = "command")]
 pub mod command;
 pub mod config;
-mod cpu_latency;
 mod crowd;
 pub mod enforce;
 mod facts;
@@ -71,6 +70,7 @@ mod observed;
 mod peer;
 mod server;
 mod snapshot;
+mod sockets;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};

@@ -1,11 +1,11 @@
 //! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`]. Nothing is decided here but which users may
 //! connect and how many connections there may be.
 
+mod connections;
+
 use crate::access::Access;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
-use crate::cpu_latency::{self, CpuLatency};
-use crate::crowd::admits;
 use crate::facts;
 use crate::front::{Front, Listeners};
 use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
@@ -13,32 +13,28 @@ use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
-use crate::nvml::{DeviceFact, DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
+use crate::nvml::{DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
-use crate::peer::peer_of;
 use crate::snapshot::{ClientSnapshot, Snapshot};
+use crate::sockets::{beside, bind_admin, bind_frames, claim};
+use connections::{Conn, FRAME, PROCESS, conn_of};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
-use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
-use gshare_core::{ConnId, DeviceUuid, Duration, Engine as _, Timestamp};
-use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, Peer, vertical_scaler};
+use gshare_core::wire::MAX_FRAME;
+use gshare_core::{ConnId, DeviceUuid, Engine as _, Timestamp};
+use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, vertical_scaler};
 use rustix::event::epoll;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-    recv, send, socket_with,
-};
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -86,36 +82,16 @@ impl From<Errno> for DaemonError {
     }
 }
 
-/// Most frames that wait for one peer to read. 64: a peer that is this far behind has stopped reading, for the kernel
-/// has buffered some 200 before.
-const MAX_QUEUE: usize = 64;
-/// How long a peer may take to say Hello.
-const HELLO_PATIENCE: Duration = Duration::from_millis(5_000);
-/// How long the listener rests when the system has no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Events taken from the kernel at a time.
 const BATCH: usize = 64;
-
-/// The subject of a readiness event: in the upper byte of its data; below are 24 bits of generation and 32 of slot.
-const LISTENER: u64 = 0;
-const INBOX: u64 = 1;
-const FRAME: u64 = 2;
-const PROCESS: u64 = 3;
 /// Frames of a process that has ended which are still taken: a child may hold its socket and go on.
 const LAST_FRAMES: u32 = 256;
+
+/// The subject of a readiness event, in the upper byte of its data; below are 24 bits of a connection's generation and 32 of its
+/// slot. The others are [`FRAME`] and [`PROCESS`].
+const LISTENER: u64 = 0;
+const INBOX: u64 = 1;
 const TIMER: u64 = 4;
-
-fn data_of(id: ConnId, tag: u64) -> u64 {
-    tag << 56 | u64::from(id.generation() & 0xff_ffff) << 32 | u64::from(id.slot())
-}
-
-/// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
-/// older than a batch.
-fn conn_of<T>(conns: &Slots<ConnId, T>, data: u64) -> Option<ConnId> {
-    #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
-    let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
-    conns.id(slot).filter(|id| id.generation() & 0xff_ffff == bits)
-}
 
 /// Builds a [`Daemon`] with a clock or a policy of one's own.
 #[derive(Debug)]
@@ -164,23 +140,19 @@ impl DaemonBuilder {
     /// [`Daemon::run`].
     pub fn build(self) -> Result<Daemon, DaemonError> {
         let Self { config, clock, engine, facts, health } = self;
-        let engine_config = config.tokens.engine(config.max_clients);
+        let engine_config = config.engine();
         // A scheduler of the host's own cannot be built again from what is written here, so nothing is.
         let (engine, described) = match engine {
             Some(EngineBox(engine)) => (engine, serde_json::Value::Null),
             None => {
                 let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
-                (config.tokens.policy.build(engine_config)?, described)
+                (config.policy.build(engine_config)?, described)
             }
         };
         let scaler = vertical_scaler(config.max_clients)?;
         // The only use of the wall clock: a number by which people tell runs apart. Nothing depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
-        let setup = |what: &Path| {
-            let what = what.display().to_string();
-            move |cause: io::Error| DaemonError::Setup { what, cause }
-        };
         raise_descriptor_limit();
         let lock = claim(&config.socket)?;
         // A daemon that was killed leaves its socket, and one that ended while processes were connected this file.
@@ -188,7 +160,7 @@ impl DaemonBuilder {
         let predecessor = config.socket.exists() || left.exists();
         let _ = std::fs::remove_file(left);
         let listener = bind_frames(&config.socket)?;
-        let admin = bind_admin(&config.admin_socket)?;
+        let admin = bind_admin(&config.admin_socket())?;
         let mut node_config = config.node();
         node_config.predecessor = predecessor;
         let journal = match &config.journal {
@@ -196,12 +168,10 @@ impl DaemonBuilder {
             // Without a journal the node is still served: a full disk must not take the GPUs away.
             Some(journal) => {
                 let node = serde_json::to_value(&node_config).map_err(io::Error::from)?;
-                Journal::create(journal, epoch, config.tokens.policy, described, node)
+                Journal::create(journal, epoch, config.policy, described, node)
             }
         };
         let node = Node::new(node_config, epoch, engine, scaler).map_err(ConfigError::Node)?;
-        let file = Path::new(cpu_latency::FILE);
-        let cpu_latency = CpuLatency::new(file, config.cpu_latency).map_err(setup(file))?;
         let metrics = Arc::new(Metrics::default());
         let (handle, inbox) = line(Arc::clone(&metrics))?;
         let endpoint = config.metrics.as_ref().map(http::Listener::bind).transpose()?;
@@ -214,7 +184,7 @@ impl DaemonBuilder {
         // On its edge: it is set again each time and never read.
         epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
-            files: vec![config.socket.clone(), config.admin_socket.clone(), beside(&config.socket, ".lock")],
+            files: vec![config.socket.clone(), config.admin_socket(), beside(&config.socket, ".lock")],
             lock: Some(lock),
             access: Arc::new(Access::of(&config)),
             node: Observed::new(node, journal, Arc::clone(&metrics)),
@@ -233,7 +203,6 @@ impl DaemonBuilder {
             epoch,
             conns: Slots::default(),
             users: BTreeMap::new(),
-            cpu_latency,
             facts: Some(facts),
             questions: None,
             health: Some(health),
@@ -247,21 +216,6 @@ impl DaemonBuilder {
             received: Box::new([0; MAX_FRAME + 1]),
         })
     }
-}
-
-#[derive(Debug)]
-struct Conn {
-    socket: OwnedFd,
-    /// The process, once it has said Hello.
-    process: Option<OwnedFd>,
-    peer: Peer,
-    received: Sequence,
-    sent: Sequence,
-    /// Frames that the kernel had no room for.
-    queue: VecDeque<Box<[u8]>>,
-    greeted: bool,
-    /// An Attach that waits for what the driver knows of its device. What came after it waits in the socket.
-    attaching: Option<ToDaemon>,
 }
 
 /// A node daemon. See the [crate](crate) for what it does and how to embed it.
@@ -293,7 +247,6 @@ pub struct Daemon {
     conns: Slots<ConnId, Conn>,
     /// Connections by user.
     users: BTreeMap<u32, u32>,
-    cpu_latency: CpuLatency,
     /// The source of facts about devices, until the daemon runs; then the way to it, and the devices that the node has been told of.
     facts: Option<Box<dyn DeviceFacts>>,
     questions: Option<Sender<facts::Question>>,
@@ -483,203 +436,6 @@ impl Daemon {
         }
     }
 
-    fn data(id: ConnId, tag: u64) -> epoll::EventData {
-        epoll::EventData::new_u64(data_of(id, tag))
-    }
-
-    fn accept(&mut self, now: Timestamp) {
-        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => socket,
-            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Would be ready again at once: rest, so that clients which are in are served.
-                self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
-                let data = epoll::EventData::new_u64(LISTENER << 56);
-                let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
-                self.metrics.dropped(DropReason::Full);
-                return;
-            }
-            // The peer is gone already, or another thread of a host took it.
-            Err(_) => return,
-        };
-        self.metrics.connects.inc();
-        let Ok(peer) = peer_of(&socket) else { return };
-        if let Err((code, text)) = self.admit(peer.uid) {
-            tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
-            self.frame.clear();
-            let refused = match self.config.refused_run {
-                // Before Hello nothing is known of limits: those of the process hold.
-                true => ToClient::Unserved { code, text, spec: None },
-                false => ToClient::Refused { code, text },
-            };
-            refused.encode(0, &mut self.frame);
-            let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-            self.metrics.dropped(code.into());
-            return;
-        }
-        let conn = Conn {
-            socket,
-            process: None,
-            peer,
-            received: Sequence::default(),
-            sent: Sequence::default(),
-            queue: VecDeque::new(),
-            greeted: false,
-            attaching: None,
-        };
-        let id = self.conns.insert(conn);
-        *self.users.entry(peer.uid).or_default() += 1;
-        self.idle_due = None;
-        let Some(conn) = self.conns.get(id) else { return };
-        if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
-            self.forget(id);
-            self.metrics.dropped(DropReason::Full);
-            return;
-        }
-        self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
-        while self
-            .hello_due
-            .front()
-            .is_some_and(|(_, id)| self.conns.get(*id).is_none_or(|conn| conn.greeted))
-        {
-            self.hello_due.pop_front();
-        }
-    }
-
-    /// Whether this user may have another connection, or the refusal.
-    fn admit(&self, uid: u32) -> Result<(), (RefusalCode, String)> {
-        if !self.access.allows(uid) {
-            return Err((
-                RefusalCode::NotAllowed,
-                format!("user {uid} may not use this daemon (allow_uids)"),
-            ));
-        }
-        let most = self.config.max_connections;
-        let (own, taken) = (self.users.get(&uid).copied().unwrap_or(0), self.conns.len());
-        if self.conns.next(most).is_none() {
-            return Err((
-                RefusalCode::Full,
-                format!("{most} connections are open already (max_connections)"),
-            ));
-        }
-        if !admits(own, u32::try_from(taken).unwrap_or(u32::MAX), most) {
-            let text = format!(
-                "user {uid} has {own} connections, and {taken} of {most} are open: the rest is for others \
-                 (max_connections)"
-            );
-            return Err((RefusalCode::Full, text));
-        }
-        Ok(())
-    }
-
-    /// Takes a connection out of the books.
-    fn forget(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.remove(id) else { return };
-        if let Some(count) = self.users.get_mut(&conn.peer.uid) {
-            *count -= 1;
-            if *count == 0 {
-                self.users.remove(&conn.peer.uid);
-            }
-        }
-    }
-
-    fn ready(&mut self, now: Timestamp, id: ConnId, flags: epoll::EventFlags) {
-        if flags.contains(epoll::EventFlags::OUT) && !self.flush(id) {
-            return;
-        }
-        if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-            self.receive(now, id);
-        }
-    }
-
-    /// Takes one frame of a connection, or closes it at its end. `false`: there was none, or it waits behind an Attach.
-    fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.attaching.is_none()) else { return false };
-        let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
-            Ok((length, _)) if length > 0 => length,
-            Err(Errno::AGAIN | Errno::INTR) => return false,
-            // The peer closed, or is gone.
-            Ok(_) | Err(_) => {
-                self.close(now, id);
-                return false;
-            }
-        };
-        let frame = &self.received[..length.min(MAX_FRAME + 1)];
-        let decoded = ToDaemon::decode(frame)
-            .and_then(|(sequence, message)| conn.received.check(sequence).map(|()| message));
-        match decoded {
-            Err(error) => {
-                tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
-                self.drop_connection(now, id, error.into());
-            }
-            Ok(frame) => {
-                if !conn.greeted {
-                    conn.greeted = matches!(frame, ToDaemon::Hello { .. });
-                    self.watch(id);
-                }
-                match frame {
-                    ToDaemon::Attach { device, .. } if !self.known.contains(&device) => {
-                        self.look_up(now, id, device, frame);
-                    }
-                    frame => self.hear(now, id, frame),
-                }
-            }
-        }
-        true
-    }
-
-    /// Tells the node what a peer says.
-    fn hear(&mut self, now: Timestamp, id: ConnId, frame: ToDaemon) {
-        let Some(peer) = self.conns.get(id).map(|conn| conn.peer) else { return };
-        let clients_change = matches!(frame, ToDaemon::Attach { .. } | ToDaemon::Detach { .. });
-        let event = NodeEvent::Received { conn: id, peer, frame };
-        let handled = self.node.handle(now, event, &mut self.actions);
-        if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
-            tracing::warn!(pid = peer.pid, %error, "dropped");
-            self.drop_connection(now, id, DropReason::Protocol);
-        }
-        if clients_change {
-            self.cpu_latency.set_shared(self.node.node().is_shared());
-        }
-    }
-
-    /// Has the driver asked about a device before the node hears of it from a process. Only this connection waits for the answer.
-    fn look_up(&mut self, now: Timestamp, id: ConnId, device: DeviceUuid, attach: ToDaemon) {
-        let asked = self.questions.as_ref().is_some_and(|questions| questions.send((id, device)).is_ok());
-        match self.conns.get_mut(id).filter(|_| asked) {
-            Some(conn) => {
-                let _ = epoll::delete(&self.epoll, &conn.socket);
-                conn.attaching = Some(attach);
-            }
-            None => self.hear(now, id, attach),
-        }
-    }
-
-    /// The driver has answered: the connection that waited goes on.
-    fn found(&mut self, now: Timestamp, id: ConnId, fact: Option<DeviceFact>) {
-        if let Some(DeviceFact { uuid, memory }) = fact.filter(|fact| self.known.insert(fact.uuid)) {
-            self.tell(now, NodeEvent::DeviceFound { uuid, memory });
-        }
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        let Some(attach) = conn.attaching.take() else { return };
-        let mut interest = epoll::EventFlags::IN;
-        interest.set(epoll::EventFlags::OUT, !conn.queue.is_empty());
-        if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), interest).is_err() {
-            return self.drop_connection(now, id, DropReason::Full);
-        }
-        self.hear(now, id, attach);
-    }
-
-    /// Watches the process behind a connection: a forked child would keep the socket open after its death.
-    fn watch(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        // Not ours to see in another pid namespace; the end of the connection must do then.
-        let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
-        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-        if epoll::add(&self.epoll, &process, Self::data(id, PROCESS), epoll::EventFlags::IN).is_ok() {
-            conn.process = Some(process);
-        }
-    }
-
     /// Carries out actions until there are none; the end of a connection leads to more.
     fn settle(&mut self, now: Timestamp) {
         let mut next = 0;
@@ -700,71 +456,6 @@ impl Daemon {
         }
         self.actions.clear();
         self.node.write_journal();
-    }
-
-    fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
-        if !self.send(id, frame) {
-            self.drop_connection(now, id, DropReason::Slow);
-        }
-    }
-
-    /// Ends a connection, if it is there, and counts why.
-    fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
-        if self.conns.get(id).is_some() {
-            self.metrics.dropped(reason);
-            self.close(now, id);
-        }
-    }
-
-    /// Sends without waiting; `false` when the peer is too far behind.
-    fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
-        self.node.write_journal();
-        let Some(conn) = self.conns.get_mut(id) else { return true };
-        self.frame.clear();
-        message.encode(conn.sent.stamp(), &mut self.frame);
-        if conn.queue.is_empty() {
-            match send(&conn.socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
-                // Sent; or the peer is gone, and the kernel will say so.
-                _ => return true,
-            }
-            let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-            let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), both);
-        }
-        if conn.queue.len() == MAX_QUEUE {
-            return false;
-        }
-        conn.queue.push_back(self.frame.as_slice().into());
-        true
-    }
-
-    /// Sends what waits; `false` when the connection is closed.
-    fn flush(&mut self, id: ConnId) -> bool {
-        let Some(conn) = self.conns.get_mut(id) else { return false };
-        while let Some(frame) = conn.queue.front() {
-            match send(&conn.socket, frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
-                _ => conn.queue.pop_front(),
-            };
-        }
-        conn.queue.shrink_to_fit();
-        let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN);
-        true
-    }
-
-    /// Forgets a connection, and tells the node.
-    fn close(&mut self, now: Timestamp, id: ConnId) {
-        // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
-        if let Some(conn) = self.conns.get(id) {
-            let _ = epoll::delete(&self.epoll, &conn.socket);
-        }
-        let greeted = self.conns.get(id).is_some_and(|conn| conn.greeted);
-        self.forget(id);
-        if greeted {
-            self.tell(now, NodeEvent::Closed { conn: id });
-        }
-        self.cpu_latency.set_shared(self.node.node().is_shared());
-        self.idle(now);
     }
 
     /// Does what the host asked for; `false` when that is to stop.
@@ -835,140 +526,4 @@ impl Daemon {
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-}
-
-/// A file beside a socket, with the socket's name and this ending.
-fn beside(socket: &Path, ending: &str) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(ending);
-    path.into()
-}
-
-/// Makes the directory of a socket, and takes a lock beside it that its daemon holds as long as it lives: of two that start
-/// at once, one could otherwise take away the socket at which the other is about to listen.
-fn claim(socket: &Path) -> Result<File, DaemonError> {
-    let path = beside(socket, ".lock");
-    let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
-    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        std::fs::create_dir_all(dir).map_err(setup)?;
-    }
-    // For this user alone: a process that may read it may lock it.
-    let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    loop {
-        let file = open().map_err(setup)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(DaemonError::InUse { path: socket.to_owned() }),
-            Err(TryLockError::Error(error)) => return Err(setup(error)),
-        }
-        // A daemon that stops removes its lock file: this may be one that was opened just before.
-        let (locked, there) = (file.metadata().map_err(setup)?, std::fs::metadata(&path));
-        if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
-            return Ok(file);
-        }
-    }
-}
-
-/// Makes the path of a socket free: takes away a socket at which no process listens, and nothing else.
-///
-/// # Errors
-/// [`DaemonError::NotASocket`] for another file, also for a link; [`DaemonError::InUse`] for a socket that a process has.
-pub(crate) fn clear_the_way(path: &Path) -> Result<(), DaemonError> {
-    let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(setup(error)),
-        Ok(file) if !file.file_type().is_socket() => {
-            return Err(DaemonError::NotASocket { path: path.to_owned() });
-        }
-        Ok(_) => {}
-    }
-    let address = SocketAddrUnix::new(path).map_err(|cause| setup(cause.into()))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&probe, &address) {
-        Err(Errno::NOENT) => Ok(()),
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(setup),
-        // A socket of another type is told apart only while a process has it.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(DaemonError::InUse { path: path.to_owned() }),
-        Err(cause) => Err(setup(cause.into())),
-    }
-}
-
-fn bind_frames(path: &Path) -> Result<OwnedFd, DaemonError> {
-    let setup = |cause: Errno| DaemonError::Setup {
-        what: format!("socket = {}", path.display()),
-        cause: cause.into(),
-    };
-    clear_the_way(path)?;
-    let address = SocketAddrUnix::new(path).map_err(setup)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(setup)?;
-    bind(&socket, &address).map_err(setup)?;
-    open_to_all(path)?;
-    listen(socket.as_fd(), 1024).map_err(setup)?;
-    Ok(socket)
-}
-
-fn bind_admin(path: &Path) -> Result<UnixListener, DaemonError> {
-    let setup = |cause| DaemonError::Setup { what: format!("admin_socket = {}", path.display()), cause };
-    clear_the_way(path)?;
-    let listener = UnixListener::bind(path).map_err(setup)?;
-    open_to_all(path).map_err(setup)?;
-    Ok(listener)
-}
-
-/// Lets every user connect: access is decided by the peer's uid, so that a user who may not gets an answer.
-fn open_to_all(path: &Path) -> io::Result<()> {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_socket_that_nobody_listens_at_is_taken_away() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("gshare.sock");
-        clear_the_way(&path).unwrap();
-        std::fs::write(&path, "precious").unwrap();
-        let error = clear_the_way(&path).unwrap_err();
-        assert!(matches!(&error, DaemonError::NotASocket { path: at } if *at == path), "{error}");
-        assert!(error.to_string().contains("gshare.sock"), "{error}");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        std::fs::remove_file(&path).unwrap();
-
-        let in_use = || matches!(clear_the_way(&path), Err(DaemonError::InUse { .. }));
-        let admin = bind_admin(&path).unwrap();
-        assert!(in_use() && bind_admin(&path).is_err() && bind_frames(&path).is_err());
-        let link = dir.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(matches!(clear_the_way(&link), Err(DaemonError::NotASocket { .. })));
-        drop(admin);
-        // Sockets of both types are told apart: the next daemon need not have the same keys.
-        let frames = bind_frames(&path).unwrap();
-        assert!(in_use() && bind_admin(&path).is_err());
-        drop(frames);
-        let metrics = crate::config::MetricsAddress::Unix(path.clone());
-        let endpoint = http::Listener::bind(&metrics).unwrap();
-        assert!(in_use() && http::Listener::bind(&metrics).is_err());
-        drop(endpoint);
-        clear_the_way(&path).unwrap();
-        assert!(!path.exists());
-    }
-
-    /// The generation of a slot has more bits than an event has room for.
-    #[test]
-    fn a_slot_is_heard_however_often_it_was_used() {
-        for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
-            let mut conns = Slots::from_generation(generation);
-            let id = conns.insert(());
-            assert_eq!(conn_of(&conns, data_of(id, FRAME)), Some(id));
-            let earlier = ConnId::new(id.slot(), generation.wrapping_sub(1));
-            assert_eq!(conn_of(&conns, data_of(earlier, FRAME)), None, "stale");
-            conns.remove(id);
-            assert_eq!(conn_of(&conns, data_of(id, FRAME)), None, "gone");
-        }
-    }
 }

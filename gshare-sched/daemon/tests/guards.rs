@@ -212,7 +212,11 @@ fn refused(path: &std::path::Path, run: u64, name: &str) -> (RefusalCode, String
 /// The number of a run is in its environment, and hosts compute it from a name: it is no secret.
 #[test]
 fn another_user_cannot_join_a_run_nor_take_a_name_that_is_reserved() {
-    let Some(daemon) = shared_by_all(|config| config.set_owner("bob", 1000)) else { return };
+    let Some(daemon) =
+        shared_by_all(|config| config.clients.entry("bob".into()).or_default().user = Some(1000))
+    else {
+        return;
+    };
     let path = daemon.socket();
     let (_alice, _) = attached(&path, 7, "alice", ResourceSpec::UNLIMITED);
     let other = path.clone();

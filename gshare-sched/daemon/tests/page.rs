@@ -30,7 +30,7 @@ fn daemon() -> (Local, SocketAddr) {
     let daemon = Local::with(|config| {
         config.metrics = Some(MetricsAddress::Tcp(address));
         // No token is taken away while the browser looks.
-        config.tokens.grace = Duration::from_secs(60);
+        config.grace = Duration::from_secs(60);
     });
     (daemon, address)
 }

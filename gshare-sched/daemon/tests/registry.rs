@@ -92,7 +92,7 @@ fn processes_of_one_run_share_its_limit_and_are_told_parts_for_the_time_without_
 #[test]
 fn the_configuration_goes_before_what_a_process_asks_for() {
     let daemon = Local::with(|config| {
-        config.set_client("alice", spec("0.1:0.2", 30, Some(10)));
+        config.clients.entry("alice".into()).or_default().spec = Some(spec("0.1:0.2", 30, Some(10)));
         config.allow_unlisted = false;
     });
     let mut alice = Client::connect(&daemon.socket());

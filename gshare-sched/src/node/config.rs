@@ -1,10 +1,11 @@
 //! The configuration of a node: its limits, its devices, and the share that is promised to each name.
 
 use super::printable::{is_printable, printable};
+use super::time_admission;
 use core::fmt;
 use gshare_core::wire::MAX_TEXT;
-use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec, ServiceClass};
-use std::collections::BTreeMap;
+use gshare_core::{Bytes, ConfigError, DeviceUuid, Duration, ResourceSpec, ServiceClass, Share};
+use std::collections::{BTreeMap, BTreeSet};
 
 gshare_core::config! {
     /// The configuration of a [`Node`](super::Node). `Default` lets every client in and learns devices from clients.
@@ -110,13 +111,67 @@ impl NodeConfig {
                 return Err(ConfigError::new(format!("{field}: memory"), "0", "need more than 0, or none"));
             }
         }
-        for name in self.clients.keys() {
+        for (name, client) in &self.clients {
             if name.is_empty() || name.len() > MAX_TEXT || !is_printable(name) {
                 let bound = format!("need 1 to {MAX_TEXT} bytes that can be printed");
                 return Err(ConfigError::new("client: name", printable(name), bound));
             }
+            self.check_client(name, client)?;
+        }
+        self.check_requests()
+    }
+
+    /// Checks what the configuration promises to one name.
+    fn check_client(&self, name: &str, client: &ClientConfig) -> Result<(), ConfigError> {
+        let field = |key: &str| format!("client `{name}`: {key}");
+        if let Some(uuid) = client.device
+            && !self.devices.is_empty()
+            && self.devices.iter().all(|device| device.uuid != uuid)
+        {
+            return Err(ConfigError::new(field("device"), uuid, "need one that a [[device]] lists"));
+        }
+        let Some(spec) = client.spec else { return Ok(()) };
+        if client.class.is_some_and(ServiceClass::is_slo_sensitive) && spec.quota().request().is_zero() {
+            let bound = "need a quota with a request above 0, a guaranteed share to come back to";
+            return Err(ConfigError::new(field("class"), "slo-sensitive", bound));
+        }
+        // A name may come to any device that it does not name: the others refuse it when it attaches.
+        let usable = self.devices.iter().filter(|device| client.device.is_none_or(|own| own == device.uuid));
+        let sizes: Option<Vec<Bytes>> = usable.map(|device| device.memory).collect();
+        if let (Some(memory), Some(most)) = (spec.memory(), sizes.and_then(|sizes| sizes.into_iter().max()))
+            && memory > most
+        {
+            return Err(ConfigError::new(
+                field("memory"),
+                memory,
+                format!("need at most the device's {most}"),
+            ));
         }
         Ok(())
+    }
+
+    /// Checks on each device that the requests reserved there can be met together.
+    fn check_requests(&self) -> Result<(), ConfigError> {
+        let named = self.clients.values().filter_map(|client| client.device);
+        let mut uuids: BTreeSet<_> =
+            named.chain(self.devices.iter().map(|device| device.uuid)).map(Some).collect();
+        if self.devices.is_empty() {
+            // A device that no entry names.
+            uuids.insert(None);
+        }
+        for uuid in uuids {
+            let reserved: Vec<Share> = self.reserved_on(uuid).map(|(_, share)| share).collect();
+            time_admission::check(&[], &reserved).map_err(|excess| excess.on(uuid))?;
+        }
+        Ok(())
+    }
+
+    /// The listed names whose requests are reserved on a device, and their shares. `None`: a device that no entry names.
+    pub(super) fn reserved_on(&self, uuid: Option<DeviceUuid>) -> impl Iterator<Item = (&str, Share)> {
+        let here = move |client: &ClientConfig| client.device.is_none() || client.device == uuid;
+        self.clients.iter().filter(move |(_, client)| here(client)).filter_map(|(name, client)| {
+            client.spec.map(|spec| (name.as_str(), Share { quota: spec.quota(), sm: spec.sm() }))
+        })
     }
 
     /// Checks that `new` differs only in what may change while the node runs.
@@ -140,6 +195,7 @@ impl NodeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gshare_core::SmShare;
 
     #[test]
     fn a_field_out_of_its_bounds_is_named() {
@@ -159,5 +215,44 @@ mod tests {
             config.clients.insert("a\u{1b}[2J".into(), ClientConfig::default());
         };
         assert_eq!(error(name), "client: name is a\\u{1b}[2J: need 1 to 120 bytes that can be printed");
+    }
+
+    #[test]
+    fn what_is_promised_fits_on_the_devices() {
+        let device = |n: u8| DeviceUuid::gpu([n; 16]);
+        let client = |quota: &str, sm: u16, memory: Option<u64>, on: Option<u8>| {
+            let sm = SmShare::from_percent(sm).unwrap();
+            let spec = ResourceSpec::new(quota.parse().unwrap(), sm, memory.map(Bytes::from_gib)).unwrap();
+            ClientConfig::default().with_spec(Some(spec)).with_device(on.map(device))
+        };
+        let check = |devices: &[(u8, u64)], clients: &[ClientConfig]| {
+            let devices = devices
+                .iter()
+                .map(|&(n, memory)| DeviceConfig { uuid: device(n), memory: Some(Bytes::from_gib(memory)) });
+            let clients = ["a", "b", "c"].into_iter().map(str::to_owned).zip(clients.iter().copied());
+            let config =
+                NodeConfig::default().with_devices(devices.collect()).with_clients(clients.collect());
+            config.check().map_err(|error| error.to_string())
+        };
+        let whole = |on| client("0.9", 100, None, on);
+        assert_eq!(
+            check(&[], &[whole(None), whole(None)]).unwrap_err(),
+            "any device: sum of requests is 180%: 0% taken, 180% reserved for listed names: need at most 100%, or SMs \
+             that fit side by side"
+        );
+        assert_eq!(check(&[], &[whole(Some(1)), whole(Some(2))]), Ok(()), "one on each device");
+        assert!(check(&[], &[whole(Some(1)), whole(None)]).unwrap_err().starts_with("device `GPU-01010101-"));
+        assert!(check(&[(1, 80), (2, 80)], &[whole(Some(1)), whole(Some(1))]).is_err());
+        let half = client("0.9", 50, None, None);
+        assert_eq!(check(&[], &[half, half]), Ok(()), "side by side");
+        let large = |on| client("0.1", 100, Some(81), on);
+        assert_eq!(
+            check(&[(1, 16), (2, 80)], &[large(None)]).unwrap_err(),
+            "client `a`: memory is 81 GiB: need at most the device's 80 GiB"
+        );
+        assert_eq!(check(&[(1, 16), (2, 96)], &[large(None)]), Ok(()));
+        assert!(check(&[(1, 16), (2, 96)], &[large(Some(1))]).unwrap_err().ends_with("the device's 16 GiB"));
+        let elsewhere = check(&[(1, 16)], &[whole(Some(7))]).unwrap_err();
+        assert!(elsewhere.ends_with("need one that a [[device]] lists"), "{elsewhere}");
     }
 }

@@ -235,18 +235,13 @@ impl Node {
             return Ok(());
         }
         let mut shares: Vec<Share> = self.shares_on(gpu).map(|(_, share)| share).collect();
-        let taken = time_admission::sum(&shares);
-        let mut reserved = 0;
-        if self.config.of(&instance.name).spec.is_none() {
-            let absent = self.reserved_on(gpu, uuid);
-            reserved = time_admission::sum(&absent);
-            shares.extend(absent);
-        }
         shares.push(share);
-        if time_admission::can_be_met(&shares) {
-            return Ok(());
-        }
-        Err(Refusal::Overcommitted { request, taken: Percent(taken), reserved: Percent(reserved) })
+        let listed = self.config.of(&instance.name).spec.is_some();
+        let reserved = if listed { Vec::new() } else { self.reserved_on(gpu, uuid) };
+        time_admission::check(&shares, &reserved).map_err(|time_admission::Excess { taken, reserved }| {
+            let taken = Percent(taken.0 - u32::from(request.get()));
+            Refusal::Overcommitted { request, taken, reserved }
+        })
     }
 
     /// The instances on a device, and their shares.
@@ -264,11 +259,7 @@ impl Node {
             let instance = self.names.get(name).and_then(|id| self.instances.get(id));
             instance.is_some_and(|instance| instance.tenants.contains_key(&gpu))
         };
-        let listed = self.config.clients.iter().filter(|(name, _)| !there(name));
-        let here = listed.filter(|(_, entry)| entry.device.is_none_or(|device| device == uuid));
-        here.filter_map(|(_, entry)| entry.spec)
-            .map(|spec| Share { quota: spec.quota(), sm: spec.sm() })
-            .collect()
+        self.config.reserved_on(Some(uuid)).filter(|(name, _)| !there(name)).map(|(_, share)| share).collect()
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one message")]

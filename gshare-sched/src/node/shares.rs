@@ -1,7 +1,7 @@
 //! Shares: division of an instance's share among its processes, vertical scaling, reload.
 
 use super::co_scaling::Resize;
-use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Percent, TenantId, note, time_admission};
+use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, TenantId, note, time_admission};
 use crate::scale::VerticalError;
 use gshare_core::wire::ToClient;
 use gshare_core::{
@@ -165,29 +165,18 @@ impl Node {
     ) -> Result<(), ConfigError> {
         let share = |spec: ResourceSpec| Share { quota: spec.quota(), sm: spec.sm() };
         let there: Vec<&Instance> = self.shares_on(gpu).map(|(instance, _)| instance).collect();
-        let mut shares: Vec<Share> =
+        let shares: Vec<Share> =
             there.iter().map(|instance| share(Self::spec_under(new, instance))).collect();
-        let taken = time_admission::sum(&shares);
-        let unlisted = |instance: &&&Instance| {
+        let unlisted = |instance: &&Instance| {
             new.of(&instance.name).spec.is_none() && !instance.asked.quota().request().is_zero()
         };
-        if there.iter().find(unlisted).is_some() {
-            let absent = new.clients.iter().filter(|(name, entry)| {
-                entry.device.is_none_or(|device| device == uuid)
-                    && !there.iter().any(|instance| instance.name == **name)
-            });
-            shares.extend(absent.filter_map(|(_, entry)| entry.spec).map(share));
-        }
-        if time_admission::can_be_met(&shares) {
-            return Ok(());
-        }
-        let sum = time_admission::sum(&shares);
-        let bound = format!(
-            "{} taken, {} reserved for listed names: need at most 100%, or SMs that fit side by side",
-            Percent(taken),
-            Percent(sum - taken)
-        );
-        Err(ConfigError::new(format!("device `{uuid}`: sum of requests"), Percent(sum), bound))
+        let reserved: Vec<Share> = if there.iter().copied().any(|instance| unlisted(&instance)) {
+            let absent = |(name, _): &(&str, Share)| there.iter().all(|instance| instance.name != *name);
+            new.reserved_on(Some(uuid)).filter(absent).map(|(_, share)| share).collect()
+        } else {
+            Vec::new()
+        };
+        time_admission::check(&shares, &reserved).map_err(|excess| excess.on(Some(uuid)))
     }
 
     /// Puts a configuration in force that [`Node::check_reload`] has let pass.

@@ -11,11 +11,42 @@
 //! # Cost
 //! O(n) for n requests while they add up to at most the whole; O(n^3) otherwise, for at most 64.
 
+use super::Percent;
 use crate::pack::SlotTable;
-use gshare_core::{Quota, Share};
+use gshare_core::{ConfigError, DeviceUuid, Quota, Share};
+
+/// Requests on one device that cannot be met together.
+#[derive(Debug)]
+pub(super) struct Excess {
+    /// Sum of the requests of instances that are there.
+    pub(super) taken: Percent,
+    /// Sum of the requests that are reserved for others.
+    pub(super) reserved: Percent,
+}
+
+impl Excess {
+    /// The error of a configuration under which they come together. `None`: on a device that no entry names.
+    pub(super) fn on(&self, uuid: Option<DeviceUuid>) -> ConfigError {
+        let Self { taken, reserved } = self;
+        let device = uuid.map_or_else(|| "any device".to_owned(), |uuid| format!("device `{uuid}`"));
+        let bound = format!(
+            "{taken} taken, {reserved} reserved for listed names: need at most 100%, or SMs that fit side by side"
+        );
+        ConfigError::new(format!("{device}: sum of requests"), Percent(taken.0 + reserved.0), bound)
+    }
+}
+
+/// Checks that the requests that are there, and those that are reserved for others, can be met together on one device. A
+/// configuration is checked by it when it is read and when it is reloaded, and each instance when it attaches.
+pub(super) fn check(there: &[Share], reserved: &[Share]) -> Result<(), Excess> {
+    if can_be_met(&[there, reserved].concat()) {
+        return Ok(());
+    }
+    Err(Excess { taken: Percent(sum(there)), reserved: Percent(sum(reserved)) })
+}
 
 /// Whether the requests of these shares can be met together.
-pub(super) fn can_be_met(shares: &[Share]) -> bool {
+fn can_be_met(shares: &[Share]) -> bool {
     let mut wants: Vec<_> = shares
         .iter()
         .filter(|share| !share.quota.request().is_zero())
@@ -31,7 +62,7 @@ pub(super) fn can_be_met(shares: &[Share]) -> bool {
 }
 
 /// Sum of the requests, in basis points.
-pub(super) fn sum(shares: &[Share]) -> u32 {
+fn sum(shares: &[Share]) -> u32 {
     shares.iter().map(|share| u32::from(share.quota.request().get())).sum()
 }
 

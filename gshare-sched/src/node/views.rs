@@ -5,7 +5,6 @@ use crate::scale::ScaleState;
 use gshare_core::token::ClientStatus;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, ServiceClass, Share, Timestamp};
-use std::collections::BTreeSet;
 
 /// The source of a device's memory size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -110,13 +109,6 @@ impl Node {
     /// Length of the window over which shares of time are settled.
     pub fn window(&self) -> Duration {
         self.tokens.0.window()
-    }
-
-    /// Whether any device has several clients.
-    pub fn is_shared(&self) -> bool {
-        let mut seen = BTreeSet::new();
-        let gpu = |client: &Client| self.tenant(client.tenant).map(|tenant| tenant.gpu);
-        self.clients.values().any(|client| !seen.insert(gpu(client)))
     }
 
     /// The devices, by number.

@@ -207,7 +207,7 @@ impl Stage {
         for (name, quota) in shares {
             let quota: QuotaRange = quota.parse()?;
             let spec = ResourceSpec::new(quota, SmShare::WHOLE, None)?;
-            config.set_client(*name, spec);
+            config.clients.entry((*name).to_owned()).or_default().spec = Some(spec);
             self.promises.insert((*name).to_owned(), spec);
         }
         Ok(self.daemon.handle().reload(config)?)

@@ -4,7 +4,7 @@ use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
 use gshare_runner::libraries::{HOOK, SIMULATOR, STORE};
 use gshare_sched::node::FactSource;
-use gshared::enforce::{Enforcement, Enforcer, Limit};
+use gshared::enforce::Partition;
 use gshared::mps::Mps;
 use gshared::nvml::Nvml;
 use serde::Serialize;
@@ -140,11 +140,11 @@ fn mig() -> Option<Check> {
 
 /// What can keep which limit on this node; `gshare status` says what does, client by client.
 fn limits(simulated: bool) -> Check {
-    let node = Enforcement::of_node(simulated);
-    let name = |limit| node.strongest(limit).map_or("nothing", Enforcer::name);
-    let [time, sm, memory] = [Limit::Time, Limit::Sm, Limit::Memory].map(name);
-    let found = format!("time is held by {time}, SM partitions by {sm}, memory by {memory}");
-    check("limits", if sm == "nothing" { Status::Notice } else { Status::Good }, found, None)
+    let partition = Partition::of_node(simulated);
+    let sm = partition.name();
+    let holder = sm.unwrap_or("nothing");
+    let found = format!("time is held by hook, SM partitions by {holder}, memory by hook");
+    check("limits", if sm.is_some() { Status::Good } else { Status::Notice }, found, None)
 }
 
 fn mps() -> Check {

@@ -21,7 +21,7 @@ use gshare_profile::run::{Record, Sink, run as run_strategy};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
-use gshared::enforce::{Enforcement, Limit};
+use gshared::enforce::Partition;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -378,7 +378,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     // The node's daemon where there is one: a private one beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
     // A partition that is not enforced would be measured as if it were the whole.
-    let partitioned = Enforcement::of_node(simulated).strongest(Limit::Sm).is_some();
+    let partitioned = Partition::of_node(simulated).name().is_some();
     let (simulate, command, place) =
         (options.simulate.clone(), options.command.clone(), options.place.clone());
     let mut number = 0;

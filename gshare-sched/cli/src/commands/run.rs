@@ -19,7 +19,7 @@ use super::{Where, private};
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, ServiceClass, SmShare};
 use gshare_runner::libraries::{HOOK, SimulatorDir};
-use gshared::enforce::{Enforcement, Limit};
+use gshared::enforce::Partition;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -241,20 +241,20 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_DAEMON_WAIT", Some(options.daemon_wait.to_string()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
-    let enforcement = Enforcement::of_node(simulated);
-    if counted_alone(&spec, &enforcement) {
+    let partition = Partition::of_node(simulated);
+    if counted_alone(&spec, &partition) {
         eprintln!(
             "gshare: --sm: {} of the SMs are counted and not kept, since no MPS runs (gshare doctor)",
             spec.sm()
         );
     }
-    command.envs(enforcement.environment(&spec));
+    command.envs(partition.environment(&spec));
     Ok(Prepared { command, simulator, hello })
 }
 
 /// Whether the spec has an SM partition that nothing on this node keeps.
-fn counted_alone(spec: &ResourceSpec, enforcement: &Enforcement) -> bool {
-    spec.sm() != SmShare::WHOLE && enforcement.strongest(Limit::Sm).is_none()
+fn counted_alone(spec: &ResourceSpec, partition: &Partition) -> bool {
+    spec.sm() != SmShare::WHOLE && partition.name().is_none()
 }
 
 /// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is
@@ -292,9 +292,10 @@ mod tests {
     fn an_sm_partition_is_kept_by_mps_or_a_simulated_device_and_not_by_the_hook() {
         let spec =
             |sm| ResourceSpec::new(QuotaRange::WHOLE, SmShare::from_percent(sm).unwrap(), None).unwrap();
-        let hook = Enforcement::new(vec![Box::new(gshared::enforce::HookAlone::default())]);
-        assert!(counted_alone(&spec(25), &hook));
-        assert!(!counted_alone(&spec(100), &hook) && !counted_alone(&spec(25), &Enforcement::of_node(true)));
+        assert!(counted_alone(&spec(25), &Partition::None));
+        assert!(
+            !counted_alone(&spec(100), &Partition::None) && !counted_alone(&spec(25), &Partition::Simulator)
+        );
     }
 
     /// The command, the configuration and the library mean the same by a class without a tolerance.

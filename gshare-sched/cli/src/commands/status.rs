@@ -3,7 +3,7 @@
 use super::{Where, print_json};
 use gshare_core::Bytes;
 use gshare_sched::node::FactSource;
-use gshared::enforce::{Enforcement, Target};
+use gshared::enforce::Partition;
 use gshared::{ClientSnapshot, Snapshot};
 use std::fmt::Write as _;
 
@@ -33,13 +33,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Finds out what holds the limits of each client of this node.
 fn look_who_holds(snapshot: &mut Snapshot) {
-    let nodes = [false, true].map(Enforcement::of_node);
+    let nodes = [false, true].map(Partition::of_node);
     for client in &mut snapshot.clients {
         let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
         let simulated = device.is_some_and(|device| device.simulated);
-        let target = Target::new(client.pid, simulated);
         let (partition, memory) = (client.sm < 1.0, client.memory_limit_bytes.is_some());
-        client.held_by = Some(nodes[usize::from(simulated)].held_by(target, partition, memory));
+        client.held_by = Some(nodes[usize::from(simulated)].held_by(client.pid, partition, memory));
     }
 }
 

@@ -54,7 +54,7 @@ impl Options {
             None => Config::default(),
         };
         if let Some(socket) = &self.socket {
-            config.move_socket(socket);
+            config.socket.clone_from(socket);
         }
         config.idle_exit = self.idle_exit;
         if self.metrics.is_some() {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn another_socket_leaves_an_admin_socket_that_the_file_sets() {
-        let admin = |file: &str| loaded(file, &["--socket", "/run/b.sock"]).admin_socket;
+        let admin = |file: &str| loaded(file, &["--socket", "/run/b.sock"]).admin_socket();
         assert_eq!(admin("admin_socket = '/run/own.sock'"), Path::new("/run/own.sock"));
         assert_eq!(admin("socket = '/run/a.sock'"), Path::new("/run/b-admin.sock"));
         // Also one that is where it would have been by itself.

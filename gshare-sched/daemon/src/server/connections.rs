@@ -1,0 +1,332 @@
+//! The connections of hooked processes: accepted within bounds, read one frame at a time, written without waiting.
+
+use crate::config::Strangers;
+use crate::crowd::admits;
+use crate::metrics::DropReason;
+use crate::nvml::DeviceFact;
+use crate::peer::peer_of;
+use crate::server::{Daemon, LISTENER};
+use gshare_core::slots::Slots;
+use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
+use gshare_core::{ConnId, DeviceUuid, Duration, Timestamp};
+use gshare_sched::node::{NodeError, NodeEvent, Peer};
+use rustix::event::epoll;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::VecDeque;
+
+/// Most frames that wait for one peer to read. 64: a peer that is this far behind has stopped reading, for the kernel
+/// has buffered some 200 before.
+const MAX_QUEUE: usize = 64;
+/// How long a peer may take to say Hello.
+pub(super) const HELLO_PATIENCE: Duration = Duration::from_millis(5_000);
+/// How long the listener rests when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Kinds of readiness events of a connection: a frame, or the end of its process. See [`LISTENER`].
+pub(super) const FRAME: u64 = 2;
+pub(super) const PROCESS: u64 = 3;
+
+fn data_of(id: ConnId, tag: u64) -> u64 {
+    tag << 56 | u64::from(id.generation() & 0xff_ffff) << 32 | u64::from(id.slot())
+}
+
+/// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
+/// older than a batch.
+pub(super) fn conn_of<T>(conns: &Slots<ConnId, T>, data: u64) -> Option<ConnId> {
+    #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
+    let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
+    conns.id(slot).filter(|id| id.generation() & 0xff_ffff == bits)
+}
+
+#[derive(Debug)]
+pub(super) struct Conn {
+    socket: OwnedFd,
+    /// The process, once it has said Hello.
+    process: Option<OwnedFd>,
+    peer: Peer,
+    received: Sequence,
+    sent: Sequence,
+    /// Frames that the kernel had no room for.
+    queue: VecDeque<Box<[u8]>>,
+    pub(super) greeted: bool,
+    /// An Attach that waits for what the driver knows of its device. What came after it waits in the socket.
+    attaching: Option<ToDaemon>,
+}
+
+impl Daemon {
+    fn data(id: ConnId, tag: u64) -> epoll::EventData {
+        epoll::EventData::new_u64(data_of(id, tag))
+    }
+
+    pub(super) fn accept(&mut self, now: Timestamp) {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // Would be ready again at once: rest, so that clients which are in are served.
+                self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
+                let data = epoll::EventData::new_u64(LISTENER << 56);
+                let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
+                self.metrics.dropped(DropReason::Full);
+                return;
+            }
+            // The peer is gone already, or another thread of a host took it.
+            Err(_) => return,
+        };
+        self.metrics.connects.inc();
+        let Ok(peer) = peer_of(&socket) else { return };
+        if let Err((code, text)) = self.admit(peer.uid) {
+            tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
+            self.frame.clear();
+            let refused = match self.config.strangers {
+                // Before Hello nothing is known of limits: those of the process hold.
+                Strangers::Run => ToClient::Unserved { code, text, spec: None },
+                Strangers::Refuse => ToClient::Refused { code, text },
+            };
+            refused.encode(0, &mut self.frame);
+            let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            self.metrics.dropped(code.into());
+            return;
+        }
+        let conn = Conn {
+            socket,
+            process: None,
+            peer,
+            received: Sequence::default(),
+            sent: Sequence::default(),
+            queue: VecDeque::new(),
+            greeted: false,
+            attaching: None,
+        };
+        let id = self.conns.insert(conn);
+        *self.users.entry(peer.uid).or_default() += 1;
+        self.idle_due = None;
+        let socket = &self.conns.get(id).expect("it was inserted just now").socket;
+        if epoll::add(&self.epoll, socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
+            self.forget(id);
+            self.metrics.dropped(DropReason::Full);
+            return;
+        }
+        self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
+        while self
+            .hello_due
+            .front()
+            .is_some_and(|(_, id)| self.conns.get(*id).is_none_or(|conn| conn.greeted))
+        {
+            self.hello_due.pop_front();
+        }
+    }
+
+    /// Whether this user may have another connection, or the refusal.
+    fn admit(&self, uid: u32) -> Result<(), (RefusalCode, String)> {
+        if !self.access.allows(uid) {
+            return Err((
+                RefusalCode::NotAllowed,
+                format!("user {uid} may not use this daemon (allow_uids)"),
+            ));
+        }
+        let most = self.config.max_connections;
+        let (own, taken) = (self.users.get(&uid).copied().unwrap_or(0), self.conns.len());
+        if self.conns.next(most).is_none() {
+            return Err((
+                RefusalCode::Full,
+                format!("{most} connections are open already (max_connections)"),
+            ));
+        }
+        if !admits(own, u32::try_from(taken).unwrap_or(u32::MAX), most) {
+            let text = format!(
+                "user {uid} has {own} connections, and {taken} of {most} are open: the rest is for others \
+                 (max_connections)"
+            );
+            return Err((RefusalCode::Full, text));
+        }
+        Ok(())
+    }
+
+    /// Takes a connection out of the books.
+    fn forget(&mut self, id: ConnId) {
+        let uid = self.conns.remove(id).expect("a connection ends once").peer.uid;
+        let count = self.users.get_mut(&uid).expect("its user has one");
+        *count -= 1;
+        if *count == 0 {
+            self.users.remove(&uid);
+        }
+    }
+
+    pub(super) fn ready(&mut self, now: Timestamp, id: ConnId, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT) && !self.flush(id) {
+            return;
+        }
+        if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            self.receive(now, id);
+        }
+    }
+
+    /// Takes one frame of a connection, or closes it at its end. `false`: there was none, or it waits behind an Attach.
+    pub(super) fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.attaching.is_none()) else { return false };
+        let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
+            Ok((length, _)) if length > 0 => length,
+            Err(Errno::AGAIN | Errno::INTR) => return false,
+            // The peer closed, or is gone.
+            Ok(_) | Err(_) => {
+                self.close(now, id);
+                return false;
+            }
+        };
+        let frame = &self.received[..length.min(MAX_FRAME + 1)];
+        let decoded = ToDaemon::decode(frame)
+            .and_then(|(sequence, message)| conn.received.check(sequence).map(|()| message));
+        match decoded {
+            Err(error) => {
+                tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
+                self.drop_connection(now, id, error.into());
+            }
+            Ok(frame) => {
+                if !conn.greeted {
+                    conn.greeted = matches!(frame, ToDaemon::Hello { .. });
+                    self.watch(id);
+                }
+                match frame {
+                    ToDaemon::Attach { device, .. } if !self.known.contains(&device) => {
+                        self.look_up(now, id, device, frame);
+                    }
+                    frame => self.hear(now, id, frame),
+                }
+            }
+        }
+        true
+    }
+
+    /// Tells the node what a peer says.
+    fn hear(&mut self, now: Timestamp, id: ConnId, frame: ToDaemon) {
+        let peer = self.conns.get(id).expect("a frame has a connection").peer;
+        let event = NodeEvent::Received { conn: id, peer, frame };
+        let handled = self.node.handle(now, event, &mut self.actions);
+        if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
+            tracing::warn!(pid = peer.pid, %error, "dropped");
+            self.drop_connection(now, id, DropReason::Protocol);
+        }
+    }
+
+    /// Has the driver asked about a device before the node hears of it from a process. Only this connection waits for the answer.
+    fn look_up(&mut self, now: Timestamp, id: ConnId, device: DeviceUuid, attach: ToDaemon) {
+        let asked = self.questions.as_ref().is_some_and(|questions| questions.send((id, device)).is_ok());
+        match self.conns.get_mut(id).filter(|_| asked) {
+            Some(conn) => {
+                let _ = epoll::delete(&self.epoll, &conn.socket);
+                conn.attaching = Some(attach);
+            }
+            None => self.hear(now, id, attach),
+        }
+    }
+
+    /// The driver has answered: the connection that waited goes on.
+    pub(super) fn found(&mut self, now: Timestamp, id: ConnId, fact: Option<DeviceFact>) {
+        if let Some(DeviceFact { uuid, memory }) = fact.filter(|fact| self.known.insert(fact.uuid)) {
+            self.tell(now, NodeEvent::DeviceFound { uuid, memory });
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(attach) = conn.attaching.take() else { return };
+        let mut interest = epoll::EventFlags::IN;
+        interest.set(epoll::EventFlags::OUT, !conn.queue.is_empty());
+        if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), interest).is_err() {
+            return self.drop_connection(now, id, DropReason::Full);
+        }
+        self.hear(now, id, attach);
+    }
+
+    /// Watches the process behind a connection: a forked child would keep the socket open after its death.
+    fn watch(&mut self, id: ConnId) {
+        let conn = self.conns.get_mut(id).expect("a connection that says Hello is there");
+        // Not ours to see in another pid namespace; the end of the connection must do then.
+        let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        if epoll::add(&self.epoll, &process, Self::data(id, PROCESS), epoll::EventFlags::IN).is_ok() {
+            conn.process = Some(process);
+        }
+    }
+
+    pub(super) fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
+        if !self.send(id, frame) {
+            self.drop_connection(now, id, DropReason::Slow);
+        }
+    }
+
+    /// Ends a connection, if it is there, and counts why.
+    pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
+        if self.conns.get(id).is_some() {
+            self.metrics.dropped(reason);
+            self.close(now, id);
+        }
+    }
+
+    /// Sends without waiting; `false` when the peer is too far behind.
+    fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
+        self.node.write_journal();
+        let Some(conn) = self.conns.get_mut(id) else { return true };
+        self.frame.clear();
+        message.encode(conn.sent.stamp(), &mut self.frame);
+        if conn.queue.is_empty() {
+            match send(&conn.socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
+                // Sent; or the peer is gone, and the kernel will say so.
+                _ => return true,
+            }
+            let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+            let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), both);
+        }
+        if conn.queue.len() == MAX_QUEUE {
+            return false;
+        }
+        conn.queue.push_back(self.frame.as_slice().into());
+        true
+    }
+
+    /// Sends what waits; `false` when the connection is closed.
+    fn flush(&mut self, id: ConnId) -> bool {
+        let Some(conn) = self.conns.get_mut(id) else { return false };
+        while let Some(frame) = conn.queue.front() {
+            match send(&conn.socket, frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
+                _ => conn.queue.pop_front(),
+            };
+        }
+        conn.queue.shrink_to_fit();
+        let _ = epoll::modify(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN);
+        true
+    }
+
+    /// Forgets a connection, and tells the node.
+    pub(super) fn close(&mut self, now: Timestamp, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
+        // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
+        let _ = epoll::delete(&self.epoll, &conn.socket);
+        let greeted = conn.greeted;
+        self.forget(id);
+        if greeted {
+            self.tell(now, NodeEvent::Closed { conn: id });
+        }
+        self.idle(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The generation of a slot has more bits than an event has room for.
+    #[test]
+    fn a_slot_is_heard_however_often_it_was_used() {
+        for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
+            let mut conns = Slots::from_generation(generation);
+            let id = conns.insert(());
+            assert_eq!(conn_of(&conns, data_of(id, FRAME)), Some(id));
+            let earlier = ConnId::new(id.slot(), generation.wrapping_sub(1));
+            assert_eq!(conn_of(&conns, data_of(earlier, FRAME)), None, "stale");
+            conns.remove(id);
+            assert_eq!(conn_of(&conns, data_of(id, FRAME)), None, "gone");
+        }
+    }
+}
