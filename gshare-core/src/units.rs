@@ -259,15 +259,21 @@ impl FromStr for Quota {
     }
 }
 
-/// `"24"` or `"24%"`: per cent, as MPS and FaSTPod write it. `"0.5"` is half a per cent, not half of the SMs.
+/// `"24"` or `"24%"`: per cent, as MPS and FaSTPod write it. A number below 1 needs its `%`: `"0.5"` could be half of the SMs,
+/// as it is half of the time in a [`Quota`].
 impl FromStr for SmShare {
     type Err = ParseUnitError;
     fn from_str(text: &str) -> Result<Self, ParseUnitError> {
-        let percent = text.trim();
-        let percent = percent.strip_suffix('%').unwrap_or(percent).trim_end();
-        let points = parse_decimal(percent, 100).ok_or_else(|| {
-            malformed(text, "per cent of the SMs such as `24` or `12.5%` (at most 2 decimals)")
-        })?;
+        let trimmed = text.trim();
+        let percent = trimmed.strip_suffix('%');
+        let expected = "per cent of the SMs such as `24` or `12.5%` (at most 2 decimals)";
+        let fraction = BasisPoints::parse_fraction(trimmed).filter(|_| percent.is_none());
+        if matches!(fraction, Some(1..10_000)) {
+            let bound = "SMs are in per cent: need such as `50` for half of them, or a `%` for less than one per cent";
+            return Err(out_of_range(text, bound));
+        }
+        let percent = percent.unwrap_or(trimmed).trim_end();
+        let points = parse_decimal(percent, 100).ok_or_else(|| malformed(text, expected))?;
         let points = u16::try_from(points).ok().and_then(Self::new);
         points.ok_or_else(|| out_of_range(text, "a share of the SMs is at most 100 per cent"))
     }
@@ -339,7 +345,8 @@ quantity! {
     Bytes(pub u64)
 }
 
-const BYTE_SUFFIXES: [(&str, u64); 13] = [
+/// Upper-case suffixes are Kubernetes' and decimal, lower-case ones Docker's and binary.
+const BYTE_SUFFIXES: [(&str, u64); 24] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
     ("GiB", 1 << 30),
@@ -353,6 +360,17 @@ const BYTE_SUFFIXES: [(&str, u64); 13] = [
     ("Mi", 1 << 20),
     ("Gi", 1 << 30),
     ("Ti", 1 << 40),
+    ("kb", 1 << 10),
+    ("mb", 1 << 20),
+    ("gb", 1 << 30),
+    ("tb", 1 << 40),
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
 ];
 
 impl Bytes {
@@ -382,7 +400,8 @@ impl Bytes {
     }
 }
 
-/// `"1073741824"`, `"1GiB"`, `"256 MiB"`, `"1.5GB"`; Kubernetes' `Ki`, `Mi`, `Gi`, `Ti` too.
+/// `"1073741824"`, `"1GiB"`, `"256 MiB"`, `"1.5GB"`; as Kubernetes writes it, `"4Gi"` (2^30) and `"4G"` (10^9); as Docker does,
+/// `"4g"` and `"4gb"` (2^30).
 impl FromStr for Bytes {
     type Err = ParseUnitError;
     fn from_str(text: &str) -> Result<Self, ParseUnitError> {
@@ -633,6 +652,9 @@ mod tests {
         assert!("0.12345".parse::<Quota>().is_err(), "not representable, so refused");
         assert_eq!("24".parse::<SmShare>().unwrap().get(), 2_400);
         assert_eq!("12.5%".parse::<SmShare>().unwrap().get(), 1_250);
+        assert_eq!("0.5%".parse::<SmShare>().unwrap().get(), 50);
+        let half = "0.5".parse::<SmShare>().unwrap_err().to_string();
+        assert!(half.contains("`0.5` is out of range: SMs are in per cent: need such as `50`"), "{half}");
         for bad in ["", ".", "-1", "+1", "NaN", "inf", "1e-1", "0x1", "1.0.0", "18446744073709551616", "1.1"]
         {
             assert!(bad.parse::<Quota>().is_err(), "{bad}");
@@ -651,6 +673,12 @@ mod tests {
         assert_eq!("1.5 GiB".parse::<Bytes>().unwrap(), Bytes::from_mib(1536));
         assert_eq!("1.5GB".parse::<Bytes>().unwrap(), Bytes(1_500_000_000));
         assert_eq!("512Mi".parse::<Bytes>().unwrap(), Bytes::from_mib(512));
+        for docker in ["4g", "4gb", "4Gi", "4096m", "4194304k"] {
+            assert_eq!(docker.parse(), Ok(Bytes::from_gib(4)), "{docker}");
+        }
+        for kubernetes in ["4G", "4GB", "4000M", "0.004T"] {
+            assert_eq!(kubernetes.parse(), Ok(Bytes(4_000_000_000)), "{kubernetes}");
+        }
         for bad in ["", "GiB", "-1", "1XB", "1.2.3MB", "17179869184GiB", "18446744073709551616"] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
         }

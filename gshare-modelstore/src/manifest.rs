@@ -269,7 +269,8 @@ impl<'a> Manifest<'a> {
         let found =
             Entry { name, dtype: Dtype::from_code(entry[21])?, offset, bytes, hash: hash(entry, 40), shape };
         let fits = offset.checked_add(bytes)? <= self.arena_bytes && offset.is_multiple_of(TENSOR_ALIGNMENT);
-        let size = found.shape().try_fold(found.dtype.bytes(), u64::checked_mul);
+        let sizes: Vec<u64> = found.shape().take(MAX_RANK).collect();
+        let size = found.dtype.bytes_of(&sizes, bytes);
         (fits && rank <= MAX_RANK && size == Some(bytes)).then_some(found)
     }
 

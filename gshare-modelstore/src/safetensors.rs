@@ -28,7 +28,7 @@ pub const MAX_NAME: usize = 4_096;
 pub const MAX_RANK: usize = 32;
 
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $name:ident $text:literal $code:literal $bytes:literal,)*) => {
+    ($($(#[$doc:meta])* $name:ident $text:literal $code:literal $bits:literal,)*) => {
         /// Type of a tensor's elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(non_camel_case_types, missing_docs, reason = "the names that the format gives them")]
@@ -44,9 +44,9 @@ macro_rules! dtypes {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The type with that name.
-            pub fn from_text(text: &str) -> Option<Self> {
-                match text { $($text => Some(Self::$name),)* _ => None }
+            /// The type with that name; [`Self::OTHER`] for a name that is not known here.
+            pub fn from_text(text: &str) -> Self {
+                match text { $($text => Self::$name,)* _ => Self::OTHER }
             }
 
             /// Its number in manifests and in the C interface.
@@ -59,31 +59,49 @@ macro_rules! dtypes {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// Bytes of one element.
-            pub const fn bytes(self) -> u64 {
-                match self { $(Self::$name => $bytes,)* }
+            /// Bits of one element; 0 where only the file knows.
+            pub const fn bits(self) -> u64 {
+                match self { $(Self::$name => $bits,)* }
             }
         }
     };
 }
 dtypes! {
-    BOOL "BOOL" 0 1,
-    U8 "U8" 1 1,
-    I8 "I8" 2 1,
-    F8_E5M2 "F8_E5M2" 3 1,
-    F8_E4M3 "F8_E4M3" 4 1,
-    F8_E8M0 "F8_E8M0" 5 1,
-    I16 "I16" 6 2,
-    U16 "U16" 7 2,
-    F16 "F16" 8 2,
-    BF16 "BF16" 9 2,
-    I32 "I32" 10 4,
-    U32 "U32" 11 4,
-    F32 "F32" 12 4,
-    C64 "C64" 13 8,
-    F64 "F64" 14 8,
-    I64 "I64" 15 8,
-    U64 "U64" 16 8,
+    BOOL "BOOL" 0 8,
+    U8 "U8" 1 8,
+    I8 "I8" 2 8,
+    F8_E5M2 "F8_E5M2" 3 8,
+    F8_E4M3 "F8_E4M3" 4 8,
+    F8_E8M0 "F8_E8M0" 5 8,
+    I16 "I16" 6 16,
+    U16 "U16" 7 16,
+    F16 "F16" 8 16,
+    BF16 "BF16" 9 16,
+    I32 "I32" 10 32,
+    U32 "U32" 11 32,
+    F32 "F32" 12 32,
+    C64 "C64" 13 64,
+    F64 "F64" 14 64,
+    I64 "I64" 15 64,
+    U64 "U64" 16 64,
+    F4 "F4" 17 4,
+    F6_E2M3 "F6_E2M3" 18 6,
+    F6_E3M2 "F6_E3M2" 19 6,
+    /// Any other: the format grows, and a store needs sizes only. A tensor of it has the bytes that its file says.
+    OTHER "OTHER" 20 0,
+}
+
+impl Dtype {
+    /// Bytes of a tensor of this type, of which its file says that it has `said`. `None`: its shape has no such size.
+    pub fn bytes_of(self, shape: &[u64], said: u64) -> Option<u64> {
+        // A 0 must not hide an overflow: code that multiplies in another order would see it.
+        let full = shape.iter().try_fold(self.bits().max(1), |bits, &size| bits.checked_mul(size.max(1)))?;
+        if self.bits() == 0 {
+            return Some(said);
+        }
+        let bits = if shape.contains(&0) { 0 } else { full };
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
 }
 
 impl fmt::Display for Dtype {
@@ -151,14 +169,6 @@ pub enum HeaderError {
     /// No tensor, or none with any element.
     #[error("the model has no data")]
     Empty,
-    /// A type that is not known.
-    #[error("tensor `{tensor}`: dtype `{dtype}` is not known")]
-    UnknownDtype {
-        /// Name of the tensor that has it.
-        tensor: String,
-        /// The type that was given.
-        dtype: String,
-    },
     /// Too many dimensions, or more elements than a file can have.
     #[error("tensor `{tensor}`: shape is too large: at most {MAX_RANK} dimensions, and a product that fits")]
     BadShape {
@@ -259,7 +269,7 @@ impl Header {
         let mut map = serde_json::Map::new();
         let mut begin = 0u64;
         for (name, dtype, shape) in tensors {
-            let end = begin + shape.iter().product::<u64>() * dtype.bytes();
+            let end = begin + shape.iter().product::<u64>() * dtype.bits() / 8;
             let entry =
                 serde_json::json!({"dtype": dtype.text(), "shape": shape, "data_offsets": [begin, end]});
             map.insert((*name).to_owned(), entry);
@@ -284,17 +294,9 @@ struct Entry {
 impl Entry {
     fn check(self, name: String) -> Result<TensorInfo, HeaderError> {
         let Self { dtype, shape: Shape { dimensions: shape, too_many }, data_offsets: [begin, end] } = self;
-        let Some(dtype) = Dtype::from_text(&dtype) else {
-            let dtype = dtype.chars().take(40).collect();
-            return Err(HeaderError::UnknownDtype { tensor: name, dtype });
-        };
-        // A 0 must not hide an overflow: code that multiplies in another order would see it.
-        let product = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size.max(1)));
-        let need = product.and_then(|product| product.checked_mul(dtype.bytes()));
-        let (Some(full), false) = (need, too_many) else {
-            return Err(HeaderError::BadShape { tensor: name });
-        };
-        let bytes = if shape.contains(&0) { 0 } else { full };
+        let dtype = Dtype::from_text(&dtype);
+        let bytes = dtype.bytes_of(&shape, end.saturating_sub(begin)).filter(|_| !too_many);
+        let Some(bytes) = bytes else { return Err(HeaderError::BadShape { tensor: name }) };
         if end.checked_sub(begin) != Some(bytes) {
             return Err(HeaderError::BadOffsets { tensor: name, begin, end, need: bytes });
         }
@@ -399,6 +401,22 @@ mod tests {
     }
 
     #[test]
+    fn types_of_less_than_a_byte_and_types_that_come_later_are_taken() {
+        let json = |dtype: &str, bytes: u64| {
+            format!(r#"{{"a":{{"dtype":"{dtype}","shape":[8,3],"data_offsets":[0,{bytes}]}}}}"#)
+        };
+        for (dtype, bytes) in
+            [("F4", 12), ("F6_E2M3", 18), ("F6_E3M2", 18), ("F8_E4M3", 24), ("INT3_BLOCK", 11)]
+        {
+            let header = parse(&json(dtype, bytes), bytes).unwrap();
+            assert_eq!(header.tensors[0].bytes, bytes, "{dtype}");
+            assert_eq!(Dtype::from_code(header.tensors[0].dtype.code()), Some(header.tensors[0].dtype));
+        }
+        assert!(matches!(parse(&json("F4", 24), 24), Err(HeaderError::BadOffsets { need: 12, .. })));
+        assert!(parse(&json("INT3_BLOCK", 11), 10).is_err(), "more than the file has");
+    }
+
+    #[test]
     fn a_header_that_lies_is_refused_with_what_is_wrong() {
         let tensor = |shape: &str, offsets: &str| {
             format!(r#"{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":{offsets}}}}}"#)
@@ -420,8 +438,8 @@ mod tests {
         assert!(matches!(parse(two, 4), Err(HeaderError::Malformed { why }) if why.contains("two tensors")));
         let overlap = two.replacen("\"a\"", "\"b\"", 1);
         assert!(matches!(parse(&overlap, 4), Err(HeaderError::HoleOrOverlap { expected: 4, .. })));
-        let unknown = tensor("[4]", "[0,4]").replace("U8", "F1");
-        assert!(matches!(parse(&unknown, 4), Err(HeaderError::UnknownDtype { .. })));
+        let odd = tensor("[3]", "[0,2]").replace("U8", "F4");
+        assert!(matches!(parse(&odd, 2), Err(HeaderError::BadShape { .. })), "one and a half bytes");
         assert_eq!(parse("{}", 0), Err(HeaderError::Empty));
         assert_eq!(parse("{}", 4), Err(HeaderError::Empty));
         assert!(matches!(parse("{} x", 0), Err(HeaderError::Malformed { .. })));

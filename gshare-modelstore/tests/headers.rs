@@ -20,7 +20,7 @@ fn file(tensors: &[Described], change: Option<(usize, i64)>) -> Vec<u8> {
     let mut at = 0;
     let mut numbers: Vec<i64> = Vec::new();
     for (_, dtype, shape) in tensors {
-        let bytes = shape.iter().product::<u64>() * DTYPES[*dtype].bytes();
+        let bytes = shape.iter().product::<u64>() * DTYPES[*dtype].bits() / 8;
         numbers.extend(shape.iter().chain(&[at, at + bytes]).map(|&number| number as i64));
         at += bytes;
     }

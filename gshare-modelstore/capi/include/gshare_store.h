@@ -97,7 +97,7 @@ typedef struct gshare_tensor {
   uint8_t hash[32];
   /*
    0 BOOL, 1 U8, 2 I8, 3 `F8_E5M2`, 4 `F8_E4M3`, 5 `F8_E8M0`, 6 I16, 7 U16, 8 F16, 9 BF16, 10 I32, 11 U32, 12 F32, 13 C64, 14 F64,
-   15 I64, 16 U64.
+   15 I64, 16 U64, 17 F4, 18 `F6_E2M3`, 19 `F6_E3M2`, 20 any other.
    */
   uint8_t dtype;
 } gshare_tensor;

@@ -63,7 +63,7 @@ pub struct gshare_tensor {
     /// BLAKE3 of its data.
     pub hash: [u8; 32],
     /// 0 BOOL, 1 U8, 2 I8, 3 `F8_E5M2`, 4 `F8_E4M3`, 5 `F8_E8M0`, 6 I16, 7 U16, 8 F16, 9 BF16, 10 I32, 11 U32, 12 F32, 13 C64, 14 F64,
-    /// 15 I64, 16 U64.
+    /// 15 I64, 16 U64, 17 F4, 18 `F6_E2M3`, 19 `F6_E3M2`, 20 any other.
     pub dtype: u8,
 }
 
@@ -292,8 +292,7 @@ pub unsafe extern "C" fn gshare_store_put(
         let (Ok(name), Some(dtype)) = (core::str::from_utf8(name), Dtype::from_code(tensor.dtype)) else {
             return error.argument("a tensor whose name is not UTF-8, or of no known type");
         };
-        let need = shape.iter().try_fold(dtype.bytes(), |need, &size| need.checked_mul(size));
-        if need != Some(tensor.bytes) {
+        if dtype.bytes_of(shape, tensor.bytes) != Some(tensor.bytes) {
             return error.argument(&format!("tensor `{name}`: its bytes are not those of its shape"));
         }
         list.push((name, dtype, shape, data));

@@ -54,6 +54,11 @@ _DTYPES = [
     ("F64", 2, 64, "<f8"),
     ("I64", 0, 64, "<i8"),
     ("U64", 1, 64, "<u8"),
+    ("F4", 17, 4, None),
+    ("F6_E2M3", 15, 6, None),
+    ("F6_E3M2", 16, 6, None),
+    # A type that this version does not know: bytes without a meaning here.
+    ("OTHER", 3, 8, None),
 ]
 _BY_TYPESTR = {typestr: number for number, (_, _, _, typestr) in enumerate(_DTYPES) if typestr}
 _TEXT = 512

@@ -127,7 +127,10 @@ def _load_file(module, filename, device="cpu"):
     memory, result = model.private(), {}
     for name in names:
         about = model[name]
-        dtype = getattr(torch, _TORCH[about.dtype])
+        known = _TORCH.get(about.dtype)
+        if known is None:
+            raise _Bare(f"tensor {name}: {about.dtype} has no type of torch here")
+        dtype = getattr(torch, known)
         if about.nbytes:
             count = about.nbytes // dtype.itemsize
             flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=about.offset)

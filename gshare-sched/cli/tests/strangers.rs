@@ -2,6 +2,7 @@
 
 use crate::common::{Process, within};
 use crate::hooked;
+use std::io::BufRead as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,43 @@ fn gshare_run_does_not_start_what_the_daemon_refuses() {
     assert!(!refused.status.success() && !mark.exists(), "{text}");
     assert!(text.contains("client `mallory` is not in the configuration"), "{text}");
     assert!(run("bob").status.success() && mark.exists());
+}
+
+#[test]
+fn gshare_run_starts_a_program_only_where_a_device_has_room_or_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), "");
+    let spinners = hooked::Spinners::new(dir.path(), &daemon.socket());
+    let first = spinners.start("first", 1, &[("GSHARE_QUOTA", "0.7")], &[]);
+    first.works(&daemon);
+    let mark = dir.path().join("started");
+    let run = |options: &[&str]| {
+        let mut command: Command = hooked::run(dir.path(), &daemon.socket(), options);
+        command.arg("touch").arg(&mark).stderr(Stdio::piped());
+        command
+    };
+    let refused = |options: &[&str]| {
+        let output = run(options).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && !mark.exists(), "{text}");
+        text
+    };
+    let text = refused(&["--quota", "0.7"]);
+    assert!(text.contains("request 70% does not fit: 70% taken"), "{text}");
+    let text = refused(&["--mem", "400GiB"]);
+    assert!(text.contains("GPU memory 400 GiB is larger than the device's"), "{text}");
+    let mut waiting = run(&["--quota", "0.7", "--wait"]).spawn().unwrap();
+    let mut said = std::io::BufReader::new(waiting.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("waits for room") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it says that it waits");
+    }
+    assert!(!mark.exists());
+    drop(first);
+    assert!(waiting.wait().unwrap().success() && mark.exists());
+    std::fs::remove_file(&mark).unwrap();
+    assert!(run(&["--quota", "0.7"]).status().unwrap().success() && mark.exists(), "there is room");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
+//! {"query":"room",…}      ──▶    ◀── [null,"request 70% does not fit: …"]
 //! ```
 //! The admin socket is a stream socket of its own. Users who may connect to the daemon may also ask. Connections are
 //! served side by side and are bounded in number, so a silent peer or a slow reader delays no peer but itself. Before a
@@ -11,6 +12,7 @@
 
 use crate::handle::Handle;
 use crate::snapshot::Snapshot;
+use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -31,6 +33,19 @@ const MAX_QUERY: u64 = 4096;
 enum Query {
     Snapshot,
     Metrics,
+    Room(Room),
+}
+
+/// The question whether a program that is to be started has room on the devices that it will see.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Room {
+    /// Name of the instance.
+    pub name: String,
+    /// The share that it will ask for.
+    pub spec: ResourceSpec,
+    /// The devices and their memory.
+    pub devices: Vec<(DeviceUuid, Bytes)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,6 +66,11 @@ pub fn snapshot(socket: &Path) -> io::Result<Snapshot> {
 /// Asks the daemon behind an admin socket for its metrics in Prometheus' text form.
 pub fn metrics(socket: &Path) -> io::Result<String> {
     ask::<Text>(socket, &Query::Metrics).map(|answer| answer.text)
+}
+
+/// Asks the daemon behind an admin socket for room. For each device the refusal, if there is one.
+pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
+    ask(socket, &Query::Room(room))
 }
 
 fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
@@ -80,6 +100,7 @@ async fn converse(mut stream: UnixStream, handle: &Handle) -> io::Result<()> {
     let bytes = match serde_json::from_str(&line) {
         Ok(Query::Snapshot) => json(&handle.snapshot_later().await.map_err(io::Error::other)?),
         Ok(Query::Metrics) => json(&Text { text: handle.metrics_later().await.map_err(io::Error::other)? }),
+        Ok(Query::Room(room)) => json(&handle.room_later(room).await.map_err(io::Error::other)?),
         Err(error) => json(&Failure { error: format!("not a query: {error}") }),
     }?;
     stream.write_all(&bytes).await

@@ -26,24 +26,24 @@ pub(crate) fn admits(own: u32, taken: u32, most: u32) -> bool {
 
 /// Connections being served, oldest first, with their users. See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct Crowd<U> {
     most: usize,
-    open: VecDeque<(u32, AbortHandle)>,
+    open: VecDeque<(U, AbortHandle)>,
 }
 
-impl Crowd {
+impl<U: Copy + PartialEq> Crowd<U> {
     /// A crowd of at most `most` connections.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, open: VecDeque::new() }
     }
 
     /// A connection of this user is served by a task; another one is closed if need be.
-    pub(crate) fn enter(&mut self, uid: u32, task: AbortHandle) {
+    pub(crate) fn enter(&mut self, user: U, task: AbortHandle) {
         self.open.retain(|(_, task)| !task.is_finished());
-        self.open.push_back((uid, task));
+        self.open.push_back((user, task));
         if self.open.len() > self.most {
-            let uids: Vec<u32> = self.open.iter().map(|(uid, _)| *uid).collect();
-            if let Some((_, task)) = victim(&uids).and_then(|index| self.open.remove(index)) {
+            let users: Vec<U> = self.open.iter().map(|(user, _)| *user).collect();
+            if let Some((_, task)) = victim(&users).and_then(|index| self.open.remove(index)) {
                 task.abort();
             }
         }
@@ -51,9 +51,9 @@ impl Crowd {
 }
 
 /// The first place of the user that occurs most often; of two such users, the one whose connection is older.
-fn victim(uids: &[u32]) -> Option<usize> {
-    let count = |uid: u32| uids.iter().filter(|other| **other == uid).count();
-    (0..uids.len()).rev().max_by_key(|index| count(uids[*index]))
+fn victim<U: Copy + PartialEq>(users: &[U]) -> Option<usize> {
+    let count = |user: U| users.iter().filter(|other| **other == user).count();
+    (0..users.len()).rev().max_by_key(|index| count(users[*index]))
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_the_user_with_the_most_makes_room() {
-        assert_eq!(victim(&[]), None);
+        assert_eq!(victim::<u32>(&[]), None);
         assert_eq!(victim(&[7]), Some(0));
         assert_eq!(victim(&[7, 9, 9]), Some(1));
         assert_eq!(victim(&[7, 9, 9, 7]), Some(0));

@@ -9,12 +9,13 @@ use crate::handle::Handle;
 use crate::peer::peer_of;
 use crate::{admin, http};
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::oneshot;
 
 /// Most connections of the admin socket, and of the metrics endpoint, that are served at a time.
@@ -98,8 +99,8 @@ async fn serve_tcp(listener: TcpListener, handle: Handle) {
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     loop {
         let Some(stream) = accepted(listener.accept().await).await else { continue };
-        // The user behind a TCP connection is unknown: all count as one.
-        crowd.enter(0, tokio::spawn(http::answer(stream, handle.clone(), loopback)).abort_handle());
+        let user = user_of(&stream);
+        crowd.enter(user, tokio::spawn(http::answer(stream, handle.clone(), loopback)).abort_handle());
     }
 }
 
@@ -112,6 +113,34 @@ async fn serve_unix(listener: UnixListener, handle: Handle) {
     }
 }
 
+/// Who is behind a TCP connection: the address of another host; the user of this host, so that no user closes another's
+/// connections.
+fn user_of(stream: &TcpStream) -> Option<(IpAddr, Option<u32>)> {
+    let (peer, own) = (stream.peer_addr().ok()?, stream.local_addr().ok()?);
+    let table = |name| std::fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
+    let uid = uid_in(&table("tcp"), peer, own).or_else(|| uid_in(&table("tcp6"), peer, own));
+    Some((peer.ip(), uid))
+}
+
+/// The user of the socket from `peer` to `own` in a table of the kernel, where addresses are words of the machine in hexadecimal.
+fn uid_in(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+    let written = |address: SocketAddr| {
+        let bytes = match address.ip() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let words =
+            bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port())
+    };
+    let (from, to) = (written(peer), written(own));
+    table.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let found = fields.next() == Some(&from) && fields.next() == Some(&to);
+        fields.nth(4).filter(|_| found)?.parse().ok()
+    })
+}
+
 async fn accepted<S, A>(result: io::Result<(S, A)>) -> Option<S> {
     match result {
         Ok((stream, _)) => Some(stream),
@@ -120,5 +149,21 @@ async fn accepted<S, A>(result: io::Result<(S, A)>) -> Option<S> {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_behind_a_connection_is_known() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            0: 0100007F:2506 0100007F:D431 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0\n\
+            1: 0100007F:D431 0100007F:2506 01 00000000:00000000 00:00000000 00000000  1000        0 2 1 0\n";
+        let (peer, own) = ("127.0.0.1:54321".parse().unwrap(), "127.0.0.1:9478".parse().unwrap());
+        assert_eq!(uid_in(table, peer, own), Some(1000));
+        assert_eq!(uid_in(table, own, peer), Some(0));
+        assert_eq!(uid_in(table, peer, "127.0.0.2:9478".parse().unwrap()), None);
     }
 }

@@ -1,5 +1,6 @@
 //! How the rest of a process talks to a running daemon.
 
+use crate::admin::Room;
 use crate::config::{Config, ConfigError};
 use crate::metrics::Metrics;
 use crate::nvml::DeviceFact;
@@ -37,6 +38,7 @@ impl<T> fmt::Debug for Reply<T> {
 #[derive(Debug)]
 pub(crate) enum Command {
     Snapshot(Reply<Snapshot>),
+    Room(Room, Reply<Vec<Option<String>>>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
     Found(ConnId, Option<DeviceFact>),
     Stop,
@@ -116,6 +118,13 @@ impl Handle {
         let snapshot = receiver.await.map_err(|_| DaemonError::Stopped)?;
         *shared = Some((asked, snapshot.clone()));
         Ok(snapshot)
+    }
+
+    /// For each device of the question the refusal that a client would get there now, if any.
+    pub(crate) async fn room_later(&self, room: Room) -> Result<Vec<Option<String>>, DaemonError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.send(Command::Room(room, Reply::new(move |answer| drop(sender.send(answer)))))?;
+        receiver.await.map_err(|_| DaemonError::Stopped)
     }
 
     /// Puts another configuration in force, or changes nothing and says why.

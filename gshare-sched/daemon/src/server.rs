@@ -4,6 +4,7 @@
 mod connections;
 
 use crate::access::Access;
+use crate::admin::Room;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
 use crate::facts;
@@ -471,6 +472,12 @@ impl Daemon {
                 self.asking.insert(self.snapshots, reply);
                 self.tell(now, NodeEvent::UseAsked { question: self.snapshots });
                 self.settle(now);
+            }
+            Command::Room(Room { name, spec, devices }, reply) => {
+                let node = self.node.node();
+                let refusal = |(uuid, memory)| node.has_room(&name, spec, uuid, memory).err();
+                let refusals = devices.into_iter().map(refusal);
+                reply.send(refusals.map(|refusal| refusal.map(|refusal| refusal.to_string())).collect());
             }
             Command::Reload(config, reply) => {
                 let result = self.reload(now, *config);

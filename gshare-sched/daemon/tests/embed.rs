@@ -226,6 +226,67 @@ fn the_policy_is_the_hosts() {
     assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
 }
 
+/// A scheduler whose books are broken.
+#[derive(Debug, Default)]
+struct Broken(Generous);
+
+impl Engine for Broken {
+    type Event = TokenEvent;
+    type Action = TokenAction;
+    type Error = TokenError;
+
+    fn handle(
+        &mut self,
+        now: Timestamp,
+        event: TokenEvent,
+        actions: &mut Vec<TokenAction>,
+    ) -> Result<(), TokenError> {
+        assert!(!matches!(event, TokenEvent::TokenRequested { .. }), "a promise\nis broken");
+        self.0.handle(now, event, actions)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        None
+    }
+}
+
+impl TokenScheduler for Broken {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.0.client(client)
+    }
+
+    fn window(&self) -> Duration {
+        self.0.window()
+    }
+}
+
+/// The next one takes its sockets, and the client is let in with what it says it holds.
+#[test]
+fn a_fault_in_the_engine_ends_the_daemon_and_its_clients_go_on_with_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let at = path.clone();
+    let broken = common::Forked::run(None, move || {
+        gshared::command::end_on_panic();
+        let daemon = Daemon::builder(Config::at(at)).engine(Box::<Broken>::default()).build().unwrap();
+        let _ = daemon.run();
+    });
+    let limited = common::spec("0.5", 100, Some(256));
+    within(|| Client::try_connect(&path).ok());
+    let (mut client, id) = attached(&path, 1, "alice", limited);
+    client.send(&ToDaemon::TokenRequest { client: id });
+    assert_eq!(broken.code(), gshared::command::FAULT);
+    assert_eq!(client.rest(), [], "the connection ends");
+
+    let daemon = Daemon::new(Config::at(&path)).unwrap().spawn().unwrap();
+    let mut again = Client::connect(&path);
+    again.enter(1, "alice", limited);
+    let (_, spec) = again.attach(gshare_core::Bytes::from_mib(100));
+    assert_eq!(spec, limited, "it keeps its limit");
+    let snapshot = daemon.handle().snapshot().unwrap();
+    assert_eq!(snapshot.devices[0].held_bytes, gshare_core::Bytes::from_mib(100), "and its memory");
+}
+
 #[test]
 fn a_stopped_daemon_leaves_no_sockets_and_its_handles_say_so() {
     let dir = tempfile::tempdir().unwrap();

@@ -65,6 +65,40 @@ fn half_open_requests_and_a_reader_that_stalls_keep_nobody_from_the_metrics() {
 }
 
 #[test]
+fn a_flood_of_half_requests_by_a_user_closes_no_scrape_of_another() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let Some(_daemon) = shared_by_all(|config| config.metrics = Some(MetricsAddress::Tcp(address))) else {
+        return;
+    };
+    let scrape = || {
+        let stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        stream
+    };
+    // It sends its request only after hundreds of others have come.
+    let mut slow: Vec<_> = (0..3).map(|_| scrape()).collect();
+    let (mut told, mut tell) = std::io::pipe().unwrap();
+    let flood = Forked::run(Some(65_534), move || {
+        let half = || {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
+            stream
+        };
+        let _held: Vec<_> = (0..300).map(|_| half()).collect();
+        tell.write_all(b"x").unwrap();
+        std::thread::sleep(common::PATIENCE);
+    });
+    told.read_exact(&mut [0]).unwrap();
+    for stream in &mut slow {
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    }
+    drop(flood);
+}
+
+#[test]
 fn one_user_cannot_take_all_connections() {
     let Some(daemon) = shared_by_all(|config| config.max_connections = 16) else { return };
     let path = daemon.socket();

@@ -21,12 +21,14 @@
 //! process; smaller parts are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
 //! 862 and 162 MiB.
 //!
-//! After a reconnect a client states its memory again. The ledger takes the figure as it is, even past a limit: the memory is
-//! allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit again.
+//! After a reconnect a client states its memory again. The tenant's account takes the figure as it is, even past a limit: the
+//! memory is allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit
+//! again. The device's account takes no more of the figure than the tenant's limit leaves: a client that claims what it could
+//! never have reserved is short of memory itself, and denies none to others.
 //!
 //! # Invariants
-//! Each tenant's account is the sum of its clients', each device's the sum of its tenants'; no account passes its
-//! limit by a reservation.
+//! Each tenant's account is the sum of its clients', each device's the sum of what its clients hold less what they re-stated
+//! beyond their tenant's limit; no account passes its limit by a reservation.
 //!
 //! # Cost
 //! Every operation is a few map look-ups in the number of tenants of one GPU.
@@ -68,6 +70,8 @@ pub(super) struct Ledger {
 pub(super) struct ClientAccount {
     tenant: Tenant,
     held: Bytes,
+    /// The part of it that the device's account has: all but what was re-stated beyond the tenant's limit.
+    counted: Bytes,
 }
 
 impl ClientAccount {
@@ -89,8 +93,15 @@ impl Ledger {
 
     /// Opens the account of a client with its allocated memory, as the client states it.
     pub(super) fn open(&mut self, tenant: Tenant, allocated: Bytes) -> ClientAccount {
-        let mut account = ClientAccount { tenant, held: Bytes::ZERO };
-        self.add(&mut account, allocated);
+        let mut account = ClientAccount { tenant, held: Bytes::ZERO, counted: Bytes::ZERO };
+        let within = allocated.min(self.tenant_free(tenant));
+        self.add(&mut account, within);
+        let beyond = allocated.saturating_sub(account.held);
+        // Sums stay sums, for claims of any size.
+        let entry = self.tenants.entry(tenant).or_default();
+        let beyond = beyond.min(Bytes(u64::MAX - entry.held.0));
+        entry.held = entry.held + beyond;
+        account.held = account.held + beyond;
         account
     }
 
@@ -114,7 +125,7 @@ impl Ledger {
         bytes: Bytes,
         wish: Bytes,
     ) -> Result<Bytes, Denied> {
-        let free = self.free(account.tenant);
+        let free = self.free(account.tenant).min(Bytes(u64::MAX - self.tenant_held(account.tenant).0));
         if bytes > free {
             return Err(Denied { free });
         }
@@ -173,15 +184,18 @@ impl Ledger {
         device.held = device.held + bytes;
         let tenant = self.tenants.entry(account.tenant).or_default();
         tenant.held = tenant.held + bytes;
-        account.held = account.held + bytes;
+        (account.held, account.counted) = (account.held + bytes, account.counted + bytes);
     }
 
+    /// What the device's account does not have goes first.
     fn subtract(&mut self, account: &mut ClientAccount, bytes: Bytes) {
+        account.held = account.held - bytes;
+        let counted = account.counted.min(account.held);
         let device = self.devices.entry(account.tenant.0).or_default();
-        device.held = device.held - bytes;
+        device.held = device.held - (account.counted - counted);
+        account.counted = counted;
         let tenant = self.tenants.entry(account.tenant).or_default();
         tenant.held = tenant.held - bytes;
-        account.held = account.held - bytes;
     }
 }
 
@@ -236,6 +250,22 @@ mod tests {
         assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(1)), Err(Denied { free: Bytes::ZERO }));
         assert!(ledger.release(&mut client, Bytes(31)));
         assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(9)), Ok(Bytes(1)));
+        // Beyond the limit of its tenant it is the tenant's problem.
+        assert!(ledger.release(&mut client, Bytes(100)));
+        ledger.set_tenant((GPU, 2), Some(Bytes(1)));
+        let mut liar = ledger.open((GPU, 2), Bytes(99));
+        assert_eq!((ledger.device_held(GPU), ledger.tenant_held((GPU, 2))), (Bytes(1), Bytes(99)));
+        assert_eq!(
+            ledger.reserve(&mut client, Bytes(99), Bytes(99)),
+            Ok(Bytes(99)),
+            "the other has its memory"
+        );
+        assert_eq!(ledger.reserve(&mut liar, Bytes(1), Bytes(1)), Err(Denied { free: Bytes::ZERO }));
+        assert!(ledger.release(&mut liar, Bytes(98)));
+        assert_eq!(ledger.device_held(GPU), Bytes(100), "what was never counted goes first");
+        ledger.close(liar);
+        assert!(ledger.release(&mut client, Bytes(1)));
+        assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(2)), Ok(Bytes(2)));
         let huge = ledger.open((GPU, 1), Bytes(u64::MAX));
         ledger.close(huge);
         assert_eq!(ledger.device_held(GPU), Bytes(100));
@@ -280,12 +310,12 @@ mod tests {
             ledger.set_device(GPU, Bytes(DEVICE));
             let tenant_of = |client: usize| (GPU, u32::try_from(client % 3).unwrap());
             let mut accounts: Vec<_> = (0..6).map(|n| Some(ledger.open(tenant_of(n), Bytes::ZERO))).collect();
-            let (mut held, mut limits) = ([0u64; 6], [None; 3]);
+            let (mut held, mut counted, mut limits) = ([0u64; 6], [0u64; 6], [None; 3]);
             for step in steps {
                 match step {
                     Step::Reserve { client, bytes, wish } => {
                         let tenant: u64 = (0..6).filter(|n| n % 3 == client % 3).map(|n| held[n]).sum();
-                        let all: u64 = held.iter().sum();
+                        let all: u64 = counted.iter().sum();
                         let own = limits[client % 3].map_or(u64::MAX, |limit: u64| limit.saturating_sub(tenant));
                         let free = DEVICE.saturating_sub(all).min(own);
                         let given = ledger.reserve(accounts[client].as_mut().unwrap(), Bytes(bytes), Bytes(wish));
@@ -295,24 +325,29 @@ mod tests {
                             let expected = wish.max(bytes).min(free);
                             prop_assert_eq!(given, Ok(Bytes(expected)));
                             held[client] += expected;
+                            counted[client] += expected;
                         }
                     }
                     Step::Release { client, bytes } => {
                         let fits = ledger.release(accounts[client].as_mut().unwrap(), Bytes(bytes));
                         prop_assert_eq!(fits, bytes <= held[client]);
                         held[client] -= if fits { bytes } else { 0 };
+                        counted[client] = counted[client].min(held[client]);
                     }
                     Step::Restart { client, allocated } => {
                         ledger.close(accounts[client].take().unwrap());
                         accounts[client] = Some(ledger.open(tenant_of(client), Bytes(allocated)));
                         held[client] = allocated;
+                        let siblings: u64 = (0..6).filter(|n| n % 3 == client % 3 && *n != client).map(|n| held[n]).sum();
+                        let left = limits[client % 3].map_or(u64::MAX, |limit: u64| limit.saturating_sub(siblings));
+                        counted[client] = allocated.min(left);
                     }
                     Step::Limit { tenant, limit } => {
                         ledger.set_tenant((GPU, tenant), limit.map(Bytes));
                         limits[tenant as usize] = limit;
                     }
                 }
-                prop_assert_eq!(ledger.device_held(GPU), Bytes(held.iter().sum()));
+                prop_assert_eq!(ledger.device_held(GPU), Bytes(counted.iter().sum()));
                 for n in 0..3 {
                     let sum = held[n] + held[n + 3];
                     prop_assert_eq!(ledger.tenant_held(tenant_of(n)), Bytes(sum));

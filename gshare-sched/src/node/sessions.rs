@@ -195,7 +195,7 @@ impl Node {
             return Err(Refusal::TooManyProcesses { quota: spec.quota(), processes: members });
         }
         if tenant.is_none() {
-            self.check_request(gpu, uuid, instance)?;
+            self.check_request(gpu, uuid, &instance.name, spec)?;
         }
         let limit = self.config.max_clients;
         if self.clients.next(limit).is_none() {
@@ -208,6 +208,29 @@ impl Node {
             self.check_brought(instance.uid)?;
         }
         Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
+    }
+
+    /// Whether a new instance of this name, whose process asks for this share, could attach to a device now. Changes nothing.
+    ///
+    /// # Errors
+    /// Its refusal. None where the configuration lets refused processes run.
+    pub fn has_room(
+        &self,
+        name: &str,
+        asked: ResourceSpec,
+        uuid: DeviceUuid,
+        memory: Bytes,
+    ) -> Result<(), Refusal> {
+        if self.config.refused_run {
+            return Ok(());
+        }
+        let spec = self.config.of(name).spec.unwrap_or(asked);
+        let gpu = self.find_device(uuid).ok_or(Refusal::UnknownDevice(uuid))?;
+        let Device { memory: device, .. } = self.known(gpu, uuid, memory);
+        if device > Bytes::ZERO {
+            spec.check_fits(device).map_err(Refusal::BadSpec)?;
+        }
+        self.check_request(gpu, uuid, name, spec)
     }
 
     /// Whether a user may bring another device of which only clients tell: [`PER_FREE`] for each that is still free, so
@@ -228,15 +251,21 @@ impl Node {
     }
 
     /// Whether the request of an instance can be met on a device beside those that were admitted before or are reserved.
-    fn check_request(&self, gpu: GpuId, uuid: DeviceUuid, instance: &Instance) -> Result<(), Refusal> {
-        let share = Share { quota: instance.spec.quota(), sm: instance.spec.sm() };
+    fn check_request(
+        &self,
+        gpu: GpuId,
+        uuid: DeviceUuid,
+        name: &str,
+        spec: ResourceSpec,
+    ) -> Result<(), Refusal> {
+        let share = Share { quota: spec.quota(), sm: spec.sm() };
         let request = share.quota.request();
         if request.is_zero() {
             return Ok(());
         }
         let mut shares: Vec<Share> = self.shares_on(gpu).map(|(_, share)| share).collect();
         shares.push(share);
-        let listed = self.config.of(&instance.name).spec.is_some();
+        let listed = self.config.of(name).spec.is_some();
         let reserved = if listed { Vec::new() } else { self.reserved_on(gpu, uuid) };
         time_admission::check(&shares, &reserved).map_err(|time_admission::Excess { taken, reserved }| {
             let taken = Percent(taken.0 - u32::from(request.get()));

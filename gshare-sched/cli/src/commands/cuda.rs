@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "foreign functions of the driver")]
 
 use anyhow::Context as _;
+use gshare_core::{Bytes, DeviceUuid};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -64,11 +65,39 @@ impl Driver {
         Ok(CStr::from_bytes_until_nul(&name)?.to_string_lossy().into_owned())
     }
 
+    /// As the hook tells it to the daemon.
+    fn uuid(&self, ordinal: c_int) -> anyhow::Result<DeviceUuid> {
+        let mut gpu = [0u8; 16];
+        let at = gpu.as_mut_ptr().cast::<c_void>();
+        call!(self, b"cuDeviceGetUuid\0", (*mut c_void, c_int), at, ordinal);
+        // A driver before CUDA 11.4 knows no other.
+        let slice = self.slice_uuid(ordinal).unwrap_or(gpu);
+        Ok(if gpu == slice { DeviceUuid::gpu(gpu) } else { DeviceUuid::mig(slice) })
+    }
+
+    fn slice_uuid(&self, ordinal: c_int) -> anyhow::Result<[u8; 16]> {
+        let mut slice = [0u8; 16];
+        let at = slice.as_mut_ptr().cast::<c_void>();
+        call!(self, b"cuDeviceGetUuid_v2\0", (*mut c_void, c_int), at, ordinal);
+        Ok(slice)
+    }
+
     pub(crate) fn device_memory(&self, device: c_int) -> anyhow::Result<usize> {
         let mut bytes = 0usize;
         call!(self, b"cuDeviceTotalMem_v2\0", (*mut usize, c_int), &raw mut bytes, device);
         Ok(bytes)
     }
+}
+
+/// The devices that a program sees in this environment, with their memory: what `gshare run` asks room for.
+pub(crate) fn devices() -> anyhow::Result<Vec<(DeviceUuid, Bytes)>> {
+    let driver = Driver::load()?;
+    driver.init()?;
+    let each = |ordinal| {
+        let (uuid, memory) = (driver.uuid(ordinal)?, driver.device_memory(ordinal)?);
+        Ok((uuid, Bytes(memory.try_into()?)))
+    };
+    (0..driver.device_count()?).map(each).collect()
 }
 
 /// Handle of the driver.

@@ -226,6 +226,7 @@ impl Stage {
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
             daemon_wait: DaemonWait::default(),
+            wait: false,
             shim: Shim::default(),
             place: Where::at(self.socket()),
             command: vec![program.into(), spin::NAME.into()],

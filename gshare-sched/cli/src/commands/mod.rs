@@ -75,6 +75,9 @@ EXAMPLES
     /// The program of `gshare demo`.
     #[command(name = spin::NAME, hide = true)]
     Spin,
+    /// The devices that a program sees, for `gshare run`.
+    #[command(name = run::DEVICES, hide = true)]
+    Devices,
 }
 
 /// Runs a command to its end, with errors and logs on standard error.
@@ -105,6 +108,7 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Completions(options) => log::exit(completions::run(&options)),
         Command::Man(options) => log::exit(man::run(&options)),
         Command::Spin => log::exit(spin::run()),
+        Command::Devices => log::exit(cuda::devices().and_then(|devices| print_json(&devices))),
     }
 }
 

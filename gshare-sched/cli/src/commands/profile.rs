@@ -402,6 +402,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             best_effort: false,
             on_daemon_loss: OnDaemonLoss::Open,
             daemon_wait: DaemonWait::default(),
+            wait: false,
             shim: Shim::default(),
             place: place.clone(),
             command: command.clone(),

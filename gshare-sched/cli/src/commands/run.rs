@@ -17,7 +17,8 @@ use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
-use gshare_core::{Bytes, QuotaRange, ResourceSpec, ServiceClass, SmShare};
+use gshare_core::{Bytes, DeviceUuid, QuotaRange, ResourceSpec, ServiceClass, SmShare};
+use gshare_fake_cuda_spec::Spec;
 use gshare_runner::libraries::{HOOK, SimulatorDir};
 use gshared::enforce::Partition;
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,11 +30,12 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 /// Run a program under a share of the GPU.
 ///
-/// The daemon is asked first: where it refuses, the program is not started. Its exit code is passed on, and signals are
+/// The daemon is asked first: where it refuses, or has no room on any device that the program will see, the program is not
+/// started. Its exit code is passed on, and signals are
 /// forwarded to it; 126 means that it cannot be started, 127 that there is none of that name, and 1 another failure of this
 /// command. Where no daemon listens, a private one is started for this user; it ends half a minute after its last client. The
 /// share that the daemon's configuration has for the name goes before the options here.
@@ -72,6 +74,9 @@ pub(crate) struct Options {
     /// How long launches and allocations wait for a daemon that is gone or says nothing: 200ms to 600s.
     #[arg(long, value_name = "TIME", default_value_t = DaemonWait::default())]
     pub(crate) daemon_wait: DaemonWait,
+    /// Wait until there is room on a device that the program will see.
+    #[arg(long)]
+    pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) shim: Shim,
     #[command(flatten)]
@@ -120,7 +125,22 @@ const NOT_STARTED: u8 = 126;
 /// Exit code where there is no such program.
 const NOT_FOUND: u8 = 127;
 
+/// The option whose value stands where the program should, because it was written without `=`.
+fn lost_value(options: &Options) -> Option<&'static str> {
+    let word = options.command[0].to_str()?;
+    let bare_sim = options.simulate.sim.as_ref().is_some_and(|spec| *spec == Spec::default());
+    if bare_sim && !word.contains('/') && sim::checked(word).is_ok() {
+        return Some("--sim");
+    }
+    let bare_class = options.slo_sensitive == Some(ServiceClass::SLO_SENSITIVE);
+    (bare_class && parse_tolerance(word).is_ok()).then_some("--slo-sensitive")
+}
+
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    if let Some(option) = lost_value(options) {
+        let word = options.command[0].to_string_lossy();
+        anyhow::bail!("{option} {word}: the value needs `=`: write {option}={word}");
+    }
     let hook = HOOK.find()?;
     let kind = options.simulate.announce("run")?;
     if kind.is_simulated() && !sim::jax_would_look() && sim::has_jax(Path::new(&options.command[0])) {
@@ -138,6 +158,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some(notice) = private::ask(&socket, &hello)? {
         eprintln!("gshare: {notice}");
     }
+    find_room(&command, &socket, &hello, options.wait)?;
     // Before the child is there: a signal that comes between must not be lost.
     let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
     // Signals that are ignored (`nohup`, a job in the background) stay so in the program: a handler would not be inherited.
@@ -159,6 +180,52 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     drop((simulator, shim));
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// Name of the hidden subcommand that lists devices.
+pub(crate) const DEVICES: &str = "devices";
+
+/// How often room is asked for.
+const ROOM_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
+
+/// Makes sure that one of the devices that the program will see has room for it, or waits for that. Where the daemon or the driver
+/// does not answer, the program starts, and its first context is refused if need be.
+fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> anyhow::Result<()> {
+    let ToDaemon::Hello { name, spec, .. } = hello else { return Ok(()) };
+    let mut list = Command::new(std::env::current_exe()?);
+    for (key, value) in program.get_envs() {
+        match value {
+            Some(value) => list.env(key, value),
+            None => list.env_remove(key),
+        };
+    }
+    let listed =
+        list.arg(DEVICES).env_remove("LD_PRELOAD").stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    let Ok(devices) = serde_json::from_slice::<Vec<(DeviceUuid, Bytes)>>(&listed.stdout) else {
+        return Ok(());
+    };
+    let admin = gshared::config::admin_socket_of(socket);
+    let mut told = false;
+    loop {
+        let room = gshared::admin::Room { name: name.clone(), spec: *spec, devices: devices.clone() };
+        let Ok(refusals) = gshared::admin::room(&admin, room) else { return Ok(()) };
+        // A device that has room refuses nothing.
+        let Some(refusal) =
+            refusals.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().next())
+        else {
+            return Ok(());
+        };
+        anyhow::ensure!(
+            wait,
+            "the daemon at {} has no room for the program: {refusal}; --wait waits for it",
+            socket.display()
+        );
+        if !told {
+            eprintln!("gshare: waits for room: {refusal}");
+            told = true;
+        }
+        std::thread::sleep(ROOM_EVERY);
+    }
 }
 
 /// The signals that this process ignores, the first in the lowest bit.
@@ -296,6 +363,20 @@ mod tests {
         assert!(
             !counted_alone(&spec(100), &Partition::None) && !counted_alone(&spec(25), &Partition::Simulator)
         );
+    }
+
+    #[test]
+    fn a_value_that_is_written_without_an_equals_sign_is_told_from_a_program() {
+        let lost = |words: &[&str]| {
+            let command = Options::augment_args(clap::Command::new("run"));
+            let matches = command.try_get_matches_from([&["run"], words].concat()).unwrap();
+            lost_value(&Options::from_arg_matches(&matches).unwrap())
+        };
+        assert_eq!(lost(&["--sim", "a100", "--", "true"]), Some("--sim"));
+        assert_eq!(lost(&["--slo-sensitive", "30", "--", "true"]), Some("--slo-sensitive"));
+        assert_eq!(lost(&["--sim=a100", "--slo-sensitive=30", "--", "true"]), None);
+        assert_eq!(lost(&["--sim", "--slo-sensitive", "--", "python3"]), None);
+        assert_eq!(lost(&["--", "a100"]), None);
     }
 
     /// The command, the configuration and the library mean the same by a class without a tolerance.

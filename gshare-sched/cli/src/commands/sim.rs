@@ -27,7 +27,7 @@ pub(crate) struct Simulate {
 }
 
 /// Reads a specification and checks it as the driver will, with what the environment says beside it.
-fn checked(text: &str) -> Result<Spec, SpecError> {
+pub(super) fn checked(text: &str) -> Result<Spec, SpecError> {
     let spec: Spec = text.parse()?;
     spec.clone().or(Spec::of_environment()?).resolve()?;
     Ok(spec)

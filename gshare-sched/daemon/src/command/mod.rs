@@ -10,6 +10,18 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 
+/// Exit code of a daemon that a fault of its own has ended (`EX_SOFTWARE`).
+pub const FAULT: i32 = 70;
+
+/// From here on a panic of any thread ends the process, with one line. A daemon whose books are broken must not go on, nor be
+/// there without one of its threads; the next one hears from its clients what they hold and have used.
+pub fn end_on_panic() {
+    std::panic::set_hook(Box::new(|fault| {
+        eprintln!("error: a fault of the daemon ends it: {}", fault.to_string().replace('\n', " "));
+        std::process::exit(FAULT);
+    }));
+}
+
 const DEFAULT_CONFIG: &str = "/etc/gshare/gshared.toml";
 
 /// Run the node daemon in the foreground. SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
@@ -78,6 +90,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
         eprintln!("the configuration is good");
         return Ok(());
     }
+    end_on_panic();
     let mps = start_mps(config.mps)?;
     // Before the daemon is there: a signal that comes between must not be lost.
     let signals = Signals::new([SIGHUP, SIGTERM, SIGINT])?;

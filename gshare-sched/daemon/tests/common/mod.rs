@@ -328,12 +328,17 @@ impl Forked {
 
     /// Waits; whether `work` came to its end.
     pub fn wait(self) -> bool {
+        self.code() == 0
+    }
+
+    /// Waits for the end of the process; gives its exit code.
+    pub fn code(self) -> i32 {
         let mut status = 0;
         // SAFETY: waits for a child of this process.
         let pid = unsafe { libc::waitpid(self.pid(), &raw mut status, 0) };
         assert_eq!(pid, self.pid());
         std::mem::forget(self);
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
     }
 }
 
