@@ -126,7 +126,7 @@ mod tests {
         let mut granted = None;
         runner.tell(joined(0), |_, _| ()).unwrap();
         runner
-            .tell(TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants }, |at, action| {
+            .tell(TokenEvent::Used { client, used: gshare_core::Duration::ZERO, state: UseState::Wants }, |at, action| {
                 granted = Some((at, action));
             })
             .unwrap();

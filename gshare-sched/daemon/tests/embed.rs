@@ -277,7 +277,11 @@ fn a_fault_in_the_engine_ends_the_daemon_and_its_clients_go_on_with_the_next() {
     let (mut client, id) = attached(&path, 1, "alice", limited);
     client.send(&ToDaemon::TokenRequest { client: id });
     assert_eq!(broken.code(), gshared::command::FAULT);
+<<<<<<< HEAD
     assert_eq!(client.rest(), [], "the connection ends");
+=======
+    client.rest();
+>>>>>>> daemon
 
     let daemon = Daemon::new(Config::at(&path)).unwrap().spawn().unwrap();
     let mut again = Client::connect(&path);
