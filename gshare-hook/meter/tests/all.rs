@@ -4,5 +4,6 @@ mod common;
 
 mod daemon_loss;
 mod leases;
+mod long_waits;
 mod parts;
 mod property;

@@ -2,7 +2,6 @@
 
 use crate::common::{BOUND, Bench, DEVICE, Kernel, MS, US, limited};
 use gshare_core::Duration;
-use gshare_core::wait_ring::Why;
 use gshare_core::wire::ToDaemon;
 use gshare_meter::{Facts, MeterEvent, OpenRun, Ticket};
 
@@ -20,7 +19,6 @@ fn a_lease_is_requested_used_within_its_bound_and_returned_with_what_was_used() 
     bench.launches(40, KERNEL);
     bench.run(MS);
     assert_eq!((bench.requests(), bench.busy), (1, 0), "a thread waits, and nothing goes without a lease");
-    assert!(matches!(bench.why, Some(Why::Token { .. })), "{:?}", bench.why);
     bench.grant(1, 10 * MS, 60 * MS);
     bench.run(30 * MS);
     assert_eq!(bench.returns(), [(1, 10 * MS)]);

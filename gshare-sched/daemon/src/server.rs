@@ -12,14 +12,15 @@ use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
 use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
-use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
+use crate::metrics::{Metrics, ReasonLabelSet};
 use crate::nvml::{DeviceFact, DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::peer::peer_of;
 use crate::snapshot::{ClientSnapshot, Snapshot};
+use gshare_core::reason::{Fault, Reason, RefusalCode};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
-use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
+use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
 use gshare_core::{ConnId, DeviceUuid, Duration, Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, Peer, vertical_scaler};
 use rustix::event::epoll;
@@ -473,7 +474,7 @@ impl Daemon {
             }
             self.hello_due.pop_front();
             if !greeted {
-                self.drop_connection(now, id, DropReason::Slow);
+                self.drop_connection(now, id, Fault::Slow);
             }
         }
         if self.resume_accept.is_some_and(|due| due <= now) {
@@ -495,7 +496,7 @@ impl Daemon {
                 self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
                 let data = epoll::EventData::new_u64(LISTENER << 56);
                 let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
-                self.metrics.dropped(DropReason::Full);
+                self.metrics.dropped(RefusalCode::Full);
                 return;
             }
             // The peer is gone already, or another thread of a host took it.
@@ -513,7 +514,7 @@ impl Daemon {
             };
             refused.encode(0, &mut self.frame);
             let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-            self.metrics.dropped(code.into());
+            self.metrics.dropped(code);
             return;
         }
         let conn = Conn {
@@ -532,7 +533,7 @@ impl Daemon {
         let Some(conn) = self.conns.get(id) else { return };
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
             self.forget(id);
-            self.metrics.dropped(DropReason::Full);
+            self.metrics.dropped(RefusalCode::Full);
             return;
         }
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
@@ -609,7 +610,7 @@ impl Daemon {
         match decoded {
             Err(error) => {
                 tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
-                self.drop_connection(now, id, error.into());
+                self.drop_connection(now, id, error.reason());
             }
             Ok(frame) => {
                 if !conn.greeted {
@@ -635,7 +636,7 @@ impl Daemon {
         let handled = self.node.handle(now, event, &mut self.actions);
         if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
             tracing::warn!(pid = peer.pid, %error, "dropped");
-            self.drop_connection(now, id, DropReason::Protocol);
+            self.drop_connection(now, id, RefusalCode::Protocol);
         }
         if clients_change {
             self.cpu_latency.set_shared(self.node.node().is_shared());
@@ -664,7 +665,7 @@ impl Daemon {
         let mut interest = epoll::EventFlags::IN;
         interest.set(epoll::EventFlags::OUT, !conn.queue.is_empty());
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), interest).is_err() {
-            return self.drop_connection(now, id, DropReason::Full);
+            return self.drop_connection(now, id, RefusalCode::Full);
         }
         self.hear(now, id, attach);
     }
@@ -688,7 +689,7 @@ impl Daemon {
             next += 1;
             match action {
                 NodeAction::Send { conn, frame } => self.send_or_drop(now, conn, &frame),
-                NodeAction::Drop { conn, reason } => self.drop_connection(now, conn, reason.into()),
+                NodeAction::Drop { conn, reason } => self.drop_connection(now, conn, reason),
                 NodeAction::UseKnown { question } => {
                     if let Some(reply) = self.asking.remove(&question) {
                         reply.send(self.snapshot(now));
@@ -704,12 +705,12 @@ impl Daemon {
 
     fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
         if !self.send(id, frame) {
-            self.drop_connection(now, id, DropReason::Slow);
+            self.drop_connection(now, id, Fault::Slow);
         }
     }
 
     /// Ends a connection, if it is there, and counts why.
-    fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
+    fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: impl Into<Reason>) {
         if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
             self.close(now, id);

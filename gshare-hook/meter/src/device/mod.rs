@@ -1,11 +1,11 @@
 //! One device of the process: where its credit comes from, and the lease that it holds.
 
 mod attachment;
+mod long_wait;
 mod token_request;
 
 use gshare_core::gate::{LaunchGate, LeaseLedger};
-use gshare_core::wait_ring::Why;
-use gshare_core::wire::{OnDaemonLoss, RefusalCode};
+use gshare_core::wire::RefusalCode;
 use gshare_core::{ClientId, DeviceUuid, Duration, LeaseId, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
@@ -18,6 +18,7 @@ use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
 
 pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
+use long_wait::LongWait;
 pub(crate) use token_request::{REMAINDER, Tenure};
 
 /// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. As long as a window: a
@@ -111,9 +112,9 @@ pub(crate) struct Device<G> {
     reported: (u64, Duration),
     /// When a launch was last let in because nothing completed, in ns.
     let_in: u64,
-    /// When a token was last requested, and until when the daemon gives none, in ns.
-    pub(crate) requested_at: u64,
+    /// Until when the daemon gives no token, in ns.
     pub(crate) throttled_until: u64,
+    long_wait: LongWait,
     pub(crate) questions: Questions,
     /// The process is about to end: nothing more is launched.
     pub(crate) leaving: bool,
@@ -147,8 +148,8 @@ impl<G: Ground> Device<G> {
             still: Vec::new(),
             reported: (0, Duration::ZERO),
             let_in: 0,
-            requested_at: 0,
             throttled_until: 0,
+            long_wait: LongWait::default(),
             questions: Questions::default(),
             leaving: false,
             look_at: 0,
@@ -206,24 +207,21 @@ impl<G: Ground> Device<G> {
         if core::mem::replace(&mut self.switches.measures_all, all) != all {
             actions.push(Action::MeasureAll { device: self.ordinal, on: all });
         }
-        if self.waiting > 0 {
-            let why = self.why(&around, now);
-            actions.push(Action::Explain { device: self.ordinal, why });
-        }
         self.settle(facts);
         self.presume(&facts.open, now, actions);
         self.unstick(now, actions);
         self.decide(now, actions);
+        self.tell_long_wait(facts, now, actions);
         if around.slo_sensitive
             && let Attachment::Served(client) = self.attachment
         {
             let cycle = self.cycles.look(now, facts.launches, around.syncs, self.waiting > 0);
             if let Some(cycle) = cycle {
-                self.say(cycle.report(client), now, actions);
+                actions.push(Action::Say(cycle.report(client)));
             }
         }
         let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
-        self.look_at = now.saturating_add(self.next_look(now, longest));
+        self.look_at = now.saturating_add(self.next_look(now, longest)).min(self.long_wait.next_look(now));
         if self.waiting > 0 {
             actions.push(Action::Wake(self.ordinal));
         }
@@ -332,34 +330,6 @@ impl<G: Ground> Device<G> {
             _ => u64::MAX,
         }
     }
-
-    /// The reason for which a launch that finds no credit now waits.
-    fn why(&self, around: &Around, now: u64) -> Why {
-        let limit = self.spec.quota().limit();
-        let unspent = self.ledger.unspent(self.ground.gate());
-        let in_flight = Why::InFlight { bound_ns: self.bound.as_nanos() };
-        let holds = self.ledger.lease().is_some() && !unspent.is_zero();
-        match &self.attachment {
-            Attachment::Asking if self.asked => Why::Attaching {},
-            Attachment::Asking if around.on_loss == OnDaemonLoss::Closed => {
-                Why::Closed { left_ns: around.closed_at.saturating_sub(now) }
-            }
-            Attachment::Asking => Why::NoDaemon { retry_ns: around.retry_at.saturating_sub(now) },
-            Attachment::Refused { fails_at } => Why::Refused { left_ns: fails_at.saturating_sub(now) },
-            Attachment::Local(_) if holds => in_flight,
-            Attachment::Local(clock) => {
-                Why::LocalWindow { limit, left_ns: clock.window_end.saturating_sub(now) }
-            }
-            Attachment::Served(_) => match self.tenure {
-                Tenure::Draining { .. } => Why::Draining { queued_ns: self.queued(now) },
-                _ if holds => in_flight,
-                _ if self.throttled_until > now => {
-                    Why::Throttled { limit, left_ns: self.throttled_until - now }
-                }
-                _ => Why::Token { asked_ns: now.saturating_sub(self.requested_at) },
-            },
-        }
-    }
 }
 
 /// The state of the process beside the device that is looked at.
@@ -370,8 +340,4 @@ pub(crate) struct Around {
     /// Calls that wait for a device, so far.
     pub(crate) syncs: u64,
     pub(crate) slo_sensitive: bool,
-    pub(crate) on_loss: OnDaemonLoss,
-    /// When launches fail for want of a daemon, and when the next attempt to connect is made, in ns.
-    pub(crate) closed_at: u64,
-    pub(crate) retry_at: u64,
 }

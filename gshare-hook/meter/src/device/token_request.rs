@@ -17,7 +17,7 @@ use gshare_core::wire::ToDaemon;
 use gshare_core::{ClientId, Duration, LeaseId, Timestamp};
 
 use super::{Attachment, Device, Ground};
-use crate::{Action, Actions, explain};
+use crate::{Action, Actions};
 
 /// GPU time, in ns, that may still be queued when a lease is returned: the time of a hand-over where the CPUs are busy too.
 /// With less the device runs dry between two holders.
@@ -80,7 +80,7 @@ impl<G: Ground> Device<G> {
         self.last_closed = replaced.map(|settlement| settlement.lease).or(self.last_closed);
         actions.push(Action::Wake(self.ordinal));
         for settlement in closed.into_iter().chain(replaced) {
-            self.say_return(client, settlement, false, now, actions);
+            say_return(client, settlement, false, actions);
         }
     }
 
@@ -126,7 +126,7 @@ impl<G: Ground> Device<G> {
             Tenure::Idle => {
                 if self.waiting > 0 {
                     self.tenure = Tenure::Requested;
-                    self.say(ToDaemon::TokenRequest { client }, now, actions);
+                    actions.push(Action::Say(ToDaemon::TokenRequest { client }));
                 }
             }
             Tenure::Requested => {}
@@ -175,7 +175,7 @@ impl<G: Ground> Device<G> {
         }
         if asks {
             self.tenure = Tenure::Open { expires, requested: true };
-            self.say(ToDaemon::TokenRequest { client }, now, actions);
+            actions.push(Action::Say(ToDaemon::TokenRequest { client }));
         }
     }
 
@@ -191,7 +191,7 @@ impl<G: Ground> Device<G> {
         let wants = self.wants_more(now);
         self.tenure = if wants { Tenure::Requested } else { Tenure::Idle };
         let settlement = self.ledger.revise(settlement);
-        self.say_return(client, settlement, wants, now, actions);
+        say_return(client, settlement, wants, actions);
     }
 
     fn decide_owing(&mut self, client: ClientId, now: u64, actions: &mut Actions) {
@@ -199,14 +199,14 @@ impl<G: Ground> Device<G> {
         let settlement = self.ledger.revise(settlement);
         if self.line.is_empty() && self.in_flight() == 0 {
             self.tenure = if requested { Tenure::Requested } else { Tenure::Idle };
-            return self.say_return(client, settlement, false, now, actions);
+            return say_return(client, settlement, false, actions);
         }
         if now >= self.reported.0 + REPORT {
             self.report(client, settlement.lease, settlement.used, now, actions);
         }
         if !requested && self.waiting > 0 {
             requested = true;
-            self.say(ToDaemon::TokenRequest { client }, now, actions);
+            actions.push(Action::Say(ToDaemon::TokenRequest { client }));
         }
         self.tenure = Tenure::Owing { settlement, requested };
     }
@@ -279,37 +279,19 @@ impl<G: Ground> Device<G> {
         };
         if let Some(settlement) = settlement {
             self.last_closed = Some(settlement.lease);
-            self.say_return(client, settlement, false, now, actions);
+            say_return(client, settlement, false, actions);
         }
-    }
-
-    pub(super) fn say(&mut self, message: ToDaemon, now: u64, actions: &mut Actions) {
-        if matches!(message, ToDaemon::TokenRequest { .. } | ToDaemon::TokenReturn { .. }) {
-            self.requested_at = now;
-        }
-        if let Some(event) = explain::said(&message) {
-            actions.push(Action::Note { device: Some(self.ordinal), event });
-        }
-        actions.push(Action::Say(message));
-    }
-
-    fn say_return(
-        &mut self,
-        client: ClientId,
-        settlement: Settlement,
-        again: bool,
-        now: u64,
-        actions: &mut Actions,
-    ) {
-        let Settlement { lease, used } = settlement;
-        self.say(ToDaemon::TokenReturn { client, lease, used, again: again.into() }, now, actions);
     }
 
     fn report(&mut self, client: ClientId, lease: LeaseId, used: Duration, now: u64, actions: &mut Actions) {
         if used != self.reported.1 {
             let (launches, waited) = (self.launches.count, self.waited);
-            self.say(ToDaemon::Usage { client, lease, used, launches, waited }, now, actions);
+            actions.push(Action::Say(ToDaemon::Usage { client, lease, used, launches, waited }));
         }
         self.reported = (now, used);
     }
+}
+
+fn say_return(client: ClientId, Settlement { lease, used }: Settlement, again: bool, actions: &mut Actions) {
+    actions.push(Action::Say(ToDaemon::TokenReturn { client, lease, used, again: again.into() }));
 }
