@@ -53,7 +53,7 @@ PARSED = {
     "gshared --journal": "needs more arguments, which the document leaves out",
 }
 # These go on until they are stopped: they are run until they print something, and stopped then.
-ENDLESS = ("gshare top", "gshare trace PID --follow", "gshare store serve")
+ENDLESS = ("gshare top", "gshare store serve")
 # Commands that begin so are not run: what they need.
 NOT_RUN = {
     "kubectl": "a cluster",

@@ -16,12 +16,12 @@ pub mod dag;
 pub mod gate;
 pub mod ids;
 pub mod profile;
+pub mod reason;
 pub mod resource;
 pub mod share;
 pub mod slots;
 pub mod token;
 pub mod units;
-pub mod wait_ring;
 pub mod wire;
 
 mod config_error;

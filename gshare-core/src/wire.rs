@@ -37,6 +37,7 @@
 //!  MemoryUsed{client, round, used}   ──▶                             after a MemoryRelease, if slack was called back
 //!  MemoryQuery{client}               ──▶
 //!                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
+//!  Waiting{client, reason}           ──▶                             a launch waits for 10 ms and more
 //! ```
 //! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again, and `Attach` re-states its totals:
 //! the memory that it has allocated, the GPU time that it has used, and the time up to which the last daemon allowed it.
@@ -55,6 +56,8 @@
 //! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
 
 use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
+pub use crate::reason::RefusalCode;
+use crate::reason::{Fault, Reason, Wait};
 use crate::resource::{QuotaRange, ResourceSpec};
 use crate::service_class::ServiceClass;
 use crate::token::{ThrottleReason, UseState};
@@ -69,7 +72,7 @@ pub const MAX_FRAME: usize = 512;
 /// The longest text in bytes.
 pub const MAX_TEXT: usize = 120;
 
-/// Why bytes are not a frame. The daemon counts drops by [`WireError::label`].
+/// Why bytes are not a frame. The daemon counts drops by [`WireError::reason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -118,16 +121,16 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// A short, fixed name for counters.
-    pub const fn label(&self) -> &'static str {
-        match self {
-            Self::Truncated { .. } => "truncated",
-            Self::Oversized { .. } => "oversized",
-            Self::Version { .. } => "version",
-            Self::Kind { .. } => "kind",
-            Self::Sequence { .. } => "sequence",
-            Self::Field { .. } => "field",
-        }
+    /// The reason for which a connection with such bytes ends.
+    pub const fn reason(&self) -> Reason {
+        Reason::Fault(match self {
+            Self::Truncated { .. } => Fault::Truncated,
+            Self::Oversized { .. } => Fault::Oversized,
+            Self::Version { .. } => Fault::Version,
+            Self::Kind { .. } => Fault::Kind,
+            Self::Sequence { .. } => Fault::Sequence,
+            Self::Field { .. } => Fault::Field,
+        })
     }
 }
 
@@ -205,26 +208,6 @@ pub enum ParseDaemonWaitError {
     /// The length is below [`DaemonWait::SHORTEST`] or above [`DaemonWait::LONGEST`].
     #[error("need {} to {}", DaemonWait::SHORTEST, DaemonWait::LONGEST)]
     OutOfBounds,
-}
-
-/// Why a daemon turned a process away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum RefusalCode {
-    /// Another run uses this name.
-    DuplicateName,
-    /// The peer's user may not use this daemon.
-    NotAllowed,
-    /// The daemon serves as many clients as it was configured for.
-    Full,
-    /// The spec cannot be met on this device.
-    BadSpec,
-    /// The daemon does not manage this device.
-    UnknownDevice,
-    /// A message that does not fit the state of the connection.
-    Protocol,
 }
 
 /// A value of the wire: how it is written and read back.
@@ -318,22 +301,8 @@ wrapped_fields! {
         0 => Some(ThrottleReason::LimitReached),
         _ => None,
     };
-    RefusalCode as u8: |code| match code {
-        RefusalCode::DuplicateName => 0,
-        RefusalCode::NotAllowed => 1,
-        RefusalCode::Full => 2,
-        RefusalCode::BadSpec => 3,
-        RefusalCode::UnknownDevice => 4,
-        RefusalCode::Protocol => 5,
-    }, |raw| match raw {
-        0 => Some(RefusalCode::DuplicateName),
-        1 => Some(RefusalCode::NotAllowed),
-        2 => Some(RefusalCode::Full),
-        3 => Some(RefusalCode::BadSpec),
-        4 => Some(RefusalCode::UnknownDevice),
-        5 => Some(RefusalCode::Protocol),
-        _ => None,
-    };
+    RefusalCode as u8: |code| code.code(), |raw| RefusalCode::from_code(raw);
+    Wait as u8: |wait| wait.code(), |raw| Wait::from_code(raw);
 }
 
 /// Its bytes, then 1 for a MIG instance, else 0.
@@ -592,6 +561,14 @@ messages! {
         /// The client that asks.
         client: ClientId,
     }
+    /// A launch of the client has waited for [`LONG_WAIT`](crate::reason::LONG_WAIT), or waits for another reason from now on. Said for the daemon's answer to
+    /// `gshare why`; nothing depends on it.
+    13 Waiting {
+        /// The client whose launch waits.
+        client: ClientId,
+        /// The reason; `None`: the wait that was said before is over.
+        reason: Option<Wait>,
+    }
 }
 
 messages! {
@@ -794,6 +771,8 @@ mod tests {
             },
             ToDaemon::MemoryUsed { client, round: 3, used: Bytes(4) },
             ToDaemon::MemoryQuery { client },
+            ToDaemon::Waiting { client, reason: Some(Wait::Draining) },
+            ToDaemon::Waiting { client, reason: None },
         ]
     }
 
@@ -857,6 +836,8 @@ mod tests {
             "040a 2400 07000000 0200000001000000 0300000000000000 0400000000000000 05000000".into(),
             "040b 1c00 08000000 0200000001000000 03000000 0400000000000000".into(),
             "040c 1000 09000000 0200000001000000".into(),
+            "040d 1200 0a000000 0200000001000000 01 12".into(),
+            "040d 1100 0b000000 0200000001000000 00".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();

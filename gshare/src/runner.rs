@@ -126,9 +126,12 @@ mod tests {
         let mut granted = None;
         runner.tell(joined(0), |_, _| ()).unwrap();
         runner
-            .tell(TokenEvent::Used { client, used: gshare_core::Duration::ZERO, state: UseState::Wants }, |at, action| {
-                granted = Some((at, action));
-            })
+            .tell(
+                TokenEvent::Used { client, used: gshare_core::Duration::ZERO, state: UseState::Wants },
+                |at, action| {
+                    granted = Some((at, action));
+                },
+            )
             .unwrap();
         assert!(matches!(granted, Some((at, TokenAction::Allow { .. })) if at == time.get()), "{granted:?}");
         let (wait, deadline) = (runner.wait().unwrap(), runner.engine().next_deadline().unwrap());

@@ -72,7 +72,6 @@ mod allowance;
 pub mod cost;
 pub mod cycle;
 mod device;
-mod explain;
 pub mod launch;
 mod learning;
 mod link;
@@ -88,7 +87,6 @@ pub use device::Ground;
 pub use meter::Meter;
 pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 
-use gshare_core::wait_ring::{Event, Why};
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, ServiceClass, Timestamp};
 
@@ -127,6 +125,8 @@ pub struct Facts {
     pub launches: u64,
     /// Threads that wait for credit now.
     pub waiting: u64,
+    /// Threads that wait now until the cost of a kernel has been measured.
+    pub measuring: u64,
     /// Time that threads have waited for credit so far.
     pub waited: Duration,
     /// Charged cost of launches that are over and will not be measured, in ns; each is stated once.
@@ -156,10 +156,7 @@ pub enum MeterEvent<G> {
     /// The connection that was asked for is there.
     Connected,
     /// The connection could not be made.
-    ConnectFailed {
-        /// The system's error number.
-        errno: u64,
-    },
+    ConnectFailed,
     /// The connection is gone; all that came before has been given as [`Heard`](Self::Heard).
     Lost,
     /// The daemon said something.
@@ -301,20 +298,6 @@ pub enum MeterAction {
         run: usize,
         /// Their charged cost, in ns.
         predicted: u64,
-    },
-    /// Threads that wait for credit on a device wait for this.
-    Explain {
-        /// The process's number of the device.
-        device: Ordinal,
-        /// The reason.
-        why: Why,
-    },
-    /// An event for the trace.
-    Note {
-        /// The device concerned, if it is one.
-        device: Option<Ordinal>,
-        /// The event of the trace.
-        event: Event,
     },
     /// A line for the person who runs the program.
     Tell(String),

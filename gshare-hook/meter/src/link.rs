@@ -39,8 +39,8 @@ pub(crate) enum Link {
     /// The daemon has welcomed the process; what it said last came at `heard` (ns). `probe`: by when (ns) it must answer a second
     /// connection.
     Up { heard: u64, probe: Option<u64> },
-    /// The host ends it. `welcomed`: it was up. `at_once`: the next one is to be made without a delay.
-    Closing { outage: Outage, welcomed: bool, at_once: bool },
+    /// The host ends it. `at_once`: the next one is to be made without a delay.
+    Closing { outage: Outage, at_once: bool },
 }
 
 impl Link {

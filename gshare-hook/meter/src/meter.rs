@@ -1,6 +1,5 @@
 //! The meter: one process and its daemon.
 
-use gshare_core::wait_ring::Event;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ResourceSpec, ServiceClass, Timestamp};
 
@@ -8,7 +7,7 @@ use crate::device::{Around, Attachment, Device};
 use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED};
 use crate::memory_questions::{self, Deferred, Shortage};
 use crate::moving::Moving;
-use crate::{Action, Actions, Ground, MeterAction, MeterEvent, Ordinal, Settings, Ticket, explain};
+use crate::{Action, Actions, Ground, MeterAction, MeterEvent, Ordinal, Settings, Ticket};
 
 /// How long a process that ends waits until all that it used is reported, in ns.
 const LEAVE_WAIT: u64 = 100_000_000;
@@ -151,7 +150,7 @@ impl<G: Ground> Meter<G> {
     fn take(&mut self, now: u64, event: MeterEvent<G>, actions: &mut Actions) {
         match event {
             MeterEvent::Connected => self.connected(now, actions),
-            MeterEvent::ConnectFailed { errno } => self.connect_failed(errno, now, actions),
+            MeterEvent::ConnectFailed => self.connect_failed(now),
             MeterEvent::Lost => self.lost(now, actions),
             MeterEvent::Heard(message) => self.heard(message, now, actions),
             MeterEvent::ProbeAnswered => {
@@ -208,7 +207,7 @@ impl<G: Ground> Meter<G> {
             }
             MeterEvent::Looked { device, facts } => {
                 let index = self.index(device);
-                let around = self.around(now);
+                let around = self.around();
                 self.devices[index].looked(now, &facts, around, actions);
             }
             MeterEvent::DeadlineReached => {}
@@ -257,15 +256,12 @@ impl<G: Ground> Meter<G> {
         self.devices.iter_mut().find(|device| device.client() == Some(client))
     }
 
-    fn around(&self, now: u64) -> Around {
+    fn around(&self) -> Around {
         let class = self.class.or(self.settings.class);
         Around {
             waiters: self.waiters,
             syncs: self.syncs,
             slo_sensitive: class.is_some_and(ServiceClass::is_slo_sensitive),
-            on_loss: self.settings.on_loss,
-            closed_at: self.link.outage().unwrap_or(Outage::new(now)).closed_at(self.settings.daemon_wait),
-            retry_at: if let Link::Down { retry_at, .. } = self.link { retry_at } else { now },
         }
     }
 
@@ -279,40 +275,33 @@ impl<G: Ground> Meter<G> {
             actions.push(Action::Say(ToDaemon::Class { class }));
         }
         self.link = Link::Greeting { by: now + self.settings.daemon_wait.greeting_ns(), outage };
-        actions.push(Action::Note { device: None, event: Event::Connected {} });
     }
 
-    fn connect_failed(&mut self, errno: u64, now: u64, actions: &mut Actions) {
+    fn connect_failed(&mut self, now: u64) {
         let Link::Connecting { outage } = self.link else { return };
-        let retry_ns = self.back_off(now, outage);
-        // Attempts that follow soon after the daemon was there are written down, later ones are not.
-        if outage.delay < RECONNECT.1 {
-            actions.push(Action::Note { device: None, event: Event::NotConnected { errno, retry_ns } });
-        }
+        self.back_off(now, outage);
     }
 
-    /// The next attempt comes a while later, and the one after that later still. Gives the delay, in ns.
-    fn back_off(&mut self, now: u64, outage: Outage) -> u64 {
+    /// The next attempt comes a while later, and the one after that later still.
+    fn back_off(&mut self, now: u64, outage: Outage) {
         let delay = self.jitter.around(outage.delay);
         let next = (outage.delay * 2).min(RECONNECT.1.max(outage.delay));
         self.link = Link::Down { retry_at: now + delay, outage: Outage { delay: next, ..outage } };
-        delay
     }
 
     /// Has the host end the connection; `at_once`: and make another one without a delay.
     fn disconnect(&mut self, now: u64, at_once: bool, actions: &mut Actions) {
-        let welcomed = self.link.is_up();
         let outage = self.link.outage().unwrap_or(Outage::new(now));
-        self.link = Link::Closing { outage, welcomed, at_once };
+        self.link = Link::Closing { outage, at_once };
         actions.push(Action::Disconnect);
     }
 
     /// The connection is gone: what was asked will not be answered.
     fn lost(&mut self, now: u64, actions: &mut Actions) {
-        let (mut outage, welcomed, at_once) = match self.link {
-            Link::Up { .. } => (Outage::new(now), true, false),
-            Link::Greeting { outage, .. } => (outage, false, false),
-            Link::Closing { outage, welcomed, at_once } => (outage, welcomed, at_once),
+        let (mut outage, at_once) = match self.link {
+            Link::Up { .. } => (Outage::new(now), false),
+            Link::Greeting { outage, .. } => (outage, false),
+            Link::Closing { outage, at_once } => (outage, at_once),
             Link::Down { .. } | Link::Connecting { .. } => return,
         };
         (self.class, self.waits_since) = (None, None);
@@ -326,11 +315,10 @@ impl<G: Ground> Meter<G> {
         if self.refusals > 0 {
             outage.delay = RECONNECT.1.saturating_mul(1 << (self.refusals - 1).min(16)).min(REFUSED);
         }
-        let mut retry_ns = self.back_off(now, outage);
+        self.back_off(now, outage);
         if at_once && let Link::Down { retry_at, .. } = &mut self.link {
-            (*retry_at, retry_ns) = (now, 0);
+            *retry_at = now;
         }
-        actions.push(Action::Note { device: None, event: Event::Lost { welcomed, retry_ns } });
         for (index, later) in deferred {
             self.serve(index, later, actions);
         }
@@ -405,7 +393,6 @@ impl<G: Ground> Meter<G> {
                 ) => {}
             _ => return,
         }
-        self.note_heard(&message, actions);
         match message {
             // A second one would have the devices attached twice.
             ToClient::Welcome { .. } if self.link.is_up() => {}
@@ -509,19 +496,6 @@ impl<G: Ground> Meter<G> {
             }
             _ => {}
         }
-    }
-
-    fn note_heard(&self, message: &ToClient, actions: &mut Actions) {
-        let Some(event) = explain::heard(message) else { return };
-        let device = match *message {
-            ToClient::Attached { ordinal, .. } => Some(Ordinal(ordinal)),
-            ToClient::ShareChanged { client, .. } | ToClient::Throttle { client, .. } => {
-                let found = self.devices.iter().find(|device| device.client() == Some(client));
-                found.map(|device| device.ordinal)
-            }
-            _ => None,
-        };
-        actions.push(Action::Note { device, event });
     }
 
     fn welcomed(&mut self, now: u64, actions: &mut Actions) {

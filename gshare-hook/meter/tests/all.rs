@@ -5,6 +5,7 @@ mod common;
 mod accounts;
 mod daemon_loss;
 mod launch;
+mod long_waits;
 mod parts;
 mod property;
 mod turns;

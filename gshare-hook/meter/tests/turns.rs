@@ -1,7 +1,6 @@
 //! Turns of a daemon's token, in virtual time: asked for, used within their bounds, and ended with the total that was used.
 
 use crate::common::{BOUND, Behind, Bench, DEVICE, Kernel, MS, US, limited};
-use gshare_core::wait_ring::Why;
 use gshare_core::wire::{OnDaemonLoss, ToDaemon};
 use gshare_core::{Duration, UseState};
 use gshare_meter::{Facts, Measured, MeterEvent, OpenRun, Segment, SegmentId, Ticket};
@@ -33,7 +32,6 @@ fn a_token_is_asked_for_used_within_its_bound_and_given_back_with_the_total() {
     bench.launches(40, KERNEL);
     bench.run(MS);
     assert_eq!((bench.uses(), bench.busy), (vec![(0, 0, UseState::Wants)], 0), "a thread waits for a token");
-    assert!(matches!(bench.why, Some(Why::Token { .. })), "{:?}", bench.why);
     bench.allow(10 * MS, 60 * MS);
     bench.run(30 * MS);
     assert_eq!((bench.ends(), bench.busy), (vec![10 * MS], 10 * MS));

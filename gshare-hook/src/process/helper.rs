@@ -201,7 +201,6 @@ impl Helper {
                     watched.presumed += thread.presume_done(watched.device, run % RUNS, predicted);
                 }
             }
-            MeterAction::Explain { .. } | MeterAction::Note { .. } => {}
             MeterAction::Tell(line) => tell(&line),
         }
     }
@@ -283,10 +282,7 @@ impl Helper {
                 self.connection = Some(connection);
                 MeterEvent::Connected
             }
-            Err(error) => {
-                let errno = error.raw_os_error().map_or(0, |errno| u64::from(errno.unsigned_abs()));
-                MeterEvent::ConnectFailed { errno }
-            }
+            Err(_) => MeterEvent::ConnectFailed,
         };
         self.events.push_back(event);
     }
@@ -391,6 +387,7 @@ impl Helper {
         Facts {
             launches: if several { device.launches.load(Ordering::Relaxed) } else { launches },
             waiting: device.waiting.load(Ordering::Acquire),
+            measuring: device.measuring.load(Ordering::Acquire),
             waited: Duration::from_nanos(device.waited_ns.load(Ordering::Relaxed)),
             settled: device.settled.swap(0, Ordering::AcqRel),
             refused: device.refused.swap(0, Ordering::AcqRel),

@@ -17,5 +17,4 @@ mod scaling;
 mod simulated;
 mod store_command;
 mod strangers;
-mod trace;
 mod why;

@@ -25,11 +25,7 @@ use gshare_core::{
     Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError, TokenScheduler,
 };
 use gshare_sched::node::{ClientConfig, NodeConfig, max_gpus};
-<<<<<<< HEAD
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
-=======
-use gshare_sched::token::{MultiToken, MultiTokenConfig, SlotScheduler};
->>>>>>> daemon
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -533,11 +529,7 @@ fn clients<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
         if clients.insert(entry.name.clone(), client).is_some() {
             let name = entry.name;
             return Err(D::Error::custom(format_args!(
-<<<<<<< HEAD
-                "two clients have the name `{name}`: need a name each"
-=======
                 "`{name}`: two clients of one name: need a name each"
->>>>>>> daemon
             )));
         }
     }

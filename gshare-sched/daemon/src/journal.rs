@@ -43,7 +43,6 @@ mod replay;
 pub use replay::{Replay, ReplayError, Replayed};
 
 use crate::config::{JournalConfig, TokenPolicy};
-use gshare_core::wire::RefusalCode;
 use gshare_core::{Duration, Timestamp, TokenAction, TokenEvent};
 use gshare_sched::node::{NodeAction, NodeEvent, Note};
 use serde::{Deserialize, Serialize};
@@ -171,7 +170,7 @@ pub fn digest(actions: &[NodeAction]) -> u64 {
             }
             NodeAction::Drop { conn, reason } => {
                 bytes.extend_from_slice(&u64::from(*conn).to_le_bytes());
-                bytes.extend_from_slice(drop_label(*reason).as_bytes());
+                bytes.push(reason.code());
             }
             NodeAction::UseKnown { question } => bytes.extend_from_slice(&question.to_le_bytes()),
             _ => {}
@@ -181,10 +180,6 @@ pub fn digest(actions: &[NodeAction]) -> u64 {
         }
     }
     digest
-}
-
-fn drop_label(reason: RefusalCode) -> &'static str {
-    crate::metrics::DropReason::from(reason).label()
 }
 
 #[derive(Serialize)]

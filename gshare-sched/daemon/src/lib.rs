@@ -36,7 +36,7 @@
 //! [`DaemonBuilder`] takes another [`Clock`] or another policy ([`gshare_core::TokenScheduler`]).
 //!
 //! # Guarantees
-//! - A connection that breaks the protocol is dropped with a counted reason ([`DropReason`]); the others notice
+//! - A connection that breaks the protocol is dropped with a counted reason ([`Reason`](gshare_core::reason::Reason)); the others notice
 //!   nothing.
 //! - `kill -9` of a client frees its token, its share and its memory as soon as the kernel reports it.
 //! - `kill -9` of the daemon loses no journalled event; hooks go on by their own policy and re-register.
@@ -75,6 +75,6 @@ mod sockets;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};
 pub use handle::{Handle, Running};
-pub use metrics::{DropReason, Metrics};
+pub use metrics::Metrics;
 pub use server::{Daemon, DaemonBuilder, DaemonError};
 pub use snapshot::{ClientSnapshot, DeviceSnapshot, Snapshot};

@@ -9,7 +9,7 @@
 //! `gshare_token_overuse_seconds` is what a returned token used beyond its budget.
 
 use crate::snapshot::{ClientSnapshot, Snapshot};
-use gshare_core::wire::{RefusalCode, WireError};
+use gshare_core::reason::Reason;
 use gshare_core::{Bytes, ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use gshare_sched::node::{NodeAction, Note};
 use parking_lot::Mutex;
@@ -22,109 +22,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-/// Why the daemon ended a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum DropReason {
-    /// Fewer bytes than the header says.
-    Truncated,
-    /// More bytes than the header says, or than any frame has.
-    Oversized,
-    /// Another version of the wire format.
-    Version,
-    /// A kind of message that does not exist.
-    Kind,
-    /// A frame replayed or left out.
-    Sequence,
-    /// A field with an impossible value.
-    Field,
-    /// A user, or a name, that is not let in.
-    NotAllowed,
-    /// A name that another run uses.
-    DuplicateName,
-    /// The peer does not read the frames it is sent, or did not say Hello in time.
-    Slow,
-    /// More clients or connections than configured.
-    Full,
-    /// A message that does not fit the state of the connection.
-    Protocol,
-    /// A spec that cannot be met.
-    BadSpec,
-    /// A device that is not managed here.
-    UnknownDevice,
-}
-
-impl DropReason {
-    const ALL: [Self; 13] = [
-        Self::Truncated,
-        Self::Oversized,
-        Self::Version,
-        Self::Kind,
-        Self::Sequence,
-        Self::Field,
-        Self::NotAllowed,
-        Self::DuplicateName,
-        Self::Slow,
-        Self::Full,
-        Self::Protocol,
-        Self::BadSpec,
-        Self::UnknownDevice,
-    ];
-
-    /// The label in `gshare_dropped_connections_total`.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Truncated => "truncated",
-            Self::Oversized => "oversized",
-            Self::Version => "version",
-            Self::Kind => "kind",
-            Self::Sequence => "sequence",
-            Self::Field => "field",
-            Self::NotAllowed => "not_allowed",
-            Self::DuplicateName => "duplicate_name",
-            Self::Slow => "slow",
-            Self::Full => "full",
-            Self::Protocol => "protocol",
-            Self::BadSpec => "bad_spec",
-            Self::UnknownDevice => "unknown_device",
-        }
-    }
-}
-
-impl fmt::Display for DropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label())
-    }
-}
-
-impl From<WireError> for DropReason {
-    fn from(error: WireError) -> Self {
-        match error {
-            WireError::Truncated { .. } => Self::Truncated,
-            WireError::Oversized { .. } => Self::Oversized,
-            WireError::Version { .. } => Self::Version,
-            WireError::Kind { .. } => Self::Kind,
-            WireError::Sequence { .. } => Self::Sequence,
-            WireError::Field { .. } => Self::Field,
-            _ => Self::Protocol,
-        }
-    }
-}
-
-impl From<RefusalCode> for DropReason {
-    fn from(code: RefusalCode) -> Self {
-        match code {
-            RefusalCode::DuplicateName => Self::DuplicateName,
-            RefusalCode::NotAllowed => Self::NotAllowed,
-            RefusalCode::Full => Self::Full,
-            RefusalCode::BadSpec => Self::BadSpec,
-            RefusalCode::UnknownDevice => Self::UnknownDevice,
-            _ => Self::Protocol,
-        }
-    }
+/// The reasons for which a daemon ends a connection.
+fn reasons_to_drop() -> impl Iterator<Item = Reason> {
+    Reason::ALL.iter().copied().filter(|reason| matches!(reason, Reason::RefusalCode(_) | Reason::Fault(_)))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -291,7 +193,7 @@ impl Default for Metrics {
         registry.register("connections", "Connections", c.connections.clone());
         registry.register("processes", "Processes let in", c.processes.clone());
         registry.register("clients", "Clients: pairs of process and GPU", c.clients.clone());
-        for reason in DropReason::ALL {
+        for reason in reasons_to_drop() {
             drop(drops.get_or_create(&ReasonLabel { reason: reason.label() }));
         }
         Self {
@@ -316,8 +218,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn dropped(&self, reason: DropReason) {
-        self.drops.get_or_create(&ReasonLabel { reason: reason.label() }).inc();
+    pub(crate) fn dropped(&self, reason: impl Into<Reason>) {
+        self.drops.get_or_create(&ReasonLabel { reason: reason.into().label() }).inc();
     }
 
     fn refused_event(&self, reason: &'static str) {
@@ -326,9 +228,8 @@ impl Metrics {
 
     /// Connections dropped since the start, by reason; those that never happened included.
     pub fn drops(&self) -> BTreeMap<String, u64> {
-        let count =
-            |reason: DropReason| self.drops.get_or_create(&ReasonLabel { reason: reason.label() }).get();
-        DropReason::ALL.iter().map(|reason| (reason.label().to_owned(), count(*reason))).collect()
+        let count = |reason: Reason| self.drops.get_or_create(&ReasonLabel { reason: reason.label() }).get();
+        reasons_to_drop().map(|reason| (reason.label().to_owned(), count(reason))).collect()
     }
 
     /// Everything in Prometheus' text form, with the clients and devices of the snapshot.

@@ -13,12 +13,13 @@ use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
 use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
-use crate::metrics::{DropReason, Metrics, ReasonLabelSet};
+use crate::metrics::{Metrics, ReasonLabelSet};
 use crate::nvml::{DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use crate::sockets::{beside, bind_admin, bind_frames, claim};
 use connections::{Conn, FRAME, PROCESS, conn_of};
+use gshare_core::reason::Fault;
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::MAX_FRAME;
@@ -427,7 +428,7 @@ impl Daemon {
             }
             self.hello_due.pop_front();
             if !greeted {
-                self.drop_connection(now, id, DropReason::Slow);
+                self.drop_connection(now, id, Fault::Slow);
             }
         }
         if self.resume_accept.is_some_and(|due| due <= now) {
@@ -445,7 +446,7 @@ impl Daemon {
             next += 1;
             match action {
                 NodeAction::Send { conn, frame } => self.send_or_drop(now, conn, &frame),
-                NodeAction::Drop { conn, reason } => self.drop_connection(now, conn, reason.into()),
+                NodeAction::Drop { conn, reason } => self.drop_connection(now, conn, reason),
                 NodeAction::UseKnown { question } => {
                     if let Some(reply) = self.asking.remove(&question) {
                         reply.send(self.snapshot(now));

@@ -1,6 +1,7 @@
 //! The events that a node is told, and its answers: actions, notes for observers, errors.
 
 use super::{NodeConfig, Refusal};
+use gshare_core::reason::Wait;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, TimeWentBack,
@@ -149,6 +150,13 @@ pub enum Note {
         conn: ConnId,
         /// Which rule was broken, for people.
         what: &'static str,
+    },
+    /// A launch of a client waits long, or waits for another reason, or does so no more.
+    Waiting {
+        /// The client.
+        client: ClientId,
+        /// The reason, as its process says; `None`: the wait is over.
+        reason: Option<Wait>,
     },
     /// A client asked for a token and waits until the debt of its name is paid back.
     DebtWait {

@@ -21,17 +21,10 @@
 //! process; smaller parts are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
 //! 862 and 162 MiB.
 //!
-<<<<<<< HEAD
 //! After a reconnect a client states its memory again. Its tenant's account takes the figure as it is, even past a limit: the
 //! memory is allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit
 //! again. The device's account takes no more of the figure than the tenant's limit leaves: a client that states more memory
 //! than it could have reserved is short of memory itself, and denies none to others.
-=======
-//! After a reconnect a client states its memory again. The tenant's account takes the figure as it is, even past a limit: the
-//! memory is allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit
-//! again. The device's account takes no more of the figure than the tenant's limit leaves: a client that claims what it could
-//! never have reserved is short of memory itself, and denies none to others.
->>>>>>> daemon
 //!
 //! # Invariants
 //! Each tenant's account is the sum of its clients', each device's the sum of what its clients hold less what they re-stated

@@ -152,6 +152,7 @@ pub use views::{ClientView, DeviceView, FactSource, TenantView};
 use crate::scale::VerticalScaler;
 use co_scaling::{Resize, Scaling};
 use debts::Debts;
+use gshare_core::reason::{LONG_WAIT, Wait};
 use gshare_core::slots::Slots;
 use gshare_core::token::TokenScheduler;
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
@@ -242,6 +243,8 @@ struct Client {
     used: Option<Bytes>,
     launches: u64,
     waited: Duration,
+    /// Why a launch of its process waits long, as the process says, and since when.
+    long_wait: Option<(Wait, Timestamp)>,
     /// GPU time used at two earlier times, a second or more apart: the share in between is the one measured last.
     samples: [(Timestamp, Duration); 2],
 }
@@ -410,9 +413,29 @@ impl Node {
                 self.rounds_over(now, over, out);
             }
             ToDaemon::MemoryQuery { client } => self.view(now, client, out),
+            ToDaemon::Waiting { client, reason } => self.waits_long(now, client, reason, out),
             // A kind that this version has no use for.
             _ => violation(conn, "sent a message of a kind that has no use here", out),
         }
+    }
+
+    /// A launch of the client waits long, or does so no more. Nothing is decided by it.
+    fn waits_long(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        reason: Option<Wait>,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let entry = self.clients.get_mut(client).expect("a client that its connection owns");
+        let before = entry.long_wait.map(|(reason, _)| reason);
+        if reason != before {
+            // The first reason is told when the launch has waited for a while.
+            let waited = if before.is_none() { LONG_WAIT } else { Duration::ZERO };
+            entry.long_wait = reason.map(|reason| (reason, now.saturating_sub(waited)));
+            note(Note::Waiting { client, reason }, out);
+        }
+        note(Note::NoEffect, out);
     }
 
     /// Whether the connection may speak for the client.
@@ -552,7 +575,8 @@ fn client_of(frame: &ToDaemon) -> Option<ClientId> {
         | ToDaemon::MemoryReserve { client, .. }
         | ToDaemon::MemoryRelease { client, .. }
         | ToDaemon::MemoryUsed { client, .. }
-        | ToDaemon::MemoryQuery { client } => Some(client),
+        | ToDaemon::MemoryQuery { client }
+        | ToDaemon::Waiting { client, .. } => Some(client),
         _ => None,
     }
 }

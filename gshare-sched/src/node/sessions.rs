@@ -324,6 +324,7 @@ impl Node {
             memory_part,
             used: None,
             launches: 0,
+            long_wait: None,
             waited: Duration::ZERO,
             samples: [(now, Duration::ZERO); 2],
         };

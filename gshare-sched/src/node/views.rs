@@ -2,6 +2,7 @@
 
 use super::{Client, Device, DeviceUuid, Node, TenantId};
 use crate::scale::ScaleState;
+use gshare_core::reason::Wait;
 use gshare_core::token::ClientStatus;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, Quota, ServiceClass, Share, Timestamp};
@@ -84,6 +85,8 @@ pub struct ClientView {
     pub waiting_since: Option<Timestamp>,
     /// How long its threads have waited in all.
     pub waited: Duration,
+    /// Why a launch of its process waits long, as the process says, and since when.
+    pub long_wait: Option<(Wait, Timestamp)>,
     /// Kernels launched.
     pub launches: u64,
     /// Memory that it uses; where it has not said so, what was granted to it.
@@ -159,6 +162,7 @@ impl Node {
             holds_token: tenant.turns.holds(id),
             waiting_since,
             waited: client.waited,
+            long_wait: client.long_wait,
             launches: client.launches,
             memory: self.memory_of(client),
             memory_limit: instance.spec.memory(),

@@ -2,11 +2,11 @@
 
 mod attachment;
 mod local_share;
+mod long_wait;
 mod turn;
 
 use gshare_core::gate::{Credit, LaunchGate};
-use gshare_core::wait_ring::Why;
-use gshare_core::wire::{OnDaemonLoss, RefusalCode};
+use gshare_core::wire::RefusalCode;
 use gshare_core::{ClientId, DeviceUuid, Duration, ResourceSpec};
 
 use crate::allowance::MemoryAccount;
@@ -19,6 +19,7 @@ use crate::{Action, Actions, Facts, OpenRun, Ordinal, Ticket};
 
 pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
+use long_wait::LongWait;
 pub(crate) use turn::REMAINDER;
 use turn::Turn;
 
@@ -100,7 +101,6 @@ pub(crate) struct Device<G> {
     /// Turns that are over since the daemon took the device.
     turns_over: u32,
     /// GPU time used before this turn, and the total that the daemon was told with the device.
-    used_before: Duration,
     used_stated: Duration,
     pub(crate) line: Timeline,
     cycles: Cycles,
@@ -116,9 +116,9 @@ pub(crate) struct Device<G> {
     said: (u64, Duration),
     /// When a launch was last let in because nothing completed, in ns.
     let_in: u64,
-    /// When a token was last asked for, and until when the daemon gives none, in ns.
-    asked_at: u64,
+    /// Until when the daemon gives no token, in ns.
     pub(crate) throttled_until: u64,
+    long_wait: LongWait,
     pub(crate) questions: Questions,
     /// The process is about to end: nothing more is launched.
     pub(crate) leaving: bool,
@@ -142,7 +142,6 @@ impl<G: Ground> Device<G> {
             credit: Credit::new(IN_FLIGHT),
             turn: Turn::Idle,
             turns_over: 0,
-            used_before: Duration::ZERO,
             used_stated: Duration::ZERO,
             line: Timeline::new(),
             cycles: Cycles::default(),
@@ -154,8 +153,8 @@ impl<G: Ground> Device<G> {
             still: Vec::new(),
             said: (0, Duration::ZERO),
             let_in: 0,
-            asked_at: 0,
             throttled_until: 0,
+            long_wait: LongWait::default(),
             questions: Questions::default(),
             leaving: false,
             look_at: 0,
@@ -211,14 +210,11 @@ impl<G: Ground> Device<G> {
         if core::mem::replace(&mut self.switches.measures_all, all) != all {
             actions.push(Action::MeasureAll { device: self.ordinal, on: all });
         }
-        if self.waiting > 0 {
-            let why = self.why(&around, now);
-            actions.push(Action::Explain { device: self.ordinal, why });
-        }
         self.settle(facts);
         self.presume(&facts.open, now, actions);
         self.unstick(now, actions);
         self.decide(now, actions);
+        self.tell_long_wait(facts, now, actions);
         if around.slo_sensitive
             && let Attachment::Served(client) = self.attachment
         {
@@ -228,7 +224,7 @@ impl<G: Ground> Device<G> {
             }
         }
         let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
-        self.look_at = now.saturating_add(self.next_look(now, longest));
+        self.look_at = now.saturating_add(self.next_look(now, longest)).min(self.long_wait.next_look(now));
         if self.waiting > 0 {
             actions.push(Action::Wake(self.ordinal));
         }
@@ -336,33 +332,6 @@ impl<G: Ground> Device<G> {
             _ => u64::MAX,
         }
     }
-
-    /// The reason for which a launch that finds no credit now waits.
-    fn why(&self, around: &Around, now: u64) -> Why {
-        let limit = self.spec.quota().limit();
-        let in_flight = Why::InFlight { bound_ns: self.bound.as_nanos() };
-        let holds = !self.credit.balance(self.ground.gate()).unspent.is_zero();
-        match &self.attachment {
-            Attachment::Asking if self.asked => Why::Attaching {},
-            Attachment::Asking if around.on_loss == OnDaemonLoss::Closed => {
-                Why::Closed { left_ns: around.closed_at.saturating_sub(now) }
-            }
-            Attachment::Asking => Why::NoDaemon { retry_ns: around.retry_at.saturating_sub(now) },
-            Attachment::Refused { fails_at } => Why::Refused { left_ns: fails_at.saturating_sub(now) },
-            Attachment::Local(_) if holds => in_flight,
-            Attachment::Local(clock) => {
-                Why::LocalWindow { limit, left_ns: clock.window_end.saturating_sub(now) }
-            }
-            Attachment::Served(_) => match self.turn {
-                Turn::Draining { .. } => Why::Draining { queued_ns: self.queued(now) },
-                _ if holds => in_flight,
-                _ if self.throttled_until > now => {
-                    Why::Throttled { limit, left_ns: self.throttled_until - now }
-                }
-                _ => Why::Token { asked_ns: now.saturating_sub(self.asked_at) },
-            },
-        }
-    }
 }
 
 /// The state of the process beside the device that is looked at.
@@ -373,8 +342,4 @@ pub(crate) struct Around {
     /// Calls that wait for a device, so far.
     pub(crate) syncs: u64,
     pub(crate) slo_sensitive: bool,
-    pub(crate) on_loss: OnDaemonLoss,
-    /// When launches fail for want of a daemon, and when the next attempt to connect is made, in ns.
-    pub(crate) closed_at: u64,
-    pub(crate) retry_at: u64,
 }

@@ -14,7 +14,6 @@
 //! - Work that outlasts its turn is reported when it is measured. The total grows by it, whichever turn it is then.
 
 use gshare_core::gate::Balance;
-use gshare_core::wait_ring::Event;
 use gshare_core::wire::ToDaemon;
 use gshare_core::{ClientId, Duration, Timestamp, UseState};
 
@@ -63,16 +62,13 @@ impl<G: Ground> Device<G> {
             return;
         }
         if until <= now {
-            self.note(Event::Revoked { lease: turn.into() }, actions);
             self.stop_launches();
             self.credit.charged(allowed);
             return self.end_turn(client, self.waiting > 0, now, actions);
         }
         if matches!(self.turn, Turn::Idle | Turn::Wanting) {
-            (self.line.turn_began, self.used_before) = (now, self.used());
+            self.line.turn_began = now;
         }
-        let budget_ns = allowed.saturating_sub(self.used_before).as_nanos();
-        self.note(Event::Granted { lease: turn.into(), budget_ns, expires_ns: until }, actions);
         self.turn = Turn::Holding { until, extends: false };
         // The end of the last turn has left a bound that would let next to nothing in.
         self.bound_in_flight(until, now);
@@ -157,8 +153,6 @@ impl<G: Ground> Device<G> {
     }
 
     fn give_back(&mut self, client: ClientId, again: bool, now: u64, actions: &mut Actions) {
-        let used_ns = self.used().saturating_sub(self.used_before).as_nanos();
-        self.note(Event::Returned { lease: self.turns_over.into(), used_ns, again }, actions);
         self.end_turn(client, again, now, actions);
         self.credit.give_back(self.ground.gate());
     }
@@ -175,8 +169,7 @@ impl<G: Ground> Device<G> {
     }
 
     fn ask(&mut self, client: ClientId, turn: Turn, now: u64, actions: &mut Actions) {
-        (self.turn, self.asked_at) = (turn, now);
-        self.note(Event::TokenRequested {}, actions);
+        self.turn = turn;
         self.say_use(client, now, actions);
     }
 
@@ -263,9 +256,5 @@ impl<G: Ground> Device<G> {
         self.said = (now, used);
         let (launches, waited) = (self.launches.count, self.waited);
         actions.push(Action::Say(ToDaemon::Use { client, turn, used, state, launches, waited }));
-    }
-
-    fn note(&self, event: Event, actions: &mut Actions) {
-        actions.push(Action::Note { device: Some(self.ordinal), event });
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use gshare_core::gate::LaunchGate;
-use gshare_core::wait_ring::Why;
+use gshare_core::reason::Wait;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, ResourceSpec, Timestamp, UseState,
@@ -83,9 +83,10 @@ pub struct Bench {
     pub connected: bool,
     pub free_running: bool,
     pub shut: bool,
-    pub why: Option<Why>,
     /// Kernels yet to be launched by a thread that never synchronises.
     pub program: VecDeque<Kernel>,
+    /// Threads that wait for a measurement.
+    pub measuring: u64,
     /// Launches that failed, with their time in ns.
     pub failed: Vec<u64>,
     /// GPU time that has been done, in ns.
@@ -96,6 +97,10 @@ pub struct Bench {
     queue: VecDeque<Queued>,
     launches: u64,
     waits: bool,
+    /// When the present wait began, in ns, and the number of launches before it; and what finished waits took in all.
+    waits_since: u64,
+    launches_before: u64,
+    waited: u64,
     next: u64,
     /// Turns that are over, as the daemon counts them, and the last total that was said to it, in ns.
     pub turn: u32,
@@ -143,8 +148,8 @@ impl Bench {
             connected: false,
             free_running: false,
             shut: false,
-            why: None,
             program: VecDeque::new(),
+            measuring: 0,
             failed: Vec::new(),
             busy: 0,
             most_queued: 0,
@@ -152,6 +157,9 @@ impl Bench {
             queue: VecDeque::new(),
             launches: 0,
             waits: false,
+            waits_since: 0,
+            launches_before: 0,
+            waited: 0,
             next: 1,
             turn: 0,
             used: 0,
@@ -235,11 +243,7 @@ impl Bench {
             MeterAction::Connect => {
                 self.connects.push(self.now);
                 self.connected = self.behind == Behind::Daemon;
-                return Some(if self.connected {
-                    MeterEvent::Connected
-                } else {
-                    MeterEvent::ConnectFailed { errno: 111 }
-                });
+                return Some(if self.connected { MeterEvent::Connected } else { MeterEvent::ConnectFailed });
             }
             MeterAction::Disconnect => {
                 self.connected = false;
@@ -253,7 +257,6 @@ impl Bench {
             MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
             MeterAction::FreeRunning { on, .. } => self.free_running = on,
             MeterAction::Shut { on, .. } => self.shut = on,
-            MeterAction::Explain { why, .. } => self.why = Some(why),
             MeterAction::Tell(line) => self.lines.push(line),
             _ => {}
         }
@@ -288,7 +291,7 @@ impl Bench {
 
     /// The thread launches what it can.
     fn launch(&mut self) {
-        self.waits = false;
+        let waited = core::mem::take(&mut self.waits);
         while let Some(&kernel) = self.program.front() {
             if self.shut {
                 self.program.pop_front();
@@ -298,8 +301,14 @@ impl Bench {
             let (row, known) = self.ground.costs.find(kernel.function, 0);
             let predicted = known.unwrap_or(self.ground.costs.guess());
             if !self.free_running && !self.ground.gate.try_spend(Duration::from_nanos(predicted)) {
+                if !waited || self.launches > self.launches_before {
+                    (self.waits_since, self.launches_before) = (self.now, self.launches);
+                }
                 self.waits = true;
                 return;
+            }
+            if waited && self.launches == self.launches_before {
+                self.waited += self.now - self.waits_since;
             }
             self.program.pop_front();
             self.launches += 1;
@@ -337,7 +346,9 @@ impl Bench {
             let (start, end) = (Timestamp::from_nanos(queued.start), Timestamp::from_nanos(queued.end));
             self.feed(MeterEvent::Completed { device: DEVICE, id: queued.id, start, end });
         }
-        let facts = Facts { launches: self.launches, waiting: self.waits.into(), ..Facts::default() };
+        let waited = Duration::from_nanos(self.waited);
+        let (launches, waiting, measuring) = (self.launches, self.waits.into(), self.measuring);
+        let facts = Facts { launches, waiting, measuring, waited, ..Facts::default() };
         self.feed(MeterEvent::Looked { device: DEVICE, facts });
         self.feed(MeterEvent::DeadlineReached);
     }
@@ -394,6 +405,15 @@ impl Bench {
         let before = core::iter::once(0).chain(uses.iter().map(|(turn, ..)| *turn));
         let ends = before.zip(&uses).filter(|(before, (turn, ..))| turn > before);
         ends.map(|(_, (_, used, _))| *used).collect()
+    }
+
+    /// What the daemon was told about launches that wait long: when, in ms since the bench began, and for what.
+    pub fn long_waits(&self) -> Vec<(u64, Option<Wait>)> {
+        let told = |(at, message): &(u64, ToDaemon)| match *message {
+            ToDaemon::Waiting { reason, .. } => Some((at / MS - 1_000, reason)),
+            _ => None,
+        };
+        self.said.iter().filter_map(told).collect()
     }
 
     pub fn answer(&self, ticket: u64) -> Option<bool> {

@@ -28,7 +28,6 @@ pub(crate) mod spin;
 mod status;
 mod store;
 mod top;
-mod trace;
 mod up;
 mod why;
 
@@ -59,7 +58,6 @@ EXAMPLES
     Ps(ps::Options),
     Status(status::Options),
     Top(top::Options),
-    Trace(trace::Options),
     Engine(engine::Options),
     Replay(replay::Options),
     Why(why::Options),
@@ -94,7 +92,6 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Ps(options) => log::exit(ps::run(&options)),
         Command::Status(options) => log::exit(status::run(&options)),
         Command::Top(options) => log::exit(top::run(&options)),
-        Command::Trace(options) => log::exit(trace::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Why(options) => log::exit(why::run(&options)),

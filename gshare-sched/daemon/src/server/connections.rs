@@ -2,12 +2,12 @@
 
 use crate::config::Strangers;
 use crate::crowd::admits;
-use crate::metrics::DropReason;
 use crate::nvml::DeviceFact;
 use crate::peer::peer_of;
 use crate::server::{Daemon, LISTENER};
+use gshare_core::reason::{Fault, Reason, RefusalCode};
 use gshare_core::slots::Slots;
-use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
+use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
 use gshare_core::{ConnId, DeviceUuid, Duration, Timestamp};
 use gshare_sched::node::{NodeError, NodeEvent, Peer};
 use rustix::event::epoll;
@@ -68,7 +68,7 @@ impl Daemon {
                 self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
                 let data = epoll::EventData::new_u64(LISTENER << 56);
                 let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
-                self.metrics.dropped(DropReason::Full);
+                self.metrics.dropped(RefusalCode::Full);
                 return;
             }
             // The peer is gone already, or another thread of a host took it.
@@ -86,7 +86,7 @@ impl Daemon {
             };
             refused.encode(0, &mut self.frame);
             let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-            self.metrics.dropped(code.into());
+            self.metrics.dropped(code);
             return;
         }
         let conn = Conn {
@@ -105,7 +105,7 @@ impl Daemon {
         let socket = &self.conns.get(id).expect("it was inserted just now").socket;
         if epoll::add(&self.epoll, socket, Self::data(id, FRAME), epoll::EventFlags::IN).is_err() {
             self.forget(id);
-            self.metrics.dropped(DropReason::Full);
+            self.metrics.dropped(RefusalCode::Full);
             return;
         }
         self.hello_due.push_back((now.saturating_add(HELLO_PATIENCE), id));
@@ -181,7 +181,7 @@ impl Daemon {
         match decoded {
             Err(error) => {
                 tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
-                self.drop_connection(now, id, error.into());
+                self.drop_connection(now, id, error.reason());
             }
             Ok(frame) => {
                 if !conn.greeted {
@@ -206,7 +206,7 @@ impl Daemon {
         let handled = self.node.handle(now, event, &mut self.actions);
         if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
             tracing::warn!(pid = peer.pid, %error, "dropped");
-            self.drop_connection(now, id, DropReason::Protocol);
+            self.drop_connection(now, id, RefusalCode::Protocol);
         }
     }
 
@@ -232,7 +232,7 @@ impl Daemon {
         let mut interest = epoll::EventFlags::IN;
         interest.set(epoll::EventFlags::OUT, !conn.queue.is_empty());
         if epoll::add(&self.epoll, &conn.socket, Self::data(id, FRAME), interest).is_err() {
-            return self.drop_connection(now, id, DropReason::Full);
+            return self.drop_connection(now, id, RefusalCode::Full);
         }
         self.hear(now, id, attach);
     }
@@ -250,12 +250,12 @@ impl Daemon {
 
     pub(super) fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
         if !self.send(id, frame) {
-            self.drop_connection(now, id, DropReason::Slow);
+            self.drop_connection(now, id, Fault::Slow);
         }
     }
 
     /// Ends a connection, if it is there, and counts why.
-    pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: DropReason) {
+    pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: impl Into<Reason>) {
         if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
             self.close(now, id);

@@ -569,7 +569,7 @@ impl Process {
                 self.main = outside.connect(now, self.who.number);
                 self.events.push_back(match self.main {
                     Some(_) => MeterEvent::Connected,
-                    None => MeterEvent::ConnectFailed { errno: 111 },
+                    None => MeterEvent::ConnectFailed,
                 });
             }
             MeterAction::Disconnect => self.disconnect(now, outside),
@@ -599,7 +599,6 @@ impl Process {
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::MeasureAll { on, .. } => self.measures_all = on,
             MeterAction::PresumeDone { predicted, .. } => self.stream.presume_done(predicted),
-            MeterAction::Explain { .. } | MeterAction::Note { .. } => {}
             MeterAction::Tell(line) => {
                 outside.log.line(now, || format!("process {} prints: {line}", self.who.number));
             }
@@ -709,6 +708,7 @@ impl Process {
         let facts = Facts {
             launches: self.launches,
             waiting,
+            measuring: u64::from(matches!(self.thread, Thread::Measurement { .. })),
             waited: self.waited,
             settled: core::mem::take(&mut self.stream.settled),
             refused: core::mem::take(&mut self.stream.refused),
