@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_enums, reason = "a device is simulated or not, and MPS runs or not")]
 pub enum Partition {
-    /// Nothing.
+    /// Every program may use all SMs.
     None,
     /// NVIDIA's MPS.
     Mps(Mps),
