@@ -31,7 +31,7 @@
 use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, SpecError};
-use crate::units::{Duration, Quota, SmShare, Timestamp};
+use crate::units::{Duration, SmShare, Timestamp};
 
 /// The time and the SMs that a client may take of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,15 +66,6 @@ pub enum TokenEvent {
         client: ClientId,
         /// The new share.
         share: Share,
-    },
-    /// Where the client's guaranteed time lies in every window from the next one on, as a packer placed it. For policies
-    /// that keep a packing as a schedule; others pass it over.
-    SlotAssigned {
-        /// The client that has the slot.
-        client: ClientId,
-        /// Where it begins in the window. It is as long as the client's request, and may wrap round the window's end.
-        #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
-        offset: Quota,
     },
     /// The client is gone, with all that it held.
     ClientLeft {

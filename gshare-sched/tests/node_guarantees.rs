@@ -85,12 +85,12 @@ fn a_reload_that_promises_more_than_there_is_changes_nothing() {
     assert!(bench.node.config().clients.is_empty());
     let event = NodeEvent::Reloaded { config: Box::new(listing(&[("alice", "0.5", None)])) };
     bench.tell(event);
-    // Listed names alone may be promised more than one device has: they may use different ones, at different times.
+    // Nobody is there any more, and no device could keep both promises.
     bench.tell(NodeEvent::Closed { conn: ConnId::new(0, 0) });
-    bench.tell(NodeEvent::Reloaded { config: Box::new(listing(&[("a", "0.9", None), ("b", "0.9", None)])) });
-    bench.start(1, "a", spec("0:1", 100));
-    let conn = bench.hello(2, "b", spec("0:1", 100));
-    assert!(bench.attach(conn).unwrap_err().contains("90% taken, 0% reserved"));
+    let event = NodeEvent::Reloaded { config: Box::new(listing(&[("a", "0.9", None), ("b", "0.9", None)])) };
+    let error = bench.node.handle(bench.now, event, &mut Vec::new()).unwrap_err();
+    assert!(matches!(&error, NodeError::Config(error) if error.value == "180%"), "{error}");
+    assert!(bench.node.config().clients.contains_key("alice"));
 }
 
 /// The operator's word: a refused process may run, and keeps to what it would have had.

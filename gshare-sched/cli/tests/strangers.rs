@@ -58,7 +58,8 @@ fn gshare_run_starts_a_program_only_where_a_device_has_room_or_waits_for_it() {
     let mark = dir.path().join("started");
     let run = |options: &[&str]| {
         let mut command: Command = hooked::run(dir.path(), &daemon.socket(), options);
-        command.arg("touch").arg(&mark).stderr(Stdio::piped());
+        // The second device would have room.
+        command.arg("touch").arg(&mark).env("CUDA_VISIBLE_DEVICES", "0").stderr(Stdio::piped());
         command
     };
     let refused = |options: &[&str]| {

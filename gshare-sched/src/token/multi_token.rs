@@ -1,114 +1,46 @@
 //! The multi-token scheduler (FaST-GShare, section 3.3.2), with lag accounting.
 //!
 //! # Problem
-//! Several clients share the time and the SMs of a GPU. Each has a quota request `r` (guaranteed share of time), a
-//! quota limit `l` (most it may take) and an SM partition `s`. Decide who holds a token, so that
-//! - the SMs of the holders never add up to more than the whole GPU;
-//! - a client that asks for the GPU gets `r` before any client gets more than its request;
-//! - no client takes more than `l` of a window, and overuse is paid back;
-//! - time that no request covers goes to the clients that can use it.
+//! Clients share the time and the SMs of a GPU. Each has a quota request `r` (guaranteed), a limit `l` and an SM partition `s`. Decide
+//! which clients hold a token, so that the holders' SMs fit, each client gets `r` before any gets more, and none takes more than `l`.
 //!
-//! The difficulty is what to charge. A kernel cannot be stopped, so a client may take more than it was granted. A host may
-//! pause between kernels, so a client may hold the GPU and use a tenth of it. The engine therefore keeps two accounts. *Order* goes
-//! by what a client **occupied**, since no other client could have that time; the *limit* goes by what it **used**, since that is
-//! what it was sold.
+//! A kernel cannot be stopped, so a client may use more than its token allowed. A host may pause, so a client may hold the GPU and use a
+//! tenth of it. The engine therefore keeps two accounts: *order* goes by the time that a client **occupied**, the *limit* by the time
+//! that it **used**.
 //!
 //! # Terms
 //! Those of [`gshare_core::token`], and per client and window of length `W`:
-//! - **used**: GPU time charged in this window, plus the overuse carried into it;
-//! - **occupied** by a lease: the time since its grant, or what was charged if that is more once it is over;
-//! - **lag**: GPU time that a client is short of its share, as in EEVDF and BFQ; negative for one that is beyond it;
-//! - **eligible**: a client whose lag would still be positive if all that it holds were occupied;
-//! - **outstanding**: the part of the budget of this window's lease that has not been charged;
-//! - **overuse**: what was used in a window beyond the limit;
-//! - **surplus**: time beyond its request that a client had in the windows before, fading by an eighth each window: what it used, since
-//!   hand-overs cost those more who get many short tokens, or half of what it occupied, if that is more. What is reported late of the
-//!   last window counts; after windows without an event, or if clients came or left, it begins at 0;
-//! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, in a window in which the limits of the GPU leave
-//!   time over, until the part `overuse / (l*W)` of it is over; **ready**: waiting otherwise.
+//! - **used**: GPU time charged in this window, plus the **overuse** (beyond the limit) carried into it;
+//! - **occupied** by a token: the time since its grant, or its charge if that is more once it is over;
+//! - **lag**: GPU time that a client is short of its share, as in EEVDF and BFQ; negative beyond it;
+//! - **eligible**: a client whose lag would still be positive if all of its token were occupied;
+//! - **surplus**: time beyond its request in the windows before, fading by an eighth each window;
+//! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, where limits leave time over, until its overuse is
+//!   paid back; **ready**: waiting otherwise.
 //!
 //! # Algorithm
-//! Windows of a GPU follow each other without a gap from its first client on. A lease belongs to one window: neither its
-//! budget nor its expiry passes the window's end. On every event, at time `now`:
+//! 1. **Catch up** in the order of time. A token that is not given back within `grace` of its end is taken back, and charged in full.
+//!    At the end of a window each lag grows by `r*W`. A waiting client keeps a positive lag, over as many windows as the longest token
+//!    of late lasted; what no client lost is forgiven, and what hand-overs lost is borne in proportion to the requests.
+//! 2. **Account**: the charge follows the client's total (see `ledger.rs`).
+//! 3. **Dispatch**: eligible clients first, the largest `lag / r` (and 1/12 of the time waited) first; then the smallest surplus in
+//!    proportion to `l`. The first that does not fit gets a **reservation**; up to `backfill_depth` behind it may go that cannot delay it.
+//!    Where the requests of a GPU add up to more than the whole, slots of a packing decide instead (`slots.rs`).
 //!
-//! 1. **Catch up** in the order of time. A lease with `expires + grace <= now` is revoked and charged its whole budget. At the
-//!    end of a window, of every client of the GPU:
-//!    - `used` becomes the overuse of that window.
-//!    - A positive lag is kept up to one request, and only by clients that hold a token or wait for one: an idle hour is not saved up.
-//!      The lag of a client with overuse becomes minus that, at most: it pays in both accounts.
-//!    - Let `P` be the sum of all positive lags and `N` that of the negative ones. `P > N`: the difference was lost to
-//!      hand-overs; every waiting client's lag falls by its part of it, in proportion to the requests. `N > P`: the difference
-//!      was taken from no client; negative lags shrink by the factor `P / N`, and what is forgiven counts as surplus only.
-//!    - The limit of the new window is raised by the positive lag that is left, as far as the request was missed by use as well:
-//!      what others overran can be made good. Then `lag += r*W`.
-//! 2. **Account** for the event. A lease takes what it occupies off its client's lag, and what it uses off the limit. Usage counts
-//!    for the window of its lease; when that is the one before this, the overuse carried from it changes.
-//! 3. **Dispatch** on the GPU concerned. The ready clients are gone through in the order of
-//!    - eligible before ineligible;
-//!    - eligible: the largest `lag / r` first, after `1/12` of the time waited (four windows at most) is added: whole kernels divide
-//!      windows into equal parts but for microseconds, and the longer wait decides then. A client that still holds a lease of an
-//!      earlier window comes last, since a kernel under it may not be charged yet;
-//!    - ineligible: the smallest surplus in proportion to `l` first, with what it has beyond its request in this window; so time over
-//!      is shared in proportion to the limits;
-//!    - then the longest wait, then the lower slot.
+//! A budget is at most `max_token`, what the limit leaves and what the window leaves; while others are ready, also the client's lag.
 //!
-//!    Each gets a token if its SMs fit. The first that does not fit gets a **reservation**: from the holders' latest
-//!    release times follows when there will be room for it at the latest. Up to `backfill_depth` clients behind it get a token only if
-//!    they are sure to release it by then or leave enough SMs beside it.
-//!
-//! A token's budget is `min(max_token, what is left of the limit, what is left of the window)`. While several clients are ready,
-//! the budget of an eligible one is also at most its lag, and its token expires after that much time by the clock (a quarter of
-//! `max_token` at least): a host that pauses gives the GPU up with its turn. An ineligible one gets an equal part of what is left of
-//! the window at most, or a quarter of `max_token`. A holder that asks again is a ready client that needs no more SMs; its lease is
-//! extended if it can have `min_token` more. A client that returns a token and wants the next at once takes its place before anyone is
-//! served, and one that could use nothing of its token keeps the place it had.
-//!
-//! ## Example
-//! `W` = 100 ms, tokens of 10 ms, SMs 100 % each. A has 20%:20%, B 30%:100%; both return a token when it is used up and
-//! ask again. Lags are 20 and 30 ms. A asked first and runs 0-10 ms: its lag is half of its request. B runs 10-20 ms (two thirds)
-//! and 20-30 ms (one third); A runs 30-40 ms and is throttled. B runs 40-50 ms, its lag is 0, no other client is ready,
-//! and it goes on 50-100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from no client: it is forgiven, and is surplus.
-//!
-//! ## Example of a pause
-//! A and B have 50 % each. A's host pauses for 90 % of the time it holds a token; B is busy. A token of A lasts 12 ms by the clock,
-//! of which it uses 1.2 ms. By use A would be served first again and again, and B would be left with a tenth of the GPU. By lag
-//! each has had 50 ms at the end of a window.
-//!
-//! ## Example of long kernels
-//! A (25 %), B (25 %) and C (50 %) run kernels of 20 ms. A window is A, B, C, C, A: lags are -15, +5 and +10 at its end. The next
-//! one starts with 10, 30 and 60 ms, and the limits of B and C are 30 and 60 ms in it.
+//! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
+//! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from no client, so it is forgiven.
 //!
 //! # Invariants
-//! - holders' SMs + free SMs = the whole; so the holders' sum never passes it, within one round either;
-//! - a client is at most one of: ready, paced, throttled; only waiting clients are any of these;
-//! - budgets granted in a window <= l*W + what was missed of the window before - overuse carried into it;
-//! - every holder is in the table of release times.
-//!
-//! From these: over `n` windows a client uses at most `n` limits, one request and one kernel. If the requests of a GPU add up to at
-//! most the whole, a client that keeps asking and keeps the GPU busy while it holds a token gets its request, **however the
-//! others use theirs**, less hand-over times; what a window's last turn takes from it comes back in the next. An eligible client
-//! waits at most for one token of each other client, its slack and grace, and one window. A client whose request is 0 is
-//! promised nothing. For sums of requests above the whole (which SM partitions allow) see
-//! [`SlotScheduler`](super::SlotScheduler).
-//!
-//! # Cost
-//! O(log n) per event for n clients on the GPU, plus eight candidates, the holders looked at for a reservation and at most
-//! `backfill_depth` candidates behind it; O(n log n) once a window. About 250 bytes per client.
+//! Those of `ledger.rs`. Over `n` windows a client uses at most `n` limits, one request and one kernel. If requests
+//! add up to at most the whole, a client that keeps asking and keeps the GPU busy gets its request, **however the others use theirs**,
+//! less hand-over times. An eligible client waits at most for one token of each other client and one window.
 //!
 //! # Differences from the paper
-//! - The paper sorts by `Q_miss` in absolute GPU time used. Requests that add up to more than the GPU then never serve the small ones,
-//!   and a client that pauses while it holds a token stays first. Here the order is by lag in proportion to the request.
-//! - "Returns tokens for the head pods until one does not fit": a narrow client behind a wide one is let in if it cannot
-//!   delay it, and a wide one is never overtaken for good. SMs are counted as they are granted, not after the round.
-//! - A token may not exceed what remains of the limit (the paper's full token overshoots by up to one token), and
-//!   overuse is carried, so that the limit holds over time for kernels longer than a quota.
-//! - The paper forgets at the end of a window. Here lag is bounded and not forgotten: what a few long kernels cannot divide in one window
-//!   is made good in the next.
-//! - Time beyond the requests is shared in proportion to the limits and in tokens that shrink with the number of those who want it;
-//!   by `Q_miss` and whole tokens the same few take the end of every window.
-//! - Where the limits leave time over, overuse is paid back before more is given: a client of 20 % with kernels of 30 ms would
-//!   otherwise run at the start of two windows and not in the third.
-//! - Tokens are leases: a client that dies or hangs loses its SMs at once or at the end of its lease.
+//! The paper orders by missed time in absolute use, forgets it at the end of a window, and lets whole tokens overshoot the limit. Here
+//! order is relative to the request, what long kernels could not divide is made good later, and overuse is carried.
+
 use super::ledger::{Client, Gpu, Ledger, Rank};
 use super::slots::Slots;
 use gshare_core::token::ClientStatus;
