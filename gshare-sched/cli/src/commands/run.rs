@@ -39,7 +39,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 /// forwarded to it; 126 means that it cannot be started, 127 that there is none of that name, and 1 another failure of this
 /// command. Where no daemon listens, a private one is started for this user; it ends half a minute after its last client. The
 /// share that the daemon's configuration has for the name goes before the options here. Where a limit cannot be kept, the program's
-/// launches and allocations fail; with GSHARE_ON_FAILURE=run in the environment it runs without limits.
+/// launches and allocations fail; with `GSHARE_ON_FAILURE=run` in the environment it runs without limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
