@@ -156,8 +156,15 @@ fn what_a_process_overused_is_paid_back_by_the_next_of_its_name() {
     next.granted();
     drop(next);
     gone();
+    // The last process left without a word about its token, which is charged in full: 10 ms at a tenth.
     let (mut last, id) = attached(&path, 5, "alice", tenth);
     last.ask(id);
+    let until = last.until(|message| match message {
+        ToClient::Throttle { until, .. } => Some(*until),
+        _ => None,
+    });
+    assert_eq!(until, Timestamp::from_millis(1_700));
+    pass(1_700);
     last.granted();
 }
 

@@ -25,8 +25,8 @@
 //!
 //! # Example
 //! ```no_run
-//! use gshare_core::{Bytes, Duration, GpuId, ModelId, RequestId, request::*};
-//! use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
+//! use gshare_core::{Bytes, Duration, GpuId, ModelId, RequestId};
+//! use gshare_sched::request::{LocalityScheduler, ModelProfile, SchedulerConfig};
 //! use gshare_runner::manager::{GpuSpec, ManagerConfig, Program, Serving, Submission};
 //!
 //! let scheduler = LocalityScheduler::new(SchedulerConfig::evict_cost_aware())?;
