@@ -111,10 +111,11 @@ fn waits_denials_and_refusals_are_told_now_and_from_the_journal() {
     // What only the process knows; and then the wait is over.
     daemon.at(30);
     alice.send(&ToDaemon::Waiting { client: id, reason: None });
-    daemon.running.handle().snapshot().unwrap();
+    // Its answer says that the frame before it was taken.
+    alice.reserve(id, Bytes(1), Bytes::ZERO).unwrap();
     daemon.at(40);
     alice.send(&ToDaemon::Waiting { client: id, reason: Some(Wait::Measuring) });
-    daemon.running.handle().snapshot().unwrap();
+    alice.reserve(id, Bytes(1), Bytes::ZERO).unwrap();
     daemon.at(50);
     drop(alice);
     within(|| (daemon.running.handle().snapshot().unwrap().clients.len() == 1).then_some(()));
@@ -183,7 +184,7 @@ fn real_processes_are_found_by_their_names_and_by_the_pid_of_what_started_them()
     );
     assert!(text.contains("until requests of others leave"), "{text}");
     let told = |finding: &Value| finding["reason"] == "limit" && finding["name"] == "alice";
-    within(|| findings(&socket, &["alice", "--since", "10m"]).into_iter().find(told));
+    within(|| findings(&socket, &["alice", "--since", "600s"]).into_iter().find(told));
     first.kill().unwrap();
     first.wait().unwrap();
     within(|| daemon.snapshot().clients.is_empty().then_some(()));

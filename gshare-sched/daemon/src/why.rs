@@ -181,13 +181,18 @@ impl Reasons {
     pub(crate) fn waits(&self, now: Timestamp, node: &Node, view: &ClientView) -> Option<Finding> {
         // A holder that has asked for more is not held up by the node.
         let asked = view.waiting_since.filter(|_| !view.holds_token);
-        let told = view.long_wait;
-        let cause = match (asked, told) {
-            (Some(_), _) => self.cause(now, node, view),
-            (None, Some((wait, _))) => (wait.into(), String::new(), None),
+        let (since, cause) = match (asked, view.long_wait) {
+            // Only the process knows these.
+            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring), since))) => {
+                (since, (wait.into(), String::new(), None))
+            }
+            (Some(asked), told) => {
+                let since = told.map_or(asked, |(_, since)| since.min(asked));
+                (since, self.cause(now, node, view))
+            }
+            (None, Some((wait, since))) => (since, (wait.into(), String::new(), None)),
             (None, None) => return None,
         };
-        let since = asked.into_iter().chain(told.map(|(_, since)| since)).min()?;
         Some(finding(now, since, view.name.clone(), Some((view.client, view.pid)), cause))
     }
 

@@ -20,7 +20,7 @@ EXAMPLES
   gshare why                                            everything that waits now, and the last denials and refusals
   gshare why alice                                      the clients of the instance alice
   gshare why 4711                                       process 4711 (also of `gshare run`), and what it has started
-  gshare why alice --since 5m                           what held alice up in the last five minutes
+  gshare why alice --since 300s                           what held alice up in the last 300 s
   gshare why alice --at 90s                             what held her up 90 s ago
   gshare why alice --journal /var/lib/gshare/journal    everything that the journal knows of her")]
 pub(crate) struct Options {
