@@ -38,7 +38,7 @@ pub(crate) struct Options {
     journal: Option<PathBuf>,
     #[command(flatten)]
     place: Where,
-    /// Print one JSON object: {"now_ns", "findings": […]}, times in ns of the node's monotonic clock.
+    /// Print one JSON object: {"findings": […]}, and `now_ns`; times in ns of the monotonic clock of the node.
     #[arg(long)]
     json: bool,
 }
