@@ -266,8 +266,8 @@ class Stage:
             alice = ["gshare", "run", "--name", "alice", "--quota", "0:0.1", "--", "python3", "serve.py"]
             # A device of her own: those of one device have one profile.
             self.start("alice", alice, WORK_SECONDS="600", WORK_PID=str(pid), GSHARE_SIM_DEVICE=str(self.place / "device"))
-            why = ["gshare", "why", "--client", "alice", str(self.journal)]
-            self.until("alice, who is held up", lambda: "throttle" in self.said(why))
+            why = ["gshare", "why", "alice", "--journal", str(self.journal)]
+            self.until("alice, who is held up", lambda: "[limit]" in self.said(why))
             self.pid = pid.read_text()
         except BaseException:
             self.__exit__()

@@ -1,8 +1,8 @@
 //! The journal: every event of the node, written down before the frames that it leads to are sent.
 //!
 //! # Problem
-//! Afterwards an operator asks why a client waited. The node is pure, so its configuration, its events and their times
-//! are the whole answer: replaying them gives every decision again ([`Replay`]). But history must not be lost to a clock
+//! Afterwards an operator asks why a client waited: each wait, denial and refusal has a line of its own. The node is pure, so its
+//! configuration, its events and their times say all else: replaying them gives every decision again ([`Replay`]). But history must not be lost to a clock
 //! that is set back, to a client that sends nonsense, to a tool that truncates the file, or to a full disk; and none of
 //! these may end the daemon.
 //!
@@ -10,10 +10,11 @@
 //! JSON lines in files `<run>-<segment>.jsonl` of one directory.
 //!
 //! ```text
-//! {"journal":2,"epoch":1763634000,"segment":0,"engine":{…},"node":{…}}      first line of a segment
+//! {"journal":3,"epoch":1763634000,"segment":0,"engine":{…},"node":{…}}      first line of a segment
 //! {"now_ns":17,"event":{"event":"received",…,"frame":"0203…"},"outcome":9}  an event, and the digest of what was done
 //! {"now_ns":17,"actions":[{"action":"send",…}]}                             all that was done, if it is recorded
 //! {"now_ns":17,"omitted":120}                                               events without effect that were not written
+//! {"now_ns":17,"why":{"name":"alice","reason":"limit",…}}                    a wait that begins or ends, a denial, a refusal
 //! ```
 //! Frames are the hexadecimal digits of their wire encoding. An event that the node refused has `"refused":true` in place
 //! of an outcome. Version 1 had the events of the token engine only.
@@ -25,7 +26,10 @@
 //!    at first, one more per `CREDIT` other events. Beyond that they are counted, not written. Example: of 100,000 stale
 //!    reports in a row the journal has 64 and one line that says `"omitted":99936`.
 //! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. `RETRY` later the next event
-//!    opens a new segment, whose header says in `lost` how many events are missing before it.
+//!    opens a new segment, whose header says in `lost` how many events are missing before it. A file that is removed or replaced
+//!    takes every write without an error, so the name is looked up every `LOOK`; events since the last look count as lost.
+//! 4. A line has at most `LONGEST_LINE` bytes; a reader refuses a longer one before it has the memory for it. Files with a run of
+//!    `RUNS` and more are no daemon's, and are left alone.
 //!
 //! # Guarantee
 //! The lines of an event are handed to the kernel before the first frame that the event leads to is sent. From then on
@@ -43,18 +47,25 @@ mod replay;
 pub use replay::{Replay, ReplayError, Replayed};
 
 use crate::config::{JournalConfig, TokenPolicy};
-use gshare_core::{Duration, Timestamp, TokenAction, TokenEvent};
+use crate::why::Finding;
+use gshare_core::{Bytes, Duration, Timestamp, TokenAction, TokenEvent};
 use gshare_sched::node::{NodeAction, NodeEvent, Note};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufRead, BufReader, Read as _, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Refused events that are written without an accepted one, and accepted events that allow one refused event more.
 const CREDIT: u32 = 64;
 /// Time between two attempts to write again after a failure.
 const RETRY: Duration = Duration::from_millis(5_000);
+/// Time between two looks for the file that is written.
+const LOOK: Duration = Duration::from_millis(1_000);
+/// The longest line that is read. A header names each client of the configuration, an event is one frame.
+const LONGEST_LINE: u64 = 16 << 20;
+/// Numbers of runs from which on files are no daemon's: one that starts a thousand times a second has a million years.
+const RUNS: u64 = 1 << 55;
 
 /// First line of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +113,9 @@ pub struct Line {
     /// Events without effect that were not written since the last line of this kind.
     #[serde(default)]
     pub omitted: Option<u64>,
+    /// A wait that begins or ends, a denial or a refusal.
+    #[serde(default)]
+    pub why: Option<Finding>,
     /// Present in a header: version of the format.
     #[serde(default)]
     pub journal: Option<u32>,
@@ -195,6 +209,12 @@ struct ActionsLine<'a> {
 }
 
 #[derive(Serialize)]
+struct FindingLine<'a> {
+    now_ns: Timestamp,
+    why: &'a Finding,
+}
+
+#[derive(Serialize)]
 struct OmittedLine {
     now_ns: Timestamp,
     omitted: u64,
@@ -231,6 +251,9 @@ struct Segment {
     file: File,
     path: PathBuf,
     length: u64,
+    /// When its name is looked up next, and events that were written since it was last.
+    look_at: Timestamp,
+    unseen: u64,
 }
 
 impl Journal {
@@ -338,6 +361,11 @@ impl Journal {
         }
     }
 
+    /// A wait that begins or ends, a denial or a refusal, after the event that led to it.
+    pub(crate) fn finding(&mut self, now: Timestamp, why: &Finding) {
+        self.line(&FindingLine { now_ns: now, why });
+    }
+
     /// Finishes the line of an event.
     fn close_line(&mut self, end: &str) {
         if std::mem::take(&mut self.open) {
@@ -367,8 +395,9 @@ impl Journal {
         if self.segment.as_ref().is_some_and(full) {
             self.open(now);
         }
-        let written = self.segment.as_mut().map(|segment| segment.append(&self.buffer));
-        if let Some(Err(error)) = written {
+        let written = self.segment.as_mut().map(|segment| segment.write(now, &self.buffer, self.buffered));
+        if let Some(Err((error, lost))) = written {
+            self.lose(lost);
             self.fail(now, &error);
         }
         if self.segment.is_none() {
@@ -414,7 +443,7 @@ impl Journal {
         let Some(config) = &self.config else { return };
         let opened = fs::create_dir_all(&config.dir).and_then(|()| {
             let run = self.run.map_or_else(|| next_run(&config.dir), Ok)?;
-            let segment = Segment::create(&config.dir, run, &self.header)?;
+            let segment = Segment::create(now, &config.dir, run, &self.header)?;
             delete_old(config, &segment.path);
             Ok((run, segment))
         });
@@ -461,11 +490,11 @@ fn delete_old(config: &JournalConfig, live: &Path) {
 }
 
 impl Segment {
-    fn create(dir: &Path, run: u64, header: &Header) -> io::Result<Self> {
+    fn create(now: Timestamp, dir: &Path, run: u64, header: &Header) -> io::Result<Self> {
         let path = dir.join(file_name(run, header.segment));
         // Names and processes of tenants are in it: for the daemon's user only.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
-        let mut segment = Self { file, path, length: 0 };
+        let mut segment = Self { file, path, length: 0, look_at: now.saturating_add(LOOK), unseen: 0 };
         let mut line = serde_json::to_vec(header)?;
         line.push(b'\n');
         if let Err(error) = segment.append(&line) {
@@ -474,6 +503,28 @@ impl Segment {
             return Err(error);
         }
         Ok(segment)
+    }
+
+    /// Writes lines of some events; an error says how many events before these are lost with it.
+    fn write(&mut self, now: Timestamp, bytes: &[u8], events: u64) -> Result<(), (io::Error, u64)> {
+        if now >= self.look_at {
+            if !self.is_there() {
+                let what =
+                    format!("{}: the file was removed or replaced while it was written", self.path.display());
+                return Err((io::Error::new(io::ErrorKind::NotFound, what), self.unseen));
+            }
+            (self.look_at, self.unseen) = (now.saturating_add(LOOK), 0);
+        }
+        self.append(bytes).map_err(|error| (error, 0))?;
+        self.unseen += events;
+        Ok(())
+    }
+
+    /// Whether its name still leads to the file that is written.
+    fn is_there(&self) -> bool {
+        let of = |file: fs::Metadata| (file.dev(), file.ino());
+        let (named, own) = (fs::metadata(&self.path).map(of), self.file.metadata().map(of));
+        named.is_ok_and(|named| own.is_ok_and(|own| own == named))
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -491,7 +542,7 @@ fn next_run(dir: &Path) -> io::Result<u64> {
             last = last.max(run);
         }
     }
-    last.checked_add(1).ok_or_else(|| io::Error::other("run numbers are used up: the largest is 2^64 - 1"))
+    Ok(last + 1)
 }
 
 /// The journal files of a directory, oldest first. Files with names that no daemon gives are not among them.
@@ -515,7 +566,7 @@ fn file_name(run: u64, segment: u32) -> String {
 fn number_of(name: &str) -> Option<(u64, u32)> {
     let (run, segment) = name.strip_suffix(".jsonl")?.split_once('-')?;
     let number = (run.parse().ok()?, segment.parse().ok()?);
-    (file_name(number.0, number.1) == name).then_some(number)
+    (number.0 < RUNS && file_name(number.0, number.1) == name).then_some(number)
 }
 
 /// Reads a journal file up to its end, or to the line that the daemon's death cut short.
@@ -524,8 +575,12 @@ pub fn read(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Line>>> {
     let mut text = Vec::new();
     Ok(std::iter::from_fn(move || {
         text.clear();
-        match reader.read_until(b'\n', &mut text) {
+        match reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text) {
             Err(error) => Some(Err(error)),
+            Ok(_) if text.len() as u64 == LONGEST_LINE => {
+                let what = format!("a line of {} and more, which no daemon writes", Bytes(LONGEST_LINE));
+                Some(Err(io::Error::new(io::ErrorKind::InvalidData, what)))
+            }
             Ok(_) if text.last() != Some(&b'\n') || text.first() == Some(&0) => None,
             Ok(_) => Some(serde_json::from_slice(&text).map_err(io::Error::from)),
         }

@@ -45,7 +45,9 @@ impl Observed {
                 let done = actions.get(from..).unwrap_or_default();
                 self.journal.handled(now, done);
                 self.metrics.observe(now, done);
-                self.reasons.observe(now, done);
+                for finding in self.reasons.observe(now, &self.node, done) {
+                    self.journal.finding(now, &finding);
+                }
                 done.iter().for_each(log);
             }
             Err(error) => {

@@ -506,9 +506,8 @@ impl Daemon {
 
     fn snapshot(&self, now: Timestamp) -> Snapshot {
         let (node, reasons) = (self.node.node(), &self.node.reasons);
-        let tenants: Vec<_> = node.tenants().collect();
         let client = |client| {
-            let why = reasons.waits(now, node, &tenants, &client);
+            let why = reasons.waits(now, node, &client);
             ClientSnapshot { why, ..ClientSnapshot::of(now, client) }
         };
         Snapshot {
@@ -521,6 +520,7 @@ impl Daemon {
             processes: node.processes(),
             drops: self.metrics.drops(),
             journal_lost: self.node.journal.lost(),
+            journal: self.config.journal.as_ref().map(|journal| journal.dir.clone()),
             journal_failure: self.node.journal.failure().map(str::to_owned),
             devices: node.devices().map(Into::into).collect(),
             clients: node.clients(now).map(client).collect(),

@@ -2,7 +2,7 @@
 
 use crate::enforce::HeldBy;
 use crate::nvml::LostDevice;
-use crate::why::Decision;
+use crate::why::{Decision, Finding};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, ServiceClass, Timestamp};
 use gshare_sched::node::{ClientView, DeviceView, FactSource};
@@ -33,6 +33,9 @@ pub struct Snapshot {
     pub drops: BTreeMap<String, u64>,
     /// Events that are not in the journal because it could not be written.
     pub journal_lost: u64,
+    /// Folder of its journal, where one is configured.
+    #[serde(default)]
+    pub journal: Option<PathBuf>,
     /// Why no journal is written at present although one is configured.
     #[serde(default)]
     pub journal_failure: Option<String>,
@@ -102,9 +105,9 @@ pub struct ClientSnapshot {
     pub holds_token: bool,
     /// For how long it has been waiting for a token, in ns.
     pub waiting_ns: Option<Duration>,
-    /// Why it waits now, and how much longer at least, in the words of `gshare why`.
+    /// Why it waits now.
     #[serde(default)]
-    pub why: Option<String>,
+    pub why: Option<Finding>,
     /// How long its threads have waited in all, in ns.
     pub waited_ns: Duration,
     /// Kernels launched.

@@ -1,384 +1,337 @@
-//! Why a client waits, or was denied something: the rule with its figures, in the words of `gshare why`.
+//! Why a client waits, or was denied or refused something: findings, each a reason with its figures in a sentence.
 //!
-//! [`cause`] looks at the tenants of a node as they are. The node's notes say what cannot be seen there: until when a debt or a
-//! limit holds a client up, and each denial and refusal.
+//! A process tells its daemon about each launch that waits for [`LONG_WAIT`](gshare_core::reason::LONG_WAIT) and more. [`Reasons`]
+//! then looks at the node as it is, and names the rule: who holds tokens, how much of a limit is used, until when a debt lasts. The
+//! findings go into the journal, and `gshare why` shows those of the present and of the past.
+//!
+//! # Cost
+//! A look at the tenants of the node for each wait of 10 ms and more. What is kept is bounded by the clients and by [`PER_REASON`].
 
-use gshare_core::{Bytes, ClientId, Duration, Timestamp};
-use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, TenantView};
+use gshare_core::reason::{Denial, Reason, Wait};
+use gshare_core::{Bytes, ClientId, Timestamp};
+use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, Refusal, TenantView};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
-/// Decisions that are kept of each rule: one rule that is applied all the time does not drive out the others.
-const PER_RULE: usize = 16;
+/// Decisions that are kept of each reason: one that is given all the time does not drive out the others.
+const PER_REASON: usize = 16;
 /// Holders that a sentence names.
 const NAMED: usize = 8;
 /// Statements of the node beyond which those that are over are forgotten.
 const STATED: usize = 4096;
 
-/// The rule that held a client up, with its figures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "rule", rename_all = "snake_case")]
+/// A wait, a denial or a refusal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the figures of the sentence that each becomes")]
-pub enum Rule {
-    /// The overuse of an earlier process of its name is paid back.
-    DebtWait { owed_ns: Duration, limit: String },
-    /// The client has used its limit of the window.
-    Throttle { used_ns: Duration, limit: String, window_ns: Duration },
-    /// The client carries overuse, which it pays back before it is given more, although SMs are free.
-    PacedWait { used_ns: Duration, limit: String, window_ns: Duration },
-    /// Others hold tokens, and its SMs do not fit beside theirs.
-    WaitForHolder { holders: Vec<String>, sm: String },
-    /// Another process of its instance holds the instance's token.
-    WaitForSibling { holder: ClientId },
-    /// A reservation of memory did not fit.
-    MemoryDenial {
-        asked_bytes: Bytes,
-        free_bytes: Bytes,
-        limit_bytes: Bytes,
-        held_bytes: Bytes,
-        of: MemoryBound,
-    },
-    /// The client was not let in, or not to a device.
-    Refusal {
-        code: String,
-        text: String,
-        #[serde(skip)]
-        until: &'static str,
-    },
-    /// Vertical scaling leaves its share as it is.
-    NotScaled { why: String },
+pub struct Finding {
+    /// Name of the instance that was held up.
+    pub name: String,
+    /// Its process, where one was let in.
+    #[serde(default)]
+    pub pid: Option<i32>,
+    /// Its client, where the process had attached to a device.
+    #[serde(default)]
+    pub client: Option<ClientId>,
+    /// The reason.
+    pub reason: Reason,
+    /// When the wait began, or the decision was made.
+    pub from_ns: Timestamp,
+    /// When the wait was over; `None`: it lasts, or it is a decision.
+    #[serde(default)]
+    pub ended_ns: Option<Timestamp>,
+    /// The time before which the wait cannot end, where that is known.
+    #[serde(default)]
+    pub until_ns: Option<Timestamp>,
+    /// The reason with its figures, and how it ends, as far as that is known.
+    pub text: String,
 }
 
-impl Rule {
-    /// The rule that a note of the node is about; `None` if it is about none.
-    pub fn of(note: &Note) -> Option<Self> {
-        Some(match note {
-            Note::DebtWait { owed, limit, .. } => Self::DebtWait { owed_ns: *owed, limit: limit.to_string() },
-            Note::Throttled { used, limit, window, .. } => {
-                Self::Throttle { used_ns: *used, limit: limit.to_string(), window_ns: *window }
-            }
-            Note::MemoryDenied { asked, free, of, limit, held, .. } => Self::MemoryDenial {
-                asked_bytes: *asked,
-                free_bytes: *free,
-                limit_bytes: *limit,
-                held_bytes: *held,
-                of: *of,
-            },
-            Note::Refused { refusal, .. } => Self::Refusal {
-                code: format!("{:?}", refusal.code()),
-                text: refusal.to_string(),
-                until: refusal.until(),
-            },
-            Note::NotScaled { why, .. } => Self::NotScaled { why: why.clone() },
-            _ => return None,
-        })
-    }
-
-    /// The rule and its figures in a sentence.
-    pub fn sentence(&self) -> String {
-        match self {
-            Self::DebtWait { owed_ns, limit } => format!(
-                "debt wait: {owed_ns} of GPU time that an earlier process of this name used beyond its limit are paid back at {limit} of the time"
-            ),
-            Self::Throttle { used_ns, limit, window_ns } => format!(
-                "throttle: {used_ns} used, overuse of earlier windows included; the limit is {limit} of a window of {window_ns}"
-            ),
-            Self::PacedWait { used_ns, limit, window_ns } => format!(
-                "paced wait: {used_ns} of this window are used or carried as overuse; with a limit of {limit} they are paid back first, although SMs are free (window {window_ns})"
-            ),
-            Self::WaitForHolder { holders, sm } => {
-                let more = match holders.len().saturating_sub(NAMED) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                let named = holders.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-                format!(
-                    "wait for a holder: tokens are held by {named}{more}, and {sm} of the SMs do not fit beside them"
-                )
-            }
-            Self::WaitForSibling { holder } => {
-                format!("wait for a sibling: {holder} of the same instance holds its token")
-            }
-            Self::MemoryDenial { asked_bytes, free_bytes, limit_bytes, held_bytes, of } => format!(
-                "memory denial: {asked_bytes} asked, {free_bytes} free: {held_bytes} of the {}'s {limit_bytes} are held",
-                bound(*of)
-            ),
-            Self::Refusal { code, text, .. } => format!("refusal ({code}): {text}"),
-            Self::NotScaled { why } => format!("not scaled: its share is fixed: {why}"),
-        }
-    }
-
-    /// Until when an answer holds, in words; `None` for a wait, which ends with a grant.
-    pub fn end(&self) -> Option<String> {
-        match self {
-            Self::MemoryDenial { asked_bytes, limit_bytes, of, .. } if asked_bytes > limit_bytes => {
-                Some(format!("for good: the {} has no more than {limit_bytes}", bound(*of)))
-            }
-            Self::MemoryDenial { asked_bytes, free_bytes, of, .. } => {
-                let missing = asked_bytes.saturating_sub(*free_bytes);
-                Some(format!("until {missing} more of the {}'s memory are released", bound(*of)))
-            }
-            Self::Refusal { until, .. } => Some((*until).to_owned()),
-            _ => None,
-        }
-    }
-
-    /// True if both are the same rule, even with other figures.
-    pub fn same_kind(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
-    }
-}
-
-fn bound(of: MemoryBound) -> &'static str {
-    match of {
-        MemoryBound::Instance => "instance",
-        _ => "device",
-    }
-}
-
-/// A statement of the node about a client (a debt) or a tenant (a limit), and until when it holds.
-pub type Stated<'a> = &'a dyn Fn(ClientId, Kind) -> Option<(Rule, Timestamp)>;
-
-/// The kinds of statement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// About a client: a debt of its name is paid back.
-    Debt,
-    /// About a tenant: its limit is reached.
-    Limit,
-}
-
-/// The cause for which a waiting client waits; and the end that the node stated, if it has.
-pub fn cause(
-    window: Duration,
-    tenants: &[TenantView],
-    view: &ClientView,
-    stated: Stated<'_>,
-) -> (Rule, Option<Timestamp>) {
-    let here = || tenants.iter().filter(|tenant| tenant.status.gpu == view.gpu);
-    let own = here().find(|tenant| tenant.status.client == view.tenant);
-    if own.is_some_and(|own| own.resumes > view.waiting_since.unwrap_or(own.resumes))
-        && let Some((rule, until)) = stated(view.client, Kind::Debt)
-    {
-        return (rule, Some(until));
-    }
-    if let Some(holder) = own.and_then(|own| own.holder) {
-        return (Rule::WaitForSibling { holder }, None);
-    }
-    if let Some((rule, until)) = stated(view.tenant, Kind::Limit) {
-        return (rule, Some(until));
-    }
-    let holders =
-        || here().filter(|tenant| tenant.status.holds.is_some() && tenant.status.client != view.tenant);
-    let held: u32 = holders().map(|tenant| u32::from(tenant.status.share.sm.get())).sum();
-    let (sm, used_ns) = (view.share.sm, view.window_used);
-    if held + u32::from(sm.get()) <= 10_000 && !used_ns.is_zero() {
-        let limit = view.share.quota.limit().to_string();
-        return (Rule::PacedWait { used_ns, limit, window_ns: window }, None);
-    }
-    let holders = holders().map(|tenant| format!("{} ({})", tenant.name, tenant.status.share.sm)).collect();
-    (Rule::WaitForHolder { holders, sm: sm.to_string() }, None)
-}
-
-/// A decision of the node that held something up.
+/// A decision that was made last, and how often it was made, as far back as it is remembered.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Decision {
-    /// When it was made, the last time.
-    pub at_ns: Timestamp,
-    /// Name of the instance that it held up.
-    pub name: String,
-    /// How often it was made, as far back as it is remembered.
+    /// The last of them.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// Their number.
     pub count: u64,
-    /// The rule with its figures, as `gshare why` says it.
-    pub what: String,
 }
 
-#[derive(Debug)]
-struct Kept {
-    at: Timestamp,
-    name: Arc<str>,
-    count: u64,
-    rule: Rule,
+/// A reason with its figures; and the time before which it cannot end.
+type Cause = (Reason, String, Option<Timestamp>);
+
+/// The name, the process and the tenant of a client that was let in.
+#[derive(Debug, Clone)]
+struct Known {
+    name: String,
+    pid: i32,
+    tenant: ClientId,
 }
 
-/// The node's notes about waits, denials and refusals. What is kept is bounded by the clients and by [`PER_RULE`].
+/// The findings of a daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Reasons {
-    clients: BTreeMap<ClientId, Arc<str>>,
-    /// Names of tenants, and the number of their clients.
-    tenants: BTreeMap<ClientId, (Arc<str>, usize)>,
-    stated: BTreeMap<(Kind, ClientId), (Rule, Timestamp)>,
+    clients: BTreeMap<ClientId, Known>,
+    /// What the node has stated about a client (a debt) or a tenant (a limit), until it is over.
+    stated: BTreeMap<(Wait, ClientId), Cause>,
+    /// Waits that clients have told and that last.
+    waits: BTreeMap<ClientId, Finding>,
     /// The newest last.
-    decisions: VecDeque<Kept>,
+    decisions: VecDeque<Decision>,
 }
 
 impl Reasons {
-    /// The node has handled an event with these actions.
-    pub(crate) fn observe(&mut self, now: Timestamp, actions: &[NodeAction]) {
+    /// The node has handled an event with these actions. Gives what is to be journalled.
+    pub(crate) fn observe(&mut self, now: Timestamp, node: &Node, actions: &[NodeAction]) -> Vec<Finding> {
+        let mut found = Vec::new();
         for action in actions {
             if let NodeAction::Note(note) = action {
-                self.note(now, note);
+                self.note(now, node, note, &mut found);
             }
         }
+        found
     }
 
-    fn note(&mut self, now: Timestamp, note: &Note) {
+    fn note(&mut self, now: Timestamp, node: &Node, note: &Note, found: &mut Vec<Finding>) {
         match note {
-            Note::Admitted { client, tenant, name, .. } => {
-                let name: Arc<str> = name.as_str().into();
-                self.clients.insert(*client, Arc::clone(&name));
-                self.tenants.entry(*tenant).or_insert((name, 0)).1 += 1;
+            Note::Admitted { client, tenant, name, pid, .. } => {
+                self.clients.insert(*client, Known { name: name.clone(), pid: *pid, tenant: *tenant });
             }
-            Note::Left { client, tenant } => {
+            Note::Left { client, .. } => {
+                self.end_wait(now, *client, found);
                 self.clients.remove(client);
-                if let Some((_, count)) = self.tenants.get_mut(tenant) {
-                    *count = count.saturating_sub(1);
-                    if *count == 0 {
-                        self.tenants.remove(tenant);
-                    }
+            }
+            Note::Waiting { client, reason } => {
+                self.end_wait(now, *client, found);
+                let view = reason.and_then(|_| node.clients(now).find(|view| view.client == *client));
+                if let Some(finding) = view.and_then(|view| self.waits(now, node, &view)) {
+                    found.push(finding.clone());
+                    self.waits.insert(*client, finding);
                 }
             }
-            Note::DebtWait { client, until, .. } => {
-                let name = self.clients.get(client).cloned();
-                self.state(now, (Kind::Debt, *client), name, Rule::of(note), *until);
+            Note::DebtWait { client, until, owed, limit } => {
+                let text = format!("{owed} of GPU time beyond its limit, at {limit} of the time");
+                self.state(now, *client, (Wait::Debt.into(), text, Some(*until)));
             }
-            Note::Throttled { tenant, until, .. } => {
-                let name = self.tenants.get(tenant).map(|(name, _)| Arc::clone(name));
-                self.state(now, (Kind::Limit, *tenant), name, Rule::of(note), *until);
+            Note::Throttled { tenant, until, used, limit, window } => {
+                let text = format!(
+                    "{used} used, overuse of earlier windows included; the limit is {limit} of a window of {window}"
+                );
+                self.state(now, *tenant, (Wait::Limit.into(), text, Some(*until)));
             }
-            Note::MemoryDenied { client, .. } => {
-                let name = self.clients.get(client).cloned();
-                self.decide(now, name, Rule::of(note));
+            Note::MemoryDenied { client, asked, free, of, limit, held } => {
+                if let Some(known) = self.clients.get(client).cloned() {
+                    let cause = memory_denied(*asked, *free, *of, *limit, *held);
+                    found.push(self.decide(now, known.name, Some((*client, known.pid)), cause));
+                }
             }
-            Note::Refused { name, .. } | Note::NotScaled { name, .. } => {
-                self.decide(now, Some(name.as_str().into()), Rule::of(note));
+            Note::Refused { name, refusal, .. } => {
+                found.push(self.decide(now, name.clone(), None, refused(refusal)));
+            }
+            Note::NotScaled { name, why, .. } => {
+                found.push(self.decide(
+                    now,
+                    name.clone(),
+                    None,
+                    (Denial::NotScaled.into(), why.clone(), None),
+                ));
             }
             _ => {}
         }
     }
 
-    fn state(
-        &mut self,
-        now: Timestamp,
-        of: (Kind, ClientId),
-        name: Option<Arc<str>>,
-        rule: Option<Rule>,
-        until: Timestamp,
-    ) {
-        let Some(rule) = rule else { return };
-        if self.stated.len() >= STATED {
-            self.stated.retain(|_, (_, until)| *until > now);
-        }
-        self.decide(now, name, Some(rule.clone()));
-        self.stated.insert(of, (rule, until));
+    fn end_wait(&mut self, now: Timestamp, client: ClientId, found: &mut Vec<Finding>) {
+        let before = self.waits.remove(&client);
+        found.extend(before.map(|before| Finding { ended_ns: Some(now), ..before }));
     }
 
-    fn decide(&mut self, at: Timestamp, name: Option<Arc<str>>, rule: Option<Rule>) {
-        let (Some(name), Some(rule)) = (name, rule) else { return };
-        let alike = |kept: &Kept| kept.rule.same_kind(&rule);
-        let before = self.decisions.iter().position(|kept| kept.name == name && alike(kept));
+    /// The node has stated a wait of a client or a tenant.
+    fn state(&mut self, now: Timestamp, of: ClientId, cause: Cause) {
+        let Reason::Wait(wait) = cause.0 else { return };
+        if self.stated.len() >= STATED {
+            self.stated.retain(|_, (_, _, until)| until.is_some_and(|until| until > now));
+        }
+        self.stated.insert((wait, of), cause.clone());
+        let member = |known: &&Known| known.tenant == of;
+        if let Some(known) = self.clients.get(&of).or_else(|| self.clients.values().find(member)).cloned() {
+            self.decide(now, known.name, None, cause);
+        }
+    }
+
+    fn decide(&mut self, now: Timestamp, name: String, of: Option<(ClientId, i32)>, cause: Cause) -> Finding {
+        let finding = finding(now, now, name, of, cause);
+        let alike = |kept: &Decision| kept.finding.reason == finding.reason;
+        let before = self.decisions.iter().position(|kept| alike(kept) && kept.finding.name == finding.name);
         let before = before.and_then(|place| self.decisions.remove(place));
-        if before.is_none() && self.decisions.iter().filter(|kept| alike(kept)).count() >= PER_RULE {
+        if before.is_none() && self.decisions.iter().filter(|kept| alike(kept)).count() >= PER_REASON {
             let oldest = self.decisions.iter().position(alike);
             oldest.and_then(|place| self.decisions.remove(place));
         }
         let count = before.map_or(0, |before| before.count).saturating_add(1);
-        self.decisions.push_back(Kept { at, name, count, rule });
+        self.decisions.push_back(Decision { finding: finding.clone(), count });
+        finding
     }
 
     /// The last decisions, the newest first.
     pub(crate) fn decisions(&self) -> Vec<Decision> {
-        let shown = |kept: &Kept| Decision {
-            at_ns: kept.at,
-            name: kept.name.to_string(),
-            count: kept.count,
-            what: [Some(kept.rule.sentence()), kept.rule.end()]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join("; "),
-        };
-        self.decisions.iter().rev().map(shown).collect()
+        self.decisions.iter().rev().cloned().collect()
     }
 
-    /// Why a client waits now, and how much longer at least; `None` if it does not.
-    pub(crate) fn waits(
-        &self,
-        now: Timestamp,
-        node: &Node,
-        tenants: &[TenantView],
-        view: &ClientView,
-    ) -> Option<String> {
-        // A holder that has asked for more is not held up.
-        view.waiting_since.filter(|_| !view.holds_token)?;
-        let stated = |of: ClientId, kind: Kind| {
-            self.stated.get(&(kind, of)).filter(|(_, until)| *until > now).cloned()
+    /// What a client waits for now; `None` if it does not wait.
+    pub(crate) fn waits(&self, now: Timestamp, node: &Node, view: &ClientView) -> Option<Finding> {
+        // A holder that has asked for more is not held up by the node.
+        let asked = view.waiting_since.filter(|_| !view.holds_token);
+        let (since, cause) = match (asked, view.long_wait) {
+            // Only the process knows these.
+            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring), since))) => {
+                (since, (wait.into(), String::new(), None))
+            }
+            (Some(asked), told) => {
+                let since = told.map_or(asked, |(_, since)| since.min(asked));
+                (since, self.cause(now, node, view))
+            }
+            (None, Some((wait, since))) => (since, (wait.into(), String::new(), None)),
+            (None, None) => return None,
         };
-        let (rule, until) = cause(node.window(), tenants, view, &stated);
-        let sentence = rule.sentence();
-        Some(match until {
-            Some(until) => format!("{sentence}; not before another {}", until.saturating_since(now)),
-            None => sentence,
-        })
+        Some(finding(now, since, view.name.clone(), Some((view.client, view.pid)), cause))
     }
+
+    /// The rule that holds up a client which has asked for a token.
+    fn cause(&self, now: Timestamp, node: &Node, view: &ClientView) -> Cause {
+        let stated = |wait: Wait, of: ClientId| {
+            let cause = self.stated.get(&(wait, of))?;
+            cause.2.is_some_and(|until| until > now).then(|| cause.clone())
+        };
+        let tenants: Vec<TenantView> =
+            node.tenants().filter(|tenant| tenant.status.gpu == view.gpu).collect();
+        let own = tenants.iter().find(|tenant| tenant.status.client == view.tenant);
+        if own.is_some_and(|own| own.resumes > view.waiting_since.unwrap_or(own.resumes))
+            && let Some(cause) = stated(Wait::Debt, view.client)
+        {
+            return cause;
+        }
+        if let Some(holder) = own.and_then(|own| own.holder) {
+            return (Wait::Sibling.into(), format!("{holder} has it"), None);
+        }
+        if let Some(cause) = stated(Wait::Limit, view.tenant) {
+            return cause;
+        }
+        let holders = || {
+            let holds = |tenant: &&TenantView| tenant.status.holds.is_some();
+            tenants.iter().filter(holds).filter(|tenant| tenant.status.client != view.tenant)
+        };
+        let held: u32 = holders().map(|tenant| u32::from(tenant.status.share.sm.get())).sum();
+        let (sm, used) = (view.share.sm, view.window_used);
+        if held + u32::from(sm.get()) <= 10_000 && !used.is_zero() {
+            let (limit, window) = (view.share.quota.limit(), node.window());
+            let text =
+                format!("{used} of this window of {window} are used or carried, and the limit is {limit}");
+            return (Wait::Paced.into(), text, None);
+        }
+        let named: Vec<_> = holders()
+            .take(NAMED)
+            .map(|tenant| format!("{} ({})", tenant.name, tenant.status.share.sm))
+            .collect();
+        if named.is_empty() {
+            return (Wait::Token.into(), String::new(), None);
+        }
+        let more = match holders().count().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text = format!("tokens are held by {}{more}, and it needs {sm} of the SMs", named.join(", "));
+        (Wait::Holder.into(), text, None)
+    }
+}
+
+fn finding(
+    now: Timestamp,
+    from_ns: Timestamp,
+    name: String,
+    of: Option<(ClientId, i32)>,
+    (reason, figures, until_ns): Cause,
+) -> Finding {
+    let mut text = reason.text().to_owned();
+    if !figures.is_empty() {
+        text = format!("{text}: {figures}");
+    }
+    if let Some(until) = until_ns {
+        text = format!("{text}; not before another {}", until.saturating_since(now));
+    }
+    let (client, pid) = (of.map(|(client, _)| client), of.map(|(_, pid)| pid));
+    Finding { name, pid, client, reason, from_ns, ended_ns: None, until_ns, text }
+}
+
+fn memory_denied(asked: Bytes, free: Bytes, of: MemoryBound, limit: Bytes, held: Bytes) -> Cause {
+    let (reason, bound) = match of {
+        MemoryBound::Instance => (Denial::InstanceMemory, "instance"),
+        _ => (Denial::DeviceMemory, "device"),
+    };
+    let end = if asked > limit {
+        format!("for good: the {bound} has no more than {limit}")
+    } else {
+        format!("until {} more of the {bound}'s memory are released", asked.saturating_sub(free))
+    };
+    (reason.into(), format!("{asked} asked, {free} free, {held} of {limit} are held; {end}"), None)
+}
+
+fn refused(refusal: &Refusal) -> Cause {
+    (refusal.code().into(), format!("{refusal}; {}", refusal.until()), None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::{ConnId, GpuId, Quota};
+    use gshare_core::{ConnId, Duration, GpuId, Quota};
+    use gshare_sched::node::NodeConfig;
+
+    fn node() -> Node {
+        let tokens = crate::TokenPolicy::default().build(Default::default()).unwrap();
+        Node::new(NodeConfig::default(), 0, tokens, gshare_sched::node::vertical_scaler(8).unwrap()).unwrap()
+    }
 
     fn denied(client: ClientId, gib: u64) -> Note {
         let (limit, free) = (Bytes::from_gib(2), Bytes::from_mib(512));
-        let held = limit.saturating_sub(free);
-        Note::MemoryDenied {
-            client,
-            asked: Bytes::from_gib(gib),
-            free,
-            of: MemoryBound::Instance,
-            limit,
-            held,
-        }
+        let (asked, held) = (Bytes::from_gib(gib), limit.saturating_sub(free));
+        Note::MemoryDenied { client, asked, free, of: MemoryBound::Instance, limit, held }
     }
 
     #[test]
-    fn a_rule_that_is_applied_all_the_time_drives_out_no_other() {
-        let mut reasons = Reasons::default();
-        let at = Timestamp::from_millis;
+    fn a_reason_that_is_given_all_the_time_drives_out_no_other() {
+        let (mut reasons, node, at) = (Reasons::default(), node(), Timestamp::from_millis);
         let alice = ClientId::new(0, 0);
-        let mut note = |now: u64, note: Note| reasons.observe(at(now), &[NodeAction::Note(note)]);
+        let mut note = |now: u64, note: Note| reasons.observe(at(now), &node, &[NodeAction::Note(note)]);
         for slot in 0..1_000 {
             let client = ClientId::new(slot, 0);
             let (conn, name) = (ConnId::new(slot, 0), format!("client-{slot}"));
             note(0, Note::Admitted { conn, client, tenant: client, gpu: GpuId::new(0), name, pid: 1 });
         }
-        note(1, denied(alice, 1));
+        assert_eq!(note(1, denied(alice, 1)).len(), 1, "a denial is journalled");
         note(2, denied(alice, 3));
         for slot in 0..1_000 {
             let (used, window) = (Duration::from_millis(60), Duration::from_millis(100));
             let (tenant, limit, until) = (ClientId::new(slot, 0), Quota::from_percent(50).unwrap(), at(100));
-            note(3, Note::Throttled { tenant, until, used, limit, window });
+            let found = note(3, Note::Throttled { tenant, until, used, limit, window });
+            assert_eq!(found, [], "a wait is journalled when it is told");
         }
         for slot in 0..1_000 {
             note(4, Note::Left { client: ClientId::new(slot, 0), tenant: ClientId::new(slot, 0) });
         }
         let decisions = reasons.decisions();
-        assert_eq!(decisions.len(), PER_RULE + 1);
-        assert_eq!(decisions[0].name, "client-999");
+        assert_eq!(decisions.len(), PER_REASON + 1);
+        assert_eq!(decisions[0].finding.name, "client-999");
         assert_eq!(
-            decisions[0].what,
-            "throttle: 60ms used, overuse of earlier windows included; the limit is 50% of a window of 100ms"
+            decisions[0].finding.text,
+            "the limit of its share is used up: 60ms used, overuse of earlier windows included; the limit is 50% of a \
+             window of 100ms; not before another 97ms"
         );
-        let last = decisions.last().unwrap();
-        assert_eq!((last.name.as_str(), last.count, last.at_ns), ("client-0", 2, at(2)));
+        let Decision { finding, count } = decisions.last().unwrap();
+        assert_eq!((finding.name.as_str(), *count, finding.from_ns), ("client-0", 2, at(2)));
         assert_eq!(
-            last.what,
-            "memory denial: 3 GiB asked, 512 MiB free: 1.5 GiB of the instance's 2 GiB are held; \
+            finding.text,
+            "the memory limit of its instance leaves less: 3 GiB asked, 512 MiB free, 1.5 GiB of 2 GiB are held; \
              for good: the instance has no more than 2 GiB"
         );
-        assert!(reasons.clients.is_empty() && reasons.tenants.is_empty());
+        assert!(reasons.clients.is_empty() && reasons.waits.is_empty());
     }
 }

@@ -14,23 +14,6 @@ fn config(dir: &Path) -> String {
     format!("[journal]\ndir = '{}'\nactions = true\n", dir.join("journal").display())
 }
 
-/// Replays one run's events and compares what the node did with what was recorded.
-fn replays_to_the_same_actions(lines: &[journal::Line]) {
-    let mut replay = journal::Replay::new(&lines[0]).unwrap();
-    let (mut compared, mut actions) = (0, serde_json::Value::Null);
-    for line in lines {
-        if let Some(done) = replay.line(line).unwrap() {
-            assert_ne!(done.same, Some(false), "{line:?}");
-            compared += u64::from(done.same.is_some());
-            actions = serde_json::to_value(done.actions).unwrap();
-        }
-        if let Some(recorded) = &line.actions {
-            assert_eq!(&actions, &serde_json::Value::from(recorded.clone()));
-        }
-    }
-    assert!(compared > 0);
-}
-
 #[test]
 fn a_killed_holder_loses_its_token_at_once_and_no_token_is_lost_or_doubled() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,7 +39,7 @@ fn a_killed_holder_loses_its_token_at_once_and_no_token_is_lost_or_doubled() {
         within(|| (daemon.snapshot().clients.len() == 1).then_some(()));
     }
     let lines = common::journal_lines(dir.path());
-    replays_to_the_same_actions(&lines);
+    common::replays_to_the_same_actions(&lines);
     // One holder at a time, as each takes all SMs.
     let (mut holder, mut tokens) = (None, 0);
     for step in lines.iter().flat_map(journal::Line::tokens) {
@@ -113,7 +96,7 @@ fn a_killed_daemon_leaves_its_journal_and_the_next_one_takes_its_clients() {
     assert_eq!(expects, [false, true, true, true, true, true], "a killed daemon is known to its successor");
     for file in &files[..5] {
         let lines: Vec<_> = journal::read(file).unwrap().map(Result::unwrap).collect();
-        replays_to_the_same_actions(&lines);
+        common::replays_to_the_same_actions(&lines);
         let asks = |line: &&journal::Line| {
             let event = line.event().unwrap();
             matches!(event, Some(NodeEvent::Received { frame: ToDaemon::Use { .. }, .. }))
@@ -185,7 +168,7 @@ fn a_terminated_daemon_leaves_nothing_but_its_journal() {
     assert!(next.child.wait().unwrap().success() && !left.exists());
     let file = &journal::segments(&dir.path().join("journal")).unwrap()[0];
     assert_eq!(std::fs::read(file).unwrap().last(), Some(&b'\n'), "cut to its length");
-    replays_to_the_same_actions(&common::journal_lines(dir.path()));
+    common::replays_to_the_same_actions(&common::journal_lines(dir.path()));
 }
 
 #[test]

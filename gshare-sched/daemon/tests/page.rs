@@ -122,13 +122,16 @@ fn shows(page: &str, said: &Snapshot) {
             (false, Some(_)) => "… waits ",
             (false, None) => "",
         };
-        let why = escaped(client.why.as_deref().unwrap_or_default());
+        let why = escaped(client.why.as_ref().map_or("", |why| &why.text));
         for wanted in [asked.as_str(), token, &why, &format!("pid {}", client.pid)] {
             assert!(row.contains(wanted), "{wanted} in {row}");
         }
     }
     for decision in &said.decisions {
-        assert!(page.contains(&escaped(&format!("{}: {}", decision.name, decision.what))), "{decision:?}");
+        assert!(
+            page.contains(&escaped(&format!("{}: {}", decision.finding.name, decision.finding.text))),
+            "{decision:?}"
+        );
     }
 }
 
@@ -146,16 +149,14 @@ fn the_page_shows_what_the_status_says() {
     let said = status(address);
     let names: Vec<&str> = said.clients.iter().map(|client| client.name.as_str()).collect();
     assert_eq!(names, ["holder", "<i>waiter</i>", "idle"]);
-    let why = said.clients[1].why.as_deref();
-    assert_eq!(
-        why,
-        Some("wait for a holder: tokens are held by holder (60%), and 50% of the SMs do not fit beside them")
-    );
+    let why = said.clients[1].why.as_ref().map(|why| why.text.as_str());
+    let holder = "others hold tokens, and its SMs do not fit beside theirs: tokens are held by holder (60%), and it needs 50% of the SMs";
+    assert_eq!(why, Some(holder));
     assert!(said.clients[0].why.is_none() && said.clients[2].why.is_none());
     assert_eq!(said.decisions.len(), 1);
     assert_eq!(
-        said.decisions[0].what,
-        "memory denial: 1 GiB asked, 512 MiB free: 0 B of the instance's 512 MiB are held; \
+        said.decisions[0].finding.text,
+        "the memory limit of its instance leaves less: 1 GiB asked, 512 MiB free, 0 B of 512 MiB are held; \
          for good: the instance has no more than 512 MiB"
     );
     let Some(browser) = browser() else {

@@ -75,6 +75,16 @@ impl Evidence {
     }
 }
 
+/// A variable of a process's environment, where this user may look.
+pub(crate) fn variable(pid: u32, name: &str) -> Option<String> {
+    Evidence::of(pid).variable(name).map(|value| String::from_utf8_lossy(value).into_owned())
+}
+
+/// Why a process is no client of the daemon.
+pub(crate) fn why(pid: u32) -> &'static str {
+    Evidence::of(pid).why()
+}
+
 /// Compares what NVML sees on the devices with the daemon's books.
 pub(crate) fn beside(nvml: &Nvml, snapshot: &Snapshot) -> anyhow::Result<Beside> {
     let mut seen = BTreeMap::<u32, u64>::new();

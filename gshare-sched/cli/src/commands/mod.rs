@@ -19,7 +19,6 @@ mod partition;
 mod private;
 mod profile;
 mod ps;
-mod replay;
 mod run;
 mod serve;
 mod shim;
@@ -59,7 +58,6 @@ EXAMPLES
     Status(status::Options),
     Top(top::Options),
     Engine(engine::Options),
-    Replay(replay::Options),
     Why(why::Options),
     Pack(pack::Options),
     Partition(partition::Options),
@@ -93,7 +91,6 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Status(options) => log::exit(status::run(&options)),
         Command::Top(options) => log::exit(top::run(&options)),
         Command::Engine(options) => log::exit(engine::run(&options)),
-        Command::Replay(options) => log::exit(replay::run(&options)),
         Command::Why(options) => log::exit(why::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
         Command::BuildDag(options) => log::exit(build_dag::run(&options)),

@@ -1,274 +1,269 @@
-//! `gshare why`: which rule made a client wait, denied it memory or refused it, and until when.
-//!
-//! The journal is replayed on a [`Node`](gshare_sched::node::Node). After each event the client's state says what it waits
-//! for; a wait is a list of stretches, each with one cause. What the node notes (a debt, a limit that is reached, a denial,
-//! a refusal) names its figures and its end; the end of a wait for others is the grant that the replay comes to.
+//! `gshare why`: why something waits, was denied or was refused; now from the daemon, and for the past from its journal.
 
-use super::{print_json, replay};
-use gshare_core::{ClientId, Duration, Timestamp};
-use gshare_sched::node::{ClientView, NodeAction, Note};
-use gshared::journal::Replay;
-use gshared::why::{Kind, Rule, cause};
-use serde::Serialize;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use super::{Where, bypass, print_json};
+use anyhow::Context as _;
+use gshare_core::reason::Reason;
+use gshare_core::{Duration, Timestamp};
+use gshared::why::Finding;
+use gshared::{Snapshot, journal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
-/// Say why a client waited, was denied memory or was refused, and until when.
+/// Say what a client waits for, or why it was denied memory or refused: which rule, since when and until when.
 ///
-/// The journal is replayed, so it must have the run from its beginning. Without --at each wait, denial and refusal of the
-/// client is printed, the last one first. Times count from the first event of the run.
+/// Without --at and --since the daemon answers for now. With one of them, or with --journal, the answer comes from the journal,
+/// which has each wait of 10 ms and more, each denial of memory and each refusal. Times count back from now, or from the end of
+/// the journal of a daemon that has ended.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare why --client alice /var/lib/gshare/journal               everything that held alice up, the last first
-  gshare why --client alice --at 12.5s /var/lib/gshare/journal    what held her up 12.5 s after the run began
-  gshare why --client alice --last 3 --json /var/lib/gshare/journal")]
+  gshare why                                            everything that waits now, and the last denials and refusals
+  gshare why alice                                      the clients of the instance alice
+  gshare why 4711                                       process 4711 (also of `gshare run`), and what it has started
+  gshare why alice --since 300s                           what held alice up in the last 300 s
+  gshare why alice --at 90s                             what held her up 90 s ago
+  gshare why alice --journal /var/lib/gshare/journal    everything that the journal knows of her")]
 pub(crate) struct Options {
-    /// Name of the client's instance.
-    #[arg(long, value_name = "NAME")]
-    client: String,
-    /// What held it up at this time since the run began, such as 12.5s; else what did so last before.
+    /// Name of an instance, or number of a process; without it everything.
+    #[arg(value_name = "NAME|PID")]
+    of: Option<String>,
+    /// The waits that lasted this long ago; if there were none, what came last before.
     #[arg(long, value_name = "TIME")]
     at: Option<Duration>,
-    /// Print at most N.
-    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
-    last: usize,
-    /// Print one JSON object: {"findings": […]}, times in ns of the daemon's clock.
+    /// The waits, denials and refusals of this length of time.
+    #[arg(long, value_name = "TIME", conflicts_with = "at")]
+    since: Option<Duration>,
+    /// Folder of a journal [default: the daemon's].
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+    #[command(flatten)]
+    place: Where,
+    /// Print one JSON object: {"findings": […]}, and `now_ns`; times in ns of the monotonic clock of the node.
     #[arg(long)]
     json: bool,
-    /// Journal files, or directories of them.
-    #[arg(required = true, value_name = "JOURNAL")]
-    journal: Vec<PathBuf>,
-}
-
-/// A wait with one cause, a denial or a refusal.
-#[derive(Debug, Clone, Serialize)]
-struct Finding {
-    #[serde(skip)]
-    run_began: Timestamp,
-    client: Option<ClientId>,
-    from_ns: Timestamp,
-    /// When it was over, or will be; `None`: it is not known.
-    until_ns: Option<Timestamp>,
-    /// The end in words.
-    until: String,
-    #[serde(flatten)]
-    rule: Rule,
-}
-
-impl Finding {
-    fn print(&self) {
-        let since = |at: Timestamp| at.saturating_since(self.run_began).as_secs_f64();
-        let client = self.client.map_or_else(String::new, |client| format!(" {client}"));
-        println!("+{:.6}s{client} {}; {}", since(self.from_ns), self.rule.sentence(), self.until);
-    }
-
-    /// Whether it held the client up at this time. A denial and a refusal are answers of one instant.
-    fn covers(&self, at: Timestamp) -> bool {
-        match self.rule {
-            Rule::MemoryDenial { .. } | Rule::Refusal { .. } => self.from_ns == at,
-            _ => self.from_ns <= at && self.until_ns.is_none_or(|until| at < until),
-        }
-    }
-}
-
-/// The wait of the client of one id, at present.
-#[derive(Debug)]
-struct Wait {
-    client: ClientId,
-    since: Timestamp,
-    rule: Rule,
-    /// The end that the node stated.
-    stated: Option<Timestamp>,
-}
-
-/// A run that is replayed, and what held the client up in it.
-#[derive(Debug)]
-struct Inquest {
-    name: String,
-    replay: Replay,
-    began: Option<Timestamp>,
-    waits: Vec<Wait>,
-    /// The last note of the node about a debt (of a client) or a limit (of a tenant), and until when it holds.
-    stated: BTreeMap<(Kind, ClientId), (Rule, Timestamp)>,
-    findings: Vec<Finding>,
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let files = replay::files(&options.journal)?;
-    let mut runs: Vec<Inquest> = Vec::new();
-    replay::read(&files, |_, _, line, begins| {
-        if begins {
-            let inquest = Inquest::new(&options.client, Replay::new(line)?);
-            anyhow::ensure!(
-                line.segment == Some(0),
-                "the beginning of this run is missing: it cannot be replayed"
-            );
-            runs.push(inquest);
+    let past = options.at.is_some() || options.since.is_some() || options.journal.is_some();
+    let snapshot = options.place.snapshot();
+    let (now, findings) = match (past, snapshot) {
+        (false, snapshot) => {
+            let snapshot = snapshot.map_err(|error| without_daemon(options.of.as_deref(), error))?;
+            let wanted = Wanted::among(options.of.as_deref(), Some(&snapshot), &[])?;
+            (snapshot.now_ns, present(snapshot, &wanted))
         }
-        match runs.last_mut() {
-            Some(run) => run.line(line),
-            None => Ok(()),
+        (true, snapshot) => {
+            let snapshot = if options.journal.is_some() { snapshot.ok() } else { Some(snapshot?) };
+            let told = snapshot.as_ref().and_then(|snapshot| snapshot.journal.clone());
+            let dir = options.journal.clone().or(told).context(
+                "the daemon keeps no journal: configure [journal] in gshared.toml, or name a folder with --journal",
+            )?;
+            let recorded = Recorded::read(&dir)?;
+            let live = snapshot.filter(|snapshot| recorded.epoch == snapshot.epoch);
+            let now = live.as_ref().map_or(recorded.last, |snapshot| snapshot.now_ns);
+            let wanted = Wanted::among(options.of.as_deref(), live.as_ref(), &recorded.findings)?;
+            let of_it = recorded.findings.into_iter().filter(|finding| wanted.has(finding)).collect();
+            (now, chosen(of_it, now, options))
         }
-    })?;
-    let mut findings: Vec<Finding> = runs.into_iter().rev().flat_map(Inquest::finish).collect();
-    if let Some(at) = options.at {
-        let at = |finding: &Finding| finding.run_began.saturating_add(at);
-        let before = |finding: &&Finding| finding.from_ns <= at(finding);
-        let covering: Vec<_> =
-            findings.iter().filter(|finding| finding.covers(at(finding))).cloned().collect();
-        let last = || findings.iter().filter(before).max_by_key(|finding| finding.from_ns).cloned();
-        findings = if covering.is_empty() { last().into_iter().collect() } else { covering };
-    }
-    findings.truncate(options.last);
+    };
     if options.json {
-        return print_json(&serde_json::json!({ "client": options.client, "findings": findings }));
+        return print_json(&serde_json::json!({ "now_ns": now, "findings": findings }));
     }
     if findings.is_empty() {
-        println!("nothing held {} up in this journal", options.client);
+        println!(
+            "nothing {} {} up",
+            if past { "held" } else { "holds" },
+            options.of.as_deref().unwrap_or("any client")
+        );
     }
-    findings.iter().for_each(Finding::print);
+    findings.iter().for_each(|finding| println!("{}", line(finding, now)));
     Ok(())
 }
 
-impl Inquest {
-    fn new(name: &str, replay: Replay) -> Self {
-        let (waits, stated, findings) = (Vec::new(), BTreeMap::new(), Vec::new());
-        Self { name: name.to_owned(), replay, began: None, waits, stated, findings }
-    }
+/// A process keeps its last share where no daemon is.
+fn without_daemon(of: Option<&str>, error: anyhow::Error) -> anyhow::Error {
+    let Some(pid) = of.and_then(|of| of.parse().ok()) else { return error };
+    let policy = match bypass::variable(pid, "GSHARE_ON_DAEMON_LOSS").as_deref() {
+        Some("closed") => "its policy is closed: its launches wait for a daemon, and then fail",
+        _ => "where it has a limit, it keeps that by its own clock",
+    };
+    error.context(format!("process {pid} has no daemon to wait for; {policy}"))
+}
 
-    fn line(&mut self, line: &gshared::journal::Line) -> anyhow::Result<()> {
-        let Some(done) = self.replay.line(line)? else { return Ok(()) };
-        let now = done.now;
-        anyhow::ensure!(done.same != Some(false), "the replay differs from the run: see `gshare replay`");
-        let notes: Vec<Note> = done
-            .actions
-            .iter()
-            .filter_map(|action| match action {
-                NodeAction::Note(note) => Some(note.clone()),
-                _ => None,
-            })
+/// Whose findings are wanted.
+#[derive(Debug)]
+enum Wanted {
+    All,
+    /// An instance.
+    Name(String),
+    /// These processes; and those that they named themselves by, since a refused process is no client.
+    Processes(BTreeSet<i32>, BTreeSet<String>),
+}
+
+impl Wanted {
+    /// Whom the argument means, among all that are known.
+    fn among(of: Option<&str>, snapshot: Option<&Snapshot>, recorded: &[Finding]) -> anyhow::Result<Self> {
+        let Some(of) = of else { return Ok(Self::All) };
+        let clients = snapshot.iter().flat_map(|snapshot| &snapshot.clients);
+        let decided = snapshot.iter().flat_map(|snapshot| &snapshot.decisions);
+        let decided = decided.map(|decision| &decision.finding).chain(recorded);
+        let names: BTreeSet<&str> = clients
+            .clone()
+            .map(|client| client.name.as_str())
+            .chain(decided.clone().map(|finding| finding.name.as_str()))
             .collect();
-        let began = *self.began.get_or_insert(now);
-        for note in &notes {
-            self.note(now, began, note);
+        if names.contains(of) {
+            return Ok(Self::Name(of.to_owned()));
         }
-        self.look(now);
-        Ok(())
-    }
-
-    fn note(&mut self, now: Timestamp, began: Timestamp, note: &Note) {
-        let Some(rule) = Rule::of(note) else { return };
-        let client = match note {
-            Note::DebtWait { client, until, .. } => return self.state((Kind::Debt, *client), rule, *until),
-            Note::Throttled { tenant, until, .. } => return self.state((Kind::Limit, *tenant), rule, *until),
-            Note::MemoryDenied { client, .. } => {
-                let view = self.replay.node().clients(now).find(|view| view.client == *client);
-                view.filter(|view| view.name == self.name).map(|_| Some(*client))
-            }
-            Note::Refused { name, .. } => (*name == self.name).then_some(None),
-            _ => None,
+        let known = match names.len() {
+            0 => "no name is known".to_owned(),
+            _ => format!("known are {}", names.iter().copied().collect::<Vec<_>>().join(", ")),
         };
-        if let Some(client) = client {
-            let until = rule.end().unwrap_or_default();
-            self.findings.push(Finding {
-                run_began: began,
-                client,
-                from_ns: now,
-                until_ns: None,
-                until,
-                rule,
-            });
+        let Ok(pid) = of.parse::<u32>() else { anyhow::bail!("no client `{of}`: {known}") };
+        let family = family(pid);
+        let own: BTreeSet<String> =
+            family.iter().filter_map(|pid| bypass::variable(*pid, "GSHARE_NAME")).collect();
+        let family: BTreeSet<i32> = family.iter().filter_map(|pid| i32::try_from(*pid).ok()).collect();
+        let is_known = clients.map(|client| client.pid).any(|pid| family.contains(&pid))
+            || decided.clone().filter_map(|finding| finding.pid).any(|pid| family.contains(&pid))
+            || decided.clone().any(|finding| own.contains(&finding.name));
+        if is_known {
+            return Ok(Self::Processes(family, own));
         }
+        anyhow::ensure!(
+            Path::new(&format!("/proc/{pid}")).exists(),
+            "no process {pid}, and no client of this number: {known}"
+        );
+        let why = bypass::why(pid);
+        anyhow::bail!("process {pid} and its children are no clients of the daemon ({why}): {known}")
     }
 
-    /// Remembers what the node stated of a client or a tenant.
-    fn state(&mut self, of: (Kind, ClientId), rule: Rule, until: Timestamp) {
-        self.stated.insert(of, (rule, until));
-    }
-
-    /// Compares what each client of the name waits for with what it waited for before.
-    fn look(&mut self, now: Timestamp) {
-        self.stated.retain(|_, (_, until)| *until > now);
-        let views: Vec<ClientView> =
-            self.replay.node().clients(now).filter(|view| view.name == self.name).collect();
-        let node = self.replay.node();
-        let tenants: Vec<_> = node.tenants().collect();
-        let stated = |of: ClientId, kind: Kind| self.stated.get(&(kind, of)).cloned();
-        let waiting: Vec<(ClientId, Rule, Option<Timestamp>)> = views
-            .iter()
-            // A holder that has asked for more is not held up.
-            .filter(|view| view.waiting_since.is_some() && !view.holds_token)
-            .map(|view| {
-                let (rule, stated) = cause(node.window(), &tenants, view, &stated);
-                (view.client, rule, stated)
-            })
-            .collect();
-        let (ended, going): (Vec<Wait>, Vec<Wait>) =
-            std::mem::take(&mut self.waits).into_iter().partition(|wait| {
-                !waiting.iter().any(|(client, rule, _)| *client == wait.client && goes_on(rule, &wait.rule))
-            });
-        self.waits = going;
-        for wait in ended {
-            let granted = views.iter().any(|view| view.client == wait.client && view.holds_token);
-            let gone = !views.iter().any(|view| view.client == wait.client);
-            self.end(
-                wait,
-                now,
-                if granted {
-                    "granted"
-                } else if gone {
-                    "gone"
-                } else {
-                    "another cause"
-                },
-            );
+    fn has(&self, finding: &Finding) -> bool {
+        match self {
+            Self::All => true,
+            Self::Name(name) => finding.name == *name,
+            Self::Processes(family, names) => match finding.pid {
+                Some(pid) => family.contains(&pid),
+                None => names.contains(&finding.name),
+            },
         }
-        for (client, rule, stated) in waiting {
-            match self.waits.iter_mut().find(|wait| wait.client == client) {
-                // Figures become known late: a window may end after the first look.
-                Some(wait) => wait.rule = rule,
-                None => self.waits.push(Wait { client, since: now, rule, stated }),
-            }
-        }
-    }
-
-    fn end(&mut self, wait: Wait, now: Timestamp, how: &str) {
-        let run_began = self.began.unwrap_or(now);
-        if now == wait.since {
-            return;
-        }
-        let at = |at: Timestamp| format!("+{:.6}s", at.saturating_since(run_began).as_secs_f64());
-        let stated = wait.stated.map_or_else(String::new, |until| format!(", not before {}", at(until)));
-        let waited = now.saturating_since(wait.since);
-        let until = format!("until {} ({how}, after {waited}{stated})", at(now));
-        let (client, from_ns, rule) = (Some(wait.client), wait.since, wait.rule);
-        self.findings.push(Finding { run_began, client, from_ns, until_ns: Some(now), until, rule });
-    }
-
-    /// The findings, the last one first.
-    fn finish(mut self) -> Vec<Finding> {
-        for wait in std::mem::take(&mut self.waits) {
-            let run_began = self.began.unwrap_or(wait.since);
-            let at = |at: Timestamp| format!("+{:.6}s", at.saturating_since(run_began).as_secs_f64());
-            let until = wait.stated.map_or_else(
-                || "the journal ends before it is over".to_owned(),
-                |until| format!("not before {}", at(until)),
-            );
-            let (client, from_ns, rule) = (Some(wait.client), wait.since, wait.rule);
-            self.findings.push(Finding { run_began, client, from_ns, until_ns: None, until, rule });
-        }
-        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.from_ns));
-        self.findings
     }
 }
 
-/// True if a wait goes on: the same rule, even with other figures, and the same holders.
-fn goes_on(rule: &Rule, before: &Rule) -> bool {
-    match (rule, before) {
-        (Rule::WaitForHolder { holders, .. }, Rule::WaitForHolder { holders: before, .. }) => {
-            holders == before
+/// A process and all that descend from it.
+fn family(pid: u32) -> BTreeSet<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name in parentheses may hold anything; the parent is the second field after it.
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        children.entry(parent.unwrap_or(0)).or_default().push(child);
+    }
+    let (mut family, mut next) = (BTreeSet::new(), vec![pid]);
+    while let Some(pid) = next.pop() {
+        if family.insert(pid) {
+            next.extend(children.get(&pid).into_iter().flatten());
         }
-        _ => rule.same_kind(before),
+    }
+    family
+}
+
+/// What waits now, and the last decisions.
+fn present(snapshot: Snapshot, wanted: &Wanted) -> Vec<Finding> {
+    let waits = snapshot.clients.into_iter().filter_map(|client| client.why);
+    let is_decision = |finding: &Finding| !matches!(finding.reason, Reason::Wait(_));
+    let decided = snapshot.decisions.into_iter().map(|decision| decision.finding).filter(is_decision);
+    waits.chain(decided).filter(|finding| wanted.has(finding)).collect()
+}
+
+/// The findings of a journal, of the last time that the machine ran.
+#[derive(Debug)]
+struct Recorded {
+    epoch: u64,
+    last: Timestamp,
+    findings: Vec<Finding>,
+}
+
+impl Recorded {
+    fn read(dir: &Path) -> anyhow::Result<Self> {
+        let name = || dir.display().to_string();
+        let files = journal::segments(dir).with_context(name)?;
+        let (mut epoch, mut last, mut findings) = (None, Timestamp::ZERO, Vec::<Finding>::new());
+        for file in &files {
+            let name = || file.display().to_string();
+            for (line, number) in journal::read(file).with_context(name)?.zip(1u64..) {
+                let line = line.with_context(|| format!("{}:{number}", file.display()))?;
+                if let Some(version) = line.journal {
+                    anyhow::ensure!(
+                        version == journal::VERSION,
+                        "{}: a journal of version {version}, and this program reads version {}",
+                        file.display(),
+                        journal::VERSION
+                    );
+                    epoch = line.epoch;
+                }
+                anyhow::ensure!(
+                    epoch.is_some(),
+                    "{}: does not begin with a journal's header",
+                    file.display()
+                );
+                let Some(now) = line.now_ns.map(Timestamp::from_nanos) else { continue };
+                if now < last {
+                    // The clock begins again when the machine does.
+                    findings.clear();
+                }
+                last = now;
+                let Some(finding) = line.why else { continue };
+                let began = |open: &Finding| {
+                    (open.client, open.from_ns, open.reason)
+                        == (finding.client, finding.from_ns, finding.reason)
+                };
+                match findings.iter_mut().rfind(|open| open.ended_ns.is_none() && began(open)) {
+                    Some(open) => *open = finding,
+                    None => findings.push(finding),
+                }
+            }
+        }
+        let epoch =
+            epoch.with_context(|| format!("{}: no journal of a daemon is there, or an empty one", name()))?;
+        Ok(Self { epoch, last, findings })
+    }
+}
+
+/// The findings that the options ask for, the last one first.
+fn chosen(mut findings: Vec<Finding>, now: Timestamp, options: &Options) -> Vec<Finding> {
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.from_ns));
+    let end = |finding: &Finding| match finding.reason {
+        Reason::Wait(_) => finding.ended_ns.unwrap_or(now),
+        _ => finding.from_ns,
+    };
+    if let Some(since) = options.since {
+        let since = now.saturating_sub(since);
+        findings.retain(|finding| end(finding) >= since);
+    } else if let Some(at) = options.at {
+        let at = now.saturating_sub(at);
+        findings.retain(|finding| finding.from_ns <= at);
+        let lasted = findings.iter().filter(|finding| end(finding) >= at).count();
+        match lasted {
+            0 => findings.truncate(1),
+            _ => findings.retain(|finding| end(finding) >= at),
+        }
+    }
+    findings
+}
+
+fn line(finding: &Finding, now: Timestamp) -> String {
+    let Finding { name, pid, reason, from_ns, ended_ns, text, .. } = finding;
+    let whose = pid.map_or_else(|| name.clone(), |pid| format!("{name} (pid {pid})"));
+    let ago = |at: Timestamp| now.saturating_since(at);
+    let label = reason.label();
+    match (reason, ended_ns) {
+        (Reason::Wait(_), None) => format!("{whose} has waited for {} [{label}]: {text}", ago(*from_ns)),
+        (Reason::Wait(_), Some(ended)) => {
+            let waited = ended.saturating_since(*from_ns);
+            format!("{} ago {whose} waited for {waited} [{label}]: {text}", ago(*from_ns))
+        }
+        _ => format!("{} ago {whose} was refused or denied [{label}]: {text}", ago(*from_ns)),
     }
 }

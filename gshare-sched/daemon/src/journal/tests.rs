@@ -221,3 +221,47 @@ fn an_event_has_the_digest_of_what_was_done_about_it() {
     );
     assert_eq!(events(dir.path()), [asked(1), asked(2), asked(3)]);
 }
+
+/// The file took every write, though no name led to it any more: nothing was counted, and nothing was written again.
+#[test]
+fn a_folder_that_is_removed_is_noticed_and_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut journal = create(&config(&path, 1 << 20, 2), 7);
+    let write = |journal: &mut Journal, now: Timestamp, n: u32| {
+        journal.event(now, &asked(n));
+        journal.flush(now);
+    };
+    write(&mut journal, at(1), 1);
+    fs::remove_dir_all(&path).unwrap();
+    write(&mut journal, at(2), 2);
+    let noticed = at(3).saturating_add(LOOK);
+    write(&mut journal, noticed, 3);
+    assert!(journal.failure().unwrap().contains("removed or replaced"), "{:?}", journal.failure());
+    assert_eq!(journal.lost(), 3, "those since the last look");
+    let later = noticed.saturating_add(RETRY);
+    write(&mut journal, later, 4);
+    assert_eq!((events(&path), journal.failure()), (vec![asked(4)], None));
+    assert_eq!(lines(&segments(&path).unwrap()[0])[0].lost, 3);
+}
+
+#[test]
+fn a_file_with_a_wild_number_is_left_alone_and_stops_no_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let wild = dir.path().join("18446744073709551615-000000.jsonl");
+    fs::write(&wild, "mine").unwrap();
+    let mut journal = create(&config(dir.path(), 1 << 20, 2), 7);
+    journal.event(at(1), &asked(1));
+    journal.flush(at(1));
+    assert_eq!((journal.failure(), events(dir.path())), (None, vec![asked(1)]));
+    assert!(wild.exists());
+}
+
+#[test]
+fn a_line_that_no_daemon_writes_is_refused_with_bounded_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.jsonl");
+    fs::write(&path, "1".repeat(usize::try_from(2 * LONGEST_LINE).unwrap())).unwrap();
+    let error = read(&path).unwrap().next().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "a line of 16 MiB and more, which no daemon writes");
+}

@@ -377,3 +377,21 @@ impl Drop for Forked {
         unsafe { libc::waitpid(self.pid(), std::ptr::null_mut(), 0) };
     }
 }
+
+/// Replays one run's events and compares what the node did with what was recorded; gives the number of outcomes compared.
+pub fn replays_to_the_same_actions(lines: &[gshared::journal::Line]) -> u64 {
+    let mut replay = gshared::journal::Replay::new(&lines[0]).unwrap();
+    let (mut compared, mut actions) = (0, serde_json::Value::Null);
+    for line in lines {
+        if let Some(done) = replay.line(line).unwrap() {
+            assert_ne!(done.same, Some(false), "{line:?}");
+            compared += u64::from(done.same.is_some());
+            actions = serde_json::to_value(done.actions).unwrap();
+        }
+        if let Some(recorded) = &line.actions {
+            assert_eq!(&actions, &serde_json::Value::from(recorded.clone()));
+        }
+    }
+    assert!(compared > 0);
+    compared
+}

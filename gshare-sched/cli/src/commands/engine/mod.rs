@@ -27,14 +27,12 @@ mod token_scheduler;
 /// Each line in, `{"now_ns": N, "event": {…}}`, gives one line out: `{"now_ns": N, "actions": […],
 /// "next_deadline_ns": N or null}`, or `{"error": "…", "line": N}` if the event is refused, which changes nothing. The
 /// host calls again at the deadline with `deadline_reached`. A line without an event is passed over; one with an
-/// `"engine"` replaces the engine by one of that configuration. `gshare replay --tokens` prints the token engine's part of a
-/// journal so.
+/// `"engine"` replaces the engine by one of that configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   gshare engine platform --schema                                 what a line in and a line out may be
-  gshare engine token < events.jsonl > actions.jsonl
-  gshare replay --tokens journal | gshare engine token            the token engine again, on a journal's events")]
+  gshare engine token < events.jsonl > actions.jsonl")]
 pub(crate) struct Options {
     /// The engine.
     #[command(subcommand)]
