@@ -46,7 +46,7 @@ mod replay;
 
 pub use replay::{Replay, ReplayError, Replayed};
 
-use crate::config::{JournalConfig, TokenPolicy};
+use crate::config::JournalConfig;
 use crate::why::Finding;
 use gshare_core::{Bytes, Duration, Timestamp, TokenAction, TokenEvent};
 use gshare_sched::node::{NodeAction, NodeEvent, Note};
@@ -79,9 +79,6 @@ pub struct Header {
     /// Events between the last file and this one that are missing because they could not be written.
     #[serde(default)]
     pub lost: u64,
-    /// Policy of the engine.
-    #[serde(default)]
-    pub policy: TokenPolicy,
     /// Configuration of the token engine, to build the same one for a replay; null for one of the host's own.
     pub engine: serde_json::Value,
     /// Configuration of the node when the run began.
@@ -128,9 +125,6 @@ pub struct Line {
     /// Present in a header: events missing before it.
     #[serde(default)]
     pub lost: u64,
-    /// Present in a header.
-    #[serde(default)]
-    pub policy: TokenPolicy,
     /// Present in a header.
     #[serde(default)]
     pub engine: Option<serde_json::Value>,
@@ -259,18 +253,17 @@ struct Segment {
 impl Journal {
     /// No journal: nothing is written, nothing is lost.
     pub(crate) fn off() -> Self {
-        Self::new(None, 0, TokenPolicy::default(), serde_json::Value::Null, serde_json::Value::Null)
+        Self::new(None, 0, serde_json::Value::Null, serde_json::Value::Null)
     }
 
     /// Begins the journal of one run of the daemon. If that fails, [`failure`](Self::failure) says why.
     pub(crate) fn create(
         config: &JournalConfig,
         epoch: u64,
-        policy: TokenPolicy,
         engine: serde_json::Value,
         node: serde_json::Value,
     ) -> Self {
-        let mut journal = Self::new(Some(config.clone()), epoch, policy, engine, node);
+        let mut journal = Self::new(Some(config.clone()), epoch, engine, node);
         journal.open(Timestamp::ZERO);
         journal
     }
@@ -278,13 +271,12 @@ impl Journal {
     fn new(
         config: Option<JournalConfig>,
         epoch: u64,
-        policy: TokenPolicy,
         engine: serde_json::Value,
         node: serde_json::Value,
     ) -> Self {
         Self {
             config,
-            header: Header { journal: VERSION, epoch, segment: 0, lost: 0, policy, engine, node },
+            header: Header { journal: VERSION, epoch, segment: 0, lost: 0, engine, node },
             run: None,
             segment: None,
             failure: None,

@@ -73,7 +73,7 @@ mod snapshot;
 mod sockets;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
-pub use config::{Config, ConfigError, DeviceUuid, TokenPolicy};
+pub use config::{Config, ConfigError, DeviceUuid};
 pub use handle::{Handle, Running};
 pub use metrics::Metrics;
 pub use server::{Daemon, DaemonBuilder, DaemonError};

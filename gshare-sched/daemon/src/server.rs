@@ -25,6 +25,7 @@ use gshare_core::token::TokenScheduler;
 use gshare_core::wire::MAX_FRAME;
 use gshare_core::{ConnId, DeviceUuid, Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, vertical_scaler};
+use gshare_sched::token::MultiToken;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -120,7 +121,7 @@ impl DaemonBuilder {
         Self { clock, ..self }
     }
 
-    /// Another policy than those of [`TokenPolicy`](crate::TokenPolicy). A journal written under it cannot be replayed.
+    /// Another policy than [`MultiToken`]. A journal written under it cannot be replayed.
     #[must_use]
     pub fn engine(self, engine: Box<dyn TokenScheduler>) -> Self {
         Self { engine: Some(EngineBox(engine)), ..self }
@@ -148,7 +149,7 @@ impl DaemonBuilder {
             Some(EngineBox(engine)) => (engine, serde_json::Value::Null),
             None => {
                 let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
-                (config.policy.build(engine_config)?, described)
+                (Box::new(MultiToken::new(engine_config)?) as Box<dyn TokenScheduler>, described)
             }
         };
         let scaler = vertical_scaler(config.max_clients)?;
@@ -170,7 +171,7 @@ impl DaemonBuilder {
             // Without a journal the node is still served: a full disk must not take the GPUs away.
             Some(journal) => {
                 let node = serde_json::to_value(&node_config).map_err(io::Error::from)?;
-                Journal::create(journal, epoch, config.policy, described, node)
+                Journal::create(journal, epoch, described, node)
             }
         };
         let node = Node::new(node_config, epoch, engine, scaler).map_err(ConfigError::Node)?;

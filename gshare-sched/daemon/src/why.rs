@@ -284,9 +284,10 @@ mod tests {
     use super::*;
     use gshare_core::{ConnId, Duration, GpuId, Quota};
     use gshare_sched::node::NodeConfig;
+    use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
     fn node() -> Node {
-        let tokens = crate::TokenPolicy::default().build(Default::default()).unwrap();
+        let tokens = Box::new(MultiToken::new(MultiTokenConfig::default()).unwrap());
         Node::new(NodeConfig::default(), 0, tokens, gshare_sched::node::vertical_scaler(8).unwrap()).unwrap()
     }
 

@@ -3,7 +3,7 @@
 use super::{Line, VERSION, digest};
 use gshare_core::{Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeConfig, NodeEvent, vertical_scaler};
-use gshare_sched::token::MultiTokenConfig;
+use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
 /// Why a journal cannot be replayed.
 #[derive(Debug, thiserror::Error)]
@@ -66,10 +66,10 @@ impl Replay {
         let tokens: MultiTokenConfig = serde_json::from_value(engine.ok_or(ReplayError::OwnScheduler)?)?;
         let config: NodeConfig = serde_json::from_value(header.node.clone().unwrap_or_default())?;
         let bad = |error: &dyn std::fmt::Display| ReplayError::Config(error.to_string());
-        let tokens = header.policy.build(tokens).map_err(|error| bad(&error))?;
+        let tokens = MultiToken::new(tokens).map_err(|error| bad(&error))?;
         let scaler = vertical_scaler(config.max_clients).map_err(|error| bad(&error))?;
         let epoch = header.epoch.unwrap_or(0);
-        let node = Node::new(config, epoch, tokens, scaler).map_err(|error| bad(&error))?;
+        let node = Node::new(config, epoch, Box::new(tokens), scaler).map_err(|error| bad(&error))?;
         Ok(Self { node, actions: Vec::new() })
     }
 

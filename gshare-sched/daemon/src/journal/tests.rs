@@ -6,7 +6,7 @@ fn config(dir: &Path, max_file: u64, keep_files: usize) -> JournalConfig {
 }
 
 fn create(config: &JournalConfig, epoch: u64) -> Journal {
-    Journal::create(config, epoch, TokenPolicy::default(), serde_json::json!({}), serde_json::json!({}))
+    Journal::create(config, epoch, serde_json::json!({}), serde_json::json!({}))
 }
 
 fn asked(question: u32) -> NodeEvent {
