@@ -10,7 +10,7 @@
 //! | `bare %` | what the program uses without the hook, of the device's time |
 //! | `per s` | its launches a second, or its rounds where it waits |
 //! | `used %` | the same as `bare %` under the limit |
-//! | `speed` | launches a second under the limit, in per cent of those without the hook |
+//! | `speed` | launches a second under the limit, in per cent of those without the hook; time in which a thread could run and got no CPU is left out |
 //! | `charged` | what the daemon heard that the program used, in per cent of the device's time |
 //! | `beside` | launches a second of the busy neighbour, in per cent of what it has under the same daemon alone |
 //! | `missed` | `speed` below 97 per cent where the use is below the limit; `cap` beyond the limit by more than 2 points; `charged` off by more than 2 points; `beside` below 98 |
@@ -168,6 +168,12 @@ fn wait_in_rounds(setup: &Setup, waits: For, rounds: &AtomicU64, stop: &AtomicBo
     }
 }
 
+/// For how long the calling thread was ready to run while other threads had the CPUs, in ns.
+fn without_a_cpu() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
 /// The program, in a process of its own: for each line, which says for how many seconds, runs so long and says what it did.
 fn program() -> ! {
     let number = |name: &str| std::env::var(name).expect("set").parse::<u32>().expect("a number");
@@ -193,7 +199,8 @@ fn program() -> ! {
     };
     for line in std::io::stdin().lines() {
         let seconds: f64 = line.expect("a line").parse().expect("seconds");
-        let (count, stop, began) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
+        let (count, queued, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let began = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
@@ -203,13 +210,15 @@ fn program() -> ! {
                     } else {
                         wait_in_rounds(&setup, waits, &count, &stop);
                     }
+                    queued.fetch_add(without_a_cpu(), Ordering::Relaxed);
                 });
             }
             std::thread::sleep(Duration::from_secs_f64(seconds));
             stop.store(true, Ordering::Relaxed);
         });
         let took = began.elapsed().as_nanos();
-        println!("{} {took} {}", count.into_inner(), busy.map_or(0, |busy| busy()));
+        let queued = queued.into_inner() / u64::from(threads);
+        println!("{} {took} {queued} {}", count.into_inner(), busy.map_or(0, |busy| busy()));
         let _ = std::io::stdout().flush();
     }
     std::process::exit(0)
@@ -232,18 +241,21 @@ struct Process {
 struct Sums {
     launches: f64,
     ns: f64,
+    /// The part of the time in which its threads waited for a CPU.
+    queued: f64,
     used: f64,
 }
 
 impl Sums {
     fn rate(self) -> f64 {
-        self.launches / self.ns * 1e9
+        self.launches / (self.ns - self.queued) * 1e9
     }
 
     fn since(self, before: Self) -> Self {
         Self {
             launches: self.launches - before.launches,
             ns: self.ns - before.ns,
+            queued: self.queued - before.queued,
             used: self.used - before.used,
         }
     }
@@ -296,9 +308,10 @@ impl Process {
     fn end(&mut self) {
         let line = self.lines.next().expect("an answer").expect("a line");
         let mut numbers = line.split(' ').map(|number| number.parse::<f64>().expect("a number"));
-        let mut next = || numbers.next().expect("three numbers");
+        let mut next = || numbers.next().expect("four numbers");
         self.done.launches += next();
         self.done.ns += next();
+        self.done.queued += next();
         let used = next();
         self.done.used = self.truth.as_mut().map_or(used, |truth| truth.now(&[self.pid]).1[0] as f64);
     }
@@ -390,7 +403,9 @@ fn beside(stage: &Stage, hooked: &mut Process, seconds: f64) -> f64 {
             }
             let took = neighbour.done.since(before);
             let sums = if with { &mut shared } else { &mut alone };
-            (sums.launches, sums.ns) = (sums.launches + took.launches, sums.ns + took.ns);
+            sums.launches += took.launches;
+            sums.ns += took.ns;
+            sums.queued += took.queued;
         }
         left -= TURN;
     }
@@ -462,6 +477,9 @@ fn main() {
         let (alone, under) = (stage("bare"), stage("hooked"));
         let wanted = |program: &Program| format!("{}: {}", driver.name(), program.name()).contains(&only);
         let mut programs: Vec<Program> = programs().into_iter().filter(wanted).collect();
+        if driver == Driver::StubWordless {
+            programs.retain(|program| program.waits != For::Word);
+        }
         if quick {
             programs.retain(|program| program.kernel_us == 5 && program.threads == 1);
         }

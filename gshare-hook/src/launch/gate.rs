@@ -57,7 +57,7 @@ use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
 use crate::launch::runs::{MIXED, ThreadRecord, own_record};
 use crate::launch::segments::{Ending, SEGMENT_LAUNCHES, begin, end, saturated, take_over};
 use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
-use crate::launch::ticket::{Ticket, Verdict};
+use crate::launch::ticket::{Call, Ticket, Verdict};
 use crate::sys::clock;
 
 /// The short way of a launch: what it costs is known and prepaid, and nothing else is to be done.
@@ -86,7 +86,7 @@ pub(crate) fn admit(
     device: &'static Device,
     (handle, size): (u64, u64),
     stream: usize,
-    slack: u64,
+    kind: Call,
 ) -> Ticket {
     // The default streams of threads are made without a call.
     if stream == PER_THREAD_STREAM && !CONTROL.has_blocking_streams() {
@@ -103,7 +103,7 @@ pub(crate) fn admit(
         return Ticket::PASS;
     }
     let (row, cost) = device.costs.find(handle, shape(size));
-    let launch = Launch { metering, device, thread, row, stream, slack };
+    let launch = Launch { metering, device, thread, row, stream, kind };
     let Some(cost) = cost else { return probe(launch) };
     // SAFETY: the record is this thread's own.
     take_over(&mut unsafe { thread.run(stream) }, stream, device);
@@ -113,7 +113,7 @@ pub(crate) fn admit(
     // SAFETY: as above; the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
     // A segment is due unless it has begun or there is a reason to go without.
-    if run.start.is_none() && run.skip == 0 && begin(metering, &mut run, cost, row, slack) {
+    if run.start.is_none() && run.skip == 0 && begin(metering, &mut run, cost, row, kind.slack(device)) {
         return measure_alone(launch, cost);
     }
     let first = run.count == 0 && run.slack > 0;
@@ -152,7 +152,11 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let mut run = unsafe { thread.run(stream) };
     if run.count == 1 && run.slack > 0 {
-        run.lead = saturated(clock::now_ns() - run.opened).min(run.slack);
+        let took = clock::now_ns() - run.opened;
+        run.lead = saturated(took).min(run.slack);
+        if let Some(device) = run.device() {
+            device.calls.seen(took);
+        }
     }
     if !result.is_ok() {
         // It did not run: nothing of it is in flight, and its cost is given back.

@@ -15,7 +15,7 @@ use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
 use gshare_meter::{Measured, SHORT_NS, Segment};
 
-use crate::device::context::{Context, Pair};
+use crate::device::context::{Context, Pair, relaxed};
 use crate::device::hold::Begun;
 use crate::device::{Device, Pending};
 use crate::launch::control::CONTROL;
@@ -24,7 +24,7 @@ use crate::launch::metering::Metering;
 use crate::launch::runs::{Alone, MIXED, ThreadRecord};
 use crate::launch::segments::{Ending, end_segments};
 use crate::launch::streams::LEGACY_STREAM;
-use crate::launch::ticket::{CALL_NS, Ticket, Verdict};
+use crate::launch::ticket::{Call, Ticket, Verdict};
 use crate::sys::clock;
 
 /// Launches of unknown cost that go ahead unmeasured.
@@ -69,18 +69,17 @@ pub(crate) struct Launch {
     pub(crate) thread: &'static ThreadRecord,
     pub(crate) row: Row,
     pub(crate) stream: usize,
-    /// The part of its call's duration, in ns, that may be the reason that the work started late.
-    pub(crate) slack: u64,
+    pub(crate) kind: Call,
 }
 
 impl Alone {
     /// Records the event before it, with its stream kept waiting if it is short.
     pub(crate) fn record_start(&mut self, context: Arc<Context>) {
         // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-        self.idle = self.slack > 0 && Context::is_idle(self.stream);
+        self.idle = self.kind != Call::Blocking && Context::is_idle(self.stream);
         // A call that may do more than queue work is not kept from ending.
         let short =
-            self.slack == CALL_NS && self.device.costs.known(self.row).is_some_and(|ns| ns <= SHORT_NS);
+            self.kind == Call::Launch && self.device.costs.known(self.row).is_some_and(|ns| ns <= SHORT_NS);
         let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
         let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
         match begun {
@@ -89,14 +88,16 @@ impl Alone {
             Begun::Busy => return,
             Begun::Never => {}
         }
+        let asked = clock::now_ns();
         let start = context.take_recorded(self.stream);
         if begun == Begun::Yes && (start.is_none() || self.lead.is_none()) {
-            context.hold.end();
+            context.hold.end(true);
             start.into_iter().chain(self.lead.take()).for_each(|event| context.give_back(event));
             return;
         }
         if begun == Begun::Never {
             self.began = clock::now_ns();
+            self.record = self.began - asked;
         }
         self.start = start.map(|start| (start, context));
     }
@@ -105,10 +106,10 @@ impl Alone {
 /// Records the event before a launch; its cost has been paid.
 #[cold]
 pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
-    let Launch { metering, device, thread, row, stream, slack } = launch;
+    let Launch { metering, device, thread, row, stream, kind } = launch;
     let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
     let began = clock::now_ns();
-    let mut alone = Alone { device, row, stream, slack, how, start: None, lead: None, idle: false, began };
+    let mut alone = Alone { device, row, stream, kind, how, start: None, lead: None, idle: false, began, record: 0 };
     let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);
@@ -124,24 +125,28 @@ pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult)
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
     let device = alone.device;
     let (lead, how) = (alone.lead, if alone.lead.is_some() { Measured::Held } else { alone.how });
-    let gap = if alone.idle && how != Measured::Held {
-        (clock::now_ns() - alone.began).min(alone.slack)
-    } else {
-        0
-    };
+    let took = clock::now_ns() - alone.began;
+    if how != Measured::Held {
+        device.calls.seen(took);
+    }
+    let gap = if alone.idle && how != Measured::Held { took.min(alone.kind.slack(device)) } else { 0 };
     let measured = alone.start.and_then(|(start, context)| {
+        // Where the stream still had other work, or waited, the launch came behind that.
+        let pending = |event| relaxed(|| Context::passed(event)) == Some(false);
+        let behind = how == Measured::Held || pending(start);
         let end = if result.is_ok() { context.take_recorded(alone.stream) } else { None };
+        let span = if behind { 0 } else { clock::now_ns() - alone.began + alone.record };
         // A stream that went on by itself had nothing to do meanwhile.
-        let in_time = how != Measured::Held || context.hold.end();
+        let in_time = lead.is_none_or(|lead| context.hold.end(pending(lead)));
         match end {
-            Some(end) if in_time => Some((context, Pair { lead, start, end })),
+            Some(end) if in_time => Some((context, Pair { lead, start, end }, span)),
             end => {
                 end.into_iter().chain(lead).chain([start]).for_each(|event| context.give_back(event));
                 None
             }
         }
     });
-    let Some((context, pair)) = measured else {
+    let Some((context, pair, span)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
         // No thread waits for a measurement that will not come; what is doubted still is.
@@ -157,7 +162,9 @@ pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult)
         launches: 1,
         row: Some(alone.row),
         dense: true,
+        span,
         gap,
+        record: alone.record,
         of: how,
         opened: alone.began,
     };

@@ -15,6 +15,7 @@ use gshare_meter::{Measured, OpenRun};
 
 use crate::device::Device;
 use crate::device::context::{Context, Event};
+use crate::launch::ticket::Call;
 use crate::sys::tls;
 
 /// Streams that a thread's launches are tracked on at once.
@@ -76,6 +77,10 @@ pub(crate) struct Own {
     /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
     pub(crate) slack: u32,
     pub(crate) lead: u32,
+    /// The time that the call for the segment's first event took, in ns.
+    pub(crate) record: u32,
+    /// The stream waits for something within the segment.
+    pub(crate) waits: bool,
     /// Charged cost of the launches that were open when the thread last synchronised, in ns.
     pub(crate) awaited: u64,
     /// The count of destroyed handles when the segment began.
@@ -121,6 +126,8 @@ impl Run {
             opened: 0,
             slack: 0,
             lead: 0,
+            record: 0,
+            waits: false,
             awaited: 0,
             destroyed: 0,
         };
@@ -191,7 +198,7 @@ pub(crate) struct Alone {
     pub(crate) device: &'static Device,
     pub(crate) row: Row,
     pub(crate) stream: usize,
-    pub(crate) slack: u64,
+    pub(crate) kind: Call,
     pub(crate) how: Measured,
     /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
     pub(crate) start: Option<(Event, Arc<Context>)>,
@@ -199,6 +206,8 @@ pub(crate) struct Alone {
     /// Whether the stream was idle, and since when the launch has been under way.
     pub(crate) idle: bool,
     pub(crate) began: u64,
+    /// The time that it took to record the event before the launch, in ns.
+    pub(crate) record: u64,
 }
 
 /// What the meter keeps about a thread. Never freed; reused when its thread is gone.

@@ -59,8 +59,11 @@ pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row
     }
     let Some(context) = metering.contexts.current() else { return false };
     let idle = slack > 0 && Context::is_idle(run.stream);
+    run.waits = false;
+    let asked = clock::now_ns();
     if let Some(event) = context.take_recorded(run.stream) {
         run.opened = clock::now_ns();
+        run.record = saturated(run.opened - asked);
         run.slack = if idle { saturated(slack) } else { 0 };
         run.start = Some((event, context));
         run.skip = 0;
@@ -118,6 +121,17 @@ pub(crate) fn switching(to: usize) {
         if run.start.as_ref().is_some_and(|(_, context)| context.handle() != to) {
             end(&mut run, Ending::Taken);
         }
+    }
+}
+
+/// The calling thread makes a stream wait: for the host, for a word of memory, or for another stream. The time of the wait is not the
+/// device's, so that the segment on that stream says nothing about its launches; the next ones are measured alone now and then.
+pub(crate) fn waits(stream: usize) {
+    let Some(thread) = metered() else { return };
+    // SAFETY: the record is the calling thread's own.
+    let mut run = unsafe { thread.run(stream) };
+    if run.stream == stream {
+        (run.waits, run.mixed) = (true, MIXED);
     }
 }
 
@@ -228,16 +242,18 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         None
     } else {
         // Everything was queued before the device could have finished the first launch, or even begun.
-        let dense = presumed == 0
-            && (clock::now_ns() - run.opened < run.first.saturating_add(run.lead.into())
-                || relaxed(|| Context::passed(start)) == Some(false));
-        context.take_recorded(run.stream).map(|end| (end, dense))
+        let behind = relaxed(|| Context::passed(start)) == Some(false);
+        let queued = clock::now_ns() - run.opened < run.first.saturating_add(run.lead.into());
+        let dense = presumed == 0 && !run.waits && (queued || behind);
+        let end = context.take_recorded(run.stream);
+        let span = if behind { 0 } else { clock::now_ns() - run.opened + u64::from(run.record) };
+        end.map(|end| (end, dense, span))
     };
     drop(pushed);
     if let Some(thread) = thread {
         thread.ending.store(NO_STREAM, Ordering::Release);
     }
-    let Some((end, dense)) = ended else {
+    let Some((end, dense, span)) = ended else {
         context.give_back(start);
         return settle();
     };
@@ -249,7 +265,9 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         launches: count,
         row: (run.mixed == 0).then_some(run.row),
         dense,
+        span,
         gap: run.lead.into(),
+        record: run.record.into(),
         of: Measured::Run,
         opened: run.opened,
     };

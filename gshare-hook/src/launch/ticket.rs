@@ -1,7 +1,28 @@
 //! What is decided about one launch.
 
-/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
-pub(crate) const CALL_NS: u64 = 10_000;
+use crate::device::Device;
+
+/// A call that gives the device work, by what it may do before the work is queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// It queues a kernel or a graph, and takes its usual time for that.
+    Launch,
+    /// It may move bytes on the host first.
+    Copy,
+    /// It may wait for the work itself.
+    Blocking,
+}
+
+impl Call {
+    /// The part of the call's duration, in ns, that may be the reason that the work started late.
+    pub(crate) fn slack(self, device: &Device) -> u64 {
+        match self {
+            Self::Launch => device.calls.most(),
+            Self::Copy => u64::MAX,
+            Self::Blocking => 0,
+        }
+    }
+}
 
 /// What is decided about a launch before it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -151,7 +151,9 @@ impl Stream {
             launches: 1,
             row: Some(row),
             dense: true,
+            span: 0,
             gap: 0,
+            record: 0,
             of,
             opened: now.as_nanos(),
         };
@@ -219,7 +221,9 @@ impl Stream {
             launches: count,
             row: self.row.filter(|_| !self.mixed),
             dense,
+            span: 0,
             gap: 0,
+            record: 0,
             of: Measured::Run,
             opened: open.opened.as_nanos(),
         };
