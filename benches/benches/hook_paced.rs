@@ -127,13 +127,21 @@ fn wait_in_rounds(setup: &Setup, waits: For, rounds: &AtomicU64, stop: &AtomicBo
     // SAFETY: the driver's functions by their C signatures, with handles of this context.
     unsafe {
         let way = setup.hooked;
-        let (launch, wait): (Launch, OnStream) = (way.get(c"cuLaunchKernel"), way.get(c"cuStreamSynchronize"));
+        let (launch, wait): (Launch, OnStream) =
+            (way.get(c"cuLaunchKernel"), way.get(c"cuStreamSynchronize"));
         let host: HostCall = way.get(c"cuLaunchHostFunc");
-        let (record, wait_event): (Two, WaitEvent) = (way.get(c"cuEventRecord"), way.get(c"cuStreamWaitEvent"));
+        let (record, wait_event): (Two, WaitEvent) =
+            (way.get(c"cuEventRecord"), way.get(c"cuStreamWaitEvent"));
         let wait_word: WaitWord = way.get(c"cuStreamWaitValue32_v2");
         let (mut event, mut word, mut address) = (null_mut(), null_mut(), 0);
-        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int>(c"cuEventCreate")(&raw mut event, 2));
-        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int>(c"cuMemAllocHost_v2")(&raw mut word, 64));
+        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int>(c"cuEventCreate")(
+            &raw mut event,
+            2,
+        ));
+        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int>(c"cuMemAllocHost_v2")(
+            &raw mut word,
+            64,
+        ));
         let place: unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> c_int =
             way.get(c"cuMemHostGetDevicePointer_v2");
         ok(place(&raw mut address, word, 0));

@@ -61,8 +61,10 @@ impl Device {
             return ready;
         }
         let end = |busy_until: u64| busy_until.max(ready) + length;
-        let before =
-            self.shared.busy_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |until| Some(end(until)));
+        let before = self
+            .shared
+            .busy_until
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |until| Some(end(until)));
         self.used.fetch_add(length, Ordering::Relaxed);
         end(before.unwrap_or_else(|until| until))
     }

@@ -298,21 +298,22 @@ impl Overlap {
 /// How long a call that launches a kernel takes: the part of a measured interval in which the device waited for it.
 ///
 /// A call that was interrupted takes longer, and its kernel may have run meanwhile. So at most twice the usual time is taken for the
-/// call's own. What is usual falls half-way to a shorter call, and rises by a quarter at most.
-#[derive(Debug)]
+/// call's own. What is usual falls half-way to a shorter call, and rises by a quarter at most; a first call may load the kernel, and
+/// counts for no more than [`FIRST`](Self::FIRST).
+#[derive(Debug, Default)]
 pub struct CallTime(AtomicU64);
 
-impl Default for CallTime {
-    fn default() -> Self {
-        Self(AtomicU64::new(5_000))
-    }
-}
-
 impl CallTime {
+    /// The most that a first call counts for, in ns.
+    const FIRST: u64 = 50_000;
+
     /// A call took this long, in ns.
     pub fn seen(&self, ns: u64) {
-        let usual = self.0.load(Ordering::Relaxed);
-        let next = if ns < usual { u64::midpoint(ns, usual) } else { usual + (ns - usual).min(usual / 4 + 1) };
+        let next = match self.0.load(Ordering::Relaxed) {
+            0 => ns.min(Self::FIRST),
+            usual if ns < usual => u64::midpoint(ns, usual),
+            usual => usual + (ns - usual).min(usual / 4 + 1),
+        };
         self.0.store(next, Ordering::Relaxed);
     }
 

@@ -34,8 +34,8 @@ use std::sync::OnceLock;
 
 use crate::device::context::relaxed;
 use crate::sys::clock;
-use gshare_cuda_abi::types::sys;
 use crate::sys::driver::real;
+use gshare_cuda_abi::types::sys;
 
 /// The longest that a stream is kept waiting, in ns.
 const LONGEST: u64 = 1_000_000;

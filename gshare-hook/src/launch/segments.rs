@@ -178,14 +178,18 @@ pub(crate) fn unmeasured(predicted: u64, waited: u64) -> u8 {
 pub(crate) fn destroying(stream: usize) {
     CONTROL.handle_destroyed(stream);
     fence(Ordering::SeqCst);
-    for thread in CONTROL.metering().map_or_else(Vec::new, |metering| metering.threads.all()) {
-        let ends = || {
-            let ending = thread.ending.load(Ordering::Acquire);
-            ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
-        };
+    let ends = |thread: &ThreadRecord| {
+        let ending = thread.ending.load(Ordering::Acquire);
+        ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
+    };
+    let Some(metering) = CONTROL.metering() else { return };
+    if !metering.threads.any(ends) {
+        return;
+    }
+    for thread in metering.threads.all() {
         // By steps, of which a process that was stopped for a while loses one.
         for _ in 0..DESTROY_STEPS {
-            if !ends() {
+            if !ends(thread) {
                 break;
             }
             std::thread::sleep(DESTROY_STEP);
