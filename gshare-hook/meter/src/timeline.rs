@@ -319,7 +319,9 @@ mod tests {
             let length = program.machine.now - before;
             // Without a hold an event's own call cannot be told from a kernel as short.
             let unknown = if machine.holds { 0 } else { length * machine.record / machine.call };
-            prop_assert!(charged.abs_diff(worked) <= length / 50 + unknown, "{charged} for {worked} of {length}");
+            // The first call of a run is taken for a wait of the device, which it was not where the call queued early.
+            let most = length / if machine.early { 25 } else { 50 };
+            prop_assert!(charged.abs_diff(worked) <= most + unknown, "{charged} for {worked} of {length}");
         }
 
         #[test]
