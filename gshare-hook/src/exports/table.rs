@@ -15,8 +15,15 @@ unsafe impl Sync for Wrappers {}
 
 static WRAPPERS: Wrappers = Wrappers({
     let mut all = [core::ptr::null(); SYMBOLS.len()];
-    let lists =
-        [launch::LAUNCHES, launch::COPIES, memory::MEMORY, pools::POOLS, array::ARRAYS, context::CONTEXTS, waits::WAITS];
+    let lists = [
+        launch::LAUNCHES,
+        launch::COPIES,
+        memory::MEMORY,
+        pools::POOLS,
+        array::ARRAYS,
+        context::CONTEXTS,
+        waits::WAITS,
+    ];
     let mut list = 0;
     while list < lists.len() {
         let mut row = 0;

@@ -109,7 +109,8 @@ pub(crate) fn measure_alone(launch: Launch, cost: u64) -> Ticket {
     let Launch { metering, device, thread, row, stream, kind } = launch;
     let how = if device.costs.known(row).is_none() { Measured::First } else { Measured::Alone };
     let began = clock::now_ns();
-    let mut alone = Alone { device, row, stream, kind, how, start: None, lead: None, idle: false, began, record: 0 };
+    let mut alone =
+        Alone { device, row, stream, kind, how, start: None, lead: None, idle: false, began, record: 0 };
     let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);

@@ -107,7 +107,7 @@ impl Extent {
     /// Takes the extent of the loaded driver, where the address lies in it: another copy of a driver may be unloaded again.
     fn note(&self, address: *mut c_void) {
         let Some(driver) = loaded_driver() else { return };
-        let own = resolve::real_dlsym(driver, c"cuInit".as_ptr());
+        let own = dlsym::real_dlsym(driver, c"cuInit".as_ptr());
         let Some((first, end)) =
             extent_of(own).filter(|(first, end)| (first..end).contains(&&address.addr()))
         else {
