@@ -155,6 +155,13 @@ impl Mine<'_> {
         self.shared.predicted.store(0, Ordering::Release);
     }
 
+    /// Whether anything was launched that has not been taken out.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        let open = |part: &AtomicU64| part.load(Ordering::Relaxed) > 0;
+        self.count > 0 || self.start.is_some() || open(&self.shared.predicted) || open(&self.shared.carried)
+    }
+
     /// Takes the open launches out.
     pub(crate) fn take_open(&mut self) -> Taken {
         self.count = 0;

@@ -144,12 +144,19 @@ pub(crate) fn synchronising() {
     }
 }
 
-/// The calling thread synchronises with the device, by `call`. One in four is timed.
+/// The calling thread synchronises with the device, by `call`. One in four that has launches to wait for is timed.
 #[inline]
 pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(thread) = metered() else { return call() };
+    // SAFETY: the record is the calling thread's own.
+    if !unsafe { thread.all_runs() }.iter().any(Mine::is_open) {
+        thread.syncs.store(thread.syncs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        return call();
+    }
     synchronising();
-    let timed = metered().filter(|thread| thread.syncs.load(Ordering::Relaxed).is_multiple_of(4));
-    let Some(thread) = timed else { return call() };
+    if !thread.syncs.load(Ordering::Relaxed).is_multiple_of(4) {
+        return call();
+    }
     let began = clock::now_ns();
     let result = call();
     let waited = clock::now_ns() - began;
