@@ -29,6 +29,7 @@ ARROWS = {
     "xtask": set(),
     "gshare-openfaas": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
     "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
+    "gshare-stub-driver": set(),
     "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
 }
 # What the crates that hosts embed may depend on directly.

@@ -31,8 +31,8 @@
 //! CPUs are kept awake where that is allowed (`/dev/cpu_dma_latency`), for programs alone too;
 //! `--asleep` leaves them as they are. The first line says which it was.
 //!
-//! Then come programs of different paces, see `hook_paces`, and last launch latency, see `hook_calls`. All other cases run with calls that take as long as the profile says; with
-//! `--calls NS` as long as that.
+//! Then come programs of different paces, see `hook_paces`. Cases run with calls that take as long as the profile says; with
+//! `--calls NS` as long as that. Programs that their host paces have a bench of their own, `hook_paced`.
 //!
 //! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
 //! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
@@ -50,7 +50,6 @@ use gshare_core::{
     TokenScheduler, UseState,
 };
 
-mod hook_calls;
 mod hook_common;
 mod hook_paces;
 use hook_common::{Kind, Setup, Then, Truth, build, launch_forever, role};
@@ -559,12 +558,11 @@ fn table(options: &Options, stage: &Stage) {
         }));
     }
     let paces = hook_paces::table(stage, options.seconds.min(5.0), wanted, options.quick);
-    let calls = hook_calls::table(stage, options.seconds.min(2.0), wanted, options.quick);
     if options.json {
         println!(
             "{}",
             serde_json::json!({
-                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes, "paces": paces, "calls": calls,
+                "device": "simulated", "cpus_awake": awake.is_some(), "rows": rows, "revokes": revokes, "paces": paces,
             })
         );
     }
@@ -578,9 +576,6 @@ fn main() {
         let kind = if program == "graph" { Kind::Graph } else { Kind::Kernel };
         let then = if program == "sync" { Then::Synchronise } else { Then::Launch };
         launch_forever(&setup, kind, null_mut(), then);
-    }
-    if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("calls") {
-        hook_calls::behind_calls();
     }
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("pace") {
         hook_paces::pace();

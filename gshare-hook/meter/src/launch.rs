@@ -33,6 +33,7 @@ use gshare_core::gate::LaunchGate;
 
 use crate::cost::{CostTable, Row};
 use crate::segment::{MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns};
+use crate::timing::CallTime;
 use crate::{Measured, OpenRun, SHORT_NS, Segment};
 
 /// Launches of a full segment.
@@ -45,14 +46,34 @@ const PREPAID_PART: u64 = 32;
 const PROBES: u32 = 1;
 /// How long a launch of unknown cost waits for a measurement.
 pub const PROBE_WAIT: Duration = Duration::from_millis(200);
-/// The longest that the call of a kernel's launch takes, in ns: one that took longer was interrupted.
-pub const CALL_NS: u64 = 10_000;
 /// Times that a run goes without a segment where its first event could not be recorded.
 const UNRECORDED: u8 = 4;
 /// The segment has launches in it that say nothing about its row.
 const MIXED: u32 = u32::MAX;
 /// The part of a word that is a time, in ns: three days.
 const TIME: u64 = (1 << 48) - 1;
+
+/// A call that gives the device work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// It queues a kernel or a graph, and takes its usual time for that.
+    Launch,
+    /// It may move bytes on the host first.
+    Copy,
+    /// It may wait for the work itself.
+    Blocking,
+}
+
+impl Call {
+    /// The part of the call's duration, in ns, that may be the reason that the work starts late.
+    pub fn slack(self, calls: &CallTime) -> u64 {
+        match self {
+            Self::Launch => calls.most(),
+            Self::Copy => u64::MAX,
+            Self::Blocking => 0,
+        }
+    }
+}
 
 /// A decision about a launch before it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,6 +190,10 @@ pub struct Run<M> {
     /// How much of the first launch's call may be the reason that the device had nothing to do, and how much was, in ns.
     slack: u32,
     lead: u32,
+    /// The time that the call for the segment's first event took, in ns.
+    record: u32,
+    /// The stream waits for something within the segment.
+    waits: bool,
     /// Charged cost of the launches that were open when the thread last synchronised, in ns.
     awaited: u64,
 }
@@ -229,6 +254,8 @@ impl<M> Run<M> {
             opened: 0,
             slack: 0,
             lead: 0,
+            record: 0,
+            waits: false,
             awaited: 0,
         }
     }
@@ -288,15 +315,26 @@ impl<M> Run<M> {
             return true;
         }
         (self.row, self.first, self.slack, self.lead) = (row, cost, 0, 0);
-        (self.skip, self.idle_skip) = (UNRECORDED, false);
+        (self.skip, self.idle_skip, self.waits) = (UNRECORDED, false, false);
         false
     }
 
-    /// The first event of the segment is recorded. `slack`: how much of the first launch's call, in ns, may be the reason that the
-    /// work starts late; 0 where the stream was not idle.
-    pub fn opened(&mut self, mark: M, now: u64, slack: u64) {
+    /// The first event of the segment is recorded, by a call from `asked` to `now`. `slack`: how much of the first launch's call, in
+    /// ns, may be the reason that the work starts late; 0 where the stream was not idle.
+    pub fn opened(&mut self, mark: M, (asked, now): (u64, u64), slack: u64) {
         (self.mark, self.opened, self.skip) = (Some(mark), now, 0);
-        self.slack = saturated(slack);
+        (self.slack, self.record) = (saturated(slack), saturated(now.saturating_sub(asked)));
+    }
+
+    /// The thread makes the stream wait: for the host, for a word of memory, or for another stream. The time of the wait is not the
+    /// device's: the segment says nothing about its launches, and the next ones are measured alone now and then.
+    pub fn waits(&mut self) {
+        (self.waits, self.mixed) = (true, MIXED);
+    }
+
+    /// Whether any launch is open, or a segment.
+    pub fn is_open(&self, open: &Open) -> bool {
+        self.count > 0 || self.mark.is_some() || open.total() > 0
     }
 
     /// A launch that was paid for, by the long way.
@@ -320,12 +358,15 @@ impl<M> Run<M> {
     pub fn concluded(
         &mut self,
         open: &Open,
+        calls: &CallTime,
         (verdict, cost): (Verdict, u64),
         accepted: bool,
         now: impl FnOnce() -> u64,
     ) -> Concluded {
         if self.count == 1 && self.slack > 0 {
-            self.lead = saturated(now().saturating_sub(self.opened)).min(self.slack);
+            let took = now().saturating_sub(self.opened);
+            self.lead = saturated(took).min(self.slack);
+            calls.seen(took);
         }
         if !accepted {
             // It did not run: nothing of it is in flight.
@@ -394,15 +435,17 @@ impl<M> Run<M> {
         Some(Closed { mark, count, taken, short: why == Ending::Synchronising && !worth })
     }
 
-    /// Whether the stream cannot have run dry in the segment: everything was queued before the device could have finished the first
-    /// launch, or even begun. `passed`: whether the device has passed the mark.
-    pub fn is_dense(&self, closed: &Closed<M>, now: u64, passed: impl FnOnce() -> Option<bool>) -> bool {
+    /// Whether the stream cannot have run dry in the segment: it waited for nothing, and everything was queued before the device could
+    /// have finished the first launch, or even begun. `behind`: the device has not passed the mark.
+    pub fn is_dense(&self, closed: &Closed<M>, now: u64, behind: bool) -> bool {
         let queued = now.saturating_sub(self.opened) < self.first.saturating_add(self.lead.into());
-        closed.taken.presumed == 0 && (queued || passed() == Some(false))
+        closed.taken.presumed == 0 && !self.waits && (queued || behind)
     }
 
-    /// The end of the segment is recorded: its measurement is under way.
-    pub fn measured(&mut self, closed: &Closed<M>, dense: bool) -> Segment {
+    /// The end of the segment was recorded until `now`: its measurement is under way. `behind`: as for [`is_dense`](Self::is_dense),
+    /// before the end was recorded.
+    pub fn measured(&mut self, closed: &Closed<M>, (dense, behind): (bool, bool), now: u64) -> Segment {
+        let record = u64::from(self.record);
         self.skip_short(closed);
         let Taken { predicted, presumed, carried } = closed.taken;
         Segment {
@@ -412,7 +455,9 @@ impl<M> Run<M> {
             launches: closed.count,
             row: (self.mixed == 0).then_some(self.row),
             dense,
+            span: if behind { 0 } else { now.saturating_sub(self.opened) + record },
             gap: self.lead.into(),
+            record,
             of: Measured::Run,
             opened: self.opened,
         }
@@ -473,32 +518,58 @@ pub fn probe(costs: &CostTable, row: Row) -> u64 {
 pub struct Alone {
     row: Row,
     of: Measured,
-    slack: u64,
-    /// Since when the launch has been under way, in ns.
+    call: Call,
+    /// Whether the stream was idle before it.
+    idle: bool,
+    /// Since when the launch has been under way, and how long the call for the event before it took, in ns.
     began: u64,
+    record: u64,
+}
+
+/// The end of a launch that was measured alone.
+#[derive(Clone, Copy, Debug)]
+pub struct AloneEnd {
+    /// Its stream was kept waiting until the event after it was recorded.
+    pub held: bool,
+    /// The device had not passed the event before the launch when the call came back.
+    pub behind: bool,
+    /// When the call came back, in ns.
+    pub called: u64,
+    /// When the event after it was recorded, in ns.
+    pub recorded: u64,
 }
 
 impl Alone {
-    /// A launch of which `slack` of the call, in ns, may be the reason that the work starts late; 0 where the stream is not idle.
-    pub fn new(costs: &CostTable, row: Row, slack: u64, now: u64) -> Self {
+    /// A launch of this row by a call that begins now.
+    pub fn new(costs: &CostTable, row: Row, call: Call, now: u64) -> Self {
         let of = if costs.known(row).is_none() { Measured::First } else { Measured::Alone };
-        Self { row, of, slack, began: now }
+        Self { row, of, call, idle: false, began: now, record: 0 }
     }
 
-    /// Whether its stream is to be kept waiting meanwhile, so that the time of a call with this slack is not measured with it. A call
-    /// that may do more than queue work is not kept from ending.
-    pub fn is_short(&self, costs: &CostTable, slack: u64) -> bool {
-        slack == CALL_NS && costs.known(self.row).is_some_and(|cost| cost <= SHORT_NS)
+    /// Whether the work may start late because the call is late: the host is to find out whether the stream is idle.
+    pub fn may_be_late(&self) -> bool {
+        self.call != Call::Blocking
     }
 
-    /// The event before it was recorded. `slack`: as in [`new`](Self::new).
-    pub fn opened(&mut self, now: u64, slack: u64) {
-        (self.began, self.slack) = (now, slack);
+    /// Whether its stream is to be kept waiting meanwhile, so that the time of the call is not measured with it. A call that may do
+    /// more than queue work is not kept from ending.
+    pub fn is_short(&self, costs: &CostTable) -> bool {
+        self.call == Call::Launch && costs.known(self.row).is_some_and(|cost| cost <= SHORT_NS)
     }
 
-    /// The event after it was recorded. `held`: its stream was kept waiting until then.
-    pub fn measured(&self, cost: u64, held: bool, now: u64) -> Segment {
-        let gap = if held { 0 } else { now.saturating_sub(self.began).min(self.slack) };
+    /// The event before it was recorded, by a call from `asked` to `now`. `idle`: the stream was idle before that.
+    pub fn opened(&mut self, (asked, now): (u64, u64), idle: bool) {
+        (self.began, self.record, self.idle) = (now, now.saturating_sub(asked), idle);
+    }
+
+    /// The event after it was recorded.
+    pub fn measured(&self, calls: &CallTime, cost: u64, end: AloneEnd) -> Segment {
+        let AloneEnd { held, behind, called, recorded } = end;
+        let took = called.saturating_sub(self.began);
+        if !held {
+            calls.seen(took);
+        }
+        let late = self.idle && !held;
         Segment {
             predicted: cost,
             carried: 0,
@@ -506,7 +577,9 @@ impl Alone {
             launches: 1,
             row: Some(self.row),
             dense: true,
-            gap,
+            span: if held || behind { 0 } else { recorded.saturating_sub(self.began) + self.record },
+            gap: if late { took.min(self.call.slack(calls)) } else { 0 },
+            record: self.record,
             of: if held { Measured::Held } else { self.of },
             opened: self.began,
         }

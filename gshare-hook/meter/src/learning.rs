@@ -7,11 +7,11 @@
 //!
 //! # Algorithm
 //! A sample (interval by launches) that lies below the known cost is believed at once. One above it is believed
-//! - at once, if it was dense and no other work's time can be in it;
-//! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if it was dense but another turn's time may be in it
-//!   ([`Suspicion`]);
+//! - at once, if the device worked all the while ([`Work`]) and no other work's time can be in it;
+//! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if the device worked all the while but another turn's time may be in
+//!   the interval ([`Suspicion`]);
 //! - never, if the stream may have run dry: the excess is summed, and when it passes a bound the next launch of the row is
-//!   measured alone. The bound doubles while such measurements only confirm what was known, so that they stay rare.
+//!   measured alone. The bound doubles while such measurements only confirm the known cost, so that they stay rare.
 //!
 //! A short launch is measured alone once after it became known: its samples may be the time of the launch call.
 
@@ -19,10 +19,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cost::{CostTable, Row, Suspicion, surely};
 use crate::device::REMAINDER;
-use crate::segment::{Measured, SHORT_NS, Segment};
+use crate::segment::{Measured, SHORT_NS, Segment, Work};
 
-/// The shortest time that a launch is taken for because its call took time, in ns.
-pub(crate) const LEAST: u64 = 1_000;
+/// A launch that is measured alone confirms a known cost to this time, in ns.
+const LEAST: u64 = 1_000;
 /// Unexplained time of segments after which a launch is measured alone, in ns, at first and after many confirmations.
 const UNPROVEN: u64 = 1_000_000;
 const MOST_UNPROVEN: u64 = 16_000_000;
@@ -42,8 +42,8 @@ pub(crate) struct Learning {
 /// The circumstances of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Length of the interval, and how much of it no other segment has taken, in ns.
-    pub(crate) length: u64,
+    pub(crate) work: Work,
+    /// The part of the work's time that no other segment has taken, in ns.
     pub(crate) room: u64,
     /// Whether another process's turn may be part of the interval.
     pub(crate) shared: bool,
@@ -59,15 +59,15 @@ impl Learning {
     /// Takes one measurement of launches of `row`.
     pub(crate) fn take(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
         self.learn(costs, segment, row, sample);
-        self.doubt_unproven(costs, segment, row, sample.crowded);
+        self.doubt_unproven(costs, segment, row, sample);
     }
 
     fn learn(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
-        let Sample { length, room, shared, crowded } = sample;
+        let Sample { work: Work { length, whole }, room, shared, crowded } = sample;
         let launches = u64::from(segment.launches.max(1));
         let each = length / launches;
         let Some(known) = costs.known(row) else {
-            self.suspicions.insert(row, Suspicion::of_first(segment.dense && shared));
+            self.suspicions.insert(row, Suspicion::of_first(shared || !whole));
             self.proven.remove(&row);
             return costs.learn(row, each);
         };
@@ -78,20 +78,20 @@ impl Learning {
         }
         if asked {
             costs.not_measured(row);
-            let confirmed = each <= known + known / 4 + LEAST;
+            let confirmed = !whole || each <= known + known / 4 + LEAST;
             self.bound = if confirmed { (2 * self.bound).min(MOST_UNPROVEN) } else { UNPROVEN };
         }
         // Several streams that are never empty: launches of others lie between these.
-        let mingled = crowded && segment.of == Measured::Run && segment.dense && self.proven.contains(&row);
-        if asked && !shared || held && each <= known {
+        let mingled = crowded && segment.of == Measured::Run && whole && self.proven.contains(&row);
+        if asked && !shared && (whole || each <= known) || held && each <= known {
             self.suspicions.remove(&row);
             costs.set(row, each);
             costs.learn(row, each);
-        } else if each > known && segment.dense && shared && !mingled {
+        } else if each > known && whole && shared && !mingled {
             if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
                 costs.set(row, proven.max(known));
             }
-        } else if each > known && (!segment.dense || mingled) {
+        } else if each > known && (!whole || mingled) {
             // The stream may have run dry in between, or the kernel has become longer: now and then a measurement decides.
             self.unproven += room.saturating_sub(known * launches);
             if self.unproven > self.bound {
@@ -107,9 +107,9 @@ impl Learning {
     }
 
     /// The cost of a short launch may be the time of its call, unless one was measured to find that out: the next one is.
-    fn doubt_unproven(&self, costs: &CostTable, segment: &Segment, row: Row, crowded: bool) {
+    fn doubt_unproven(&self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
         let short = costs.known(row).is_some_and(|cost| cost <= SHORT_NS);
-        let of_calls = !segment.dense || segment.launches == 1 || crowded;
+        let of_calls = !sample.work.whole || segment.launches == 1 || sample.crowded;
         if short && of_calls && !self.proven.contains(&row) && !costs.is_doubted(row) {
             costs.doubt(row);
         }

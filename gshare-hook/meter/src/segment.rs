@@ -33,6 +33,30 @@ pub const SHORT_NS: u64 = 20_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
+/// The part of an interval between two events in which the device may have worked for the launches between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Its length, in ns.
+    pub length: u64,
+    /// Whether the device worked all the while. Otherwise the length is an upper bound: the stream was empty for a part of it.
+    pub whole: bool,
+}
+
+impl Work {
+    /// The part of a segment's interval of this length, in ns.
+    pub fn of(segment: &Segment, interval: u64) -> Self {
+        let whole = segment.dense && interval > segment.span;
+        // The second event of a stream that had run dry is as late as its own call.
+        let late = if whole { 0 } else { segment.record };
+        Self { length: interval.saturating_sub(segment.gap).saturating_sub(late), whole }
+    }
+
+    /// The time that its launches are charged, in ns, where they are predicted to take `predicted`. `all`: the whole interval counts.
+    pub fn taken(self, predicted: u64, all: bool) -> u64 {
+        if self.whole && all { self.length } else { self.length.min(predicted) }
+    }
+}
+
 /// Kind of launches that a measurement covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
@@ -59,10 +83,16 @@ pub struct Segment {
     pub launches: u32,
     /// The row of the cost table, if all launches have the same.
     pub row: Option<Row>,
-    /// Whether the stream cannot have run dry within it: every launch was queued before the device was done with the first.
+    /// Whether the stream cannot have run dry between its launches: every launch was queued before the device was done with the
+    /// first, and the stream waited for nothing else.
     pub dense: bool,
-    /// Time before the first kernel could start that is no GPU time, in ns.
+    /// Time by the host's clock from before the first event was recorded to after the second was, in ns. An interval that is no longer
+    /// may hold nothing but these calls. 0 where the first event came behind other work of the stream.
+    pub span: u64,
+    /// The call of the first launch, as far as the stream was empty until it came through, in ns.
     pub gap: u64,
+    /// The call that recorded the first event, in ns: the second one takes as long.
+    pub record: u64,
     /// Kind of launches that the measurement covers.
     pub of: Measured,
     /// When the first launch was queued, in ns.

@@ -7,23 +7,25 @@
 //! any order.
 //!
 //! # What a segment takes
-//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between. A segment
-//! is **dense** when it cannot have: every launch was queued before the device was done with the first of them. A dense segment
-//! takes all of its interval; any other what its launches are predicted to take, and its interval at most ([`taken`]). For a program
-//! that keeps the device waiting everything thus depends on the predicted cost of its kernels, and that is measured where the
-//! device does not wait: see `hold.rs` of the hook.
+//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between, or waited for the host or
+//! for another stream. [`Work`](crate::segment::Work) tells by two clocks: the stream cannot have run dry when every launch was queued
+//! before the device was done with the first, and the interval outlasts the calls that were made in it. Such a segment takes all of
+//! its interval; any other what its launches are predicted to take, and its interval at most. For a program that keeps the device
+//! waiting everything thus depends on the predicted cost of its kernels, and that is measured where the device does not wait: the hook
+//! keeps the stream waiting for one launch (`hold.rs` there).
 //!
 //! # Algorithm
-//! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with how much of it is taken. A segment spreads what it takes
-//! evenly over its interval, where there is room; what does not fit was another stream's at the same time. What it could
-//! add is its **growth**. The growths of dense segments sum to the length of the union, those of others to the sum
-//! of what they take as long as that fits: kernels of several streams are held to run one after the other, unless both streams
+//! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with how much of it is taken. A segment spreads its work
+//! evenly over its interval, where there is room; the rest was another stream's at the same time. The time that it adds
+//! is its **growth**. The growths of segments without a pause sum to the length of the union, those of others to the sum
+//! of their work as long as that fits: kernels of several streams are held to run one after the other, unless both streams
 //! were seen to be busy throughout. Pieces more than [`MEMORY_NS`] behind the newest end, and behind all that still runs, are
 //! folded away; a straggler from further back finds that time taken.
 //!
-//! Worked example, in us: a dense [0, 10) grows 10; a dense [5, 12) on another stream 2; a dense [3, 7) nothing. Then [20, 30),
+//! Worked example, in us: [0, 10) without a pause grows 10; [5, 12) on another stream 2; [3, 7) nothing. Then [20, 30),
 //! which takes 4, grows 4; [20, 30) on another stream, which takes 4, grows 4; and a third one 2.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 /// How far back intervals are remembered, in ns.
@@ -293,7 +295,30 @@ impl Overlap {
     }
 }
 
-/// The time that a segment takes of its interval, in ns: `length` of it, `predicted` for its launches.
-pub fn taken(length: u64, predicted: u64, dense: bool) -> u64 {
-    if dense { length } else { length.min(predicted) }
+/// How long a call that launches a kernel takes: the part of a measured interval in which the device waited for it.
+///
+/// A call that was interrupted takes longer, and its kernel may have run meanwhile. So at most twice the usual time is taken for the
+/// call's own. What is usual falls half-way to a shorter call, and rises by a quarter at most; a first call may load the kernel, and
+/// counts for no more than [`FIRST`](Self::FIRST).
+#[derive(Debug, Default)]
+pub struct CallTime(AtomicU64);
+
+impl CallTime {
+    /// The most that a first call counts for, in ns.
+    const FIRST: u64 = 50_000;
+
+    /// A call took this long, in ns.
+    pub fn seen(&self, ns: u64) {
+        let next = match self.0.load(Ordering::Relaxed) {
+            0 => ns.min(Self::FIRST),
+            usual if ns < usual => u64::midpoint(ns, usual),
+            usual => usual + (ns - usual).min(usual / 4 + 1),
+        };
+        self.0.store(next, Ordering::Relaxed);
+    }
+
+    /// The most that is taken for a call's own time, in ns.
+    pub fn most(&self) -> u64 {
+        2 * self.0.load(Ordering::Relaxed)
+    }
 }

@@ -4,10 +4,11 @@ use gshare_core::Duration;
 use gshare_core::gate::{Credit, LaunchGate};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::launch::{
-    Alone, CALL_NS, Concluded, Ending, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
+    Alone, AloneEnd, Call, Concluded, Ending, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
     awaits_measurement, is_timed, probe, unmeasured,
 };
 use gshare_meter::segment::{PREPAY_NS, WORTHWHILE_NS, full_ns};
+use gshare_meter::timing::CallTime;
 use gshare_meter::{Measured, Segment};
 use proptest::prelude::*;
 
@@ -33,11 +34,17 @@ fn row_of(costs: &CostTable, function: u64, cost: u64) -> Row {
     row
 }
 
+/// The end of a launch that was measured alone on a stream that had done all before, in a call that came back now.
+fn end_at(now: u64) -> AloneEnd {
+    AloneEnd { held: false, behind: false, called: now, recorded: now }
+}
+
 /// The run of one thread on one stream, with a host around it that records every event.
 struct Host {
     run: Run<u64>,
     open: Open,
     costs: CostTable,
+    calls: CallTime,
     now: u64,
     slack: u64,
     ended: Vec<Segment>,
@@ -52,6 +59,7 @@ impl Host {
             run: Run::new(),
             open: Open::default(),
             costs: CostTable::new(),
+            calls: CallTime::default(),
             now: 1_000 * MS,
             slack: 0,
             ended: Vec::new(),
@@ -74,9 +82,9 @@ impl Host {
         };
         self.verdicts.push(verdict);
         if verdict == Verdict::Alone {
-            let alone = Alone::new(&self.costs, row, 0, self.now);
+            let alone = Alone::new(&self.costs, row, Call::Launch, self.now);
             if accepted {
-                self.ended.push(alone.measured(cost, false, self.now));
+                self.ended.push(alone.measured(&self.calls, cost, end_at(self.now)));
             } else {
                 self.refused += cost;
                 alone.not_measured(&self.costs);
@@ -84,7 +92,7 @@ impl Host {
             return Some(verdict);
         }
         let now = self.now + 3 * US;
-        match self.run.concluded(&self.open, (verdict, cost), accepted, || now) {
+        match self.run.concluded(&self.open, &self.calls, (verdict, cost), accepted, || now) {
             Concluded::Open => {}
             Concluded::Full => self.end(Ending::Full, false, false),
             Concluded::Refused => self.refused += cost,
@@ -102,7 +110,7 @@ impl Host {
             if self.run.begin(&self.open, &self.costs, row, cost, false) {
                 return Verdict::Alone;
             }
-            self.run.opened(self.now, self.now, self.slack);
+            self.run.opened(self.now, (self.now, self.now), self.slack);
         }
         self.run.launch(&self.open, row, cost)
     }
@@ -110,8 +118,8 @@ impl Host {
     fn end(&mut self, why: Ending, measures_all: bool, passed: bool) {
         let Some(closed) = self.run.close(&self.open, why, measures_all) else { return };
         if closed.is_measurable() {
-            let dense = self.run.is_dense(&closed, self.now, || Some(passed));
-            self.ended.push(self.run.measured(&closed, dense));
+            let dense = self.run.is_dense(&closed, self.now, !passed);
+            self.ended.push(self.run.measured(&closed, (dense, !passed), self.now));
         } else {
             self.settled += closed.predicted();
         }
@@ -192,18 +200,28 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert!(!awaits_measurement(&host.costs, unknown));
     assert_eq!(probe(&host.costs, unknown), host.costs.guess());
     assert!(awaits_measurement(&host.costs, unknown), "the next one waits");
-    let alone = Alone::new(&host.costs, unknown, 0, 5);
-    assert_eq!(alone.measured(10, false, 9).of, Measured::First);
+    let alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
+    assert_eq!(alone.measured(&host.calls, 10, end_at(9)).of, Measured::First);
     alone.not_measured(&host.costs);
     assert!(
         !awaits_measurement(&host.costs, unknown),
         "no thread waits for a measurement that will not come"
     );
     host.costs.learn(unknown, 20 * US);
-    let alone = Alone::new(&host.costs, unknown, 4 * US, 5);
-    assert!(alone.is_short(&host.costs, CALL_NS) && !alone.is_short(&host.costs, u64::MAX));
-    assert_eq!(alone.measured(10, false, 5 + 9 * US).gap, 4 * US, "as much of the call as may be the reason");
-    assert_eq!((alone.measured(10, true, 9).gap, alone.measured(10, true, 9).of), (0, Measured::Held));
+    let copy = Alone::new(&host.costs, unknown, Call::Copy, 5);
+    let mut alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
+    assert!(alone.is_short(&host.costs) && !copy.is_short(&host.costs));
+    let calls = CallTime::default();
+    (0..9).for_each(|_| calls.seen(2 * US));
+    alone.opened((5, 105), true);
+    let late = alone.measured(&calls, 10, end_at(105 + 90 * US));
+    assert_eq!(late.gap, calls.most(), "as much of the call as may be the reason");
+    assert!((4 * US..6 * US).contains(&late.gap), "{late:?}");
+    assert_eq!((late.span, late.record), (90 * US + 100, 100));
+    let held = alone.measured(&calls, 10, AloneEnd { held: true, ..end_at(9) });
+    assert_eq!((held.gap, held.span, held.of), (0, 0, Measured::Held));
+    let behind = alone.measured(&calls, 10, AloneEnd { behind: true, ..end_at(105 + US) });
+    assert_eq!(behind.span, 0, "its calls were made while the device worked");
     alone.not_measured(&host.costs);
     assert!(host.costs.is_doubted(unknown), "a doubt stays");
 }
@@ -227,6 +245,17 @@ fn a_segment_is_dense_where_the_stream_cannot_have_run_dry() {
     host.now += 11 * US;
     host.end(Ending::Waiting, false, true);
     assert_eq!((host.ended[0].gap, host.ended[0].dense), (2 * US, true));
+    // A stream that waits for something else is idle meanwhile, however early its launches were queued.
+    let mut host = Host::new();
+    let row = row_of(&host.costs, 1, 10 * US);
+    host.launches(&gate, row, 10 * US);
+    host.run.waits();
+    host.launches(&gate, row, 10 * US);
+    host.end(Ending::Waiting, false, false);
+    assert_eq!((host.ended[0].dense, host.ended[0].row), (false, None));
+    host.launches(&gate, row, 10 * US);
+    host.end(Ending::Waiting, false, false);
+    assert!(host.ended[1].dense, "the next segment has no wait in it");
 }
 
 #[test]

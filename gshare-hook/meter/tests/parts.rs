@@ -4,7 +4,8 @@ use gshare_core::Bytes;
 use gshare_meter::MemoryAccount;
 use gshare_meter::cost::{self, CostTable, SUSPECTS, Suspicion, shape, surely};
 use gshare_meter::cycle::{Cycle, Cycles};
-use gshare_meter::timing::{Behind, Coverage, Overlap, Turns, taken};
+use gshare_meter::segment::Work;
+use gshare_meter::timing::{Behind, Coverage, Overlap, Turns};
 use proptest::prelude::*;
 
 // ---- cost -----------------------------------------------------------------------------------------------------------
@@ -187,9 +188,11 @@ fn a_straggler_of_the_last_two_seconds_takes_its_time() {
 
 #[test]
 fn a_stream_that_ran_dry_is_charged_its_prediction_at_most() {
-    assert_eq!(taken(900, 300, false), 300);
-    assert_eq!(taken(200, 300, false), 200);
-    assert_eq!(taken(900, 300, true), 900);
+    let work = |length, whole| Work { length, whole };
+    assert_eq!(work(900, false).taken(300, true), 300);
+    assert_eq!(work(200, false).taken(300, true), 200);
+    assert_eq!(work(900, true).taken(300, true), 900);
+    assert_eq!(work(900, true).taken(300, false), 300, "another process's time may be in it");
 }
 
 proptest! {

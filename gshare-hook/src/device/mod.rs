@@ -11,6 +11,7 @@ use std::time::Duration as StdDuration;
 
 use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::CostTable;
+use gshare_meter::timing::CallTime;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
 use crate::device::context::{Context, Pair};
@@ -48,6 +49,8 @@ pub(crate) struct Device {
     pub(crate) ordinal: i32,
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
+    /// How long calls that launch take.
+    pub(crate) calls: CallTime,
     pub(crate) memory: MemoryAccount,
     pending: Lock<Vec<Pending>>,
     /// Launches on this device, counted where there are several.
@@ -90,6 +93,7 @@ impl Device {
             ordinal,
             gate: LaunchGate::new(),
             costs: CostTable::new(),
+            calls: CallTime::default(),
             memory,
             pending: Lock::default(),
             launches: AtomicU64::new(0),

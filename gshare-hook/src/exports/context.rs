@@ -201,7 +201,7 @@ fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUr
     segments::synchronising();
     segments::destroying(stream.addr());
     let result = call();
-    if result.is_ok() {
+    if result.is_ok() && CONTROL.capturing() {
         capture_ended(stream.addr());
     }
     result

@@ -4,6 +4,7 @@
 use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
+use gshare_meter::launch::Call;
 
 use crate::exports::macros::wrappers;
 use crate::launch::gate;
@@ -244,10 +245,10 @@ macro_rules! copy {
                 stream = Argument::stream($arg).or(stream);
             )*
             // A call with a stream may move bytes on the host first; without one it may wait for the work itself.
-            let slack = if stream.is_some() { u64::MAX } else { 0 };
+            let kind = if stream.is_some() { Call::Copy } else { Call::Blocking };
             let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
             // SAFETY: the caller's own arguments.
-            launch_as($index, size.all, stream, slack, move || unsafe { real($($arg),*) })
+            launch_as($index, size.all, stream, kind, move || unsafe { real($($arg),*) })
         }
     };
     ($($other:tt)*) => {};

@@ -10,7 +10,6 @@
 //!
 //! | function | why |
 //! |---|---|
-//! | `cuLaunchHostFunc`, `cuStreamAddCallback` | they run on the host and take no GPU time |
 //! | `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister` | host memory is not the device's |
 
 mod array;
@@ -23,3 +22,4 @@ mod nvml;
 mod pools;
 mod resolve;
 mod table;
+mod waits;

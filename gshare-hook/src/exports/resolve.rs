@@ -23,7 +23,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use gshare_cuda_abi::types::CUresult;
-use gshare_cuda_abi::{NEWEST_RELEASE, Resolution};
+use gshare_cuda_abi::{NEWEST_RELEASE, Resolution, SYMBOLS};
 
 use crate::exports::{nvml, table};
 use crate::sys::dlsym::{
@@ -98,8 +98,8 @@ unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> bool {
     // SAFETY: dlsym was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) };
-    let symbol = name.to_str().ok().and_then(gshare_cuda_abi::by_name);
-    symbol.is_some_and(|symbol| table::wrapper(symbol.index).is_some()) && driver::loaded_driver().is_none()
+    named(name.to_bytes()).is_some_and(|index| table::wrapper(index).is_some())
+        && driver::loaded_driver().is_none()
 }
 
 extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -125,13 +125,12 @@ fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
     }
     match name {
         [b'c', b'u', ..] => {
-            let Ok(name) = core::str::from_utf8(name) else { return found };
-            let Some(symbol) = gshare_cuda_abi::by_name(name) else { return found };
-            let Some(wrapper) = table::wrapper(symbol.index) else { return found };
-            if found == wrapper || !driver::lies_in(found, b"libcuda.so") {
+            let Some(index) = named(name) else { return found };
+            let Some(wrapper) = table::wrapper(index) else { return found };
+            if found == wrapper || !driver::is_drivers(index, found) {
                 return found;
             }
-            driver::remember(symbol.index, found);
+            driver::remember(index, found);
             wrapper
         }
         [b'n', b'v', b'm', b'l', ..] => nvml::wrapper(name, found).unwrap_or(found),
@@ -219,6 +218,57 @@ pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     // SAFETY: a valid handle and a C string.
     unsafe { first_dlsym(handle, PROBE.as_ptr()) };
     if PROBED.load(Ordering::Relaxed) { None } else { driver::library_of(first) }
+}
+
+/// Places for the names of the driver's functions: four for each.
+const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
+
+/// The table's indices by the hash of the exported name, each with 1 added; 0 is an empty place.
+static BY_NAME: [u16; PLACES] = {
+    let (mut places, mut index) = ([0u16; PLACES], 0);
+    while index < SYMBOLS.len() {
+        let mut place = place_of(SYMBOLS[index].name.as_bytes());
+        while places[place] != 0 {
+            place = (place + 1) % PLACES;
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "the driver has hundreds of functions")]
+        {
+            places[place] = index as u16 + 1;
+        }
+        index += 1;
+    }
+    places
+};
+
+/// The first place of a name: eight bytes at a time, which spares half of a look-up.
+const fn place_of(name: &[u8]) -> usize {
+    let (mut hash, mut at) = (name.len() as u64, 0);
+    while at < name.len() {
+        let (mut word, mut byte) = (0, 0);
+        while byte < 8 && at + byte < name.len() {
+            word |= (name[at + byte] as u64) << (8 * byte);
+            byte += 1;
+        }
+        hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^= hash >> 29;
+        at += 8;
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "below the number of places")]
+    {
+        (hash % PLACES as u64) as usize
+    }
+}
+
+/// The index of an exported name in the table.
+fn named(name: &[u8]) -> Option<usize> {
+    let mut place = place_of(name);
+    loop {
+        let index = usize::from(BY_NAME[place]).checked_sub(1)?;
+        if SYMBOLS[index].name.as_bytes() == name {
+            return Some(index);
+        }
+        place = (place + 1) % PLACES;
+    }
 }
 
 /// The driver's release, asked once.

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
-use crate::exports::{array, context, launch, memory, pools, resolve};
+use crate::exports::{array, context, launch, memory, pools, resolve, waits};
 
 /// Wrappers by index into the table; null for none.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
@@ -15,8 +15,15 @@ unsafe impl Sync for Wrappers {}
 
 static WRAPPERS: Wrappers = Wrappers({
     let mut all = [core::ptr::null(); SYMBOLS.len()];
-    let lists =
-        [launch::LAUNCHES, launch::COPIES, memory::MEMORY, pools::POOLS, array::ARRAYS, context::CONTEXTS];
+    let lists = [
+        launch::LAUNCHES,
+        launch::COPIES,
+        memory::MEMORY,
+        pools::POOLS,
+        array::ARRAYS,
+        context::CONTEXTS,
+        waits::WAITS,
+    ];
     let mut list = 0;
     while list < lists.len() {
         let mut row = 0;

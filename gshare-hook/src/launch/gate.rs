@@ -43,7 +43,7 @@ use core::sync::atomic::Ordering;
 
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::shape;
-use gshare_meter::launch::{Concluded, Ending, Verdict};
+use gshare_meter::launch::{Call, Concluded, Ending, Verdict};
 
 use crate::device::{Device, Passed};
 use crate::launch::control::CONTROL;
@@ -81,7 +81,7 @@ pub(crate) fn admit(
     device: &'static Device,
     (handle, size): (u64, u64),
     stream: usize,
-    slack: u64,
+    call: Call,
 ) -> Ticket {
     // The default streams of threads are made without a call.
     if stream == PER_THREAD_STREAM && !CONTROL.has_blocking_streams() {
@@ -98,7 +98,7 @@ pub(crate) fn admit(
         return Ticket::PASS;
     }
     let (row, cost) = device.costs.find(handle, shape(size));
-    let launch = Launch { metering, device, thread, row, stream, slack };
+    let launch = Launch { metering, device, thread, row, stream, call };
     let Some(cost) = cost else { return probe(launch) };
     // SAFETY: the record is this thread's own.
     take_over(&mut unsafe { thread.run(stream) }, stream, device);
@@ -109,7 +109,7 @@ pub(crate) fn admit(
     }
     // SAFETY: as above; the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
-    if run.run.is_due() && begin(metering, &mut run, cost, row, slack) {
+    if run.run.is_due() && begin(metering, &mut run, cost, row, call) {
         return measure_alone(launch, cost);
     }
     let open = run.open;
@@ -134,14 +134,13 @@ fn conclude_here(ticket: Ticket, stream: usize, result: CUresult) {
     }
     // SAFETY: the record is this thread's own.
     let mut run = unsafe { thread.run(stream) };
-    let open = run.open;
-    match run.run.concluded(open, (ticket.verdict, ticket.cost), result.is_ok(), clock::now_ns) {
+    let (open, Some(device)) = (run.open, run.device()) else { return };
+    let launch = (ticket.verdict, ticket.cost);
+    match run.run.concluded(open, &device.calls, launch, result.is_ok(), clock::now_ns) {
         Concluded::Open => {}
         Concluded::Full => end(&mut run, Ending::Full),
         Concluded::Refused => {
-            if let Some(device) = run.device() {
-                device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
-            }
+            device.refused.fetch_add(ticket.cost, Ordering::AcqRel);
         }
     }
 }

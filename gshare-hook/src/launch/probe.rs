@@ -12,9 +12,9 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
-use gshare_meter::launch::{self, Ending, PROBE_WAIT, Verdict};
+use gshare_meter::launch::{self, AloneEnd, Call, Ending, PROBE_WAIT, Verdict};
 
-use crate::device::context::{Context, Pair};
+use crate::device::context::{Context, Pair, relaxed};
 use crate::device::hold::Begun;
 use crate::device::{Device, Passed, Pending};
 use crate::launch::control::CONTROL;
@@ -62,16 +62,15 @@ pub(crate) struct Launch {
     pub(crate) thread: &'static ThreadRecord,
     pub(crate) row: Row,
     pub(crate) stream: usize,
-    /// The part of its call's duration, in ns, that may be the reason that the work started late.
-    pub(crate) slack: u64,
+    pub(crate) call: Call,
 }
 
 impl Alone {
     /// Records the event before it, with its stream kept waiting if it is short.
     fn record_start(&mut self, context: Arc<Context>) {
         // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
-        let idle = self.slack > 0 && Context::is_idle(self.stream);
-        let short = self.timing.is_short(&self.device.costs, self.slack);
+        let idle = self.timing.may_be_late() && Context::is_idle(self.stream);
+        let short = self.timing.is_short(&self.device.costs);
         let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
         let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
         match begun {
@@ -80,14 +79,15 @@ impl Alone {
             Begun::Busy => return,
             Begun::Never => {}
         }
+        let asked = clock::now_ns();
         let start = context.take_recorded(self.stream);
         if begun == Begun::Yes && (start.is_none() || self.lead.is_none()) {
-            context.hold.end();
+            context.hold.end(true);
             start.into_iter().chain(self.lead.take()).for_each(|event| context.give_back(event));
             return;
         }
         if begun == Begun::Never {
-            self.timing.opened(clock::now_ns(), if idle { self.slack } else { 0 });
+            self.timing.opened((asked, clock::now_ns()), idle);
         }
         self.start = start.map(|start| (start, context));
     }
@@ -96,9 +96,9 @@ impl Alone {
 /// Records the event before a launch; its cost has been paid.
 #[cold]
 pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
-    let Launch { metering, device, thread, row, stream, slack } = of;
-    let timing = launch::Alone::new(&device.costs, row, 0, clock::now_ns());
-    let mut alone = Alone { device, stream, slack, timing, start: None, lead: None };
+    let Launch { metering, device, thread, row, stream, call } = of;
+    let timing = launch::Alone::new(&device.costs, row, call, clock::now_ns());
+    let mut alone = Alone { device, stream, timing, start: None, lead: None };
     let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
         alone.record_start(context);
@@ -112,24 +112,27 @@ pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
 pub(crate) fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
     // SAFETY: the record is this thread's own.
     let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
-    let Alone { device, stream, timing, start, lead, .. } = alone;
-    let (held, now) = (lead.is_some(), clock::now_ns());
+    let Alone { device, stream, timing, start, lead } = alone;
+    let (held, called) = (lead.is_some(), clock::now_ns());
     let measured = start.and_then(|(start, context)| {
+        let pending = |event| relaxed(|| Context::passed(event)) == Some(false);
+        let behind = !held && pending(start);
         let end = if result.is_ok() { context.take_recorded(stream) } else { None };
+        let ended = AloneEnd { held, behind, called, recorded: clock::now_ns() };
         // A stream that went on by itself had nothing to do meanwhile.
-        let in_time = !held || context.hold.end();
+        let in_time = lead.is_none_or(|lead| context.hold.end(pending(lead)));
         match end {
-            Some(end) if in_time => Some((context, Pair { lead, start, end })),
+            Some(end) if in_time => Some((context, Pair { lead, start, end }, ended)),
             end => {
                 end.into_iter().chain(lead).chain([start]).for_each(|event| context.give_back(event));
                 None
             }
         }
     });
-    let Some((context, pair)) = measured else {
+    let Some((context, pair, ended)) = measured else {
         let time = if result.is_ok() { &device.settled } else { &device.refused };
         time.fetch_add(cost, Ordering::AcqRel);
         return timing.not_measured(&device.costs);
     };
-    device.push(Pending { context, pair, segment: timing.measured(cost, held, now) });
+    device.push(Pending { context, pair, segment: timing.measured(&device.calls, cost, ended) });
 }

@@ -110,7 +110,6 @@ impl Mine<'_> {
 pub(crate) struct Alone {
     pub(crate) device: &'static Device,
     pub(crate) stream: usize,
-    pub(crate) slack: u64,
     pub(crate) timing: launch::Alone,
     /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
     pub(crate) start: Option<Mark>,

@@ -5,7 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use gshare_meter::cost::Row;
-use gshare_meter::launch::{Ending, is_timed, unmeasured};
+use gshare_meter::launch::{Call, Ending, is_timed, unmeasured};
 
 use crate::device::context::{Context, Pair, relaxed};
 use crate::device::{Device, Pending};
@@ -22,7 +22,7 @@ const DESTROY_STEPS: u32 = 5_000;
 
 /// Begins a segment. `true`: measure this launch alone.
 #[cold]
-pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, slack: u64) -> bool {
+pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, call: Call) -> bool {
     let (open, Some(device)) = (run.open, run.device()) else { return false };
     let captures = CONTROL.capturing();
     if run.run.begin(open, &device.costs, row, cost, captures) {
@@ -33,9 +33,11 @@ pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row
         return false;
     }
     let Some(context) = metering.contexts.current() else { return false };
+    let slack = call.slack(&device.calls);
     let idle = slack > 0 && Context::is_idle(run.stream);
+    let asked = clock::now_ns();
     if let Some(event) = context.take_recorded(run.stream) {
-        run.run.opened((event, context), clock::now_ns(), if idle { slack } else { 0 });
+        run.run.opened((event, context), (asked, clock::now_ns()), if idle { slack } else { 0 });
     }
     false
 }
@@ -79,6 +81,16 @@ pub(crate) fn switching(to: usize) {
     }
 }
 
+/// The calling thread makes a stream wait: see [`Run::waits`](gshare_meter::launch::Run::waits).
+pub(crate) fn waits(stream: usize) {
+    let Some(thread) = metered() else { return };
+    // SAFETY: the record is the calling thread's own.
+    let mut run = unsafe { thread.run(stream) };
+    if run.stream == stream {
+        run.run.waits();
+    }
+}
+
 /// The calling thread is about to synchronise with the device.
 #[inline]
 pub(crate) fn synchronising() {
@@ -88,12 +100,19 @@ pub(crate) fn synchronising() {
     }
 }
 
-/// The calling thread synchronises with the device, by `call`. One in four is timed.
+/// The calling thread synchronises with the device, by `call`. One in four that has launches to wait for is timed.
 #[inline]
 pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(thread) = metered() else { return call() };
+    // SAFETY: the record is the calling thread's own.
+    if !unsafe { thread.all_runs() }.iter().any(|run| run.run.is_open(run.open)) {
+        thread.syncs.store(thread.syncs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        return call();
+    }
     synchronising();
-    let timed = metered().filter(|thread| is_timed(thread.syncs.load(Ordering::Relaxed)));
-    let Some(thread) = timed else { return call() };
+    if !is_timed(thread.syncs.load(Ordering::Relaxed)) {
+        return call();
+    }
     let began = clock::now_ns();
     let result = call();
     let waited = clock::now_ns() - began;
@@ -111,14 +130,15 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
 pub(crate) fn destroying(stream: usize) {
     CONTROL.handle_destroyed(stream);
     fence(Ordering::SeqCst);
-    for thread in CONTROL.metering().map_or_else(Vec::new, |metering| metering.threads.all()) {
-        let ends = || {
-            let ending = thread.ending.load(Ordering::Acquire);
-            ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
-        };
+    let ends = |thread: &ThreadRecord| {
+        let ending = thread.ending.load(Ordering::Acquire);
+        ending != NO_STREAM && [ending, ALL_STREAMS].contains(&stream)
+    };
+    let Some(metering) = CONTROL.metering().filter(|metering| metering.threads.any(ends)) else { return };
+    for thread in metering.threads.all() {
         // By steps, of which a process that was stopped for a while loses one.
         for _ in 0..DESTROY_STEPS {
-            if !ends() {
+            if !ends(thread) {
                 break;
             }
             std::thread::sleep(DESTROY_STEP);
@@ -162,18 +182,18 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     let ended = if barrier || gone || CONTROL.capturing() || !is_measurable || !can_record() {
         None
     } else {
-        let passed = || relaxed(|| Context::passed(start));
-        let dense = run.run.is_dense(&closed, clock::now_ns(), passed);
-        context.take_recorded(run.stream).map(|end| (end, dense))
+        let behind = relaxed(|| Context::passed(start)) == Some(false);
+        let dense = run.run.is_dense(&closed, clock::now_ns(), behind);
+        context.take_recorded(run.stream).map(|end| (end, (dense, behind), clock::now_ns()))
     };
     drop(pushed);
     if let Some(thread) = thread {
         thread.ending.store(NO_STREAM, Ordering::Release);
     }
-    let Some((end, dense)) = ended else {
+    let Some((end, seen, recorded)) = ended else {
         context.give_back(start);
         return settle();
     };
-    let segment = run.run.measured(&closed, dense);
+    let segment = run.run.measured(&closed, seen, recorded);
     device.push(Pending { context, pair: Pair { lead: None, start, end }, segment });
 }

@@ -93,6 +93,11 @@ impl Threads {
         Some(record)
     }
 
+    /// Whether any record is so.
+    pub(crate) fn any(&self, is: impl Fn(&ThreadRecord) -> bool) -> bool {
+        self.0.lock().iter().any(|record| is(record))
+    }
+
     pub(crate) fn all(&self) -> Vec<&'static ThreadRecord> {
         self.0.lock().clone()
     }

@@ -3,7 +3,7 @@
 //! The short way needs the launch floor alone. The long way decides first whether the process is metered at all, and on which device.
 
 use gshare_cuda_abi::types::CUresult;
-use gshare_meter::launch::{CALL_NS, Verdict};
+use gshare_meter::launch::{Call, Verdict};
 
 use crate::launch::control::{CONTROL, State};
 use crate::launch::gate::{admit, admit_prepaid, conclude};
@@ -17,22 +17,22 @@ use crate::process::runtime::{Metered, Runtime};
 /// `handle` and `size` name its cost, `stream` is where it goes (see [`stream_of`](crate::launch::streams::stream_of)).
 #[inline(always)]
 pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    launch_as(handle, size, stream, CALL_NS, call)
+    launch_as(handle, size, stream, Call::Launch, call)
 }
 
-/// A launch; `slack` is how much of its call's duration, in ns, may be the reason that the work started late.
+/// A launch by a call of this kind.
 #[inline(always)]
 pub(crate) fn launch_as(
     handle: u64,
     size: u64,
     stream: usize,
-    slack: u64,
+    kind: Call,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let ticket = match admit_prepaid(handle, size, stream) {
         Some(ticket) => ticket,
         None if CONTROL.state() == State::Off as u32 => Ticket::PASS,
-        None => admit_slowly(handle, size, stream, slack),
+        None => admit_slowly(handle, size, stream, kind),
     };
     if ticket.verdict == Verdict::Fail {
         return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
@@ -45,7 +45,7 @@ pub(crate) fn launch_as(
 }
 
 #[inline(never)]
-fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
+fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
     let runtime = match arm(None) {
         Metered::Yes(runtime) => runtime,
         Metered::No => return Ticket::PASS,
@@ -54,7 +54,7 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     if CONTROL.capturing() && is_captured(stream) {
         return Ticket::PASS;
     }
-    let admit_here = || admit_on(runtime, (handle, size), stream, slack);
+    let admit_here = || admit_on(runtime, (handle, size), stream, kind);
     if runtime.metering.devices.sole().is_some() {
         return admit_here();
     }
@@ -62,9 +62,9 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, slack: u64) -> Ticket {
     in_context_of(stream, admit_here)
 }
 
-fn admit_on(runtime: &'static Runtime, what: (u64, u64), stream: usize, slack: u64) -> Ticket {
+fn admit_on(runtime: &'static Runtime, what: (u64, u64), stream: usize, kind: Call) -> Ticket {
     match runtime.launch_device() {
-        Metered::Yes(device) => admit(&runtime.metering, device, what, stream, slack),
+        Metered::Yes(device) => admit(&runtime.metering, device, what, stream, kind),
         Metered::No => Ticket::PASS,
         Metered::Refused => Ticket::FAIL,
     }

@@ -5,8 +5,8 @@
 //! has loaded. The hook never loads a driver: a program without CUDA stays without CUDA.
 #![allow(unsafe_code)] // function pointers of the driver, and dladdr
 
-use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use gshare_cuda_abi::SYMBOLS;
 
@@ -76,6 +76,71 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
     }
     HANDLE.store(handle, Ordering::Release);
     Some(handle)
+}
+
+/// Whether a function that the program was given under this name of the table is the driver's. Where it lies is asked once: a driver
+/// that was found stays loaded, and so does the answer.
+pub(crate) fn is_drivers(index: usize, found: *mut c_void) -> bool {
+    REAL[index].load(Ordering::Relaxed) == found || DRIVER.holds(found) || {
+        let is = lies_in(found, b"libcuda.so");
+        if is {
+            DRIVER.note(found);
+        }
+        is
+    }
+}
+
+/// The addresses of the driver that the program has loaded, once one of its functions was found: from the first to behind the last.
+#[derive(Debug)]
+struct Extent {
+    first: AtomicUsize,
+    end: AtomicUsize,
+}
+
+static DRIVER: Extent = Extent { first: AtomicUsize::new(usize::MAX), end: AtomicUsize::new(0) };
+
+impl Extent {
+    fn holds(&self, address: *mut c_void) -> bool {
+        (self.first.load(Ordering::Relaxed)..self.end.load(Ordering::Acquire)).contains(&address.addr())
+    }
+
+    /// Takes the extent of the loaded driver, where the address lies in it: another copy of a driver may be unloaded again.
+    fn note(&self, address: *mut c_void) {
+        let Some(driver) = loaded_driver() else { return };
+        let own = dlsym::real_dlsym(driver, c"cuInit".as_ptr());
+        let Some((first, end)) =
+            extent_of(own).filter(|(first, end)| (first..end).contains(&&address.addr()))
+        else {
+            return;
+        };
+        self.first.store(first, Ordering::Relaxed);
+        self.end.store(end, Ordering::Release);
+    }
+}
+
+/// The extent of the library that an address lies in, as it is loaded.
+fn extent_of(address: *mut c_void) -> Option<(usize, usize)> {
+    unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, sought: *mut c_void) -> c_int {
+        // SAFETY: the loader's own record, and the caller's of below.
+        let (info, sought) = unsafe { (&*info, &mut *sought.cast::<(usize, Option<(usize, usize)>)>()) };
+        // SAFETY: the loader's own table of so many entries.
+        let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let base = usize::try_from(info.dlpi_addr).unwrap_or(0);
+        let size = |size: u64| usize::try_from(size).unwrap_or(0);
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let parts = loaded.map(|header| {
+            let first = base + size(header.p_vaddr);
+            (first, first + size(header.p_memsz))
+        });
+        let all = parts.reduce(|(first, end), part| (first.min(part.0), end.max(part.1)));
+        let found = all.filter(|&(first, end)| (first..end).contains(&sought.0));
+        sought.1 = sought.1.or(found);
+        found.is_some().into()
+    }
+    let mut sought = (address.addr(), None);
+    // SAFETY: the function takes the loader's records and this one, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut sought).cast()) };
+    sought.1
 }
 
 /// Whether an address lies in a library with this beginning of its file name.

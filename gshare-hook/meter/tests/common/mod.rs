@@ -327,7 +327,9 @@ impl Bench {
                 launches: 1,
                 row: Some(row),
                 dense: true,
+                span: 0,
                 gap: 0,
+                record: 0,
                 of,
                 opened: self.now,
             };

@@ -6,7 +6,10 @@
 use gshare_core::Timestamp;
 use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::{CostTable, Row};
-use gshare_meter::launch::{Alone, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured};
+use gshare_meter::launch::{
+    Alone, AloneEnd, Call, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured,
+};
+use gshare_meter::timing::CallTime;
 use gshare_meter::{OpenRun, Segment, SegmentId};
 
 /// A launch that is paid for, or passes free of charge.
@@ -106,7 +109,7 @@ impl Stream {
         }
         if begins {
             let place = self.place(self.launched, now);
-            self.run.opened(place, now.as_nanos(), 0);
+            self.run.opened(place, (now.as_nanos(), now.as_nanos()), 0);
         }
         Admitted { verdict: self.run.launch(&self.open, row, cost), row, cost }
     }
@@ -131,13 +134,18 @@ impl Stream {
         match verdict {
             Verdict::Pass | Verdict::Fail => {}
             Verdict::Alone => {
-                let segment = Alone::new(costs, row, 0, now.as_nanos()).measured(cost, false, now.as_nanos());
+                let (called, recorded) = (now.as_nanos(), now.as_nanos());
+                let end = AloneEnd { held: false, behind: self.completed < number, called, recorded };
+                let alone = Alone::new(costs, row, Call::Launch, called);
+                let segment = alone.measured(&CallTime::default(), cost, end);
                 let place = self.place(number, now);
                 self.record(now, place, segment);
             }
             Verdict::Paid | Verdict::First | Verdict::Last => {
                 let launch = (verdict, cost);
-                if self.run.concluded(&self.open, launch, true, || now.as_nanos()) == Concluded::Full {
+                let calls = CallTime::default();
+                if self.run.concluded(&self.open, &calls, launch, true, || now.as_nanos()) == Concluded::Full
+                {
                     self.end(now, Ending::Full, measures_all);
                 }
             }
@@ -161,9 +169,9 @@ impl Stream {
         match closed.mark.filter(|_| closed.is_measurable()) {
             None => self.settled += closed.predicted(),
             Some(place) => {
-                let passed = || Some(self.completed >= place.kernel);
-                let dense = self.run.is_dense(&closed, now.as_nanos(), passed);
-                let segment = self.run.measured(&closed, dense);
+                let behind = self.completed < place.kernel;
+                let dense = self.run.is_dense(&closed, now.as_nanos(), behind);
+                let segment = self.run.measured(&closed, (dense, behind), now.as_nanos());
                 self.record(now, place, segment);
             }
         }
