@@ -211,7 +211,7 @@ fn main() {
         .expect("a temporary directory is writable");
     let mut config = gshared::Config::at(place.path().join("gshare.sock"));
     let long = gshare_core::Duration::from_secs(10);
-    (config.tokens.window, config.tokens.longest, config.in_flight) = (long, long, long);
+    (config.window, config.token, config.in_flight) = (long, long, long);
     let running = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
     let mut command: Command = role("hooked", place.path(), &driver, Some(&hook));
     let status = command

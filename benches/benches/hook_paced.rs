@@ -348,8 +348,9 @@ fn daemon(place: &Path, limit: u32) -> gshared::Running {
         let quota: QuotaRange = quota.parse().expect("a share");
         ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec")
     };
-    config.set_client(NAME.to_owned(), spec(&format!("0.{limit:02}")));
-    config.set_client(NEIGHBOUR.to_owned(), spec(&format!("0.{:02}:1.0", 100 - limit)));
+    config.clients.entry(NAME.to_owned()).or_default().spec = Some(spec(&format!("0.{limit:02}")));
+    config.clients.entry(NEIGHBOUR.to_owned()).or_default().spec =
+        Some(spec(&format!("0.{:02}:1.0", 100 - limit)));
     gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs")
 }
 

@@ -248,7 +248,7 @@ pub(crate) fn wait(mut until: impl FnMut(&mut Streams, u64) -> Option<u64>) -> b
         match at.saturating_sub(now) {
             0 => return true,
             // Short waits spin, as the driver's do.
-            ..50_000 => core::hint::spin_loop(),
+            1..50_000 => core::hint::spin_loop(),
             left => std::thread::sleep(Duration::from_nanos((left / 2).min(50_000))),
         }
     }
