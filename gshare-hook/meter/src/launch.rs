@@ -366,7 +366,10 @@ impl<M> Run<M> {
         if self.count == 1 && self.slack > 0 {
             let took = now().saturating_sub(self.opened);
             self.lead = saturated(took).min(self.slack);
-            calls.seen(took);
+            // All of a copy's call may count, since it may move bytes: it says nothing about the calls of launches.
+            if self.slack != u32::MAX {
+                calls.seen(took);
+            }
         }
         if !accepted {
             // It did not run: nothing of it is in flight.
@@ -566,7 +569,7 @@ impl Alone {
     pub fn measured(&self, calls: &CallTime, cost: u64, end: AloneEnd) -> Segment {
         let AloneEnd { held, behind, called, recorded } = end;
         let took = called.saturating_sub(self.began);
-        if !held {
+        if !held && self.call == Call::Launch {
             calls.seen(took);
         }
         let late = self.idle && !held;

@@ -88,8 +88,11 @@ impl Learning {
             costs.set(row, each);
             costs.learn(row, each);
         } else if each > known && whole && shared && !mingled {
-            if let Some(proven) = self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
-                costs.set(row, proven.max(known));
+            match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
+                Some(proven) => costs.set(row, proven.max(known)),
+                // The measurements that must agree follow each other.
+                None if asked => costs.doubt(row),
+                None => {}
             }
         } else if each > known && (!whole || mingled) {
             // The stream may have run dry in between, or the kernel has become longer: now and then a measurement decides.

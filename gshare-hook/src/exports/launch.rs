@@ -244,14 +244,24 @@ macro_rules! copy {
                 size = Argument::size($arg, stringify!($arg), size);
                 stream = Argument::stream($arg).or(stream);
             )*
-            // A call with a stream may move bytes on the host first; without one it may wait for the work itself.
-            let kind = if stream.is_some() { Call::Copy } else { Call::Blocking };
+            // A call without a stream may wait for the work itself.
+            let kind = match stream {
+                None => Call::Blocking,
+                Some(_) if is_within_devices(stringify!($name)) => Call::Launch,
+                Some(_) => Call::Copy,
+            };
             let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
             // SAFETY: the caller's own arguments.
             launch_as($index, size.all, stream, kind, move || unsafe { real($($arg),*) })
         }
     };
     ($($other:tt)*) => {};
+}
+
+/// Whether a function of this name works on memory of devices alone. Another one may touch memory of the host in the call.
+#[inline(always)]
+fn is_within_devices(name: &str) -> bool {
+    ["cuMemset", "cuMemcpyDtoD", "cuMemcpyPeer", "cuMemcpy3DPeer"].iter().any(|start| name.starts_with(start))
 }
 
 macro_rules! per_thread {

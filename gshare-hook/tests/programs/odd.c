@@ -476,7 +476,7 @@ static void graph_names(void) {
 static Handle context_of_both;
 static pthread_t launcher, other_one;
 static void *(*meanwhile)(void *);
-static volatile int called_back, began;
+static volatile int called_back, began, awaits;
 
 static void *captures(void *unused) {
     (void)unused;
@@ -500,7 +500,7 @@ static void *destroys(void *unused) {
 }
 
 void between(const char *when) {
-    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || called_back) return;
+    if (strcmp(when, "looking") || !pthread_equal(pthread_self(), launcher) || called_back || !awaits) return;
     called_back = 1;
     pthread_create(&other_one, 0, meanwhile, 0);
     /* A destruction may have to wait for this call. */
@@ -518,7 +518,9 @@ static void until_called_back(void *(*something)(void *), Handle *awaited) {
     for (int i = 0; i < 100 && !called_back; i++) {
         for (int n = 0; n < 2; n++) MUST(cuLaunchKernel(f, ONE, stream_of_one, 0, 0));
         usleep(2000);
+        awaits = 1;
         MUST(cuStreamSynchronize(*awaited));
+        awaits = 0;
     }
     printf("called back: %d\n", called_back);
     go = 1;
