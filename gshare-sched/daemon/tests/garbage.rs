@@ -54,10 +54,24 @@ fn an_oversized_frame() {
 
 #[test]
 fn another_version() {
-    let mut other = hello();
-    other[0] = VERSION + 1;
-    dropped_for("version", &[other]);
-    dropped_for("version", &[vec![0xff; HEADER]]);
+    let daemon = Local::start();
+    for (n, version) in [VERSION - 1, VERSION + 1, 0xff].into_iter().enumerate() {
+        let mallory = Client::connect(&daemon.socket());
+        let mut other = hello();
+        other[0] = version;
+        mallory.send_bytes(&other);
+        let mut answer = mallory.receive_bytes().unwrap();
+        assert_eq!(core::mem::replace(&mut answer[0], VERSION), version, "it is in the peer's own version");
+        let expected = format!(
+            "the hook speaks version {version} and the daemon version {VERSION}: upgrade the older one"
+        );
+        let refused = ToClient::Refused { code: RefusalCode::Protocol, text: expected };
+        assert_eq!(ToClient::decode(&answer).unwrap(), (0, refused));
+        assert_eq!(mallory.receive_bytes(), None, "the connection ends");
+        assert_eq!(daemon.drops("version"), n as u64 + 1);
+    }
+    // In the middle of a conversation it is no other version, but garbage.
+    dropped_for("version", &[hello(), vec![0xff; HEADER]]);
 }
 
 #[test]

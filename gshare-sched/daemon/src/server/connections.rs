@@ -7,7 +7,7 @@ use crate::peer::peer_of;
 use crate::server::{Daemon, LISTENER};
 use gshare_core::reason::{Fault, Reason, RefusalCode};
 use gshare_core::slots::Slots;
-use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon};
+use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon, VERSION, WireError};
 use gshare_core::{ConnId, DeviceUuid, Duration, Timestamp};
 use gshare_sched::node::{NodeError, NodeEvent, Peer};
 use rustix::event::epoll;
@@ -53,6 +53,19 @@ pub(super) struct Conn {
     pub(super) greeted: bool,
     /// An Attach that waits for what the driver knows of its device. What came after it waits in the socket.
     attaching: Option<ToDaemon>,
+}
+
+impl Conn {
+    /// Tells a peer of another version what to upgrade. The frame of a refusal is the same in all versions but for its first byte.
+    fn refuse_version(&mut self, version: u8) {
+        let text = format!(
+            "the hook speaks version {version} and the daemon version {VERSION}: upgrade the older one"
+        );
+        let mut frame = Vec::new();
+        ToClient::Refused { code: RefusalCode::Protocol, text }.encode(self.sent.stamp(), &mut frame);
+        frame[0] = version;
+        let _ = send(&self.socket, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
 }
 
 impl Daemon {
@@ -181,6 +194,11 @@ impl Daemon {
         match decoded {
             Err(error) => {
                 tracing::warn!(pid = conn.peer.pid, %error, "a bad frame");
+                if let WireError::Version { version } = error
+                    && !conn.greeted
+                {
+                    conn.refuse_version(version);
+                }
                 self.drop_connection(now, id, error.reason());
             }
             Ok(frame) => {

@@ -77,6 +77,14 @@ impl Client {
 
     /// The next frame; `None` at the end of the connection.
     pub fn receive(&mut self) -> Option<ToClient> {
+        let bytes = self.receive_bytes()?;
+        let (sequence, message) = ToClient::decode(&bytes).unwrap();
+        self.received.check(sequence).unwrap();
+        Some(message)
+    }
+
+    /// The bytes of the next frame; `None` at the end of the connection.
+    pub fn receive_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = [0; MAX_FRAME];
         // With a timeout it is not begun again by itself when this process was stopped meanwhile.
         let length =
@@ -85,12 +93,7 @@ impl Client {
                 Err(rustix::io::Errno::CONNRESET) => 0,
                 Err(errno) => panic!("nothing came: {errno}"),
             };
-        if length == 0 {
-            return None;
-        }
-        let (sequence, message) = ToClient::decode(&bytes[..length]).unwrap();
-        self.received.check(sequence).unwrap();
-        Some(message)
+        (length > 0).then(|| bytes[..length].to_vec())
     }
 
     /// The next frame that `pick` wants.
