@@ -25,7 +25,7 @@ use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmSha
 use gshare_sched::node::{ClientConfig, NodeConfig, max_gpus};
 use gshare_sched::token::MultiTokenConfig;
 use serde::de::{Error as _, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;

@@ -10,7 +10,7 @@ fn everything_has_a_default_and_the_example_is_a_configuration() {
     let config = Config::parse("").unwrap();
     assert_eq!(config.socket, Path::new("/run/gshare/gshare.sock"));
     assert_eq!(config.admin_socket(), Path::new("/run/gshare/gshare-admin.sock"));
-    let example = include_str!("../dist/gshared.toml");
+    let example = include_str!("../../dist/gshared.toml");
     assert!(Config::parse(example).is_ok());
     // Lines that are commented out in the example must be right too.
     let all: String = example
@@ -64,7 +64,7 @@ fn a_class_is_read_as_it_is_printed_and_a_bad_one_names_the_client_and_the_bound
     // The example says what is in force.
     let percent = ServiceClass::SLO_SENSITIVE.to_string();
     let says = format!("{} if left\n", percent.strip_prefix("slo-sensitive:").unwrap());
-    assert!(include_str!("../dist/gshared.toml").contains(&says), "{says}");
+    assert!(include_str!("../../dist/gshared.toml").contains(&says), "{says}");
     assert_eq!(class("quota = 0.3"), None, "as the process asks");
     let error = |rest: &str| config(rest).unwrap_err().to_string();
     assert_eq!(
