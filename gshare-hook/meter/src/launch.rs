@@ -32,12 +32,17 @@ use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 
 use crate::cost::{CostTable, Row};
-use crate::segment::{MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS, full_ns};
+use crate::segment::{
+    FIRST_FULL_NS, FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
+    is_early,
+};
 use crate::timing::CallTime;
 use crate::{Measured, OpenRun, SHORT_NS, Segment};
 
 /// Launches of a full segment.
 pub const SEGMENT_LAUNCHES: u32 = 16_384;
+/// The same for an [early](is_early) segment: a cost that was learned too low is doubted soon.
+pub const FIRST_SEGMENT_LAUNCHES: u32 = 512;
 /// The most credit that a run takes at once for short launches to come, in ns.
 pub const MOST_PREPAID_NS: u64 = 64_000;
 /// The part of the credit that is left which a run takes at once for short launches to come.
@@ -343,10 +348,13 @@ impl<M> Run<M> {
         self.add(open, row, cost);
         let predicted = open.predicted.load(Ordering::Relaxed);
         // How many more launches like this one fit into the segment.
-        let full = full_ns(self.begun);
-        let more = full.saturating_sub(predicted).checked_div(cost).unwrap_or(u64::from(SEGMENT_LAUNCHES));
-        let limit = u64::from(self.count) + more;
-        self.limit = saturated(limit).min(SEGMENT_LAUNCHES);
+        let (full, most) = if is_early(self.begun) {
+            (FIRST_FULL_NS, FIRST_SEGMENT_LAUNCHES)
+        } else {
+            (FULL_NS, SEGMENT_LAUNCHES)
+        };
+        let more = full.saturating_sub(predicted).checked_div(cost).unwrap_or(most.into());
+        self.limit = saturated(u64::from(self.count) + more).min(most);
         match (first, predicted >= full || self.count >= self.limit) {
             (_, true) => Verdict::Last,
             (true, false) => Verdict::First,

@@ -2,17 +2,20 @@
 
 use crate::cost::Row;
 
-/// Predicted GPU time of a full segment, in ns, where a run has begun `begun` of them.
+/// Predicted GPU time of a full segment, in ns.
 ///
 /// Two events take 6 to 7 us of the device's time between kernels that follow each other: on an H100 products of 340 us lost 0.91 %
-/// in segments of 400 us, and 0.36 % in segments of 2 ms. Half of what may be in flight is seen to complete in time then. The first
-/// segments are short: what a new kernel takes is learned from several of them, and until then it is charged a guess.
-pub const fn full_ns(begun: u32) -> u64 {
-    const SHORT: u64 = 400_000;
-    const LONG: u64 = 2_000_000;
-    const SHORT_ONES: u32 = 32;
-    if begun <= SHORT_ONES { SHORT } else { LONG }
+/// in segments of 400 us, and 0.36 % in segments of 2 ms. Half of the work that may be in flight is seen to complete in time then.
+pub const FULL_NS: u64 = 2_000_000;
+/// The same for an [early](is_early) segment of a run.
+pub const FIRST_FULL_NS: u64 = 400_000;
+
+/// Whether a run that has begun `begun` segments has short ones: it learns the cost of a new kernel from several of them, and until
+/// then the charge is a guess.
+pub const fn is_early(begun: u32) -> bool {
+    begun <= 32
 }
+
 /// Credit that a run takes at once for short launches to come, in ns.
 pub const PREPAY_NS: u64 = 8_000;
 /// A segment shorter than this is not worth ending at every synchronising call, in ns.

@@ -4,10 +4,10 @@ use gshare_core::Duration;
 use gshare_core::gate::{Credit, LaunchGate};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::launch::{
-    Alone, AloneEnd, Call, Concluded, Ending, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
-    awaits_measurement, is_timed, probe, unmeasured,
+    Alone, AloneEnd, Call, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run,
+    SEGMENT_LAUNCHES, Verdict, awaits_measurement, is_timed, probe, unmeasured,
 };
-use gshare_meter::segment::{PREPAY_NS, WORTHWHILE_NS, full_ns};
+use gshare_meter::segment::{FIRST_FULL_NS, FULL_NS, PREPAY_NS, WORTHWHILE_NS};
 use gshare_meter::timing::CallTime;
 use gshare_meter::{Measured, Segment};
 use proptest::prelude::*;
@@ -174,6 +174,10 @@ fn a_segment_ends_when_it_has_its_size_and_later_ones_are_longer() {
     let free = row_of(&host.costs, 2, 0);
     (0..SEGMENT_LAUNCHES).for_each(|_| host.launches(&gate, free, 0));
     assert_eq!(host.ended.last().map(|segment| segment.launches), Some(SEGMENT_LAUNCHES));
+    let mut early = Host::new();
+    let free = row_of(&early.costs, 2, 0);
+    (0..FIRST_SEGMENT_LAUNCHES).for_each(|_| early.launches(&gate, free, 0));
+    assert_eq!(early.ended.last().map(|segment| segment.launches), Some(FIRST_SEGMENT_LAUNCHES));
 }
 
 #[test]
@@ -420,10 +424,10 @@ proptest! {
                         if closed {
                             let segment = host.ended.last().copied().unwrap();
                             let total = segment.predicted + segment.presumed;
-                            let full = full_ns(u32::MAX);
+                            let by_launches = [FIRST_SEGMENT_LAUNCHES, SEGMENT_LAUNCHES].contains(&segment.launches);
                             // It was full, and was not before.
-                            prop_assert!(segment.launches == SEGMENT_LAUNCHES || total + cost.max(1) > full_ns(1), "{segment:?}");
-                            prop_assert!(total < full + 3 * MS, "{segment:?}");
+                            prop_assert!(by_launches || total + cost.max(1) > FIRST_FULL_NS, "{segment:?}");
+                            prop_assert!(total < FULL_NS + 3 * MS, "{segment:?}");
                             open.clear();
                         }
                     }

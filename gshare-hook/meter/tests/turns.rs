@@ -2,7 +2,8 @@
 
 use crate::common::{BOUND, Behind, Bench, DEVICE, Kernel, MS, US, limited};
 use gshare_core::wire::{OnDaemonLoss, ToDaemon};
-use gshare_core::{Duration, UseState};
+use gshare_core::{Duration, Timestamp, UseState};
+use gshare_meter::cost::Row;
 use gshare_meter::{Facts, Measured, MeterEvent, OpenRun, Segment, SegmentId, Ticket};
 
 const KERNEL: Kernel = Kernel { function: 0x100, ns: MS };
@@ -15,6 +16,24 @@ fn served() -> Bench {
     let bench = Bench::served(limited(50));
     bench.learn(KERNEL.function, KERNEL.ns);
     bench
+}
+
+/// One launch of `row` that is predicted to take no time.
+fn alone(row: Row, of: Measured, opened: u64) -> Segment {
+    let row = Some(row);
+    Segment {
+        predicted: 0,
+        carried: 0,
+        presumed: 0,
+        launches: 1,
+        row,
+        dense: true,
+        span: 0,
+        gap: 0,
+        record: 0,
+        of,
+        opened,
+    }
 }
 
 /// One kernel of an unknown function, launched in a turn of 20 ms.
@@ -469,23 +488,45 @@ fn a_kernel_that_is_over_with_its_call_is_charged_nothing() {
     bench.allow(100 * MS, 500 * MS);
     assert!(bench.ground.gate.try_spend(Duration::from_nanos(50 * US)));
     let id = SegmentId(900);
-    let segment = Segment {
+    let row = bench.ground.costs.find(UNKNOWN, 0).0;
+    let calls = Segment {
         predicted: 50 * US,
-        carried: 0,
-        presumed: 0,
-        launches: 1,
-        row: Some(bench.ground.costs.find(UNKNOWN, 0).0),
-        dense: true,
         span: 8 * US,
         gap: 7 * US,
         record: US,
-        of: Measured::First,
-        opened: bench.now,
+        ..alone(row, Measured::First, bench.now)
     };
-    bench.feed(MeterEvent::Recorded { device: DEVICE, id, segment });
+    bench.feed(MeterEvent::Recorded { device: DEVICE, id, segment: calls });
     let at = |ns: u64| gshare_core::Timestamp::from_nanos(ns);
     let (start, end) = (at(bench.now), at(bench.now + 6 * US));
     bench.now += MS;
     bench.feed(MeterEvent::Completed { device: DEVICE, id, start, end });
     assert_eq!(bench.ground.gate.spent().as_nanos(), 0);
+}
+
+/// Beside a second thread each measurement alone may hold some of that thread's work: one that is above the cost proves nothing by
+/// itself. The next one came 16,384 launches later.
+#[test]
+fn a_cost_that_was_learned_too_low_is_put_right_by_measurements_that_follow_each_other() {
+    let mut bench = served();
+    bench.allow(100 * MS, 500 * MS);
+    let row = bench.learn(UNKNOWN, 0);
+    for launched in 1..4 {
+        bench.now += MS;
+        bench.feed(MeterEvent::ThreadsSeen { launched: vec![launched, launched], synced: vec![0, 0] });
+    }
+    bench.ground.costs.doubt(row);
+    let mut measured = 0;
+    while bench.ground.costs.take_doubt(row) {
+        measured += 1;
+        let id = SegmentId(900 + measured);
+        let segment = alone(row, Measured::Held, bench.now);
+        bench.feed(MeterEvent::Recorded { device: DEVICE, id, segment });
+        let (start, end) = (Timestamp::from_nanos(bench.now), Timestamp::from_nanos(bench.now + 5 * US));
+        bench.now += 20 * US;
+        bench.feed(MeterEvent::Completed { device: DEVICE, id, start, end });
+    }
+    assert_eq!(measured, 8);
+    let cost = bench.ground.costs.known(row).unwrap();
+    assert!((4_900..=5_000).contains(&cost), "{cost} ns");
 }

@@ -4,14 +4,13 @@ use core::sync::atomic::Ordering;
 use std::time::Duration as StdDuration;
 
 use gshare_core::Duration;
-use gshare_meter::launch::Ending;
 
 use crate::device::{Device, Passed};
 use crate::launch::control::{CONTROL, State};
 use crate::launch::failure::{Why, cannot_meter};
 use crate::launch::metering::{Metering, Watch};
 use crate::launch::runs::ThreadRecord;
-use crate::launch::segments::end_segments;
+use crate::launch::segments::end_to_wait;
 use crate::sys::clock;
 
 /// How long a thread waits in line without the line moving before it stops waiting for those ahead.
@@ -56,7 +55,7 @@ pub(crate) fn wait_for_credit(
     if thread.waits.swap(true, Ordering::Relaxed) {
         return wait_in_handler(metering, device, cost, began);
     }
-    end_segments(thread, Ending::Waiting);
+    end_to_wait(thread);
     device.waiting.fetch_add(1, Ordering::AcqRel);
     metering.bell.ring();
     let mut line = device.line.lock();

@@ -12,7 +12,7 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::cost::Row;
-use gshare_meter::launch::{self, AloneEnd, Call, Ending, PROBE_WAIT, Verdict};
+use gshare_meter::launch::{self, AloneEnd, Call, PROBE_WAIT, Verdict};
 
 use crate::device::context::{Context, Pair, relaxed};
 use crate::device::hold::Begun;
@@ -21,7 +21,7 @@ use crate::launch::control::CONTROL;
 use crate::launch::line::wait_for_credit;
 use crate::launch::metering::Metering;
 use crate::launch::runs::{Alone, ThreadRecord};
-use crate::launch::segments::end_segments;
+use crate::launch::segments::end_to_wait;
 use crate::launch::streams::LEGACY_STREAM;
 use crate::launch::ticket::Ticket;
 use crate::sys::clock;
@@ -33,7 +33,7 @@ pub(crate) fn probe(of: Launch) -> Ticket {
     // Not in a signal handler whose thread waits: it may hold the line's lock.
     let in_handler = thread.waits.load(Ordering::Relaxed);
     if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
-        end_segments(thread, Ending::Waiting);
+        end_to_wait(thread);
         device.measuring.fetch_add(1, Ordering::AcqRel);
         metering.bell.ring();
         let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());

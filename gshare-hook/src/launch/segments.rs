@@ -13,7 +13,7 @@ use crate::launch::control::{ALL_STREAMS, CONTROL, State};
 use crate::launch::metering::Metering;
 use crate::launch::runs::{Mine, NO_STREAM, ThreadRecord, own_record};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
-use crate::sys::clock;
+use crate::sys::{clock, signals};
 use gshare_cuda_abi::types::CUresult;
 
 /// How long a thread that destroys a stream waits for one that ends a segment there: some microseconds, and about a second at most.
@@ -67,6 +67,12 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
             run.refund();
         }
     }
+}
+
+/// Ends them because the calling thread will wait for credit. A signal handler that launches meanwhile waits as well, and must not keep
+/// locks from the helper thread that its own thread holds here.
+pub(crate) fn end_to_wait(thread: &ThreadRecord) {
+    signals::blocked(|| end_segments(thread, Ending::Waiting));
 }
 
 /// Another context becomes current in the calling thread, or has just become: segments of others end, if possible while their

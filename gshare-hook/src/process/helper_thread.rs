@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use crate::launch::failure::{Why, cannot_meter};
 use crate::process::helper;
 use crate::process::runtime::Runtime;
-use crate::sys::dlsym;
+use crate::sys::{dlsym, signals};
 
 /// Stack of the helper thread; untouched pages cost nothing.
 const STACK: usize = 1 << 20;
@@ -19,16 +19,9 @@ pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     if runtime.helped.load(Ordering::Acquire) {
         return Ok(());
     }
-    // SAFETY: all-zero is a valid signal set to be filled.
-    let (mut all, mut before) = unsafe { (core::mem::zeroed(), core::mem::zeroed()) };
-    // SAFETY: valid pointers; the new thread inherits the mask, then this one gets its own back.
-    unsafe {
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    }
     let mut thread = 0;
     // SAFETY: all-zero is there to be initialised, and the pointers are valid; the runtime is never freed.
-    let errno = unsafe {
+    let errno = signals::blocked(|| unsafe {
         let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
         libc::pthread_attr_setstacksize(&raw mut attributes, STACK + taken_of_stack(&attributes));
@@ -37,9 +30,7 @@ pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
         let errno = libc::pthread_create(&raw mut thread, &raw const attributes, helper_thread, argument);
         libc::pthread_attr_destroy(&raw mut attributes);
         errno
-    };
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
+    });
     if errno != 0 {
         return Err(Why::Thread(errno));
     }

@@ -10,5 +10,6 @@ pub(crate) mod driver;
 pub(crate) mod leak;
 pub(crate) mod lock;
 pub(crate) mod settings;
+pub(crate) mod signals;
 pub(crate) mod stderr;
 pub(crate) mod tls;

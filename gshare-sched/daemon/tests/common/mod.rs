@@ -387,7 +387,7 @@ pub fn replays_to_the_same_actions(lines: &[gshared::journal::Line]) -> u64 {
     let (mut compared, mut actions) = (0, serde_json::Value::Null);
     for line in lines {
         if let Some(done) = replay.line(line).unwrap() {
-            assert_ne!(done.same, Some(false), "{line:?} {:?}", done.actions);
+            assert_ne!(done.same, Some(false), "{line:?}: {:?}", done.actions);
             compared += u64::from(done.same.is_some());
             actions = serde_json::to_value(done.actions).unwrap();
         }
