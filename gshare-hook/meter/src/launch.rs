@@ -562,15 +562,23 @@ impl Alone {
         self.call != Call::Blocking
     }
 
-    /// Whether its stream is to be kept waiting meanwhile, so that the time of the call is not measured with it. A call that may do
-    /// more than queue work is not kept from ending.
-    pub fn is_short(&self, costs: &CostTable) -> bool {
-        self.call == Call::Launch && costs.known(self.row).is_some_and(|cost| cost <= SHORT_NS)
+    /// Whether its stream may be kept waiting. A call that may do more than queue work is not kept from ending.
+    pub fn may_be_held(&self) -> bool {
+        self.call == Call::Launch
     }
 
-    /// The event before it was recorded, by a call from `asked` to `now`. `idle`: the stream was idle before that.
-    pub fn opened(&mut self, (asked, now): (u64, u64), idle: bool) {
-        (self.began, self.record, self.idle) = (now, now.saturating_sub(asked), idle);
+    /// Whether its stream is to be kept waiting meanwhile, so that the time of the call is not measured with it.
+    pub fn is_short(&self, costs: &CostTable) -> bool {
+        self.may_be_held() && costs.known(self.row).is_some_and(|cost| cost <= SHORT_NS)
+    }
+
+    /// The event before it was recorded, by a call from `asked` to `now`. `idle`: the stream was idle before that. `holds`: the stream
+    /// can be kept waiting. A first launch there is charged all of its interval until one is held: a cost that is too low would let
+    /// its program go beyond its limit.
+    pub fn opened(&mut self, (asked, now): (u64, u64), idle: bool, holds: bool) {
+        let all = holds && self.of == Measured::First;
+        (self.began, self.idle) = (now, idle && !all);
+        self.record = if all { 0 } else { now.saturating_sub(asked) };
     }
 
     /// The event after it was recorded.

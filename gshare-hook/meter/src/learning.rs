@@ -6,7 +6,8 @@
 //! process pay for others; never believed, a kernel that becomes longer is undercharged for ever.
 //!
 //! # Algorithm
-//! A sample (interval by launches) that lies below the known cost is believed at once. One above it is believed
+//! A sample (interval by launches) that lies below the known cost is believed at once, and so is its length with the calls in it,
+//! where these may have kept the device waiting. One above it is believed
 //! - at once, if the device worked all the while ([`Work`]) and no other work's time can be in it;
 //! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if the device worked all the while but another turn's time may be in
 //!   the interval ([`Suspicion`]);
@@ -63,7 +64,7 @@ impl Learning {
     }
 
     fn learn(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
-        let Sample { work: Work { length, whole }, room, shared, crowded } = sample;
+        let Sample { work: Work { length, most, whole }, room, shared, crowded } = sample;
         let launches = u64::from(segment.launches.max(1));
         let each = length / launches;
         let Some(known) = costs.known(row) else {
@@ -73,6 +74,9 @@ impl Learning {
         };
         let held = segment.of == Measured::Held;
         let asked = matches!(segment.of, Measured::Alone | Measured::Held) && costs.is_doubted(row);
+        // Where calls may have kept the device waiting, any cost between the two lengths explains the interval. A short launch that
+        // is measured alone without a hold is on a stream that cannot be kept waiting: nothing better will come.
+        let each = if asked { each } else { known.clamp(each, most / launches) };
         if asked || held {
             self.proven.insert(row);
         }
@@ -91,7 +95,7 @@ impl Learning {
             match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
                 Some(proven) => costs.set(row, proven.max(known)),
                 // The measurements that must agree follow each other.
-                None if asked => costs.doubt(row),
+                None if asked && held => costs.doubt(row),
                 None => {}
             }
         } else if each > known && (!whole || mingled) {

@@ -30,7 +30,7 @@ pub const UNMEASURED: u8 = 127;
 pub const UNMEASURED_IN_DOUBT: u8 = 7;
 
 /// A launch that takes longer than this is measured well enough without keeping its stream waiting, in ns.
-pub const SHORT_NS: u64 = 20_000;
+pub const SHORT_NS: u64 = 100_000;
 
 /// The host's number of a measurement under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,9 +39,11 @@ pub struct SegmentId(pub u64);
 /// The part of an interval between two events in which the device may have worked for the launches between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Its length, in ns.
+    /// Its length without the calls that may have kept the device waiting, in ns.
     pub length: u64,
-    /// Whether the device worked all the while. Otherwise the length is an upper bound: the stream was empty for a part of it.
+    /// Its length with these calls, in ns: their work may have begun early in them.
+    pub most: u64,
+    /// Whether the device worked all the while. Otherwise the stream may have been empty for a part of it.
     pub whole: bool,
 }
 
@@ -51,7 +53,8 @@ impl Work {
         let whole = segment.dense && interval > segment.span;
         // The second event of a stream that had run dry is as late as its own call.
         let late = if whole { 0 } else { segment.record };
-        Self { length: interval.saturating_sub(segment.gap).saturating_sub(late), whole }
+        let length = interval.saturating_sub(segment.gap).saturating_sub(late);
+        Self { length, most: if whole { length } else { interval }, whole }
     }
 
     /// The time that its launches are charged, in ns, where they are predicted to take `predicted`. `all`: the whole interval counts.

@@ -217,7 +217,7 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert!(alone.is_short(&host.costs) && !copy.is_short(&host.costs));
     let calls = CallTime::default();
     (0..9).for_each(|_| calls.seen(2 * US));
-    alone.opened((5, 105), true);
+    alone.opened((5, 105), true, false);
     let late = alone.measured(&calls, 10, end_at(105 + 90 * US));
     assert_eq!(late.gap, calls.most(), "as much of the call as may be the reason");
     assert!((4 * US..6 * US).contains(&late.gap), "{late:?}");

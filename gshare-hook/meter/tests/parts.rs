@@ -188,7 +188,7 @@ fn a_straggler_of_the_last_two_seconds_takes_its_time() {
 
 #[test]
 fn a_stream_that_ran_dry_is_charged_its_prediction_at_most() {
-    let work = |length, whole| Work { length, whole };
+    let work = |length, whole| Work { length, most: length, whole };
     assert_eq!(work(900, false).taken(300, true), 300);
     assert_eq!(work(200, false).taken(300, true), 200);
     assert_eq!(work(900, true).taken(300, true), 900);

@@ -87,7 +87,7 @@ impl Alone {
             return;
         }
         if begun == Begun::Never {
-            self.timing.opened((asked, clock::now_ns()), idle);
+            self.timing.opened((asked, clock::now_ns()), idle, !others_wait && self.timing.may_be_held());
         }
         self.start = start.map(|start| (start, context));
     }

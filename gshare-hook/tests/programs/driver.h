@@ -106,6 +106,7 @@ Result cuMemAllocHost_v2(void **, size_t);
 Result cuMemFreeHost(void *);
 Result cuMemcpyHtoD_v2(Pointer, const void *, size_t);
 Result cuMemcpyDtoH_v2(void *, Pointer, size_t);
+Result cuMemcpyAsync(Pointer, Pointer, size_t, Handle);
 Result cuMemcpyDtoDAsync_v2(Pointer, Pointer, size_t, Handle);
 Result cuMemsetD8_v2(Pointer, unsigned char, size_t);
 Result cuMemsetD32Async(Pointer, unsigned, size_t, Handle);

@@ -272,7 +272,7 @@ static void foreign_stream(void) {
         MUST(cuStreamCreate(&streams[i], 1));
         if (i) MUST(cuMemAlloc_v2(&memory, 1 << 20));
     }
-    for (int n = 0; n < 51; n++) MUST(cuMemsetD32Async(memory, 1, 1 << 18, streams[1]));
+    for (int n = 0; n < 51; n++) MUST(cuMemcpyAsync(memory, memory + (1 << 19), 1 << 19, streams[1]));
     SHOW(cuStreamSynchronize(streams[1]));
     usleep(60000);
 }
