@@ -366,7 +366,7 @@ pub(super) struct Gpu {
     pub(super) window_end: Timestamp,
     /// Length of a window.
     pub(super) length: Duration,
-    /// Whether its requests add up to more than the whole, so that each is kept in a slot of the window. Lag is then what was charged,
+    /// Whether its requests add up to more than the whole, so that each of its few clients has a slot of the window. Lag is then what was charged,
     /// and counts in its window only; otherwise it is what was occupied by the clock.
     pub(super) by_slots: bool,
     /// The longest that a token lasted lately.
@@ -580,7 +580,7 @@ impl Ledger {
         let sum: u32 = requests.map(|client| u32::from(client.share.quota.request().get())).sum();
         let gpu = &mut self.gpus[index];
         (gpu.dirty, gpu.reshuffled, gpu.shuffles) = (true, true, gpu.shuffles + 1);
-        let by_slots = sum > u32::from(Quota::WHOLE.get());
+        let by_slots = sum > u32::from(Quota::WHOLE.get()) && gpu.clients.len() <= super::slots::MOST;
         if core::mem::replace(&mut gpu.by_slots, by_slots) != by_slots {
             for slot in gpu.clients.clone() {
                 let (client, gpu) = self.pair(slot);

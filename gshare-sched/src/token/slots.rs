@@ -28,7 +28,7 @@
 //! they give their tokens back in time.
 //!
 //! # Cost
-//! O(n^2) per dispatch for n clients that want something on a GPU; finding a table O(n^3), once after a change, for up to 64 clients.
+//! O(n^2) per dispatch for n clients that want something on a GPU, of which there are [`MOST`]; finding a table O(n^3), once after a change.
 
 use super::ledger::{Filed, Ledger, Rank};
 use crate::pack::{Slot, SlotTable};
@@ -40,15 +40,24 @@ pub(super) struct Slots {
     /// By GPU.
     schedules: Vec<Schedule>,
     queue: Vec<Rank>,
+    /// By client.
     claims: Vec<Claim>,
+    /// The SMs that all claims take at each begin of a claim, by time; and where that changes, for the count.
+    loads: Vec<(Timestamp, u32)>,
+    changes: Vec<(Timestamp, i32)>,
 }
+
+/// The most clients of a GPU for which slots are kept: a dispatch compares each with each. More clients whose requests add up to more
+/// than the whole are served by missed time.
+pub(super) const MOST: usize = 64;
 
 /// The table of a GPU in force, and the same in ns of the window.
 #[derive(Debug, Default)]
 struct Schedule {
     table: SlotTable<ClientId>,
-    /// By begin.
+    /// By begin, and by client.
     stretches: Vec<Stretch>,
+    by_client: Vec<Stretch>,
     /// The window for which it was looked for, and the clients then.
     window: u64,
     shuffles: u64,
@@ -81,6 +90,13 @@ struct Claim {
     sm: u16,
     from: Timestamp,
     until: Timestamp,
+}
+
+impl Schedule {
+    fn stretches_of(&self, client: u32) -> impl Iterator<Item = &Stretch> {
+        let first = self.by_client.partition_point(|stretch| stretch.client < client);
+        self.by_client[first..].iter().take_while(move |stretch| stretch.client == client)
+    }
 }
 
 impl Slots {
@@ -118,6 +134,7 @@ impl Slots {
         for (gone, _) in schedule.owners.extract_if(.., |owner| !known(owner)) {
             schedule.table.remove(gone);
             schedule.stretches.retain(|stretch| stretch.client != gone.slot());
+            schedule.by_client.retain(|stretch| stretch.client != gone.slot());
         }
         if schedule.window == gpu.window && !schedule.stretches.is_empty() {
             return;
@@ -146,6 +163,8 @@ impl Slots {
         }
         schedule.stretches.retain(|stretch| stretch.begin < stretch.end);
         schedule.stretches.sort_unstable_by_key(|stretch| (stretch.begin, stretch.client));
+        schedule.by_client.clone_from(&schedule.stretches);
+        schedule.by_client.sort_by_key(|stretch| stretch.client);
         (schedule.table, schedule.window, schedule.shuffles) = (table, gpu.window, gpu.shuffles);
     }
 
@@ -312,8 +331,8 @@ impl Slots {
             let has = client.outstanding(gpu.window);
             let miss = client.miss(gpu);
             let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
-            for stretch in &self.schedules[index].stretches {
-                if stretch.client != slot || stretch.end <= since || needs.is_zero() {
+            for stretch in self.schedules[index].stretches_of(slot) {
+                if stretch.end <= since || needs.is_zero() {
                     continue;
                 }
                 let begin = stretch.begin.max(since);
@@ -324,6 +343,31 @@ impl Slots {
             }
         }
         self.claims = claims;
+        self.count();
+    }
+
+    /// Counts the load at each begin of a claim. The claims of a client are in force once where they overlap.
+    fn count(&mut self) {
+        self.changes.clear();
+        self.loads.clear();
+        self.claims.sort_unstable_by_key(|claim| (claim.client, claim.from));
+        for own in self.claims.chunk_by(|one, next| one.client == next.client) {
+            let mut until = Timestamp::ZERO;
+            for claim in own.iter().filter(|claim| claim.from < claim.until) {
+                if claim.until > until {
+                    self.changes.push((claim.from.max(until), i32::from(claim.sm)));
+                    self.changes.push((claim.until, -i32::from(claim.sm)));
+                    until = claim.until;
+                }
+            }
+        }
+        self.changes.sort_unstable();
+        let mut load = 0_i32;
+        for at in self.changes.chunk_by(|one, next| one.0 == next.0) {
+            load += at.iter().map(|(_, change)| change).sum::<i32>();
+            self.loads.push((at[0].0, load.unsigned_abs()));
+        }
+        assert_eq!(load, 0, "a claim that ends begins");
     }
 
     /// The first instant at which there is no room for a client beside what is held and claimed.
@@ -331,19 +375,16 @@ impl Slots {
         let window_end = ledger.gpus[index].window_end;
         let Some(client) = ledger.clients.at(slot) else { return window_end };
         let own = u32::from(client.token_sm(ledger.gpus[index].window));
-        let full = |at: Timestamp| {
-            let (mut load, mut counted) = (own, slot);
-            // The claims of a client follow each other: it counts once.
-            for claim in self.claims.iter().filter(|claim| claim.client != slot) {
-                if claim.client != counted && claim.from <= at && at < claim.until {
-                    load += u32::from(claim.sm);
-                    counted = claim.client;
-                }
-            }
-            load > u32::from(SmShare::WHOLE.get())
+        let first = self.claims.partition_point(|claim| claim.client < slot);
+        let claims = self.claims[first..].iter().take_while(|claim| claim.client == slot);
+        let covers = |at: Timestamp| claims.clone().find(|claim| claim.from <= at && at < claim.until);
+        let full = |&(at, load): &(Timestamp, u32)| {
+            let of_others = load - covers(at).map_or(0, |claim| u32::from(claim.sm));
+            own + of_others > u32::from(SmShare::WHOLE.get())
         };
-        let begins = self.claims.iter().filter(|claim| claim.client != slot).map(|claim| claim.from);
-        begins.filter(|&at| at < window_end && full(at)).min().unwrap_or(window_end)
+        // The others' load grows only where a claim of theirs begins.
+        let before = self.loads.partition_point(|(at, _)| *at < window_end);
+        self.loads[..before].iter().find(|load| full(load)).map_or(window_end, |(at, _)| *at)
     }
 
     pub(super) fn invariants(&self, ledger: &Ledger) {
