@@ -1,4 +1,4 @@
-//! The admin socket: questions to a daemon and its answers, each one JSON object on a line.
+//! The admin socket: questions to a daemon and its answers, one JSON object per line.
 //!
 //! ```text
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot

@@ -3,7 +3,7 @@
 //! # Problem
 //! Processes that share a GPU must agree which of them launches now, and none can be trusted to keep the books. One daemon per node keeps
 //! them: the kernel tells it which processes are there, it journals each event, asks the pure [`Node`](gshare_sched::node::Node) for
-//! actions, and tells the processes. It is never on the path of a launch, since it hands out leases and renews them ahead of time.
+//! actions, and tells the processes. The daemon is never on the path of a launch, since it hands out leases, renewed ahead of time.
 //! ```text
 //!  process + hook ──┐                       ┌─▶ journal   (now, event), before its frames are sent
 //!  process + hook ──┼─ SOCK_SEQPACKET ─▶ Daemon ─▶ Node: sessions, shares, tokens, memory, debts, admission
