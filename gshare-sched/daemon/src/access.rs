@@ -1,9 +1,9 @@
-//! Which users may connect: root, the daemon's own user, and those that the configuration names.
+//! Access of users to the daemon: root, the daemon's own user, and the users in the configuration may connect.
 
 use crate::config::Config;
 use parking_lot::RwLock;
 
-/// Which users may talk to the daemon. Shared with the admin thread, so that a reload is in force there too.
+/// Users that may connect to the daemon. The admin thread shares this list, so a reload takes effect there too.
 #[derive(Debug)]
 pub(crate) struct Access(RwLock<Users>);
 
@@ -23,7 +23,7 @@ impl Access {
         *self.0.write() = users;
     }
 
-    /// Root and the daemon's own user always.
+    /// Whether a user may connect. Root and the daemon's own user always may.
     pub(crate) fn allows(&self, uid: u32) -> bool {
         let users = self.0.read();
         users.any || uid == 0 || uid == rustix::process::geteuid().as_raw() || users.listed.contains(&uid)

@@ -1,14 +1,14 @@
-//! The admin socket: questions about a daemon, one JSON object per line and answer.
+//! The admin socket: questions to a daemon and its answers, one JSON object per line.
 //!
 //! ```text
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! {"query":"room",…}      ──▶    ◀── [null,"request 70% does not fit: …"]
 //! ```
-//! The admin socket is a stream socket of its own. Users who may connect to the daemon may also ask. Connections are
-//! served side by side and are bounded in number, so a silent peer or a slow reader delays no peer but itself. Before a
-//! snapshot the clients are asked how much memory they use, for a fifth of a second at most
-//! (rule 7 of the [node](gshare_sched::node)).
+//! The admin socket is a separate stream socket. Users with access to the daemon may also ask questions. The daemon serves
+//! a bounded number of connections side by side, so a silent peer or a slow reader delays no other peer. Before a snapshot the
+//! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 7 of the
+//! [node](gshare_sched::node)).
 
 use crate::handle::Handle;
 use crate::snapshot::Snapshot;
@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time for a question and its answer.
 const TURN: Duration = Duration::from_secs(5);
-/// Most bytes of a question.
+/// Most bytes in a question.
 const MAX_QUERY: u64 = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,15 +36,15 @@ enum Query {
     Room(Room),
 }
 
-/// The question whether a program that is to be started has room on the devices that it will see.
+/// The question whether a future program has room on its visible devices.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Room {
     /// Name of the instance.
     pub name: String,
-    /// The share that it will ask for.
+    /// The share the program will ask for.
     pub spec: ResourceSpec,
-    /// The devices and their memory.
+    /// The program's visible devices and their memory.
     pub devices: Vec<(DeviceUuid, Bytes)>,
 }
 
@@ -68,7 +68,7 @@ pub fn metrics(socket: &Path) -> io::Result<String> {
     ask::<Text>(socket, &Query::Metrics).map(|answer| answer.text)
 }
 
-/// Asks the daemon behind an admin socket for room. For each device the refusal, if there is one.
+/// Asks the daemon behind an admin socket for room. The answer has the refusal, if any, for each device.
 pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
     ask(socket, &Query::Room(room))
 }
@@ -85,7 +85,7 @@ fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// Answers the question of one connection, and closes it.
+/// Answers the question of one connection, and closes the connection.
 pub(crate) async fn answer(stream: UnixStream, handle: Handle) {
     match tokio::time::timeout(TURN, converse(stream, &handle)).await {
         Ok(Ok(())) => {}

@@ -5,10 +5,10 @@ use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tells the time of a node. Never goes back; hooked processes must read the same clock, since a grant names the time
-/// at which it expires.
+/// The clock of a node. It never goes back. Hooked processes must read the same clock, since a grant names the time of its
+/// expiry.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// The time now.
+    /// The present time.
     fn now(&self) -> Timestamp;
 }
 
@@ -25,7 +25,7 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A clock that a test sets. After moving it, call [`Handle::wake`](crate::Handle::wake): the daemon may be asleep
+/// A clock set by a test. After moving it, call [`Handle::wake`](crate::Handle::wake), since the daemon may be asleep
 /// until a time that has just come.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);

@@ -1,6 +1,6 @@
-//! The daemon's configuration: TOML, read and checked once, at the edge.
+//! The daemon's configuration: a TOML file, read and checked once before the daemon uses it.
 //!
-//! Everything has a default; an unknown key is an error, and an error names the line, the key and the bound.
+//! Every key has a default, and an unknown key is an error. An error names the line, the key and the bound.
 //!
 //! ```
 //! let config = gshared::Config::parse(r#"
@@ -36,10 +36,10 @@ use toml::de::{DeTable, DeValue};
 
 pub use gshare_sched::node::{DeviceConfig, DeviceUuid};
 
-/// Where hooks and daemon meet unless they are told otherwise.
+/// Default path of the socket between the hooks and the daemon.
 pub const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
 
-/// Why a configuration was refused.
+/// Errors of reading a configuration or putting it in force.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -49,18 +49,18 @@ pub enum ConfigError {
         /// Error of the system call.
         cause: std::io::Error,
     },
-    /// A line that is not TOML, an unknown key, or a value outside its bound.
+    /// A line is not TOML, a key is unknown, or a value is outside its bound.
     #[error("line {line}: {message}")]
     Text {
-        /// Line of the file, from 1.
+        /// Line number in the file, from 1.
         line: usize,
-        /// The key, for an entry of a list with the entry's name; the bound, and how the value breaks it.
+        /// The key (in a list, with the entry's name), the bound, and the value's breach of the bound.
         message: String,
     },
-    /// A value that the node cannot put in force.
+    /// The node cannot put a value in force.
     #[error(transparent)]
     Node(#[from] gshare_core::ConfigError),
-    /// A key that needs a restart of the daemon to change.
+    /// A changed key needs a restart of the daemon.
     #[error("{key} cannot change while the daemon runs: restart it (now {now}, in the file {new})")]
     NotLive {
         /// The key.
@@ -72,64 +72,64 @@ pub enum ConfigError {
     },
 }
 
-/// The configuration of a daemon. `Default` is a daemon for the calling user that lets every client in.
+/// The configuration of a daemon. The default serves the calling user and lets every client in.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The socket of the hooks.
     pub socket: PathBuf,
-    /// The socket of `gshare status` and `gshare top`; `None`: beside the other one ([`Config::admin_socket`]).
+    /// The socket of `gshare status` and `gshare top`; `None` puts it beside the hooks' socket ([`Config::admin_socket`]).
     pub admin_socket: Option<PathBuf>,
     /// Address of the Prometheus endpoint: `127.0.0.1:9478`, a port alone for loopback, `0.0.0.0:9478` for other hosts,
-    /// or `unix:/path`. None by default, since a port is something to be asked for.
+    /// or `unix:/path`. None by default, since only the operator should open a port.
     #[serde(deserialize_with = "some_text")]
     pub metrics: Option<MetricsAddress>,
-    /// Most clients (process, GPU) at a time. 1024: more than a node's GPUs can serve.
+    /// Most clients, each a pair of process and GPU, at a time. By default 1024, more than a node's GPUs can serve.
     #[serde(deserialize_with = "count")]
     pub max_clients: u32,
-    /// Most connections at a time, refused ones included. 4096: a fork bomb must not take all descriptors.
+    /// Most connections at a time, those of refused processes included. By default 4096: a fork bomb must not take all descriptors.
     #[serde(deserialize_with = "count")]
     pub max_connections: u32,
-    /// Whether a client without a `[[client]]` entry gets the share it asks for. True: a platform passes the share
-    /// to the process that it starts.
+    /// Whether a client without a `[[client]]` entry gets its requested share. True by default, since a platform passes
+    /// the share to the process it starts.
     pub allow_unlisted: bool,
-    /// The treatment of a process that is refused.
+    /// The treatment of a refused process.
     pub strangers: Strangers,
-    /// Users that may connect besides the daemon's own and root.
+    /// Users that may connect besides the daemon's own user and root.
     pub allow_uids: Vec<u32>,
     /// Whether every user may connect.
     pub allow_any_user: bool,
-    /// Length of the window over which quotas are settled. FaST-GShare's is 40 ms; 100 ms halves the cost of hand-overs at
-    /// the same error per second.
+    /// Length of the window over which quotas are settled. FaST-GShare's window is 40 ms; the default of 100 ms halves the
+    /// cost of hand-overs at the same error per second.
     #[serde(deserialize_with = "window")]
     pub window: Duration,
-    /// The longest token. 10 ms: ten clients have a turn in a window.
+    /// The longest token. The default of 10 ms gives ten clients a turn in a window.
     #[serde(deserialize_with = "part_of_window")]
     pub token: Duration,
-    /// Time after its expiry in which a token may still be returned. 50 ms, for kernels that are longer than a token: their
-    /// process returns it when the device is free for the next. A process that died returns it at once.
+    /// Time after a token's expiry in which its process may still return it. The default of 50 ms allows kernels longer than a
+    /// token: their process returns the token once the device is free for the next client. A dead process returns it at once.
     #[serde(deserialize_with = "part_of_window")]
     pub grace: Duration,
-    /// Most GPU time that a client should have in flight. 5 ms: half a token, so that the device does not run dry while
-    /// a launching thread waits for a CPU, and no more than its grace to wait for when a token is called back.
+    /// Most GPU time a client should have in flight. The default of 5 ms is half a token: the device does not run dry while
+    /// a launching thread waits for a CPU, and a token that is called back returns within its grace.
     #[serde(deserialize_with = "part_of_window")]
     pub in_flight: Duration,
-    /// Memory of each device that is not handed out: contexts, code and the driver's own. 0 by default, because the
-    /// hooks charge what they can see; a node without MPS needs some 300 MiB per process.
+    /// Memory of each device kept back for contexts, code and the driver. 0 by default, because the hooks charge all memory
+    /// in their sight; a node without MPS needs some 300 MiB per process.
     #[serde(deserialize_with = "text")]
     pub memory_headroom: Bytes,
-    /// Where events are written down. Nowhere by default.
+    /// The journal of events. None by default.
     pub journal: Option<JournalConfig>,
     /// The use of NVIDIA's MPS.
     pub mps: MpsMode,
-    /// When to stop by itself: after this time without a connection. Never by default; for daemons that were started for
-    /// one user's programs. Not a key of the file.
+    /// Time without a connection after which the daemon stops by itself. Never by default; meant for a daemon started for
+    /// one user's programs. The file has no such key.
     #[serde(skip)]
     pub idle_exit: Option<Duration>,
-    /// The devices of the node. Empty: every device that a client attaches to is learned.
+    /// The devices of the node. With an empty list the daemon learns each device from the first client that attaches to it.
     #[serde(rename = "device", deserialize_with = "devices")]
     pub devices: Vec<DeviceConfig>,
-    /// What is promised to each name.
+    /// The promise to each client name.
     #[serde(rename = "client", deserialize_with = "clients")]
     pub clients: BTreeMap<String, ClientConfig>,
 }
@@ -160,30 +160,30 @@ impl Default for Config {
     }
 }
 
-/// The treatment of a process that is refused.
+/// The treatment of a refused process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::exhaustive_enums, reason = "it launches or it does not")]
 pub enum Strangers {
     /// The process launches nothing.
     Refuse,
-    /// The process runs within the limits that it would have had.
+    /// The process runs within the limits it would have had.
     Run,
 }
 
-/// Where and how events are written down. See [`journal`](crate::journal).
+/// Location and limits of the [`journal`](crate::journal).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JournalConfig {
-    /// The directory; made if need be.
+    /// The directory. The daemon creates it if need be.
     pub dir: PathBuf,
-    /// Most bytes of one file. 64 MiB: some 600 000 events.
+    /// Most bytes of one file. The default of 64 MiB holds some 600 000 events.
     #[serde(default = "default_file", deserialize_with = "file_size")]
     pub max_file: Bytes,
-    /// Most files in the directory. 8.
+    /// Most files in the directory, by default 8.
     #[serde(default = "default_files", deserialize_with = "files")]
     pub keep_files: usize,
-    /// Whether the engine's orders are written too. No: a replay gives them again.
+    /// Whether the node's actions are written too. Not by default, since a replay gives them again.
     #[serde(default)]
     pub actions: bool,
 }
@@ -203,7 +203,7 @@ impl JournalConfig {
     }
 }
 
-/// Where metrics are served.
+/// The address of the metrics endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricsAddress {
@@ -222,7 +222,7 @@ impl fmt::Display for MetricsAddress {
     }
 }
 
-/// A port without an address is on loopback: metrics name tenants, so other hosts see them only if the operator says so.
+/// A port without an address is on loopback: metrics name tenants, so other hosts see them only with the operator's consent.
 impl FromStr for MetricsAddress {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -242,15 +242,15 @@ impl FromStr for MetricsAddress {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MpsMode {
-    /// Leave it alone; use it if another process started it.
+    /// Leave MPS alone, but use it if another process started it.
     Off,
-    /// Start its control daemon where there is one.
+    /// Start the MPS control daemon where it is installed.
     Auto,
-    /// Start it, or refuse to start.
+    /// Start the MPS control daemon, or refuse to start.
     On,
 }
 
-/// The admin socket that goes with a hook socket: `gshare.sock` and `gshare-admin.sock`.
+/// The default admin socket of a hook socket: `gshare.sock` has `gshare-admin.sock`.
 pub fn admin_socket_of(socket: &Path) -> PathBuf {
     let stem = socket.file_stem().unwrap_or_default().to_string_lossy();
     let extension = socket.extension().map(|text| format!(".{}", text.to_string_lossy())).unwrap_or_default();
@@ -263,19 +263,19 @@ impl Config {
         Self { socket: socket.into(), ..Self::default() }
     }
 
-    /// Reads a file.
+    /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|cause| ConfigError::Read { cause })?;
         Self::parse(&text)
     }
 
-    /// Reads a text.
+    /// Parses and checks a configuration.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().unwrap_or_default().start;
             error_at(text, at, error.message())
         })?;
-        // A default gives way to a shorter window, a value of the file does not.
+        // A default gives way to a shorter window; a value in the file is an error instead.
         let parts = [
             ("token", &mut config.token),
             ("grace", &mut config.grace),
@@ -326,7 +326,7 @@ impl Config {
         engine
     }
 
-    /// Whether `new` can take the place of this configuration in a running daemon.
+    /// Checks that `new` can replace this configuration in a running daemon.
     pub(crate) fn check_live(&self, new: &Self) -> Result<(), ConfigError> {
         let times = |config: &Self| (config.window, config.token, config.grace);
         let keys: [(&'static str, &dyn fmt::Debug, &dyn fmt::Debug); 9] = [
@@ -350,7 +350,7 @@ impl Config {
     }
 }
 
-/// An error with the line of its place, and the key there.
+/// An error with the line and the key at an offset of the text.
 fn error_at(text: &str, at: usize, message: &str) -> ConfigError {
     let line = 1 + text.get(..at).unwrap_or_default().matches('\n').count();
     let key = DeTable::parse(text).ok().and_then(|table| key_at(table.get_ref(), at));
@@ -358,12 +358,12 @@ fn error_at(text: &str, at: usize, message: &str) -> ConfigError {
     ConfigError::Text { line, message: format!("{key}{}", message.trim_end().replace('\n', ": ")) }
 }
 
-/// Where the value of a key of the upper level begins.
+/// The offset of a top-level key's value.
 fn start_of(text: &str, key: &str) -> Option<usize> {
     DeTable::parse(text).ok()?.get_ref().get(key).map(|value| value.span().start)
 }
 
-/// The key whose value, or whose own name, is at this place of the text; in a list with the name of its entry.
+/// The key with its name or its value at this offset of the text; in a list, with the name of the entry.
 fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     table.iter().find_map(|(key, value)| {
         let name = key.get_ref();
@@ -383,7 +383,7 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
     })
 }
 
-/// A value with a text form; numbers are read through their text.
+/// Parses a value from a string, or from a number by way of its text.
 fn text<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Text<T>(PhantomData<T>);
     impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Text<T> {

@@ -1,25 +1,26 @@
 //! Bounds on the connections of a service.
 //!
 //! # Problem
-//! Some peers connect and stay silent, by mistake or on purpose. A service that refuses newcomers once it is full is
-//! then closed to everybody; one without a bound runs out of descriptors.
+//! Some peers connect and stay silent, by mistake or on purpose. A full service that refuses newcomers is then closed to
+//! everybody, and a service without a bound runs out of descriptors.
 //!
 //! # Algorithm
-//! [`Crowd`], for services whose connections live for one short answer: a newcomer always gets in. When there is no room,
-//! the oldest connection of the user with the most is closed. So a flood by one user closes that user's own.
+//! [`Crowd`] is for connections that end after one short answer. A newcomer always gets in: when no place is free, the crowd
+//! closes the oldest connection of the user with the most connections. A flood by one user thus closes connections of this
+//! user only.
 //!
-//! [`admits`], for connections that live as long as their process and must not be closed for others: a user may have
-//! three times as many as are still free (dynamic thresholds, Choudhury and Hahne 1998). Example: of 4,096 the first user
-//! gets at most 3,072, the second 768 of the rest, the third 192.
+//! [`admits`] is for connections that last as long as their process and must not be closed for other users. A user may have
+//! three times as many connections as are still free (dynamic thresholds, Choudhury and Hahne 1998). Example: of 4,096
+//! connections the first user gets at most 3,072, the second 768 of the rest, and the third 192.
 
 use std::collections::VecDeque;
 use tokio::task::AbortHandle;
 
-/// Connections that a user may have for each one that is still free.
+/// Most connections of a user for each connection still free.
 const PER_FREE: u64 = 3;
 
-/// Whether a user with `own` connections may have another, when `taken` of `most` are in use. One user alone is
-/// admitted up to three quarters of `most`, rounded up; a user without any as long as one is free.
+/// Whether a user with `own` connections may have another, when `taken` of `most` are in use. One user alone may have up to
+/// three quarters of `most`, rounded up; a user without connections is admitted as long as one is free.
 pub(crate) fn admits(own: u32, taken: u32, most: u32) -> bool {
     u64::from(own) < PER_FREE * u64::from(most.saturating_sub(taken))
 }
@@ -37,7 +38,7 @@ impl<U: Copy + PartialEq> Crowd<U> {
         Self { most, open: VecDeque::new() }
     }
 
-    /// A connection of this user is served by a task; another one is closed if need be.
+    /// Adds a user's connection, served by a task, and closes another connection if need be.
     pub(crate) fn enter(&mut self, user: U, task: AbortHandle) {
         self.open.retain(|(_, task)| !task.is_finished());
         self.open.push_back((user, task));
@@ -50,7 +51,7 @@ impl<U: Copy + PartialEq> Crowd<U> {
     }
 }
 
-/// The first place of the user that occurs most often; of two such users, the one whose connection is older.
+/// The first place of the most frequent user; of two such users, the user with the older connection.
 fn victim<U: Copy + PartialEq>(users: &[U]) -> Option<usize> {
     let count = |user: U| users.iter().filter(|other| **other == user).count();
     (0..users.len()).rev().max_by_key(|index| count(users[*index]))

@@ -1,15 +1,16 @@
-//! What keeps the limits of a client on this node.
+//! The enforcers of a client's limits on this node.
 //!
-//! A limit that is written down is not a limit that is kept. The hook keeps time and memory of the programs that load it, on
-//! every node. It cannot confine a kernel to some of the SMs: MPS does that where it runs, and a simulated device by itself
+//! A configured limit needs an enforcer. On every node, the hook enforces the time and memory of the programs that load it. The
+//! hook cannot confine a kernel to some of the SMs: MPS does so where it runs, and a simulated device does so by itself
 //! ([`Partition`]). Without either, an SM partition still counts in the token scheduler, which lets clients run side by side
-//! only where their partitions fit: *when* a client runs is kept, *where* is not, and `gshare status` says so.
+//! only where their partitions fit. The times of a client's kernels are then enforced, their SMs are not, and `gshare status`
+//! shows the difference.
 
 use crate::mps::Mps;
 use gshare_core::{ResourceSpec, SmShare};
 use serde::{Deserialize, Serialize};
 
-/// What confines the kernels of programs to a part of the SMs.
+/// The mechanism that confines the kernels of programs to a part of the SMs.
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_enums, reason = "a device is simulated or not, and MPS runs or not")]
 pub enum Partition {
@@ -17,15 +18,15 @@ pub enum Partition {
     None,
     /// NVIDIA's MPS.
     Mps(Mps),
-    /// The simulated driver, which takes the variable that MPS takes.
+    /// The simulated driver, which reads the same variable as MPS.
     Simulator,
 }
 
-/// The variable by which MPS, and the simulated driver, confine a program. Its value is in per cent.
+/// The variable by which MPS and the simulated driver confine a program. Its value is in per cent.
 const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
 impl Partition {
-    /// What confines programs of this node on real or on simulated devices.
+    /// The mechanism on this node, for real or for simulated devices.
     pub fn of_node(simulated: bool) -> Self {
         match simulated {
             true => Self::Simulator,
@@ -33,7 +34,7 @@ impl Partition {
         }
     }
 
-    /// A short name, as `gshare status` prints it; `None` where nothing confines.
+    /// A short name, as `gshare status` prints it; `None` without a mechanism.
     pub const fn name(&self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -42,7 +43,7 @@ impl Partition {
         }
     }
 
-    /// Variables that a program with this spec must be started with.
+    /// Environment variables required at the start of a program with this spec.
     pub fn environment(&self, spec: &ResourceSpec) -> Vec<(&'static str, String)> {
         let pipes = match self {
             Self::None => return Vec::new(),
@@ -54,8 +55,8 @@ impl Partition {
         pipes.into_iter().chain(percent).collect()
     }
 
-    /// Whether the process with this PID is confined. MPS lists its clients: another process runs without it, no matter how it
-    /// was started. The simulated driver goes by the variable with which the process was started.
+    /// Whether the process with this PID is confined. MPS lists its clients, and a process outside this list runs without MPS, no
+    /// matter how it was started. The simulated driver goes by the variable in the environment at the start of the process.
     pub fn confines(&self, pid: i32) -> bool {
         match self {
             Self::None => false,
@@ -73,7 +74,7 @@ impl Partition {
         }
     }
 
-    /// What keeps each limit of the process with this PID; `sm` and `memory`: whether it has such a limit.
+    /// The enforcer of each limit of the process with this PID. `sm` and `memory` state whether the process has such a limit.
     pub fn held_by(&self, pid: i32, sm: bool, memory: bool) -> HeldBy {
         let hook = || Some("hook".to_owned());
         let confines = sm && self.confines(pid);
@@ -85,15 +86,15 @@ impl Partition {
     }
 }
 
-/// What keeps each limit of a client; `None`: nothing, or there is no such limit.
+/// The enforcer of each limit of a client; `None` without an enforcer, or without such a limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldBy {
-    /// Of the share of time.
+    /// The enforcer of the share of time.
     pub time: Option<String>,
-    /// Of the SM partition.
+    /// The enforcer of the SM partition.
     pub sm: Option<String>,
-    /// Of the memory limit.
+    /// The enforcer of the memory limit.
     pub memory: Option<String>,
 }
 
@@ -142,7 +143,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // Once it echoes, it has its own environment.
+        // Once the child echoes, it has its own environment.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let pid = i32::try_from(child.id()).unwrap();

@@ -1,4 +1,4 @@
-//! The thread that asks what the driver knows of a device: its answer may take long, and a process may name devices that there are not.
+//! The thread that asks the driver about devices. The answer may take long, and a process may name devices that do not exist.
 
 use crate::handle::Handle;
 use crate::nvml::DeviceFacts;
@@ -6,10 +6,10 @@ use gshare_core::{ConnId, DeviceUuid};
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 
-/// A connection waits for what is known of a device, and says nothing else meanwhile: there are no more questions than connections.
+/// A connection and its device. The connection waits for the answer and sends nothing else, so at most one question per connection is open.
 pub(crate) type Question = (ConnId, DeviceUuid);
 
-/// Answers from now on, until what this gives is dropped. The thread is not waited for then: its driver may never answer.
+/// Answers questions until the returned sender is dropped. The drop does not wait for the thread, since the driver may never answer.
 pub(crate) fn answer(mut facts: Box<dyn DeviceFacts>, handle: Handle) -> io::Result<Sender<Question>> {
     let (questions, asked) = channel::<Question>();
     let run = move || {

@@ -1,7 +1,7 @@
 //! The thread that answers questions: the admin socket and the HTTP endpoint.
 //!
-//! One thread with one asynchronous runtime serves both, apart from the daemon's loop: a reader that is slow or silent
-//! holds one connection, up to its time-out or until [`Crowd`] closes it for a newcomer, and nothing else.
+//! One thread with one asynchronous runtime serves both, apart from the daemon's loop. A slow or silent reader only holds one
+//! connection, until its time-out or until [`Crowd`] closes it for a newcomer.
 
 use crate::access::Access;
 use crate::crowd::Crowd;
@@ -18,19 +18,19 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::oneshot;
 
-/// Most connections of the admin socket, and of the metrics endpoint, that are served at a time.
+/// Most connections served at a time by the admin socket, and by the metrics endpoint.
 const MOST: usize = 32;
-/// Pause after a failed accept: most likely no descriptor is left, and other connections must end first.
+/// Pause after a failed accept. Most likely no descriptor is left, and other connections must end first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Listeners that are not served yet.
+/// Bound listeners before the thread serves them.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     pub(crate) admin: StdUnixListener,
     pub(crate) metrics: Option<http::Listener>,
 }
 
-/// Serves until it is dropped.
+/// The running thread. Dropping it stops the thread and removes the socket file of the metrics endpoint.
 #[derive(Debug)]
 pub(crate) struct Front {
     stop: Option<oneshot::Sender<()>>,
@@ -113,8 +113,8 @@ async fn serve_unix(listener: UnixListener, handle: Handle) {
     }
 }
 
-/// Who is behind a TCP connection: the address of another host; the user of this host, so that no user closes another's
-/// connections.
+/// The peer of a TCP connection: its address and, on this host, its user. The user is needed so that no local user closes
+/// the connections of another.
 fn user_of(stream: &TcpStream) -> Option<(IpAddr, Option<u32>)> {
     let (peer, own) = (stream.peer_addr().ok()?, stream.local_addr().ok()?);
     let table = |name| std::fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
@@ -122,7 +122,7 @@ fn user_of(stream: &TcpStream) -> Option<(IpAddr, Option<u32>)> {
     Some((peer.ip(), uid))
 }
 
-/// The user of the socket from `peer` to `own` in a table of the kernel, where addresses are words of the machine in hexadecimal.
+/// The user of the socket from `peer` to `own` in a kernel table, which has addresses as hexadecimal words of the machine.
 fn uid_in(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     let written = |address: SocketAddr| {
         let bytes = match address.ip() {

@@ -1,4 +1,4 @@
-//! How the rest of a process talks to a running daemon.
+//! The handle by which the rest of a process talks to a running daemon.
 
 use crate::admin::Room;
 use crate::config::{Config, ConfigError};
@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Takes an answer of the daemon's loop, without waiting.
+/// A function that takes an answer of the daemon's loop without waiting.
 pub(crate) struct Reply<T>(Box<dyn FnOnce(T) + Send>);
 
 impl<T> Reply<T> {
@@ -56,7 +56,7 @@ impl Inbox {
         self.wake.as_fd()
     }
 
-    /// Takes back the wake-ups so far.
+    /// Clears the pending wake-ups.
     pub(crate) fn clear(&self) {
         let mut count = [0u8; 8];
         // EAGAIN: another thread was faster.
@@ -64,14 +64,14 @@ impl Inbox {
     }
 }
 
-/// A handle on a daemon: cheap to clone, usable from any thread. After the daemon has stopped its calls answer
+/// A handle on a daemon, cheap to clone and usable from any thread. After the daemon has stopped, its calls return
 /// [`DaemonError::Stopped`].
 #[derive(Debug, Clone)]
 pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
     metrics: Arc<Metrics>,
-    /// The last snapshot for a question of a socket, and when it was asked for.
+    /// The last snapshot for a question of a socket, and the time of its request.
     shared: Arc<tokio::sync::Mutex<Option<(Instant, Snapshot)>>>,
 }
 
@@ -89,21 +89,21 @@ impl Handle {
         Ok(())
     }
 
-    /// Makes the daemon look at its clock again. Only needed after moving a clock of one's own.
+    /// Makes the daemon read its clock again. Only a host that moves its own clock needs this call.
     pub fn wake(&self) {
-        // Fails only when the counter is full, and then the daemon is awake already.
+        // The write fails only when the counter is full, and then the daemon is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The daemon as it is now.
+    /// The present state of the daemon.
     pub fn snapshot(&self) -> Result<Snapshot, DaemonError> {
         let (sender, receiver) = sync_channel(1);
         self.send(Command::Snapshot(Reply::new(move |snapshot| drop(sender.send(snapshot)))))?;
         receiver.recv().map_err(|_| DaemonError::Stopped)
     }
 
-    /// As [`snapshot`](Self::snapshot), without blocking the thread. The loop is asked once at a time, and questions that
-    /// came meanwhile share the next answer: however many there are, each waits for two at most.
+    /// As [`snapshot`](Self::snapshot), without blocking the thread. Only one question is with the loop at a time, and questions
+    /// that come meanwhile share the next answer. Each question thus waits for two answers at most.
     pub(crate) async fn snapshot_later(&self) -> Result<Snapshot, DaemonError> {
         let came = Instant::now();
         let mut shared = self.shared.lock().await;
@@ -120,21 +120,21 @@ impl Handle {
         Ok(snapshot)
     }
 
-    /// For each device of the question the refusal that a client would get there now, if any.
+    /// A client's refusal now, if any, for each device of the question.
     pub(crate) async fn room_later(&self, room: Room) -> Result<Vec<Option<String>>, DaemonError> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.send(Command::Room(room, Reply::new(move |answer| drop(sender.send(answer)))))?;
         receiver.await.map_err(|_| DaemonError::Stopped)
     }
 
-    /// Puts another configuration in force, or changes nothing and says why.
+    /// Puts another configuration in force, or changes nothing and returns the reason.
     pub fn reload(&self, config: Config) -> Result<(), DaemonError> {
         let (sender, receiver) = sync_channel(1);
         self.send(Command::Reload(Box::new(config), sender))?;
         receiver.recv().map_err(|_| DaemonError::Stopped)?.map_err(DaemonError::Config)
     }
 
-    /// Counts a reload that did not get as far as the daemon.
+    /// Counts a reload that failed before it reached the daemon.
     pub fn reload_failed(&self) {
         self.metrics.reloads.get_or_create(&crate::metrics::ReasonLabelSet { result: "refused" }).inc();
     }
@@ -149,19 +149,19 @@ impl Handle {
         Ok(self.metrics.encode(&self.snapshot_later().await?))
     }
 
-    /// Tells what the driver knows of the device that a connection waits for.
+    /// Sends the daemon the driver's facts about the device for which a connection waits.
     pub(crate) fn found(&self, conn: ConnId, fact: Option<DeviceFact>) {
-        // A daemon that has stopped need not know.
+        // A stopped daemon does not need the facts.
         let _ = self.send(Command::Found(conn, fact));
     }
 
-    /// Asks the daemon to stop; does not wait for it.
+    /// Asks the daemon to stop, without waiting for its end.
     pub fn stop(&self) {
         let _ = self.send(Command::Stop);
     }
 }
 
-/// A daemon that runs in a thread of its own. Dropping it stops the daemon.
+/// A daemon running in its own thread. Dropping it stops the daemon.
 #[derive(Debug)]
 pub struct Running {
     handle: Handle,
@@ -173,12 +173,12 @@ impl Running {
         Self { handle, thread: Some(thread) }
     }
 
-    /// A handle on it.
+    /// A handle on the daemon.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Stops it and waits until its sockets are gone and its journal is complete.
+    /// Stops the daemon, and waits until its sockets are gone and its journal is complete.
     pub fn stop(mut self) -> Result<(), DaemonError> {
         self.join()
     }

@@ -1,4 +1,4 @@
-//! The thread that asks for lost devices.
+//! The thread that asks the driver for lost devices.
 
 use crate::nvml::{DeviceHealth, LostDevice};
 use parking_lot::Mutex;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How often it asks.
+/// Period of the question.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Devices that are lost, as last heard; `None` until something was heard.
+/// Lost devices by the last answer; `None` before the first answer.
 pub(crate) type Lost = Arc<Mutex<Option<Vec<LostDevice>>>>;
 
-/// Asks from now on, until what this gives is dropped. The thread is not waited for then: its driver may never answer.
+/// Asks until the returned sender is dropped. The drop does not wait for the thread, since the driver may never answer.
 pub(crate) fn watch(mut health: Box<dyn DeviceHealth>, lost: Lost) -> io::Result<Sender<()>> {
     let (stop, stopped) = channel();
     let run = move || {

@@ -1,10 +1,10 @@
 //! The HTTP endpoint: `GET /metrics` for Prometheus, `GET /ui` for people, and `GET /healthz`.
 //!
-//! The page asks for `GET /status`, which is the snapshot of `gshare status --json`. A browser may read it only for the page of
-//! this very endpoint ([`page::check`]).
+//! The page asks for `GET /status`, the snapshot of `gshare status --json`. A browser may read it only for the page of this very
+//! endpoint ([`page::check`]).
 //!
-//! One request per connection. The header must be there within [`HEADER`], and the answer must be read within
-//! [`WHOLE`], or the connection is closed.
+//! A connection has one request. The endpoint closes the connection unless the header arrives within [`HEADER`] and the answer is
+//! read within [`WHOLE`].
 
 use crate::config::MetricsAddress;
 use crate::handle::Handle;
@@ -32,12 +32,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 const HEADER: Duration = Duration::from_secs(5);
 /// Longest time for a request and its answer.
 const WHOLE: Duration = Duration::from_secs(10);
-/// Most bytes of a request's header; also the least that the library takes.
+/// Most bytes of a request's header, and the smallest bound the library takes.
 const MAX_HEADER: usize = 8192;
-/// Media type of the answer.
+/// Media type of the metrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A bound address that is not served yet.
+/// A bound address before the front thread serves it.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
@@ -74,7 +74,7 @@ impl Listener {
     }
 }
 
-/// Answers the request of one connection, and closes it. `loopback`: it came to a loopback address.
+/// Answers the request of one connection, and closes the connection. `loopback` states that it came to a loopback address.
 pub(crate) async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, handle: Handle, loopback: bool) {
     let service = service_fn(move |request: Request<Incoming>| {
         let handle = handle.clone();
@@ -132,7 +132,7 @@ async fn status(request: &Request<Incoming>, handle: &Handle, loopback: bool) ->
     }
 }
 
-/// An answer; plain text unless its headers say otherwise.
+/// An answer, in plain text unless its headers set another type.
 fn answer_of(
     status: StatusCode,
     body: impl Into<Bytes>,

@@ -1,46 +1,43 @@
-//! The journal: every event of the node, written down before the frames that it leads to are sent.
+//! The journal: each event of the node, written down before the daemon sends the resulting frames.
 //!
 //! # Problem
-//! Afterwards an operator asks why a client waited: each wait, denial and refusal has a line of its own. The node is pure, so its
-//! configuration, its events and their times say all else: replaying them gives every decision again ([`Replay`]). But history must not be lost to a clock
-//! that is set back, to a client that sends nonsense, to a tool that truncates the file, or to a full disk; and none of
-//! these may end the daemon.
+//! An operator asks afterwards why a client waited, so each wait, denial and refusal has a line of its own. The node is pure: a
+//! [`Replay`] of its configuration and its timed events reproduces every other decision. History must survive a clock that is set
+//! back, a client that sends nonsense, a tool that truncates the file and a full disk, and none of these may end the daemon.
 //!
 //! # Format
-//! JSON lines in files `<run>-<segment>.jsonl` of one directory.
+//! JSON lines in files `<run>-<segment>.jsonl` of one directory. Frames are the hexadecimal digits of their wire encoding.
 //!
 //! ```text
 //! {"journal":3,"epoch":1763634000,"segment":0,"engine":{…},"node":{…}}      first line of a segment
-//! {"now_ns":17,"event":{"event":"received",…,"frame":"0203…"},"outcome":9}  an event, and the digest of what was done
-//! {"now_ns":17,"actions":[{"action":"send",…}]}                             all that was done, if it is recorded
-//! {"now_ns":17,"omitted":120}                                               events without effect that were not written
-//! {"now_ns":17,"why":{"name":"alice","reason":"limit",…}}                    a wait that begins or ends, a denial, a refusal
+//! {"now_ns":17,"event":{"event":"received",…,"frame":"0203…"},"outcome":9}  an event, and the digest of the node's actions
+//! {"now_ns":17,"actions":[{"action":"send",…}]}                             all actions, if they are recorded
+//! {"now_ns":17,"omitted":120}                                               number of unwritten events without effect
+//! {"now_ns":17,"why":{"name":"alice","reason":"limit",…}}                   a wait that begins or ends, a denial, a refusal
 //! ```
-//! Frames are the hexadecimal digits of their wire encoding. An event that the node refused has `"refused":true` in place
-//! of an outcome. Version 1 had the events of the token engine only.
+//! A refused event has `"refused":true` in place of an outcome. Version 1 had the events of the token engine only.
 //!
 //! # Rules
-//! 1. `run` is one more than the largest run in the directory when the daemon starts. No clock takes part, so a new
-//!    file always sorts after the old ones, and the oldest can be deleted by their names.
-//! 2. A replay does not need an event that the node refused or that had no effect. Such events use up a credit: `CREDIT`
-//!    at first, one more per `CREDIT` other events. Beyond that they are counted, not written. Example: of 100,000 stale
-//!    reports in a row the journal has 64 and one line that says `"omitted":99936`.
-//! 3. After a failed write (a full disk) the journal stops, and the daemon goes on. `RETRY` later the next event
-//!    opens a new segment, whose header says in `lost` how many events are missing before it. A file that is removed or replaced
-//!    takes every write without an error, so the name is looked up every `LOOK`; events since the last look count as lost.
-//! 4. A line has at most `LONGEST_LINE` bytes; a reader refuses a longer one before it has the memory for it. Files with a run of
-//!    `RUNS` and more are no daemon's, and are left alone.
+//! 1. At its start, the daemon takes as its `run` the largest run in the directory plus one. No clock takes part, so new files
+//!    always sort after the old files, and the names tell which files are the oldest and can be deleted.
+//! 2. A replay does not need events that were refused or had no effect. Each of them uses up a credit: the journal starts with
+//!    `CREDIT` credits, its maximum, and earns one per `CREDIT` other events. Without a credit, events are counted instead of
+//!    written. Example: 100,000 stale reports in a row leave 64 event lines and one line with `"omitted":99936`.
+//! 3. A failed write (a full disk) stops the journal, not the daemon. The first event after `RETRY` opens a new segment, and `lost`
+//!    in its header counts the events missing before it. Writes to a removed or replaced file succeed, so the journal looks the
+//!    name up every `LOOK`; if the file is gone, the events since the last look count as lost.
+//! 4. A line is shorter than `LONGEST_LINE` bytes, and a reader refuses a longer line before it has read all of it. No daemon
+//!    gives a file a run of `RUNS` or more, so such files are left alone.
 //!
 //! # Guarantee
-//! The lines of an event are handed to the kernel before the first frame that the event leads to is sent. From then on
-//! they survive the death of the daemon by any signal, since the page cache belongs to the kernel. They do **not**
-//! survive a crash of the kernel or a loss of power before the kernel has written the pages back; nothing calls
-//! `fsync`. A death in the middle of a write leaves a line without its newline, and readers stop there. Files are
-//! opened for appending: after a truncation by another process the next line is at the new end.
+//! The kernel has the lines of an event before the first resulting frame is sent. From then on they survive the daemon's death by
+//! any signal, since the page cache belongs to the kernel. They do **not** survive a kernel crash or a power loss before writeback:
+//! nothing calls `fsync`. A death during a write leaves a line without its newline, and readers stop there. Files are opened for
+//! appending, so after a truncation by another process the next line is at the new end.
 //!
 //! # Cost
-//! Some 200 bytes per event, and one `write` for all events of one received frame. When a segment is full the
-//! next one is opened and the oldest beyond `keep_files` are deleted.
+//! An event takes some 200 bytes, and all events of one received frame take one `write`. After a full segment the journal opens
+//! the next and deletes the oldest files beyond `keep_files`.
 
 mod replay;
 
@@ -56,15 +53,15 @@ use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Refused events that are written without an accepted one, and accepted events that allow one refused event more.
+/// Credits at the start, and accepted events per further credit. Each event without effect, or refused event, costs a credit.
 const CREDIT: u32 = 64;
-/// Time between two attempts to write again after a failure.
+/// Pause between a failed write and the next attempt.
 const RETRY: Duration = Duration::from_millis(5_000);
-/// Time between two looks for the file that is written.
+/// Period of the check for the journal file's name.
 const LOOK: Duration = Duration::from_millis(1_000);
-/// The longest line that is read. A header names each client of the configuration, an event is one frame.
+/// Bound on a line's bytes. A header names each client of the configuration, and an event is one frame.
 const LONGEST_LINE: u64 = 16 << 20;
-/// Numbers of runs from which on files are no daemon's: one that starts a thousand times a second has a million years.
+/// Bound on a daemon's run number. A daemon that starts a thousand times a second reaches it after a million years.
 const RUNS: u64 = 1 << 55;
 
 /// First line of a segment.
@@ -74,40 +71,40 @@ pub struct Header {
     pub journal: u32,
     /// Number of the daemon's run.
     pub epoch: u64,
-    /// Number of this file within the run, from 0. A run that has no file 0 lost its beginning.
+    /// Number of this file within the run, from 0. A run without a file 0 has lost its beginning.
     pub segment: u32,
-    /// Events between the last file and this one that are missing because they could not be written.
+    /// Events missing between the previous file and this file because a write failed.
     #[serde(default)]
     pub lost: u64,
-    /// Configuration of the token engine, to build the same one for a replay; null for one of the host's own.
+    /// Configuration of the token engine, so that a replay can build the same engine; null for the host's own engine.
     pub engine: serde_json::Value,
     /// Configuration of the node when the run began.
     #[serde(default)]
     pub node: serde_json::Value,
 }
 
-/// Version of the format that is written and read here.
+/// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 3;
 
-/// One line, as it is read back. A part that the line does not have is `None`.
+/// One line of a journal file. The parts missing in the line are `None`.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Line {
     /// Time of the event, in ns of the daemon's clock.
     #[serde(default)]
     pub now_ns: Option<u64>,
-    /// The event; [`Line::event`] reads it.
+    /// The event, for [`Line::event`] to parse.
     #[serde(default, rename = "event")]
     raw: Option<serde_json::Value>,
-    /// Digest of what the node did about the event; `None` if it was refused or the daemon died over it.
+    /// Digest of the node's actions on the event; `None` if the event was refused or the daemon died over it.
     #[serde(default)]
     pub outcome: Option<u64>,
     /// Whether the node refused the event.
     #[serde(default)]
     pub refused: bool,
-    /// The actions that an event led to, serialised.
+    /// The node's actions on an event, serialised.
     #[serde(default)]
     pub actions: Option<Vec<serde_json::Value>>,
-    /// Events without effect that were not written since the last line of this kind.
+    /// Events without effect left out since the last line of this kind.
     #[serde(default)]
     pub omitted: Option<u64>,
     /// A wait that begins or ends, a denial or a refusal.
@@ -122,7 +119,7 @@ pub struct Line {
     /// Present in a header.
     #[serde(default)]
     pub segment: Option<u32>,
-    /// Present in a header: events missing before it.
+    /// Present in a header: events missing before this file.
     #[serde(default)]
     pub lost: u64,
     /// Present in a header.
@@ -134,22 +131,22 @@ pub struct Line {
 }
 
 impl Line {
-    /// The event; `None` if the line has none.
+    /// The event; `None` if the line has no event.
     ///
     /// # Errors
-    /// An event that this version does not know.
+    /// The event is unknown to this version.
     pub fn event(&self) -> Result<Option<NodeEvent>, serde_json::Error> {
         self.raw.as_ref().map(NodeEvent::deserialize).transpose()
     }
 
-    /// The token engine's events and orders among recorded actions, in their order.
+    /// The token engine's events and orders among the recorded actions, in their order.
     pub fn tokens(&self) -> impl Iterator<Item = TokenStep> + '_ {
         let step = |action| TokenStep::deserialize(action).ok();
         self.actions.iter().flatten().filter_map(step)
     }
 }
 
-/// An event that the token engine has taken, or an order of it; among recorded actions.
+/// An event taken by the token engine, or an order of the engine, among the recorded actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(tag = "note", rename_all = "snake_case")]
 pub enum TokenStep {
@@ -160,12 +157,12 @@ pub enum TokenStep {
     },
     /// The order.
     TokenOrder {
-        /// The order, as the token scheduler gave it.
+        /// The order of the token scheduler.
         order: TokenAction,
     },
 }
 
-/// A digest of what a node did about an event: of frames, ends of connections and answers, in their order, with FNV-1a.
+/// FNV-1a digest of a node's actions on an event: frames, ends of connections and answers, in their order.
 pub fn digest(actions: &[NodeAction]) -> u64 {
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     let mut bytes = Vec::new();
@@ -217,22 +214,22 @@ struct OmittedLine {
 /// The daemon's journal. Errors stop the journal, not the daemon.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// `None`: no journal is wanted.
+    /// `None` if no journal is configured.
     config: Option<JournalConfig>,
     /// Header of the next segment.
     header: Header,
-    /// Number of this run's files, once the directory could be read.
+    /// The run in the names of this journal's files, once the directory could be read.
     run: Option<u64>,
     segment: Option<Segment>,
-    /// Why nothing is written, and when to try again.
+    /// The error that stopped the journal, and the time of the next attempt.
     failure: Option<(String, Timestamp)>,
-    /// Lines that the kernel does not have yet, and how many events they are.
+    /// Lines for the next `write`, and their number of events.
     buffer: Vec<u8>,
     buffered: u64,
-    /// Where in the buffer the last event begins, and whether its line is not finished.
+    /// Start of the last event in the buffer, and whether its line still lacks its end.
     last: usize,
     open: bool,
-    /// Refused events that may still be written, and accepted ones towards the next.
+    /// Events without effect that may still be written, and accepted events counted towards the next credit.
     credit: u32,
     accepted: u32,
     omitted: u64,
@@ -245,18 +242,18 @@ struct Segment {
     file: File,
     path: PathBuf,
     length: u64,
-    /// When its name is looked up next, and events that were written since it was last.
+    /// Time of the next look at the file's name, and the events written since the last look.
     look_at: Timestamp,
     unseen: u64,
 }
 
 impl Journal {
-    /// No journal: nothing is written, nothing is lost.
+    /// A journal that writes no event and counts no event as lost.
     pub(crate) fn off() -> Self {
         Self::new(None, 0, serde_json::Value::Null, serde_json::Value::Null)
     }
 
-    /// Begins the journal of one run of the daemon. If that fails, [`failure`](Self::failure) says why.
+    /// Begins the journal of one run of the daemon. If the start fails, [`failure`](Self::failure) has the error.
     pub(crate) fn create(
         config: &JournalConfig,
         epoch: u64,
@@ -291,7 +288,7 @@ impl Journal {
         }
     }
 
-    /// An event that the node is about to be given. Its line is finished with what comes of it.
+    /// Begins the line of an event before the node handles it. [`handled`](Self::handled) or [`refused`](Self::refused) ends the line.
     pub(crate) fn event(&mut self, now: Timestamp, event: &NodeEvent) {
         if self.config.is_none() {
             return;
@@ -306,17 +303,17 @@ impl Journal {
         self.last = self.buffer.len();
         self.buffered += 1;
         self.line(&EventLine { now_ns: now, event });
-        // The brace and the newline.
+        // Cuts off the closing brace and the newline.
         self.buffer.truncate(self.buffer.len().saturating_sub(2));
         self.open = true;
     }
 
-    /// The node has refused the last event.
+    /// Ends the line of the last event, which the node has refused.
     pub(crate) fn refused(&mut self, now: Timestamp) {
         self.without_effect(now, ",\"refused\":true");
     }
 
-    /// An event that a replay does not need.
+    /// Ends the line of an event without effect, or counts the event if no credit is left: a replay does not need it.
     fn without_effect(&mut self, now: Timestamp, end: &str) {
         if self.segment.is_none() {
             return;
@@ -333,7 +330,7 @@ impl Journal {
         self.write_omitted(now);
     }
 
-    /// The node has handled the last event, with these actions.
+    /// Ends the line of the last event, which the node has handled with these actions.
     pub(crate) fn handled(&mut self, now: Timestamp, actions: &[NodeAction]) {
         if self.segment.is_none() {
             return;
@@ -353,12 +350,12 @@ impl Journal {
         }
     }
 
-    /// A wait that begins or ends, a denial or a refusal, after the event that led to it.
+    /// Adds a wait that begins or ends, a denial or a refusal, after the causing event.
     pub(crate) fn finding(&mut self, now: Timestamp, why: &Finding) {
         self.line(&FindingLine { now_ns: now, why });
     }
 
-    /// Finishes the line of an event.
+    /// Ends the line of an event, if it is open.
     fn close_line(&mut self, end: &str) {
         if std::mem::take(&mut self.open) {
             self.buffer.extend_from_slice(end.as_bytes());
@@ -366,17 +363,17 @@ impl Journal {
         }
     }
 
-    /// Events lost since the daemon started, because they could not be written.
+    /// Events lost to failed writes since the daemon started.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Why nothing is written at present although a journal is wanted.
+    /// The error that keeps a configured journal from being written at present.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_ref().map(|(why, _)| why.as_str())
     }
 
-    /// Hands all lines so far to the kernel.
+    /// Hands all buffered lines to the kernel.
     pub(crate) fn flush(&mut self, now: Timestamp) {
         if self.buffer.is_empty() {
             return;
@@ -399,7 +396,7 @@ impl Journal {
         (self.buffered, self.last) = (0, 0);
     }
 
-    /// The daemon stops.
+    /// Writes the last lines before the daemon stops.
     pub(crate) fn finish(&mut self, now: Timestamp) {
         self.write_omitted(now);
         self.flush(now);
@@ -414,7 +411,7 @@ impl Journal {
 
     fn line(&mut self, line: &impl Serialize) {
         if self.segment.is_some() {
-            // Writing to a Vec cannot fail, nor do these types fail to serialise.
+            // Writing to a Vec cannot fail, and these types always serialise.
             let _ = serde_json::to_writer(&mut self.buffer, line);
             self.buffer.push(b'\n');
         }
@@ -424,7 +421,7 @@ impl Journal {
         self.lost += events;
         self.header.lost += events;
         if self.header.lost > 0 {
-            // After a loss no segment counts as a run's beginning.
+            // After a loss, no segment counts as the beginning of a run.
             self.header.segment = self.header.segment.max(1);
         }
     }
@@ -458,19 +455,19 @@ impl Journal {
             tracing::error!(%error, dir, retry = %RETRY, "the journal cannot be written: events are lost");
         }
         self.failure = Some((format!("{dir}: {error}"), now.saturating_add(RETRY)));
-        // Another daemon's file may have the next name.
+        // Another daemon may have taken the next name meanwhile, so the retry takes a new run.
         (self.segment, self.run) = (None, None);
     }
 }
 
-/// After a panic the event that caused it is in the journal.
+/// The drop writes the buffered lines, so after a panic the journal has the causing event.
 impl Drop for Journal {
     fn drop(&mut self) {
         self.flush(Timestamp::ZERO);
     }
 }
 
-/// Keeps the newest files and `live`. Old runs count too, so that restarts cannot fill the disk.
+/// Keeps the newest `keep_files` files and `live`. Files of old runs count too, so restarts cannot fill the disk.
 fn delete_old(config: &JournalConfig, live: &Path) {
     let mut files = segments(&config.dir).unwrap_or_default();
     files.truncate(files.len().saturating_sub(config.keep_files));
@@ -484,20 +481,20 @@ fn delete_old(config: &JournalConfig, live: &Path) {
 impl Segment {
     fn create(now: Timestamp, dir: &Path, run: u64, header: &Header) -> io::Result<Self> {
         let path = dir.join(file_name(run, header.segment));
-        // Names and processes of tenants are in it: for the daemon's user only.
+        // The file holds names and processes of tenants, so only the daemon's user may read it.
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
         let mut segment = Self { file, path, length: 0, look_at: now.saturating_add(LOOK), unseen: 0 };
         let mut line = serde_json::to_vec(header)?;
         line.push(b'\n');
         if let Err(error) = segment.append(&line) {
-            // On a full disk each attempt would leave an empty file.
+            // Otherwise each attempt on a full disk would leave an empty file.
             let _ = fs::remove_file(&segment.path);
             return Err(error);
         }
         Ok(segment)
     }
 
-    /// Writes lines of some events; an error says how many events before these are lost with it.
+    /// Writes the lines of some events. An error comes with the number of earlier events lost with the file.
     fn write(&mut self, now: Timestamp, bytes: &[u8], events: u64) -> Result<(), (io::Error, u64)> {
         if now >= self.look_at {
             if !self.is_there() {
@@ -512,7 +509,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether its name still leads to the file that is written.
+    /// Whether the segment's name still leads to its open file.
     fn is_there(&self) -> bool {
         let of = |file: fs::Metadata| (file.dev(), file.ino());
         let (named, own) = (fs::metadata(&self.path).map(of), self.file.metadata().map(of));
@@ -526,7 +523,7 @@ impl Segment {
     }
 }
 
-/// One more than the largest run in a directory.
+/// The largest run in a directory plus one.
 fn next_run(dir: &Path) -> io::Result<u64> {
     let mut last = 0;
     for entry in fs::read_dir(dir)? {
@@ -537,7 +534,7 @@ fn next_run(dir: &Path) -> io::Result<u64> {
     Ok(last + 1)
 }
 
-/// The journal files of a directory, oldest first. Files with names that no daemon gives are not among them.
+/// The journal files of a directory, oldest first. Files with other names are left out.
 pub fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -554,14 +551,14 @@ fn file_name(run: u64, segment: u32) -> String {
     format!("{run:020}-{segment:06}.jsonl")
 }
 
-/// Run and segment of a file by its name.
+/// The run and the segment in a file's name.
 fn number_of(name: &str) -> Option<(u64, u32)> {
     let (run, segment) = name.strip_suffix(".jsonl")?.split_once('-')?;
     let number = (run.parse().ok()?, segment.parse().ok()?);
     (number.0 < RUNS && file_name(number.0, number.1) == name).then_some(number)
 }
 
-/// Reads a journal file up to its end, or to the line that the daemon's death cut short.
+/// Reads a journal file up to its end, or up to the line cut short by the daemon's death.
 pub fn read(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Line>>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut text = Vec::new();

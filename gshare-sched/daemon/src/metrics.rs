@@ -1,12 +1,12 @@
 //! Counters, gauges and histograms, in Prometheus' text form.
 //!
-//! Events are counted without labels. Series of clients are taken from a [`Snapshot`](crate::Snapshot) at each scrape,
-//! summed over the processes of an instance and labelled by its name, class, user and the GPU's UUID. There are at most as
-//! many as clients (`max_clients`), and an instance without processes leaves none behind. GPU time that a process used
-//! after the last scrape before its end is not in its instance's sum.
+//! Counters of events have no labels. Each scrape takes the series of clients from a [`Snapshot`](crate::Snapshot), sums them
+//! over the processes of an instance, and labels them by the instance's name, class and user and by the GPU's UUID. A metric
+//! has at most as many series as there may be clients (`max_clients`), and an instance without processes leaves no series
+//! behind. An instance's sum lacks the GPU time of a process after the last scrape before the process's end.
 //!
-//! `gshare_token_wait_seconds` is the time from a request, as the token engine gets it, to the grant.
-//! `gshare_token_overuse_seconds` is what a returned token used beyond its budget.
+//! `gshare_token_wait_seconds` is the time from the arrival of a request at the token engine to the grant.
+//! `gshare_token_overuse_seconds` is the GPU time used under a returned token beyond its budget.
 
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use gshare_core::reason::Reason;
@@ -40,7 +40,7 @@ struct DeviceLabels {
     uuid: String,
 }
 
-/// Label of a device that the driver may have lost: the daemon need not manage it.
+/// Label of a device in `gshare_device_lost`. The daemon need not manage the device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct UuidLabel {
     uuid: String,
@@ -55,7 +55,7 @@ struct InstanceLabels {
     uid: u32,
 }
 
-/// Sums over the life of an instance, or a client, so far.
+/// Sums over the life so far of an instance or a client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     used: Duration,
@@ -63,12 +63,12 @@ struct Sums {
     launches: u64,
 }
 
-/// A client of the token engine, as the histograms need it.
+/// State of a token engine's client for the histograms.
 #[derive(Debug, Default)]
 struct OpenClient {
-    /// Time of a request that is not granted yet.
+    /// Time of a request before its grant.
     asked: Option<Timestamp>,
-    /// The total that its token allows.
+    /// The total use allowed by the client's token.
     allowed: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ type Ratio = Gauge<f64, AtomicU64>;
 
 #[derive(Debug, Default)]
 struct PerClient {
-    /// Clients as the last scrape saw them.
+    /// The clients' sums at the last scrape.
     seen: BTreeMap<ClientId, Sums>,
     sums: BTreeMap<InstanceLabels, Sums>,
     gpu_seconds: Family<InstanceLabels, Seconds>,
@@ -113,7 +113,7 @@ pub struct Metrics {
     wait: Histogram,
     overuse: Histogram,
     open: Mutex<BTreeMap<ClientId, OpenClient>>,
-    // One scrape at a time: it clears and fills the families of clients.
+    // The lock allows one scrape at a time, since a scrape clears and fills the families of clients.
     per_client: Mutex<PerClient>,
 }
 
@@ -137,7 +137,7 @@ impl Default for Metrics {
         let throttles = counter("throttles", "Requests that must wait because a limit was reached");
         let memory_denied = counter("memory_denied", "Reservations of memory that did not fit");
         let connects = counter("connects", "Connections accepted");
-        // 0.1 ms to 26 s, and 10 us to 2.6 s.
+        // The buckets' bounds are 0.1 ms to 26 s, and 10 us to 2.6 s.
         let wait = Histogram::new(exponential_buckets(1e-4, 4.0, 10));
         let overuse = Histogram::new(exponential_buckets(1e-5, 4.0, 10));
         registry.register_with_unit(
@@ -168,7 +168,7 @@ impl Default for Metrics {
         );
         let c = &per_client;
         let second = || Unit::Seconds;
-        // As Prometheus names them; the crate's own would be plural.
+        // Prometheus names the unit in the singular, but the crate's own unit is a plural.
         let ratio = || Unit::Other("ratio".to_owned());
         registry.register_with_unit("client_gpu", "GPU time used", second(), c.gpu_seconds.clone());
         registry.register_with_unit(
@@ -226,13 +226,13 @@ impl Metrics {
         self.refused_events.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// Connections dropped since the start, by reason; those that never happened included.
+    /// Connections dropped since the start, by reason. Reasons without a drop are included.
     pub fn drops(&self) -> BTreeMap<String, u64> {
         let count = |reason: Reason| self.drops.get_or_create(&ReasonLabel { reason: reason.label() }).get();
         reasons_to_drop().map(|reason| (reason.label().to_owned(), count(reason))).collect()
     }
 
-    /// Everything in Prometheus' text form, with the clients and devices of the snapshot.
+    /// All metrics in Prometheus' text form, with the clients and devices of the snapshot.
     pub fn encode(&self, snapshot: &Snapshot) -> String {
         self.per_client.lock().fill(snapshot);
         self.journal_lost.set(i64::try_from(snapshot.journal_lost).unwrap_or(i64::MAX));
@@ -245,7 +245,7 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// The node has handled an event with these actions.
+    /// Counts the node's actions on an event.
     pub(crate) fn observe(&self, now: Timestamp, actions: &[NodeAction]) {
         let mut open = self.open.lock();
         for action in actions {
@@ -352,8 +352,8 @@ impl PerClient {
         }
     }
 
-    /// Adds what clients used since the last scrape to their instance's sums. A process that leaves must not make a sum
-    /// smaller, which would read as a restart; a label without processes goes.
+    /// Adds the clients' use since the last scrape to their instances' sums. A leaving process must not make a sum smaller, for
+    /// Prometheus would take the drop for a restart. Labels without processes are removed.
     fn count(&mut self, snapshot: &Snapshot) {
         let before = std::mem::take(&mut self.seen);
         let mut sums = std::mem::take(&mut self.sums);

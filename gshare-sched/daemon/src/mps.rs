@@ -1,7 +1,7 @@
-//! NVIDIA's Multi-Process Service: found, started and asked through its control program.
+//! NVIDIA's Multi-Process Service (MPS): the daemon finds, starts and queries it through its control program.
 //!
-//! Kernels of several processes run side by side only under MPS; without it the driver gives them time slices, and an
-//! SM partition has no effect. Its control program, `nvidia-cuda-mps-control`, reads commands from its standard input.
+//! Kernels of several processes run side by side only under MPS. Without it the driver gives the processes time slices, and an
+//! SM partition has no effect. The control program, `nvidia-cuda-mps-control`, reads commands from its standard input.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -11,24 +11,24 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The program, and the directory in which its clients find it.
+/// The control program, and the directory of the pipes through which clients reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mps {
     program: PathBuf,
     pipe_dir: PathBuf,
 }
 
-/// Where MPS puts its pipes unless `CUDA_MPS_PIPE_DIRECTORY` says otherwise.
+/// MPS's default directory for its pipes, without `CUDA_MPS_PIPE_DIRECTORY`.
 const DEFAULT_PIPE_DIR: &str = "/tmp/nvidia-mps";
-/// Where `gshared.service` has it put them: the service's /tmp is its own.
+/// The directory for the pipes in `gshared.service`: programs do not see the private /tmp of the service.
 const SERVICE_PIPE_DIR: &str = "/run/gshare/mps";
 
-/// How long the control program may take for an answer.
+/// Longest wait for an answer of the control program.
 const ANSWERS_IN: Duration = Duration::from_secs(5);
-/// How long its end is waited for.
+/// Longest wait for the end of the control daemon.
 const ENDS_IN: Duration = Duration::from_secs(2);
 
-/// The directory that is named; else the first in which a control daemon has its pipe; else MPS's own default.
+/// The named directory; else the first place with a control daemon's pipe; else MPS's own default.
 fn pipe_dir(named: Option<OsString>, places: &[&str]) -> PathBuf {
     let named = named.filter(|text| !text.is_empty()).map(PathBuf::from);
     let used = || places.iter().map(PathBuf::from).find(|dir| dir.join("control").exists());
@@ -36,8 +36,8 @@ fn pipe_dir(named: Option<OsString>, places: &[&str]) -> PathBuf {
 }
 
 impl Mps {
-    /// Looks for the control program on `PATH`, and for its pipes: in `CUDA_MPS_PIPE_DIRECTORY`, where the service has
-    /// them, and where they are by default.
+    /// Looks for the control program on `PATH`, and for its pipes in `CUDA_MPS_PIPE_DIRECTORY`, in the service's directory and
+    /// in the default directory.
     pub fn find() -> Option<Self> {
         let path = std::env::var_os("PATH")?;
         let program = std::env::split_paths(&path)
@@ -48,7 +48,7 @@ impl Mps {
         Some(Self { program, pipe_dir })
     }
 
-    /// A control program at a place of one's own.
+    /// A control program and a pipe directory in other places.
     pub fn at(program: impl Into<PathBuf>, pipe_dir: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), pipe_dir: pipe_dir.into() }
     }
@@ -58,7 +58,7 @@ impl Mps {
         &self.program
     }
 
-    /// The value that `CUDA_MPS_PIPE_DIRECTORY` must have in programs that are to find it.
+    /// The value of `CUDA_MPS_PIPE_DIRECTORY` with which programs find the control daemon.
     pub fn pipe_dir(&self) -> &Path {
         &self.pipe_dir
     }
@@ -68,12 +68,12 @@ impl Mps {
         self.pipe_dir.join("control").exists() && self.ask("get_server_list").is_ok()
     }
 
-    /// Starts the control daemon, unless one answers already; says whether it was this call that started it.
+    /// Starts the control daemon, unless a control daemon answers already. Returns whether this call started it.
     pub fn start(&self) -> io::Result<bool> {
         if self.is_running() {
             return Ok(false);
         }
-        // Programs of every user look into it.
+        // Programs of every user read the directory.
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.pipe_dir)?;
         let status = self.command().arg("-d").stdin(Stdio::null()).stdout(Stdio::null()).status()?;
         if !status.success() {
@@ -85,12 +85,12 @@ impl Mps {
     /// Tells the control daemon to end, with its servers.
     ///
     /// # Errors
-    /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) while clients of a server have not ended: MPS ends after them.
+    /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) while a server has clients, since MPS ends after its clients.
     pub fn stop(&self) -> io::Result<()> {
         self.ask_within(ENDS_IN, "quit").map(drop)
     }
 
-    /// Sends one command; gives its answer.
+    /// Sends one command and returns its answer.
     ///
     /// # Errors
     /// The control program does not start, fails, or gives no answer within 5 s.
@@ -133,12 +133,12 @@ impl Mps {
     }
 }
 
-/// Reads all that a program prints, in a thread of its own: a program that has filled a pipe does not end.
+/// Reads the whole output of a program in a separate thread, since a program does not end while its pipe is full.
 fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<String>> {
     from.map(|mut from| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // The status tells whether the answer is to be had.
+            // The program's status tells whether its output is valid.
             let _ = from.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
         })
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A shell script stands for the control program: it keeps its state in the pipe directory, as the real one does.
+    /// A shell script stands for the control program and keeps its state in the pipe directory, as the real program does.
     #[test]
     fn the_control_daemon_is_started_once_and_stopped() {
         let dir = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!((find(Some("/named")), find(Some(""))), ("/named".to_owned(), places[0].clone()));
     }
 
-    /// The two are written down in two places.
+    /// The constant and the unit file must name the same directory.
     #[test]
     fn the_service_has_its_pipes_where_programs_look() {
         let unit = include_str!("../dist/gshared.service");

@@ -1,8 +1,8 @@
-//! NVML: what the driver knows of the devices of this node.
+//! NVML: the driver's facts about the devices of this node.
 //!
-//! A process says itself how much memory its device has, and the first one that attaches could say anything. Where NVML answers,
-//! its word is taken instead ([`DeviceFacts`]); where it does not, as in a container without the driver's library, the client's
-//! is, and `gshare status` shows that.
+//! A process reports the memory of its device itself, and the first process to attach could report any figure. The daemon takes
+//! NVML's figure instead where NVML answers ([`DeviceFacts`]). Elsewhere, as in a container without the driver's library, it takes
+//! the client's figure, and `gshare status` shows the source.
 #![allow(unsafe_code, reason = "foreign functions of the driver's library")]
 
 use gshare_core::{Bytes, DeviceUuid};
@@ -10,11 +10,11 @@ use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 
-/// Why NVML does not answer.
+/// Errors of NVML.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvmlError {
-    /// The library, or a function of it, is not there.
+    /// The library, or a function of the library, is missing.
     #[error("{name} cannot be loaded: {cause}")]
     Missing {
         /// Name of the library or the function.
@@ -27,37 +27,37 @@ pub enum NvmlError {
     Call {
         /// Name of the function.
         name: String,
-        /// Its `nvmlReturn_t`.
+        /// The function's `nvmlReturn_t`.
         code: c_int,
     },
 }
 
-/// A device as its driver knows it.
+/// The driver's facts about a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceFact {
-    /// Its UUID, with its kind.
+    /// UUID of the device, with its kind.
     pub uuid: DeviceUuid,
-    /// Memory that programs may have.
+    /// Memory available to programs.
     pub memory: Bytes,
 }
 
 impl DeviceFact {
-    /// A device with so much memory.
+    /// A device with this memory.
     pub const fn new(uuid: DeviceUuid, memory: Bytes) -> Self {
         Self { uuid, memory }
     }
 }
 
-/// A GPU or a MIG device as NVML lists it.
+/// A GPU or a MIG device in NVML's list.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Found {
-    /// `GPU-…` or `MIG-…`: what `CUDA_VISIBLE_DEVICES` takes.
+    /// `GPU-…` or `MIG-…`, as `CUDA_VISIBLE_DEVICES` takes it.
     pub uuid: String,
-    /// The driver's name of it; that of a MIG device ends with its profile, such as `MIG 3g.40gb`.
+    /// The driver's name of the device. The name of a MIG device ends with its profile, such as `MIG 3g.40gb`.
     pub name: String,
-    /// Memory in bytes that programs may have.
+    /// Memory available to programs, in bytes.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
     /// The MIG devices of a GPU, by place.
@@ -65,38 +65,38 @@ pub struct Found {
     pub mig: Vec<Found>,
 }
 
-/// A device that its driver has lost.
+/// A device lost by its driver.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct LostDevice {
-    /// `GPU-…` or `MIG-…`; with a GPU all of its MIG devices are lost.
+    /// `GPU-…` or `MIG-…`. With a GPU, all of its MIG devices are lost.
     pub uuid: String,
-    /// The driver's reason, as a part of a sentence.
+    /// The driver's reason, for the middle of a sentence.
     pub why: String,
 }
 
-/// The source of news of devices that are lost and come back. A host may have something else than NVML. It is asked once a
-/// second, in a thread of its own: a driver that has lost a device may take long to answer.
+/// The source of news of devices that are lost or come back. A host may use a source other than NVML. The daemon asks it once a
+/// second in a separate thread, since a driver may take long to answer after the loss of a device.
 pub trait DeviceHealth: fmt::Debug + Send {
-    /// The devices that are lost now; `None` where that cannot be told, and then nothing changes.
+    /// The devices lost now; `None` where the source cannot tell, and then the last answer stays.
     fn lost(&mut self) -> Option<Vec<LostDevice>>;
 }
 
 /// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
-/// GPUs are known that are there when NVML is first asked; NVML is loaded then, once, or later when it is there. Errors that leave a
-/// device to other programs, such as a fault of one program's kernel, are no loss of the device.
+/// The first question loads NVML and lists the GPUs present; later questions try again where NVML is missing. An error that leaves a
+/// device usable for other programs, such as a fault of one program's kernel, is no loss of the device.
 #[derive(Debug, Default)]
 pub struct NvmlHealth {
     nvml: Made<Nvml>,
     gpus: Made<Vec<WatchedGpu>>,
 }
 
-/// The longest pause between two tries to make something, in questions for it.
+/// The longest pause between two tries to make a part, in calls of [`Made::get`].
 const LONGEST_PAUSE: u32 = 60;
 
-/// A part that is made when it is first asked for. While that fails it is tried again ever more rarely: each pause is twice the last
-/// one, up to [`LONGEST_PAUSE`].
+/// A part made on first use. After failures the tries become rarer: each pause is twice the previous pause, up to
+/// [`LONGEST_PAUSE`].
 #[derive(Debug)]
 struct Made<T> {
     made: Option<T>,
@@ -128,12 +128,12 @@ impl<T> Made<T> {
 #[derive(Debug)]
 struct WatchedGpu {
     index: c_uint,
-    /// Its own UUID, and those of its MIG devices.
+    /// The UUIDs of the GPU and of its MIG devices.
     uuids: Vec<String>,
     why: Option<&'static str>,
 }
 
-/// Why a device is lost, if this error says so.
+/// The reason for a device's loss, if the error is a loss.
 fn loss(error: &NvmlError) -> Option<&'static str> {
     match error {
         NvmlError::Call { code: 15, .. } => {
@@ -156,11 +156,11 @@ impl DeviceHealth for NvmlHealth {
         let gpus =
             self.gpus.get(|| nvml.listed().map(|gpus| gpus.into_iter().map(watched).collect::<Vec<_>>()))?;
         for gpu in &mut *gpus {
-            // By number: NVML looks for a UUID on all GPUs, and one that is lost spoils that for the others.
+            // The handle is found by number: NVML looks for a UUID on all GPUs, so a lost GPU spoils the search for the others.
             let answer = nvml.by_index(gpu.index).and_then(|handle| nvml.memory_of(handle));
             match answer {
                 Ok(_) => gpu.why = None,
-                // Another error says nothing: what was known stays.
+                // Other errors tell nothing about a loss, so the last state stays.
                 Err(error) => gpu.why = loss(&error).or(gpu.why),
             }
         }
@@ -176,14 +176,14 @@ impl DeviceHealth for NvmlHealth {
     }
 }
 
-/// The source of facts about a node's devices. A host may have something else than NVML. It is asked in a thread of its own, once for
-/// each Attach to a device that it has not found before.
+/// The source of facts about a node's devices. A host may use a source other than NVML. The daemon asks it in a separate thread,
+/// once for each Attach to a device not found before.
 pub trait DeviceFacts: fmt::Debug + Send {
-    /// The device with this UUID, whether it is written as a GPU or as a MIG instance; `None` where it is not known.
+    /// The device with this UUID, whether written as a GPU or as a MIG instance; `None` where the device is unknown.
     fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;
 }
 
-/// NVML, loaded when it is first asked. A driver that comes up later is found then.
+/// [`DeviceFacts`] by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDriver(Option<Nvml>);
 
@@ -224,14 +224,14 @@ struct MemoryInfo {
 #[derive(Debug)]
 pub struct Nvml(Library);
 
-/// A function of NVML by name; every one of them gives an `nvmlReturn_t`.
+/// Calls a function of NVML by name; every function returns an `nvmlReturn_t`.
 macro_rules! call {
     ($nvml:expr, $name:literal, ($($ty:ty),*), $($arg:expr),*) => {{
         let name = || String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
-        // SAFETY: the type is the one that nvml.h gives this name.
+        // SAFETY: nvml.h declares the function with this type.
         let function = unsafe { $nvml.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
         let function = function.map_err(|cause| NvmlError::Missing { name: name(), cause })?;
-        // SAFETY: arguments as nvml.h asks for them; pointers are to values that outlive the call.
+        // SAFETY: the arguments are as nvml.h requires, and all pointers are to values that outlive the call.
         match unsafe { function($($arg),*) } {
             0 => {}
             code => return Err(NvmlError::Call { name: name(), code }),
@@ -240,10 +240,10 @@ macro_rules! call {
 }
 
 impl Nvml {
-    /// Loads the library from wherever the loader finds it.
+    /// Loads the library from the loader's search path.
     ///
     /// # Errors
-    /// [`NvmlError`], as all calls.
+    /// [`NvmlError`], as for all calls.
     pub fn load() -> Result<Self, NvmlError> {
         let name = "libnvidia-ml.so.1";
         // SAFETY: NVML has no initialisers to speak of; nvmlInit is called below.
@@ -281,14 +281,14 @@ impl Nvml {
     }
 
     fn by_uuid(&self, uuid: &str) -> Result<*mut c_void, NvmlError> {
-        // A name with a 0 byte in it names nothing.
+        // A name with a 0 byte becomes empty: no device has such a name.
         let name = CString::new(uuid).unwrap_or_default();
         let (name, mut handle): (_, *mut c_void) = (name.as_ptr(), std::ptr::null_mut());
         call!(self, b"nvmlDeviceGetHandleByUUID\0", (*const c_char, *mut *mut c_void), name, &raw mut handle);
         Ok(handle)
     }
 
-    /// Processes with a context on a device: pid and bytes of memory (0 where NVML does not tell).
+    /// Processes with a context on a device: their pids and bytes of memory (0 where NVML does not tell).
     ///
     /// # Errors
     /// [`NvmlError`].
@@ -306,11 +306,11 @@ impl Nvml {
             list.as_mut_ptr()
         );
         list.truncate(count as usize);
-        // All ones: not known.
+        // All ones mean an unknown size.
         Ok(list.iter().map(|info| (info.pid, if info.bytes == u64::MAX { 0 } else { info.bytes })).collect())
     }
 
-    /// The GPUs of this node with their MIG devices, by index. One that is lost is left out where others are there.
+    /// The GPUs of this node with their MIG devices, by index. Lost GPUs are left out, and are an error only if no other GPU is there.
     ///
     /// # Errors
     /// [`NvmlError`].
@@ -318,7 +318,7 @@ impl Nvml {
         Ok(self.listed()?.into_iter().map(|(_, gpu)| gpu).collect())
     }
 
-    /// The GPUs that are there, with their indices.
+    /// The present GPUs with their indices.
     fn listed(&self) -> Result<Vec<(c_uint, Found)>, NvmlError> {
         let (mut gpus, mut lost) = (Vec::new(), None);
         for index in 0..self.device_count()? {
@@ -335,7 +335,7 @@ impl Nvml {
         let handle = self.by_index(index)?;
         let (uuid, name) = (self.uuid(handle)?, self.name(handle)?);
         let mut mig = Vec::new();
-        // A device that knows no MIG answers with an error.
+        // A device without MIG answers with an error.
         if self.mig_enabled(index).unwrap_or(false) {
             let mut most = 0;
             call!(
@@ -383,7 +383,7 @@ impl Nvml {
         Ok(CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned())
     }
 
-    /// Bytes that programs may have and bytes in use of the device, whole or MIG, with this UUID.
+    /// Bytes available to programs and bytes in use, of the GPU or MIG device with this UUID.
     ///
     /// # Errors
     /// [`NvmlError`].
@@ -392,14 +392,14 @@ impl Nvml {
     }
 
     fn memory_of(&self, handle: *mut c_void) -> Result<(Bytes, Bytes), NvmlError> {
-        // The second version tells what the driver keeps for itself, which CUDA does not count.
+        // Only the second version of the structure has the driver's reserved memory, which CUDA does not count.
         let version = u32::try_from(size_of::<MemoryInfo>()).unwrap_or(0) | 2 << 24;
         let mut memory = MemoryInfo { version, total: 0, reserved: 0, free: 0, used: 0 };
         call!(self, b"nvmlDeviceGetMemoryInfo_v2\0", (*mut c_void, *mut MemoryInfo), handle, &raw mut memory);
         Ok((Bytes(memory.total.saturating_sub(memory.reserved)), Bytes(memory.used)))
     }
 
-    /// Whether MIG is on; an error where the device knows no MIG.
+    /// Whether MIG is on; an error for a device without MIG.
     ///
     /// # Errors
     /// [`NvmlError`].

@@ -1,4 +1,4 @@
-//! The node and its observers: the journal, the metrics, the reasons and the log see each event and what it led to.
+//! The node and its observers: the journal, the metrics, the reasons and the log see each event and the resulting actions.
 
 use crate::journal::Journal;
 use crate::metrics::Metrics;
@@ -7,7 +7,7 @@ use gshare_core::{Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note};
 use std::sync::Arc;
 
-/// A node whose events are journalled, counted and logged.
+/// A node with its observers.
 #[derive(Debug)]
 pub(crate) struct Observed {
     node: Node,
@@ -33,11 +33,11 @@ impl Observed {
         event: NodeEvent,
         actions: &mut Vec<NodeAction>,
     ) -> Result<(), NodeError> {
-        // A host's own clock may stand still or go back; the node is never told that time went back.
+        // A host's own clock may stand still or go back. The node's time must not go back.
         let now = now.max(self.now);
         self.now = now;
         let from = actions.len();
-        // Before the node is told, so that a panic leaves the event that caused it.
+        // The journal comes before the node, so that it has the causing event after a panic.
         self.journal.event(now, &event);
         let handled = self.node.handle(now, event, actions);
         match &handled {
@@ -58,7 +58,7 @@ impl Observed {
         handled
     }
 
-    /// Writes down what was journalled so far; to be called before frames are sent.
+    /// Hands the journalled events to the kernel. Call it before frames are sent.
     pub(crate) fn write_journal(&mut self) {
         self.journal.flush(self.now);
     }

@@ -1,13 +1,13 @@
-//! The page at `/ui`, and what every page about a node needs: one look, and protection from the pages of other sites.
+//! The page at `/ui`, and the common style and protection from other sites' pages for every page about a node.
 //!
-//! A page is one document without anything from elsewhere. The host of functions has a page of its own, with the same style and
-//! the same small library.
+//! A page is one document and loads nothing from elsewhere. The host of functions has its own page with the same style and the
+//! same small library.
 
 use hyper::HeaderMap;
 use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use std::sync::LazyLock;
 
-/// Content security policy of a page: it reads from its own endpoint, and no other site may frame it or feed it scripts.
+/// Content security policy of a page. The page reads from its own endpoint, and no other site may frame it or feed it scripts.
 pub const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                           connect-src 'self'; frame-ancestors 'none'; base-uri 'none'";
 
@@ -26,14 +26,13 @@ pub(crate) fn daemon() -> &'static str {
     &PAGE
 }
 
-/// Accepts a request that may have come from a program, or from this endpoint's own page.
+/// Accepts a request from a program or from this endpoint's own page.
 ///
-/// A page of another site can send requests to a loopback address. It cannot leave out `Origin` or `Sec-Fetch-Site`, and it
-/// cannot say another `Host` than the name that it was loaded from: with a name of its own that leads to 127.0.0.1 (DNS
-/// rebinding), no loopback name.
+/// A page of another site can send requests to a loopback address. The page cannot leave out `Origin` or `Sec-Fetch-Site`, and
+/// its `Host` is always the name in its address. If this name leads to 127.0.0.1 (DNS rebinding), it is still no loopback name.
 ///
 /// # Errors
-/// The header that speaks against it, and its value. On a `loopback` address the host must have a loopback name.
+/// The offending header and its value. On a `loopback` address, the `Host` must be a loopback name.
 pub fn check(headers: &HeaderMap, loopback: bool) -> Result<(), String> {
     let text = |name: HeaderName| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("?"));
     let host = text(HOST).unwrap_or_default();
@@ -72,7 +71,7 @@ mod tests {
         assert!(
             page.contains(include_str!("page/common.css")) && page.contains(include_str!("page/common.js"))
         );
-        // Everything that a page of others could be loaded from.
+        // Each of these could load a part from elsewhere.
         for outside in ["http://", "https://", "src=", "@import", "innerHTML"] {
             assert!(!page.contains(outside), "{outside}");
         }

@@ -1,16 +1,16 @@
-//! The process at the other end of a UNIX socket, as the kernel says.
+//! The process at the other end of a UNIX socket, by the kernel's word.
 #![allow(unsafe_code, reason = "rustix has no place for the pid of a peer that is not to be seen")]
 
 use gshare_sched::node::Peer;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-/// The process that connected.
+/// The connected process.
 pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open; `credentials` has `length` bytes, and any bytes that the kernel writes there are a value
-    // of its type, which is three integers.
+    // SAFETY: the descriptor is open, and `credentials` has `length` bytes. Any bytes from the kernel are a valid value of its
+    // type, which is three integers.
     let failed = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,5 +1,5 @@
-//! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`]. Nothing is decided here but which users may
-//! connect and how many connections there may be.
+//! The daemon's loop: sockets, pidfds, clock and commands around a [`Node`]. The loop decides only which users may connect,
+//! and how many connections may be open; the node decides the rest.
 
 mod connections;
 
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// Why a daemon cannot start or go on.
+/// Errors that keep a daemon from starting or going on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DaemonError {
@@ -57,7 +57,7 @@ pub enum DaemonError {
         /// The socket.
         path: PathBuf,
     },
-    /// A file that is not a socket is where a socket should be.
+    /// A file of another type is in the socket's place.
     #[error("{path}: the file there is not a socket: need a path that is free")]
     NotASocket {
         /// The path.
@@ -74,7 +74,7 @@ pub enum DaemonError {
     /// The daemon has stopped.
     #[error("the daemon has stopped")]
     Stopped,
-    /// A system call failed that does not fail.
+    /// A system call failed unexpectedly.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -85,18 +85,18 @@ impl From<Errno> for DaemonError {
     }
 }
 
-/// Events taken from the kernel at a time.
+/// Most events taken from the kernel at a time.
 const BATCH: usize = 64;
-/// Frames of a process that has ended which are still taken: a child may hold its socket and go on.
+/// Most frames still taken from an ended process. The bound is needed because a child may hold the socket and go on sending.
 const LAST_FRAMES: u32 = 256;
 
-/// The subject of a readiness event, in the upper byte of its data; below are 24 bits of a connection's generation and 32 of its
-/// slot. The others are [`FRAME`] and [`PROCESS`].
+/// Subjects of a readiness event, in the upper byte of its data. The lower bytes are 24 bits of a connection's generation and 32
+/// bits of its slot. The other subjects are [`FRAME`] and [`PROCESS`].
 const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const TIMER: u64 = 4;
 
-/// Builds a [`Daemon`] with a clock or a policy of one's own.
+/// Builds a [`Daemon`] with the host's own clock, policy or sources.
 #[derive(Debug)]
 pub struct DaemonBuilder {
     config: Config,
@@ -115,36 +115,35 @@ impl std::fmt::Debug for EngineBox {
 }
 
 impl DaemonBuilder {
-    /// Another clock than `CLOCK_MONOTONIC`.
+    /// Sets a clock other than `CLOCK_MONOTONIC`.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
     }
 
-    /// Another policy than [`MultiToken`]. A journal written under it cannot be replayed.
+    /// Sets a policy other than [`MultiToken`]. A journal written under another policy cannot be replayed.
     #[must_use]
     pub fn engine(self, engine: Box<dyn TokenScheduler>) -> Self {
         Self { engine: Some(EngineBox(engine)), ..self }
     }
 
-    /// Sets a source other than NVML that knows the node's devices.
+    /// Sets a source of facts about the node's devices other than NVML.
     #[must_use]
     pub fn facts(self, facts: Box<dyn DeviceFacts>) -> Self {
         Self { facts, ..self }
     }
 
-    /// Sets a source other than NVML that knows which of the node's devices are lost.
+    /// Sets a source of news of the node's lost devices other than NVML.
     #[must_use]
     pub fn health(self, health: Box<dyn DeviceHealth>) -> Self {
         Self { health, ..self }
     }
 
-    /// Binds the sockets and begins the journal. Processes may connect from here on; they are served by
-    /// [`Daemon::run`].
+    /// Binds the sockets and begins the journal. Processes may connect from here on; [`Daemon::run`] serves them.
     pub fn build(self) -> Result<Daemon, DaemonError> {
         let Self { config, clock, engine, facts, health } = self;
         let engine_config = config.engine();
-        // A scheduler of the host's own cannot be built again from what is written here, so nothing is.
+        // A replay cannot build the host's own scheduler, so the journal does not describe it.
         let (engine, described) = match engine {
             Some(EngineBox(engine)) => (engine, serde_json::Value::Null),
             None => {
@@ -153,12 +152,12 @@ impl DaemonBuilder {
             }
         };
         let scaler = vertical_scaler(config.max_clients)?;
-        // The only use of the wall clock: a number by which people tell runs apart. Nothing depends on its order.
+        // The wall clock is used only for this number, by which people tell runs apart. No code depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
         raise_descriptor_limit();
         let lock = claim(&config.socket)?;
-        // A daemon that was killed leaves its socket, and one that ended while processes were connected this file.
+        // A killed daemon leaves its socket, and a daemon that ended while processes were connected leaves this file.
         let left = beside(&config.socket, ".left");
         let predecessor = config.socket.exists() || left.exists();
         let _ = std::fs::remove_file(left);
@@ -168,7 +167,7 @@ impl DaemonBuilder {
         node_config.predecessor = predecessor;
         let journal = match &config.journal {
             None => Journal::off(),
-            // Without a journal the node is still served: a full disk must not take the GPUs away.
+            // A failed journal does not stop the daemon: a full disk must not take the GPUs away.
             Some(journal) => {
                 let node = serde_json::to_value(&node_config).map_err(io::Error::from)?;
                 Journal::create(journal, epoch, described, node)
@@ -184,7 +183,7 @@ impl DaemonBuilder {
         epoll::add(&epoll, inbox.fd(), data(INBOX), epoll::EventFlags::IN)?;
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        // On its edge: it is set again each time and never read.
+        // Edge-triggered, since the loop sets the timer again each time and never reads it.
         epoll::add(&epoll, &timer, data(TIMER), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         Ok(Daemon {
             files: vec![config.socket.clone(), config.admin_socket(), beside(&config.socket, ".lock")],
@@ -221,7 +220,7 @@ impl DaemonBuilder {
     }
 }
 
-/// A node daemon. See the [crate](crate) for what it does and how to embed it.
+/// A node daemon. The [crate documentation](crate) describes its tasks and its embedding.
 #[derive(Debug)]
 pub struct Daemon {
     node: Observed,
@@ -230,71 +229,72 @@ pub struct Daemon {
     clock: Arc<dyn Clock>,
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// When the timer rings, if it is set.
+    /// Time of the timer's next ring, if the timer is set.
     rings_at: Option<Timestamp>,
     listener: OwnedFd,
-    /// When to listen again, after the system had no descriptors left.
+    /// Time to listen again after the system ran out of descriptors.
     resume_accept: Option<Timestamp>,
-    /// When to stop, if no process connects before.
+    /// Time to stop if no process connects before.
     idle_due: Option<Timestamp>,
-    /// Sockets for questions, until the daemon runs.
+    /// Listeners of the admin socket and the metrics endpoint, until the daemon runs.
     listeners: Option<Listeners>,
-    /// The sockets, then the lock.
+    /// Paths of the sockets, then of the lock file.
     files: Vec<PathBuf>,
-    /// Held until the files are gone.
+    /// The lock, held until the files are removed.
     lock: Option<File>,
     inbox: Inbox,
     handle: Handle,
     metrics: Arc<Metrics>,
     epoch: u64,
     conns: Slots<ConnId, Conn>,
-    /// Connections by user.
+    /// Number of connections by user.
     users: BTreeMap<u32, u32>,
-    /// The source of facts about devices, until the daemon runs; then the way to it, and the devices that the node has been told of.
+    /// The source of facts about devices, until the daemon runs. Then `questions` leads to the source, and `known` are the devices
+    /// reported to the node.
     facts: Option<Box<dyn DeviceFacts>>,
     questions: Option<Sender<facts::Question>>,
     known: BTreeSet<DeviceUuid>,
-    /// The source of news of lost devices, until the daemon runs; and what was heard.
+    /// The source of news of lost devices, until the daemon runs, and the last news.
     health: Option<Box<dyn DeviceHealth>>,
     lost: Lost,
-    /// Connections that have not said Hello, oldest first.
+    /// Connections before their Hello with their deadlines, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
-    /// The node's orders that are to be carried out, in order.
+    /// The node's actions to carry out, in order.
     actions: Vec<NodeAction>,
-    /// Questions for a snapshot that wait for the node to know what clients use, by their numbers; and the last number.
+    /// Questions for a snapshot by number, until the node knows the clients' use of memory; and the last number.
     asking: BTreeMap<u32, Reply<Snapshot>>,
     snapshots: u32,
     frame: Vec<u8>,
-    /// One byte more than a frame, so that a longer one is seen as such.
+    /// Room for one byte more than a frame, so that a longer frame is recognised.
     received: Box<[u8; MAX_FRAME + 1]>,
 }
 
 impl Daemon {
-    /// A daemon with the monotonic clock and the scheduler of the configuration.
+    /// A daemon with the monotonic clock, the built-in token scheduler and NVML.
     pub fn new(config: Config) -> Result<Self, DaemonError> {
         Self::builder(config).build()
     }
 
-    /// A daemon with other parts.
+    /// A builder for a daemon with other parts.
     pub fn builder(config: Config) -> DaemonBuilder {
         let facts = Box::<NodeDriver>::default();
         let health = Box::<NvmlHealth>::default();
         DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None, facts, health }
     }
 
-    /// A handle on it.
+    /// A handle on the daemon.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Serves in a thread of its own.
+    /// Serves in a new thread.
     pub fn spawn(self) -> Result<Running, DaemonError> {
         let handle = self.handle();
         let thread = std::thread::Builder::new().name("gshared".into()).spawn(move || self.run())?;
         Ok(Running::new(handle, thread))
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until a [handle](Handle::stop) stops the daemon.
     pub fn run(mut self) -> Result<(), DaemonError> {
         let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
         let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
@@ -310,7 +310,7 @@ impl Daemon {
         self.node.finish();
         let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
         if !self.conns.is_empty() {
-            // The next daemon expects those back that are connected now. Without the file it does not wait for them.
+            // The next daemon waits for the processes connected now to come back. Without the file it does not wait.
             let left = beside(&self.config.socket, ".left");
             let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&left);
             if let Err(error) = made {
@@ -345,7 +345,7 @@ impl Daemon {
                     (INBOX, _) => {
                         self.inbox.clear();
                         while let Ok(command) = self.inbox.commands.try_recv() {
-                            // The command may have been sent after the answer to the one before.
+                            // The command may have been sent after the answer to the previous command.
                             now = self.clock.now();
                             if !self.command(now, command) {
                                 return Ok(());
@@ -354,7 +354,7 @@ impl Daemon {
                     }
                     (FRAME, Some(id)) => self.ready(now, id, flags),
                     (PROCESS, Some(id)) => {
-                        // The last that a process says is what it used beyond its token.
+                        // The last frame of a process reports its use beyond its token.
                         for _ in 0..LAST_FRAMES {
                             if !self.receive(now, id) {
                                 break;
@@ -364,7 +364,7 @@ impl Daemon {
                         self.close(now, id);
                     }
                     (TIMER, _) => self.rings_at = None,
-                    // Closed by an event of this batch.
+                    // An earlier event of this batch has closed the connection.
                     _ => continue,
                 }
                 self.settle(now);
@@ -387,14 +387,14 @@ impl Daemon {
             .min()
     }
 
-    /// Has the timer ring at the next deadline, or before: a timeout of each wait would be set in the hardware and
-    /// taken back with every frame, while deadlines mostly move on.
+    /// Has the timer ring at the next deadline or earlier. Deadlines mostly move to later times, while a timeout of each wait
+    /// would be set in the hardware and taken back with every frame.
     fn set_timer(&mut self, now: Timestamp) -> Result<(), DaemonError> {
         let Some(due) = self.next_deadline().filter(|due| self.rings_at.is_none_or(|rings| *due < rings))
         else {
             return Ok(());
         };
-        // Zero would stop it.
+        // Zero would stop the timer.
         let wait = due.saturating_since(now).as_nanos().max(1);
         let value = Timespec {
             tv_sec: i64::try_from(wait / 1_000_000_000).unwrap_or(i64::MAX),
@@ -406,15 +406,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts or stops the wait for the first connection.
+    /// Sets the time to stop while no connection is open, or clears it.
     fn idle(&mut self, now: Timestamp) {
         let after = self.config.idle_exit.filter(|_| self.conns.is_empty());
         self.idle_due = after.map(|after| now.saturating_add(after));
     }
 
-    /// Tells the node what happened. Its actions are carried out by [`Daemon::settle`].
+    /// Tells the node an event. [`Daemon::settle`] carries out the resulting actions.
     fn tell(&mut self, now: Timestamp, event: NodeEvent) {
-        // A refused event has changed nothing.
+        // A refused event leaves the node unchanged.
         let _ = self.node.handle(now, event, &mut self.actions);
     }
 
@@ -439,7 +439,7 @@ impl Daemon {
         }
     }
 
-    /// Carries out actions until there are none; the end of a connection leads to more.
+    /// Carries out the node's actions until none is left. The end of a connection adds more actions.
     fn settle(&mut self, now: Timestamp) {
         let mut next = 0;
         while let Some(action) = self.actions.get_mut(next) {
@@ -453,7 +453,7 @@ impl Daemon {
                         reply.send(self.snapshot(now));
                     }
                 }
-                // Journal and metrics have seen it.
+                // The journal and the metrics have seen the note.
                 NodeAction::Note(_) => {}
             }
         }
@@ -461,7 +461,7 @@ impl Daemon {
         self.node.write_journal();
     }
 
-    /// Does what the host asked for; `false` when that is to stop.
+    /// Carries out a command of the host; `false` for the command to stop.
     fn command(&mut self, now: Timestamp, command: Command) -> bool {
         match command {
             Command::Stop => return false,
@@ -531,7 +531,7 @@ impl Daemon {
     }
 }
 
-/// Two descriptors per process: the soft limit of 1024 would end at 500 clients.
+/// Raises the soft limit: each process takes two descriptors, so 1024 descriptors would end at 500 clients.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

@@ -1,4 +1,4 @@
-//! The snapshot that `gshare status`, `gshare top`, the page and the metrics show.
+//! The snapshot shown by `gshare status`, `gshare top`, the page and the metrics.
 
 use crate::enforce::HeldBy;
 use crate::nvml::LostDevice;
@@ -11,65 +11,65 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The daemon at one instant. Shares are fractions of 1.
+/// The state of the daemon at one instant. Shares are fractions of 1.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// `CLOCK_MONOTONIC`, in ns.
+    /// Time of the snapshot by `CLOCK_MONOTONIC`, in ns.
     pub now_ns: Timestamp,
     /// Number of the daemon's run.
     pub epoch: u64,
-    /// The daemon's process.
+    /// The daemon's process id.
     pub pid: u32,
     /// The daemon's version.
     pub version: String,
-    /// Where hooks find it.
+    /// The socket of the hooks.
     pub socket: PathBuf,
-    /// Connections, those included that have not said Hello.
+    /// Open connections, including connections before their Hello.
     pub connections: usize,
-    /// Processes let in.
+    /// Admitted processes.
     pub processes: usize,
     /// Connections dropped since the start, by reason.
     pub drops: BTreeMap<String, u64>,
-    /// Events that are not in the journal because it could not be written.
+    /// Events missing in the journal because of failed writes.
     pub journal_lost: u64,
-    /// Folder of its journal, where one is configured.
+    /// Folder of the journal, if a journal is configured.
     #[serde(default)]
     pub journal: Option<PathBuf>,
-    /// Why no journal is written at present although one is configured.
+    /// The error that keeps the configured journal from being written at present.
     #[serde(default)]
     pub journal_failure: Option<String>,
-    /// Its devices.
+    /// The devices of the node.
     pub devices: Vec<DeviceSnapshot>,
-    /// Its clients, by slot.
+    /// The clients, by slot.
     pub clients: Vec<ClientSnapshot>,
-    /// Decisions that held clients up last, the newest first: limits, debts, denials and refusals.
+    /// The last decisions against clients, the newest first: limits, debts, denials and refusals.
     #[serde(default)]
     pub decisions: Vec<Decision>,
-    /// Devices of the node that their driver has lost; `None` where the daemon has not heard of them, or cannot.
+    /// Devices of the node lost by their driver; `None` where the daemon has no answer of the driver.
     #[serde(default)]
     pub lost: Option<Vec<LostDevice>>,
 }
 
-/// A device.
+/// A device of the node in a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceSnapshot {
-    /// The daemon's number of it.
+    /// The daemon's number for the device.
     pub gpu: GpuId,
-    /// Its UUID.
+    /// UUID of the device.
     pub uuid: String,
-    /// Whether it is a simulated one.
+    /// Whether the device is simulated.
     #[serde(default)]
     pub simulated: bool,
-    /// Its memory; 0 while unknown.
+    /// Memory of the device; 0 while unknown.
     pub memory_bytes: Bytes,
-    /// The source of the figure for the memory: the configuration, the driver, or the first client.
+    /// The source of `memory_bytes`: the configuration, the driver, or the first client.
     #[serde(default)]
     pub memory_source: FactSource,
     /// Memory granted to clients, used or not.
     pub held_bytes: Bytes,
-    /// How many clients it has.
+    /// Number of clients on the device.
     pub clients: u32,
 }
 
@@ -77,57 +77,57 @@ pub struct DeviceSnapshot {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClientSnapshot {
-    /// Its id.
+    /// Id of the client.
     pub client: ClientId,
-    /// Name of its instance.
+    /// Name of the client's instance.
     pub name: String,
-    /// Its process.
+    /// Process id of the client.
     pub pid: i32,
-    /// Its user.
+    /// User id of the process.
     pub uid: u32,
-    /// Its program.
+    /// Program of the process.
     pub program: String,
-    /// Its GPU.
+    /// Number of the client's GPU.
     pub gpu: GpuId,
-    /// Guaranteed share of time of its instance, whose processes take turns.
+    /// Guaranteed share of time of the instance. The processes of an instance take turns.
     pub quota_request: f64,
-    /// Most share of time of its instance.
+    /// Largest share of time of the instance.
     pub quota_limit: f64,
-    /// Share of the SMs.
+    /// The instance's share of the SMs.
     pub sm: f64,
-    /// Share of time used in the last one to two seconds.
+    /// The client's used share of time in the last one to two seconds.
     pub measured: f64,
-    /// GPU time since it attached, in ns.
+    /// GPU time of the client since its attachment, in ns.
     pub total_used_ns: Duration,
-    /// GPU time of its instance in this window, in ns.
+    /// GPU time of the instance in this window, in ns.
     pub window_used_ns: Duration,
-    /// Whether it holds a token.
+    /// Whether the client holds a token.
     pub holds_token: bool,
-    /// For how long it has been waiting for a token, in ns.
+    /// Time since the client began to wait for a token, in ns.
     pub waiting_ns: Option<Duration>,
-    /// Why it waits now.
+    /// The reason for the client's present wait.
     #[serde(default)]
     pub why: Option<Finding>,
-    /// How long its threads have waited in all, in ns.
+    /// Total time of the waits of the client's threads, in ns.
     pub waited_ns: Duration,
-    /// Kernels launched.
+    /// Number of launched kernels.
     pub launches: u64,
-    /// Memory it uses; where it has not said so, what was granted to it.
+    /// Memory in use by the client; without a report by the client, the granted memory.
     pub memory_bytes: Bytes,
-    /// Most memory of its instance on this GPU.
+    /// Memory limit of the instance on this GPU.
     pub memory_limit_bytes: Option<Bytes>,
-    /// The client's behaviour when the daemon is gone.
+    /// The client's behaviour after the end of the daemon.
     pub on_daemon_loss: OnDaemonLoss,
-    /// How it is treated beside others, if it said so and takes part in scaling.
+    /// The client's service class, if the client has one and takes part in scaling.
     #[serde(default)]
     pub class: Option<ServiceClass>,
-    /// State of the co-scaler: its own if it is SLO-sensitive, else its GPU's.
+    /// State of the co-scaler for an SLO-sensitive client, else for the client's GPU.
     #[serde(default)]
     pub scale_state: Option<ScaleState>,
-    /// The most share of time that the co-scaler leaves its instance now.
+    /// Largest share of time the co-scaler leaves the instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
-    /// The enforcer of each of its limits, where a program on its node has looked: `gshare status` does.
+    /// The enforcer of each limit of the client, if a program on the node has looked, as `gshare status` does.
     #[serde(default)]
     pub held_by: Option<HeldBy>,
 }

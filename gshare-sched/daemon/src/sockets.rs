@@ -1,4 +1,4 @@
-//! The daemon's socket files: who may have a path, and how it is freed for the next daemon.
+//! The daemon's socket files: the lock on a path, and the removal of a dead daemon's socket.
 
 use crate::server::DaemonError;
 use rustix::fd::{AsFd, OwnedFd};
@@ -10,22 +10,22 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// A file beside a socket, with the socket's name and this ending.
+/// Path of a file beside a socket, with the socket's name and this ending.
 pub(crate) fn beside(socket: &Path, ending: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(ending);
     path.into()
 }
 
-/// Makes the directory of a socket, and takes a lock beside it that its daemon holds as long as it lives: of two that start
-/// at once, one could otherwise take away the socket at which the other is about to listen.
+/// Makes the directory of a socket, and takes a lock beside the socket. The daemon holds the lock for its whole life: otherwise
+/// one of two daemons that start at once could remove the socket on which the other is about to listen.
 pub(crate) fn claim(socket: &Path) -> Result<File, DaemonError> {
     let path = beside(socket, ".lock");
     let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(setup)?;
     }
-    // For this user alone: a process that may read it may lock it.
+    // Only this user may read the file, since a process that may read it may lock it.
     let open = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     loop {
         let file = open().map_err(setup)?;
@@ -34,7 +34,7 @@ pub(crate) fn claim(socket: &Path) -> Result<File, DaemonError> {
             Err(TryLockError::WouldBlock) => return Err(DaemonError::InUse { path: socket.to_owned() }),
             Err(TryLockError::Error(error)) => return Err(setup(error)),
         }
-        // A daemon that stops removes its lock file: this may be one that was opened just before.
+        // A stopping daemon removes its lock file, and this file may have been opened just before.
         let (locked, there) = (file.metadata().map_err(setup)?, std::fs::metadata(&path));
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
             return Ok(file);
@@ -42,10 +42,10 @@ pub(crate) fn claim(socket: &Path) -> Result<File, DaemonError> {
     }
 }
 
-/// Makes the path of a socket free: takes away a socket at which no process listens, and nothing else.
+/// Frees the path of a socket: removes a socket without a listening process, and no other file.
 ///
 /// # Errors
-/// [`DaemonError::NotASocket`] for another file, also for a link; [`DaemonError::InUse`] for a socket that a process has.
+/// [`DaemonError::NotASocket`] for another file, also for a link; [`DaemonError::InUse`] for a socket in use by a process.
 pub(crate) fn clear_the_way(path: &Path) -> Result<(), DaemonError> {
     let setup = |cause| DaemonError::Setup { what: path.display().to_string(), cause };
     match std::fs::symlink_metadata(path) {
@@ -62,7 +62,7 @@ pub(crate) fn clear_the_way(path: &Path) -> Result<(), DaemonError> {
     match rustix::net::connect(&probe, &address) {
         Err(Errno::NOENT) => Ok(()),
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(setup),
-        // A socket of another type is told apart only while a process has it.
+        // The kernel reports a socket's other type only while a process has the socket.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(DaemonError::InUse { path: path.to_owned() }),
         Err(cause) => Err(setup(cause.into())),
     }
@@ -91,7 +91,7 @@ pub(crate) fn bind_admin(path: &Path) -> Result<UnixListener, DaemonError> {
     Ok(listener)
 }
 
-/// Lets every user connect: access is decided by the peer's uid, so that a user who may not gets an answer.
+/// Lets every user connect. The daemon decides access by the peer's uid, so a refused user gets an answer.
 fn open_to_all(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
 }
@@ -119,7 +119,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(matches!(clear_the_way(&link), Err(DaemonError::NotASocket { .. })));
         drop(admin);
-        // Sockets of both types are told apart: the next daemon need not have the same keys.
+        // Sockets of both types count as in use: the next daemon need not have the same keys.
         let frames = bind_frames(&path).unwrap();
         assert!(in_use() && bind_admin(&path).is_err());
         drop(frames);

@@ -1,11 +1,11 @@
-//! Why a client waits, or was denied or refused something: findings, each a reason with its figures in a sentence.
+//! Findings: the reasons for a client's wait, denial or refusal, each in a sentence with its figures.
 //!
 //! A process tells its daemon about each launch that waits for [`LONG_WAIT`](gshare_core::reason::LONG_WAIT) and more. [`Reasons`]
-//! then looks at the node as it is, and names the rule: who holds tokens, how much of a limit is used, until when a debt lasts. The
-//! findings go into the journal, and `gshare why` shows those of the present and of the past.
+//! then looks at the node's state and names the rule: the holders of the tokens, the used part of a limit, or the end of a debt. The
+//! findings go into the journal, and `gshare why` shows the present and the past findings.
 //!
 //! # Cost
-//! A look at the tenants of the node for each wait of 10 ms and more. What is kept is bounded by the clients and by [`PER_REASON`].
+//! Each wait of 10 ms and more costs a look at the node's tenants. The number of clients and [`PER_REASON`] bound the memory.
 
 use gshare_core::reason::{Denial, Reason, Wait};
 use gshare_core::{Bytes, ClientId, Timestamp};
@@ -13,54 +13,54 @@ use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, Refusa
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Decisions that are kept of each reason: one that is given all the time does not drive out the others.
+/// Most decisions kept per reason, so that a frequent reason does not drive out the others.
 const PER_REASON: usize = 16;
-/// Holders that a sentence names.
+/// Most holders named in a sentence.
 const NAMED: usize = 8;
-/// Statements of the node beyond which those that are over are forgotten.
+/// Number of the node's statements from which on expired statements are removed.
 const STATED: usize = 4096;
 
 /// A wait, a denial or a refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Name of the instance that was held up.
+    /// Name of the instance that waits, or was denied or refused.
     pub name: String,
-    /// Its process, where one was let in.
+    /// The process of the instance, where a process was let in.
     #[serde(default)]
     pub pid: Option<i32>,
-    /// Its client, where the process had attached to a device.
+    /// The client of the process, where the process had attached to a device.
     #[serde(default)]
     pub client: Option<ClientId>,
     /// The reason.
     pub reason: Reason,
-    /// When the wait began, or the decision was made.
+    /// Time of the wait's beginning, or of the decision.
     pub from_ns: Timestamp,
-    /// When the wait was over; `None`: it lasts, or it is a decision.
+    /// Time of the wait's end; `None` while the wait lasts, and for a decision.
     #[serde(default)]
     pub ended_ns: Option<Timestamp>,
-    /// The time before which the wait cannot end, where that is known.
+    /// Earliest end of the wait, where known.
     #[serde(default)]
     pub until_ns: Option<Timestamp>,
-    /// The reason with its figures, and how it ends, as far as that is known.
+    /// The reason with its figures and, as far as known, its end.
     pub text: String,
 }
 
-/// A decision that was made last, and how often it was made, as far back as it is remembered.
+/// The last decision of a reason on an instance, and the count of such decisions since the daemon began to remember them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Decision {
-    /// The last of them.
+    /// The last decision.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Their number.
+    /// The number of decisions.
     pub count: u64,
 }
 
-/// A reason with its figures; and the time before which it cannot end.
+/// A reason, its figures, and its earliest end.
 type Cause = (Reason, String, Option<Timestamp>);
 
-/// The name, the process and the tenant of a client that was let in.
+/// The name, the process and the tenant of an admitted client.
 #[derive(Debug, Clone)]
 struct Known {
     name: String,
@@ -72,16 +72,16 @@ struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct Reasons {
     clients: BTreeMap<ClientId, Known>,
-    /// What the node has stated about a client (a debt) or a tenant (a limit), until it is over.
+    /// The node's statements about a client (a debt) or a tenant (a limit), until their end.
     stated: BTreeMap<(Wait, ClientId), Cause>,
-    /// Waits that clients have told and that last.
+    /// Present waits reported by clients.
     waits: BTreeMap<ClientId, Finding>,
-    /// The newest last.
+    /// The last decisions, the newest at the back.
     decisions: VecDeque<Decision>,
 }
 
 impl Reasons {
-    /// The node has handled an event with these actions. Gives what is to be journalled.
+    /// Takes the node's actions on an event, and returns the findings for the journal.
     pub(crate) fn observe(&mut self, now: Timestamp, node: &Node, actions: &[NodeAction]) -> Vec<Finding> {
         let mut found = Vec::new();
         for action in actions {
@@ -145,7 +145,7 @@ impl Reasons {
         found.extend(before.map(|before| Finding { ended_ns: Some(now), ..before }));
     }
 
-    /// The node has stated a wait of a client or a tenant.
+    /// Takes the node's statement about a wait of a client or a tenant.
     fn state(&mut self, now: Timestamp, of: ClientId, cause: Cause) {
         let Reason::Wait(wait) = cause.0 else { return };
         if self.stated.len() >= STATED {
@@ -177,12 +177,12 @@ impl Reasons {
         self.decisions.iter().rev().cloned().collect()
     }
 
-    /// What a client waits for now; `None` if it does not wait.
+    /// The reason for a client's wait now; `None` if the client does not wait.
     pub(crate) fn waits(&self, now: Timestamp, node: &Node, view: &ClientView) -> Option<Finding> {
-        // A holder that has asked for more is not held up by the node.
+        // The node does not hold up a token's holder, even if the holder has asked for more.
         let asked = view.waiting_since.filter(|_| !view.holds_token);
         let (since, cause) = match (asked, view.long_wait) {
-            // Only the process knows these.
+            // Only the process knows these waits.
             (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring), since))) => {
                 (since, (wait.into(), String::new(), None))
             }
@@ -196,7 +196,7 @@ impl Reasons {
         Some(finding(now, since, view.name.clone(), Some((view.client, view.pid)), cause))
     }
 
-    /// The rule that holds up a client which has asked for a token.
+    /// The rule by which a client waits for a token.
     fn cause(&self, now: Timestamp, node: &Node, view: &ClientView) -> Cause {
         let stated = |wait: Wait, of: ClientId| {
             let cause = self.stated.get(&(wait, of))?;

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
-/// Logs at `level` and above, or as `GSHARE_LOG` says. `trimmed`: standard error is a file for reading and appending, of which the last
-/// part is kept.
+/// Starts logging at `level` and above, or by `GSHARE_LOG`. `trimmed` states that standard error is a file for reading and appending, to
+/// be cut to its last part.
 pub fn start(level: &str, trimmed: bool) {
     let filter = EnvFilter::try_from_env("GSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let colour = io::stderr().is_terminal();
@@ -20,14 +20,14 @@ pub fn start(level: &str, trimmed: bool) {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour).init();
 }
 
-/// A file for reading and appending that stays below [`Trimmed::MOST`] bytes. Others that write to it, such as a panic of this process,
-/// go on doing so: it stays the same file.
+/// A file for reading and appending that stays below [`Trimmed::MOST`] bytes. It stays the same file, so other writers, such as a panic
+/// of this process, can go on writing to it.
 #[derive(Debug)]
 struct Trimmed(File);
 
 impl Trimmed {
     const MOST: u64 = 1 << 20;
-    /// How much is kept of a file that is full.
+    /// Bytes kept of a full file.
     const KEPT: u64 = Self::MOST / 2;
 
     fn trim(&mut self, length: u64) -> io::Result<()> {
@@ -65,7 +65,7 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// An error and its causes, each once: many errors of libraries say their cause in their own text too.
+/// An error and its causes, each once. Many errors of libraries repeat their cause in their own text.
 pub fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {

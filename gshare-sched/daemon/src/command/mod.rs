@@ -10,11 +10,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 
-/// Exit code of a daemon that a fault of its own has ended (`EX_SOFTWARE`).
+/// Exit code of a daemon after its own fault (`EX_SOFTWARE`).
 pub const FAULT: i32 = 70;
 
-/// From here on a panic of any thread ends the process, with one line. A daemon whose books are broken must not go on, nor be
-/// there without one of its threads; the next one hears from its clients what they hold and have used.
+/// Makes a panic of any thread end the process with one line. A daemon with broken books, or without one of its threads, must
+/// not go on. The next daemon hears from its clients about their holdings and their use.
 pub fn end_on_panic() {
     std::panic::set_hook(Box::new(|fault| {
         eprintln!("error: a fault of the daemon ends it: {}", fault.to_string().replace('\n', " "));
@@ -73,7 +73,7 @@ impl Options {
             config.metrics.clone_from(&self.metrics);
         }
         if let Some(dir) = &self.journal {
-            // Sizes and the rest of the file stay: defaults could delete files that it keeps.
+            // The other settings of the file stay, since a default `keep_files` could delete files it keeps.
             config.journal.get_or_insert_with(|| JournalConfig::new(dir)).dir.clone_from(dir);
         }
         Ok(config)
@@ -83,7 +83,7 @@ impl Options {
 /// Runs the daemon until a signal or its configuration ends it.
 ///
 /// # Errors
-/// When the configuration is refused, MPS is demanded and does not start, or the daemon cannot start or stops with an error.
+/// The configuration is refused, required MPS does not start, or the daemon cannot start or stops with an error.
 pub fn run(options: Options) -> anyhow::Result<()> {
     let config = options.load()?;
     if options.check {
@@ -92,7 +92,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
     }
     end_on_panic();
     let mps = start_mps(config.mps)?;
-    // Before the daemon is there: a signal that comes between must not be lost.
+    // The handlers come before the daemon, so that no signal is lost in between.
     let signals = Signals::new([SIGHUP, SIGTERM, SIGINT])?;
     let daemon = Daemon::new(config)?;
     let handle = daemon.handle();
@@ -126,7 +126,7 @@ fn watch_signals(mut signals: Signals, options: &Options, handle: &Handle) {
     }
 }
 
-/// Starts MPS as configured; gives it back if it is to be stopped with the daemon.
+/// Starts MPS as configured. Returns MPS if it must be stopped with the daemon.
 fn start_mps(mode: MpsMode) -> anyhow::Result<Option<Mps>> {
     let started = match (mode, Mps::find()) {
         (MpsMode::Off, _) => return Ok(None),
@@ -178,7 +178,7 @@ mod tests {
         let admin = |file: &str| loaded(file, &["--socket", "/run/b.sock"]).admin_socket();
         assert_eq!(admin("admin_socket = '/run/own.sock'"), Path::new("/run/own.sock"));
         assert_eq!(admin("socket = '/run/a.sock'"), Path::new("/run/b-admin.sock"));
-        // Also one that is where it would have been by itself.
+        // An admin socket set to the default path stays too.
         let beside = "socket = '/run/a.sock'\nadmin_socket = '/run/a-admin.sock'";
         assert_eq!(admin(beside), Path::new("/run/a-admin.sock"));
     }

@@ -12,7 +12,7 @@ fn everything_has_a_default_and_the_example_is_a_configuration() {
     assert_eq!(config.admin_socket(), Path::new("/run/gshare/gshare-admin.sock"));
     let example = include_str!("../../dist/gshared.toml");
     assert!(Config::parse(example).is_ok());
-    // Lines that are commented out in the example must be right too.
+    // The commented-out lines of the example must be valid too.
     let all: String = example
         .lines()
         .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line))
@@ -61,7 +61,7 @@ fn a_class_is_read_as_it_is_printed_and_a_bad_one_names_the_client_and_the_bound
     let tolerant = class("quota = '0.3:0.8'\nclass = 'slo-sensitive:30'");
     assert_eq!(tolerant, ServiceClass::slo_sensitive(30));
     assert_eq!(class("quota = 0.3\nclass = 'slo-sensitive'"), Some(ServiceClass::SLO_SENSITIVE));
-    // The example says what is in force.
+    // The example states the built-in default.
     let percent = ServiceClass::SLO_SENSITIVE.to_string();
     let says = format!("{} if left\n", percent.strip_prefix("slo-sensitive:").unwrap());
     assert!(include_str!("../../dist/gshared.toml").contains(&says), "{says}");

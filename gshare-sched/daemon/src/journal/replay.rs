@@ -1,4 +1,4 @@
-//! Replay of a journal: the same node, told the same events at the same times.
+//! Replay of a journal: an equal node handles the same events at the same times.
 
 use super::{Line, VERSION, digest};
 use gshare_core::{Engine as _, Timestamp};
@@ -9,7 +9,7 @@ use gshare_sched::token::{MultiToken, MultiTokenConfig};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// Another version of the format.
+    /// The journal has another version of the format.
     #[error(
         "the journal has version {found}, and this program replays version {VERSION}: use the release that wrote it"
     )]
@@ -17,21 +17,21 @@ pub enum ReplayError {
         /// The version in the header.
         found: u32,
     },
-    /// A file that does not begin with a header.
+    /// The file does not begin with a header.
     #[error("does not begin with a journal's header")]
     NoHeader,
-    /// The daemon had a token scheduler that is not described in the header.
+    /// The daemon's token scheduler was the host's own, so the header does not describe it.
     #[error("its token scheduler was the host's own")]
     OwnScheduler,
-    /// A line that is not what it should be.
+    /// A line, or the header, has no valid content.
     #[error("cannot be read: {0}")]
     Line(#[from] serde_json::Error),
-    /// A setting that is out of its bounds.
+    /// A setting in the header is out of its bounds.
     #[error("{0}")]
     Config(String),
 }
 
-/// A node that a journal is told to.
+/// A node under the events of a journal.
 #[derive(Debug)]
 pub struct Replay {
     node: Node,
@@ -44,19 +44,19 @@ pub struct Replay {
 pub struct Replayed<'a> {
     /// The time of the event.
     pub now: Timestamp,
-    /// The orders of the node; empty if it refused the event.
+    /// The node's actions; empty if the node refused the event.
     pub actions: &'a [NodeAction],
-    /// Whether it refused the event.
+    /// Whether the node refused the event.
     pub refused: bool,
-    /// Whether the outcome is the recorded one; `None` where none is recorded.
+    /// Whether the outcome equals the recorded outcome; `None` where the line has no outcome.
     pub same: Option<bool>,
 }
 
 impl Replay {
-    /// A node as it was when a run began.
+    /// A node in the state at the beginning of a run.
     ///
     /// # Errors
-    /// A header of another version, or of a scheduler that cannot be built again.
+    /// The line is no header, has another version or bad settings, or names no scheduler that can be built again.
     pub fn new(header: &Line) -> Result<Self, ReplayError> {
         let version = header.journal.ok_or(ReplayError::NoHeader)?;
         if version != VERSION {
@@ -73,15 +73,15 @@ impl Replay {
         Ok(Self { node, actions: Vec::new() })
     }
 
-    /// The node, as it is after the last line.
+    /// The node in the state after the last line.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Tells the node a line; `None` if the line has no event.
+    /// Has the node handle the event of a line; `None` if the line has no event.
     ///
     /// # Errors
-    /// An event that this version does not know.
+    /// The event is unknown to this version.
     pub fn line(&mut self, line: &Line) -> Result<Option<Replayed<'_>>, ReplayError> {
         let (Some(now), Some(event)) = (line.now_ns, line.event()?) else { return Ok(None) };
         Ok(Some(self.event(Timestamp::from_nanos(now), event, line)))

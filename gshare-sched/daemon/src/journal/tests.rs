@@ -35,7 +35,7 @@ fn flushed_lines_are_there_without_a_finish() {
         journal.event(at(n), &asked(n));
         journal.flush(at(n));
     }
-    // As a kill would leave it: no finish, no drop.
+    // A kill leaves the journal without `finish` and without a drop.
     std::mem::forget(journal);
     assert_eq!(lines(&segments(dir.path()).unwrap()[0])[0].epoch, Some(7));
     assert!(events(dir.path()).into_iter().eq((0..count).map(asked)));
@@ -84,8 +84,8 @@ fn only_files_of_a_daemon_are_deleted() {
     assert!(number_of(&file_name(7, 1_000_000)) > number_of(&file_name(7, 999_999)));
 }
 
-/// The daemon's runs were numbered by the wall clock: after it was set back, the live file sorted before the old ones and
-/// was deleted as the oldest.
+/// The wall clock once numbered the daemon's runs: after the clock was set back, the live file sorted before the old files and was
+/// deleted as the oldest.
 #[test]
 fn a_clock_set_back_does_not_cost_the_live_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn refused_events_do_not_push_history_out() {
     journal.handled(at(0), &[]);
     for n in 1..=100_000 {
         journal.event(at(n), &stale(n));
-        // Events that the node refuses, and events that it notes as without effect.
+        // The node refuses half of the events and notes the other half as without effect.
         match n % 2 {
             0 => journal.refused(at(n)),
             _ => journal.handled(at(n), &[NodeAction::Note(Note::NoEffect)]),
@@ -150,7 +150,7 @@ fn a_full_disk_is_reported_and_the_journal_goes_on_when_there_is_room() {
     let mut journal = create(&config(dir.path(), 1 << 20, 9), 7);
     journal.event(at(1), &asked(1));
     journal.flush(at(1));
-    // Each write to this device fails as on a full disk.
+    // Each write to this device fails, as on a full disk.
     journal.segment.as_mut().unwrap().file = File::options().write(true).open("/dev/full").unwrap();
     for n in 2..5 {
         journal.event(at(n), &asked(n));
@@ -222,7 +222,7 @@ fn an_event_has_the_digest_of_what_was_done_about_it() {
     assert_eq!(events(dir.path()), [asked(1), asked(2), asked(3)]);
 }
 
-/// The file took every write, though no name led to it any more: nothing was counted, and nothing was written again.
+/// A file without a name still took every write, so no event counted as lost, and the journal did not start again.
 #[test]
 fn a_folder_that_is_removed_is_noticed_and_written_again() {
     let dir = tempfile::tempdir().unwrap();

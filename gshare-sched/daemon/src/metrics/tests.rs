@@ -56,7 +56,7 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     };
     observe(at(0), &used(0, UseState::Wants), &[]);
     observe(at(30), &TokenEvent::DeadlineReached, &[allow(10)]);
-    // Used 15 ms of 10, and asks for more: granted 2 ms later.
+    // The client has used 15 ms of 10 ms and asks for more. The grant comes 2 ms later.
     observe(at(50), &used(15, UseState::Wants), &[]);
     observe(at(52), &TokenEvent::DeadlineReached, &[allow(25)]);
     observe(at(60), &used(19, UseState::Idle), &[]);
@@ -84,7 +84,7 @@ fn a_lost_device_is_told_by_its_uuid_and_unknown_health_is_not_told() {
     assert_eq!(lost(&metrics.encode(&snapshot), "MIG-1"), None);
     snapshot.lost = Some(Vec::new());
     assert_eq!(lost(&metrics.encode(&snapshot), "MIG-1").as_deref(), Some("0"));
-    // A GPU of the node that no client has used yet counts as well.
+    // An unused GPU of the node counts as well.
     let gone = ["MIG-1", "GPU-2"]
         .map(|uuid| LostDevice { uuid: uuid.to_owned(), why: "fell off the bus".to_owned() });
     snapshot.lost = Some(gone.to_vec());

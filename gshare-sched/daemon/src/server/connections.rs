@@ -1,4 +1,4 @@
-//! The connections of hooked processes: accepted within bounds, read one frame at a time, written without waiting.
+//! The connections of hooked processes. The daemon accepts them within bounds, reads one frame at a time and writes without waiting.
 
 use crate::config::Strangers;
 use crate::crowd::admits;
@@ -17,14 +17,14 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
 
-/// Most frames that wait for one peer to read. 64: a peer that is this far behind has stopped reading, for the kernel
-/// has buffered some 200 before.
+/// Most frames queued for one peer. A peer 64 frames behind has stopped reading, for the kernel has buffered some 200 frames
+/// before.
 const MAX_QUEUE: usize = 64;
-/// How long a peer may take to say Hello.
+/// Longest time from a peer's connection to its Hello.
 pub(super) const HELLO_PATIENCE: Duration = Duration::from_millis(5_000);
-/// How long the listener rests when the system has no descriptors left.
+/// Rest of the listener when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Kinds of readiness events of a connection: a frame, or the end of its process. See [`LISTENER`].
+/// Subjects of a connection's readiness events: a frame, or the end of its process. See [`LISTENER`].
 pub(super) const FRAME: u64 = 2;
 pub(super) const PROCESS: u64 = 3;
 
@@ -32,8 +32,8 @@ fn data_of(id: ConnId, tag: u64) -> u64 {
     tag << 56 | u64::from(id.generation() & 0xff_ffff) << 32 | u64::from(id.slot())
 }
 
-/// The connection that an event is about, if it is still there. Of its generation the lower bits do: a stale event is not
-/// older than a batch.
+/// The connection of a readiness event, if it is still open. The lower bits of its generation suffice, since a stale event is at
+/// most one batch old.
 pub(super) fn conn_of<T>(conns: &Slots<ConnId, T>, data: u64) -> Option<ConnId> {
     #[expect(clippy::cast_possible_truncation, reason = "the fields of the integer")]
     let (slot, bits) = (data as u32, (data >> 32) as u32 & 0xff_ffff);
@@ -43,20 +43,21 @@ pub(super) fn conn_of<T>(conns: &Slots<ConnId, T>, data: u64) -> Option<ConnId> 
 #[derive(Debug)]
 pub(super) struct Conn {
     socket: OwnedFd,
-    /// The process, once it has said Hello.
+    /// The pidfd of the process, after its Hello.
     process: Option<OwnedFd>,
     peer: Peer,
     received: Sequence,
     sent: Sequence,
-    /// Frames that the kernel had no room for.
+    /// Frames for which the kernel had no room.
     queue: VecDeque<Box<[u8]>>,
     pub(super) greeted: bool,
-    /// An Attach that waits for what the driver knows of its device. What came after it waits in the socket.
+    /// An Attach until the driver's answer about its device. Later frames wait in the socket.
     attaching: Option<ToDaemon>,
 }
 
 impl Conn {
-    /// Tells a peer of another version what to upgrade. The frame of a refusal is the same in all versions but for its first byte.
+    /// Tells a peer of another version to upgrade the older side. A refusal has the same frame in all versions, except for the
+    /// first byte.
     fn refuse_version(&mut self, version: u8) {
         let text = format!(
             "the hook speaks version {version} and the daemon version {VERSION}: upgrade the older one"
@@ -77,14 +78,14 @@ impl Daemon {
         let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Would be ready again at once: rest, so that clients which are in are served.
+                // The listener would be ready again at once. It rests, so the daemon can serve the connected clients.
                 self.resume_accept = Some(now.saturating_add(ACCEPT_PAUSE));
                 let data = epoll::EventData::new_u64(LISTENER << 56);
                 let _ = epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty());
                 self.metrics.dropped(RefusalCode::Full);
                 return;
             }
-            // The peer is gone already, or another thread of a host took it.
+            // The peer is gone already, or another thread of the host has taken the connection.
             Err(_) => return,
         };
         self.metrics.connects.inc();
@@ -93,7 +94,7 @@ impl Daemon {
             tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
             self.frame.clear();
             let refused = match self.config.strangers {
-                // Before Hello nothing is known of limits: those of the process hold.
+                // Before Hello the daemon knows no limits, so the process keeps its own limits.
                 Strangers::Run => ToClient::Unserved { code, text, spec: None },
                 Strangers::Refuse => ToClient::Refused { code, text },
             };
@@ -131,7 +132,7 @@ impl Daemon {
         }
     }
 
-    /// Whether this user may have another connection, or the refusal.
+    /// Allows a user another connection, or gives the refusal.
     fn admit(&self, uid: u32) -> Result<(), (RefusalCode, String)> {
         if !self.access.allows(uid) {
             return Err((
@@ -157,7 +158,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes a connection out of the books.
+    /// Removes a connection and its count for the user.
     fn forget(&mut self, id: ConnId) {
         let uid = self.conns.remove(id).expect("a connection ends once").peer.uid;
         let count = self.users.get_mut(&uid).expect("its user has one");
@@ -176,13 +177,13 @@ impl Daemon {
         }
     }
 
-    /// Takes one frame of a connection, or closes it at its end. `false`: there was none, or it waits behind an Attach.
+    /// Takes one frame of a connection, or closes the connection at its end. `false`: no frame was there, or an Attach holds it back.
     pub(super) fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.attaching.is_none()) else { return false };
         let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return false,
-            // The peer closed, or is gone.
+            // The peer closed the connection, or is gone.
             Ok(_) | Err(_) => {
                 self.close(now, id);
                 return false;
@@ -217,7 +218,7 @@ impl Daemon {
         true
     }
 
-    /// Tells the node what a peer says.
+    /// Tells the node a frame of a peer.
     fn hear(&mut self, now: Timestamp, id: ConnId, frame: ToDaemon) {
         let peer = self.conns.get(id).expect("a frame has a connection").peer;
         let event = NodeEvent::Received { conn: id, peer, frame };
@@ -228,7 +229,7 @@ impl Daemon {
         }
     }
 
-    /// Has the driver asked about a device before the node hears of it from a process. Only this connection waits for the answer.
+    /// Asks the driver about a device before the node hears of the device from a process. Only this connection waits for the answer.
     fn look_up(&mut self, now: Timestamp, id: ConnId, device: DeviceUuid, attach: ToDaemon) {
         let asked = self.questions.as_ref().is_some_and(|questions| questions.send((id, device)).is_ok());
         match self.conns.get_mut(id).filter(|_| asked) {
@@ -240,7 +241,7 @@ impl Daemon {
         }
     }
 
-    /// The driver has answered: the connection that waited goes on.
+    /// Resumes a connection after the driver's answer about its device.
     pub(super) fn found(&mut self, now: Timestamp, id: ConnId, fact: Option<DeviceFact>) {
         if let Some(DeviceFact { uuid, memory }) = fact.filter(|fact| self.known.insert(fact.uuid)) {
             self.tell(now, NodeEvent::DeviceFound { uuid, memory });
@@ -255,10 +256,10 @@ impl Daemon {
         self.hear(now, id, attach);
     }
 
-    /// Watches the process behind a connection: a forked child would keep the socket open after its death.
+    /// Watches the process behind a connection, since a forked child can keep the socket open after the process's death.
     fn watch(&mut self, id: ConnId) {
         let conn = self.conns.get_mut(id).expect("a connection that says Hello is there");
-        // Not ours to see in another pid namespace; the end of the connection must do then.
+        // A process in another pid namespace may be invisible. Its connection's end must suffice then.
         let Some(pid) = Pid::from_raw(conn.peer.pid) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         if epoll::add(&self.epoll, &process, Self::data(id, PROCESS), epoll::EventFlags::IN).is_ok() {
@@ -272,7 +273,7 @@ impl Daemon {
         }
     }
 
-    /// Ends a connection, if it is there, and counts why.
+    /// Ends a connection, if it is open, and counts the reason.
     pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: impl Into<Reason>) {
         if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
@@ -280,7 +281,7 @@ impl Daemon {
         }
     }
 
-    /// Sends without waiting; `false` when the peer is too far behind.
+    /// Sends a frame without waiting; `false` if the peer is too far behind.
     fn send(&mut self, id: ConnId, message: &ToClient) -> bool {
         self.node.write_journal();
         let Some(conn) = self.conns.get_mut(id) else { return true };
@@ -289,7 +290,7 @@ impl Daemon {
         if conn.queue.is_empty() {
             match send(&conn.socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
-                // Sent; or the peer is gone, and the kernel will say so.
+                // The frame is sent, or the peer is gone and the kernel will report its end.
                 _ => return true,
             }
             let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
@@ -302,7 +303,7 @@ impl Daemon {
         true
     }
 
-    /// Sends what waits; `false` when the connection is closed.
+    /// Sends the queued frames; `false` if the connection is closed.
     fn flush(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return false };
         while let Some(frame) = conn.queue.front() {
@@ -316,10 +317,10 @@ impl Daemon {
         true
     }
 
-    /// Forgets a connection, and tells the node.
+    /// Closes a connection, and tells the node if the peer has said Hello.
     pub(super) fn close(&mut self, now: Timestamp, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
-        // A descriptor that is closed leaves the epoll set by itself, unless a forked child holds it too.
+        // A closed descriptor leaves the epoll set by itself, unless a forked child holds the socket too.
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let greeted = conn.greeted;
         self.forget(id);
@@ -334,7 +335,7 @@ impl Daemon {
 mod tests {
     use super::*;
 
-    /// The generation of a slot has more bits than an event has room for.
+    /// A slot's generation has more bits than a readiness event can hold.
     #[test]
     fn a_slot_is_heard_however_often_it_was_used() {
         for generation in [0, 7, 0xff_ffff, 1 << 24, (1 << 24) + 7, u32::MAX] {
