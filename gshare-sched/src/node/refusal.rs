@@ -50,7 +50,7 @@ pub enum Refusal {
     /// A second client of one process on one device.
     #[error("{0} is attached already")]
     AttachedAlready(DeviceUuid),
-    /// A spec beyond the device.
+    /// A spec too large for the device.
     #[error("{0}")]
     BadSpec(SpecError),
     /// A process with more allocated memory, by its own statement, than the device has.
@@ -81,7 +81,7 @@ pub enum Refusal {
         /// The sum of the requests of absent listed names.
         reserved: Percent,
     },
-    /// The configured number of clients is reached.
+    /// The configured number of clients or of instances is reached.
     #[error("{limit} {what} are served already (max_clients)")]
     Full {
         /// The limited things, in the plural.
