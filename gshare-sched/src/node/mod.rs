@@ -547,7 +547,7 @@ impl Engine for Node {
     }
 }
 
-/// The client in whose name a frame speaks.
+/// The client named by a frame.
 fn client_of(frame: &ToDaemon) -> Option<ClientId> {
     match *frame {
         ToDaemon::Detach { client }
