@@ -1,9 +1,9 @@
 //! Vertical scaling on a node: the co-scaler's tokens as shares of the token engine.
 //!
 //! # Problem
-//! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms, but clients hold time from the token engine. So
-//! its orders become shares: a client with 1,500 of 5,000 tokens has a limit of 30 % from that moment on. The token engine
-//! and the hooks enforce this limit like every other share.
+//! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms, but clients hold time from the token engine. Its orders
+//! therefore become shares: a client with 1,500 of 5,000 tokens has a limit of 30 % from this moment on. The token engine and the hooks
+//! enforce this limit like every other share.
 //!
 //! # Rules
 //! 1. Only clients with a class take part; all other clients keep their share. The shares of the clients with a class may
@@ -157,8 +157,8 @@ impl Scaling {
             .is_ok()
     }
 
-    /// Ends the period and appends the changed shares, the smaller ones first. `used` gives the time of each client since it
-    /// came, and whether the client waits for a token.
+    /// Ends the period and appends the changed shares, the shrinking shares first. `used` gives the time of each client since it came, and
+    /// whether the client waits for a token.
     pub(super) fn period(
         &mut self,
         now: Timestamp,

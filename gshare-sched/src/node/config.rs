@@ -1,4 +1,4 @@
-//! The configuration of a node: its limits, its devices, and the share that is promised to each name.
+//! The configuration of a node: its limits, its devices, and the share promised to each name.
 
 use super::printable::{is_printable, printable};
 use super::time_admission;
@@ -13,34 +13,34 @@ gshare_core::config! {
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
     pub struct NodeConfig {
-        /// Most clients (process, GPU) and most instances on GPUs at a time; 1 to 2^20. 1024: more than a node's GPUs serve.
+        /// The most clients (process, GPU) and the most instances on GPUs at a time; 1 to 2^20. 1024: more than a node's GPUs serve.
         pub max_clients: u32 = 1024, with_max_clients;
-        /// Whether a client that is not listed gets the share that its process asks for. True.
+        /// Whether an unlisted client gets the share its process asks for. True.
         pub allow_unlisted: bool = true, with_allow_unlisted;
-        /// Whether a process that is refused may run all the same, within the limits that it would have had. False.
+        /// Whether a refused process may run all the same, within the limits it would have had. False.
         pub refused_run: bool = false, with_refused_run;
-        /// Most GPU time that a client should have in flight; more than 0. 5 ms: half a token.
+        /// The most GPU time a client should have in flight; more than 0. 5 ms: half a token.
         #[cfg_attr(feature = "serde", serde(rename = "in_flight_ns"))]
         pub in_flight: Duration = Duration::from_millis(5), with_in_flight;
-        /// Memory of each device that is not handed out. 0.
+        /// The memory of each device withheld from clients. 0.
         #[cfg_attr(feature = "serde", serde(rename = "memory_headroom_bytes"))]
         pub memory_headroom: Bytes = Bytes::ZERO, with_memory_headroom;
-        /// Most overuse that is kept of an instance that left; that of the token scheduler. 10 s.
+        /// The most overuse kept of a departed instance, equal to the token scheduler's bound on overuse. 10 s.
         #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
         pub max_debt: Duration = Duration::from_secs(10), with_max_debt;
-        /// True if processes may still be there that another daemon served before: their memory is kept for them until they
-        /// had the time to come back ([`SETTLE`](super::SETTLE)). True. A daemon that knows of no predecessor says false, and the first
-        /// allocation under it does not wait. A reload leaves it as it is.
+        /// Whether processes of an earlier daemon may still be there. Their memory is then kept for them until they had the time to come
+        /// back ([`SETTLE`](super::SETTLE)). True. A daemon without a known predecessor says false, and its first allocation does not
+        /// wait. A reload leaves the field as it is.
         pub predecessor: bool = true, with_predecessor;
-        /// The devices of the node. Empty: each device that a client attaches to is learned.
+        /// The devices of the node. Empty: the node learns each device from the first client on it.
         pub devices: Vec<DeviceConfig> = Vec::new(), with_devices;
-        /// Listed names, and what is promised to each.
+        /// The listed names with their settings.
         pub clients: BTreeMap<String, ClientConfig> = BTreeMap::new(), with_clients;
     }
 }
 
-/// Number of devices for which a node of `max_clients` clients needs schedulers: a client may bring one of its own. 64 at least,
-/// and at most the 4,096 that schedulers take.
+/// The number of devices for which a node of `max_clients` clients needs schedulers, since each client may bring a device of its own.
+/// At least 64, and at most 4,096, the bound of the schedulers.
 pub const fn max_gpus(max_clients: u32) -> u32 {
     match max_clients {
         ..64 => 64,
@@ -53,9 +53,9 @@ pub const fn max_gpus(max_clients: u32) -> u32 {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceConfig {
-    /// UUID, as `nvidia-smi -L` prints it.
+    /// The UUID, as `nvidia-smi -L` prints it.
     pub uuid: DeviceUuid,
-    /// Its memory; `None`: as the driver says, or where that is not known its first client.
+    /// The device's memory; `None`: the driver's figure, or the first client's where the driver gives none.
     #[cfg_attr(feature = "serde", serde(default, rename = "memory_bytes"))]
     pub memory: Option<Bytes>,
 }
@@ -65,13 +65,13 @@ pub struct DeviceConfig {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// The share, in place of the one that its processes ask for; `None`: the name is not listed, and has what they ask for.
+    /// The share, in place of the request of the processes; `None`: the name is not listed, and gets the request.
     pub spec: Option<ResourceSpec>,
-    /// The class, in place of the one that its processes say; `None`: as they say.
+    /// The class, in place of the class stated by the processes; `None`: the stated class.
     pub class: Option<ServiceClass>,
-    /// The only user who may use the name; `None`: the first one, while its processes live.
+    /// The only user of the name; `None`: the user of the first process, while the processes live.
     pub user: Option<u32>,
-    /// The only device on which its request is reserved; `None`: on all.
+    /// The only device with a reservation for the request; `None`: all devices have one.
     pub device: Option<DeviceUuid>,
 }
 
@@ -83,7 +83,7 @@ gshare_core::with_fields!(ClientConfig {
 });
 
 impl NodeConfig {
-    /// The settings of `name`; the defaults if the name is not listed.
+    /// The settings of `name`; the defaults if no settings are listed.
     pub(super) fn of(&self, name: &str) -> ClientConfig {
         self.clients.get(name).copied().unwrap_or_default()
     }
@@ -91,7 +91,7 @@ impl NodeConfig {
     /// Checks every field against its bounds.
     ///
     /// # Errors
-    /// The first field that is out of its bounds.
+    /// The first field out of its bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let most = 1 << 20;
         if !(1..=most).contains(&self.max_clients) {
@@ -121,7 +121,7 @@ impl NodeConfig {
         self.check_requests()
     }
 
-    /// Checks what the configuration promises to one name.
+    /// Checks the settings of one name.
     fn check_client(&self, name: &str, client: &ClientConfig) -> Result<(), ConfigError> {
         let field = |key: &str| format!("client `{name}`: {key}");
         if let Some(uuid) = client.device
@@ -135,7 +135,7 @@ impl NodeConfig {
             let bound = "need a quota with a request above 0, a guaranteed share to come back to";
             return Err(ConfigError::new(field("class"), "slo-sensitive", bound));
         }
-        // A name may come to any device that it does not name: the others refuse it when it attaches.
+        // A name without a device may come to any device, and the smaller devices refuse it when it attaches.
         let usable = self.devices.iter().filter(|device| client.device.is_none_or(|own| own == device.uuid));
         let sizes: Option<Vec<Bytes>> = usable.map(|device| device.memory).collect();
         if let (Some(memory), Some(most)) = (spec.memory(), sizes.and_then(|sizes| sizes.into_iter().max()))
@@ -150,13 +150,13 @@ impl NodeConfig {
         Ok(())
     }
 
-    /// Checks on each device that the requests reserved there can be met together.
+    /// Checks for each device whether the requests reserved there can be met together.
     fn check_requests(&self) -> Result<(), ConfigError> {
         let named = self.clients.values().filter_map(|client| client.device);
         let mut uuids: BTreeSet<_> =
             named.chain(self.devices.iter().map(|device| device.uuid)).map(Some).collect();
         if self.devices.is_empty() {
-            // A device that no entry names.
+            // A device without an entry.
             uuids.insert(None);
         }
         for uuid in uuids {
@@ -166,7 +166,7 @@ impl NodeConfig {
         Ok(())
     }
 
-    /// The listed names whose requests are reserved on a device, and their shares. `None`: a device that no entry names.
+    /// The listed names with a reservation on a device, and their shares. `None`: a device without an entry.
     pub(super) fn reserved_on(&self, uuid: Option<DeviceUuid>) -> impl Iterator<Item = (&str, Share)> {
         let here = move |client: &ClientConfig| client.device.is_none() || client.device == uuid;
         self.clients.iter().filter(move |(_, client)| here(client)).filter_map(|(name, client)| {
@@ -174,7 +174,7 @@ impl NodeConfig {
         })
     }
 
-    /// Checks that `new` differs only in what may change while the node runs.
+    /// Refuses `new` if a field differs that is fixed while the node runs.
     pub(super) fn check_live(&self, new: &Self) -> Result<(), ConfigError> {
         new.check()?;
         let keys: [(&str, &dyn fmt::Debug, &dyn fmt::Debug); 3] = [

@@ -14,7 +14,7 @@
 //! No process waits longer than [`MAX_WAIT`], 100 s: overuse beyond this time is forgiven. The engine carries at most 10 s
 //! of overuse, so limits of 10 % and more are held in full.
 //!
-//! While a process of the instance is there, its account in the engine goes on, and all its processes are under it.
+//! While any process of the instance is there, its account in the engine goes on and covers all its processes.
 //!
 //! # Cost
 //! One entry per user, name and device in debt, at most as many as the daemon has clients; the smallest goes first.

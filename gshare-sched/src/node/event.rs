@@ -1,4 +1,4 @@
-//! The events that a node is told, and its answers: actions, notes for observers, errors.
+//! The events of a node, and its answers: actions, notes for observers, and errors.
 
 use super::{NodeConfig, Refusal};
 use gshare_core::reason::Wait;
@@ -8,50 +8,50 @@ use gshare_core::{
     Timestamp, TokenAction, TokenError, TokenEvent,
 };
 
-/// The process at the other end of a connection, as the kernel says.
+/// The process at the other end of a connection, as the kernel states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Peer {
-    /// Its process; 0 where its PID namespace cannot be seen from here.
+    /// The process number; 0 if its PID namespace cannot be seen from here.
     pub pid: i32,
-    /// Its user.
+    /// The user of the process.
     pub uid: u32,
 }
 
-/// The event itself.
+/// An input of the node: a frame, a change of its surroundings, or a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum NodeEvent {
-    /// A frame came. A connection is known from its accepted Hello on.
+    /// A frame arrived. The node knows a connection from its accepted Hello on.
     Received {
-        /// On which connection.
+        /// The connection of the frame.
         conn: ConnId,
-        /// The process that sent it.
+        /// The sender.
         peer: Peer,
         /// The message; serialised as the hexadecimal digits of its wire encoding with sequence number 0.
         #[cfg_attr(feature = "serde", serde(with = "to_daemon_hex"))]
         frame: ToDaemon,
     },
-    /// A connection is gone, or its process is, or the host has carried out a [`NodeAction::Drop`].
+    /// A connection or its process is gone, or the host has carried out a [`NodeAction::Drop`].
     Closed {
-        /// The connection that is gone.
+        /// The closed connection.
         conn: ConnId,
     },
-    /// Another configuration from now on.
+    /// Another configuration is in force from now on.
     Reloaded {
-        /// The new one.
+        /// The new configuration.
         config: Box<NodeConfig>,
     },
-    /// The driver knows a device of the node. Told before a process attaches to it, or when the driver comes up.
+    /// The driver knows a device of the node. The host says so before a process attaches to the device, or when the driver comes up.
     DeviceFound {
-        /// Its UUID, written as the driver does.
+        /// The device's UUID, in the driver's spelling.
         uuid: DeviceUuid,
-        /// Its memory.
+        /// The device's memory.
         memory: Bytes,
     },
-    /// The operator asks what all clients use of their memory.
+    /// The operator asks for the memory in use by all clients.
     UseAsked {
         /// The host's number of the question; [`NodeAction::UseKnown`] repeats it.
         question: u32,
@@ -60,29 +60,28 @@ pub enum NodeEvent {
     DeadlineReached,
 }
 
-/// An order for the host. Orders are carried out in the order given.
+/// An order for the host, which carries out its orders in sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 pub enum NodeAction {
     /// Send a frame.
     Send {
-        /// On which connection.
+        /// The connection of the frame.
         conn: ConnId,
         /// The frame; serialised as the hexadecimal digits of its wire encoding with sequence number 0.
         #[cfg_attr(feature = "serde", serde(serialize_with = "to_client_hex::serialize"))]
         frame: ToClient,
     },
-    /// Close the connection after what was sent before, and report that as [`NodeEvent::Closed`].
+    /// Close the connection after all earlier frames are sent, and report [`NodeEvent::Closed`].
     Drop {
         /// The connection to close.
         conn: ConnId,
-        /// Why it is closed.
+        /// The reason for the peer.
         reason: RefusalCode,
     },
-    /// All answers about memory in use that will come are in: the question can be answered from
-    /// [`Node::clients`](super::Node::clients).
+    /// No more answers about memory in use will come: the host can now answer the question from [`Node::clients`](super::Node::clients).
     UseKnown {
-        /// Which question.
+        /// The number of the question.
         question: u32,
     },
     /// A remark for observers (journal, metrics, log). A host need not do anything.
@@ -94,7 +93,7 @@ pub enum NodeAction {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "note", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Note {
-    /// The token scheduler has taken an event. Its orders follow, each as a [`Note::TokenOrder`].
+    /// The token scheduler has accepted an event. Its orders follow, each as a [`Note::TokenOrder`].
     TokenEvent {
         /// The event.
         token: TokenEvent,
@@ -108,130 +107,130 @@ pub enum Note {
     TokenRefused {
         /// The event.
         token: TokenEvent,
-        /// Why it was refused.
+        /// The reason for the refusal.
         fault: TokenFault,
     },
-    /// The event has changed nothing: a replay does not need it.
+    /// The event has changed nothing, so a replay does not need it.
     NoEffect,
     /// A process has attached to a device.
     Admitted {
-        /// Its connection.
+        /// The connection of the process.
         conn: ConnId,
-        /// Its name as the process knows it.
+        /// The client's id, as the process knows it.
         client: ClientId,
-        /// Its tenant: the client of the token scheduler.
+        /// The client's tenant, which is a client of the token scheduler.
         tenant: ClientId,
         /// The device.
         gpu: GpuId,
-        /// Name of its instance.
+        /// The name of the instance.
         name: String,
         /// The process.
         pid: i32,
     },
     /// A client has left a device.
     Left {
-        /// The client that left.
+        /// The departed client.
         client: ClientId,
-        /// Its tenant.
+        /// The client's tenant.
         tenant: ClientId,
     },
-    /// A process, or what it asked for, was refused.
+    /// The node has refused a process or one of its requests.
     Refused {
-        /// Its connection.
+        /// The connection of the process.
         conn: ConnId,
-        /// Name of its instance.
+        /// The name of the instance.
         name: String,
-        /// Why it was refused.
+        /// The reason for the refusal.
         refusal: Refusal,
     },
-    /// The connection broke the protocol and is dropped.
+    /// A connection has broken the protocol, and the node drops it.
     Violation {
-        /// Its connection.
+        /// The connection of the process.
         conn: ConnId,
-        /// Which rule was broken, for people.
+        /// The broken rule, as a text for people.
         what: &'static str,
     },
-    /// A launch of a client waits long, or waits for another reason, or does so no more.
+    /// A launch of a client begins a long wait, changes the reason for it, or ends it.
     Waiting {
         /// The client.
         client: ClientId,
-        /// The reason, as its process says; `None`: the wait is over.
+        /// The reason, as the process states it; `None`: the wait is over.
         reason: Option<Wait>,
     },
-    /// A client asked for a token and waits until the debt of its name is paid back.
+    /// A client has asked for a token, and waits until the debt of its name is paid.
     DebtWait {
-        /// The client that waits.
+        /// The waiting client.
         client: ClientId,
-        /// Until when.
+        /// The end of the wait.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
-        /// The overuse that is left.
+        /// The overuse still to be paid.
         #[cfg_attr(feature = "serde", serde(rename = "owed_ns"))]
         owed: Duration,
-        /// The share of time that pays it back.
+        /// The share of time by which the overuse is paid.
         limit: Quota,
     },
-    /// A tenant has reached its limit: no token before `until`.
+    /// A tenant has reached its limit and gets no token before `until`.
     Throttled {
-        /// Which tenant.
+        /// The throttled tenant.
         tenant: ClientId,
-        /// Until when.
+        /// The end of the wait.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
-        /// GPU time used in this window, overuse of earlier ones included.
+        /// GPU time used in this window, with the overuse of earlier windows.
         #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
         used: Duration,
-        /// Its limit.
+        /// The tenant's limit.
         limit: Quota,
-        /// The window.
+        /// The length of the window.
         #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
         window: Duration,
     },
-    /// A reservation of memory was denied.
+    /// The node has denied a reservation of memory.
     MemoryDenied {
-        /// The client that wanted it.
+        /// The client of the reservation.
         client: ClientId,
-        /// Bytes that it needs.
+        /// Bytes needed by the client.
         #[cfg_attr(feature = "serde", serde(rename = "asked_bytes"))]
         asked: Bytes,
-        /// Bytes that are free for it.
+        /// Bytes free for the client.
         #[cfg_attr(feature = "serde", serde(rename = "free_bytes"))]
         free: Bytes,
-        /// The limit that is in the way.
+        /// The kind of the limit in the way.
         of: MemoryBound,
-        /// The bound.
+        /// The size of the limit.
         #[cfg_attr(feature = "serde", serde(rename = "limit_bytes"))]
         limit: Bytes,
         /// Bytes held under that limit.
         #[cfg_attr(feature = "serde", serde(rename = "held_bytes"))]
         held: Bytes,
     },
-    /// The overuse of a tenant that left is kept for the next tenant of its name.
+    /// The overuse of a departed tenant stays as a debt for the next tenant of its name.
     DebtKept {
-        /// The tenant.
+        /// The departed tenant.
         tenant: ClientId,
-        /// Name of its instance.
+        /// The name of the instance.
         name: String,
         /// The overuse.
         #[cfg_attr(feature = "serde", serde(rename = "owed_ns"))]
         owed: Duration,
-        /// The share of time that pays it back.
+        /// The share of time by which the overuse is paid.
         limit: Quota,
     },
-    /// A tenant takes no part in vertical scaling: its share is fixed.
+    /// A tenant takes no part in vertical scaling, so its share is fixed.
     NotScaled {
-        /// The tenant that is not scaled.
+        /// The tenant with the fixed share.
         tenant: ClientId,
-        /// Name of its instance.
+        /// The name of the instance.
         name: String,
-        /// Its share.
+        /// The tenant's share.
         quota: QuotaRange,
-        /// Why it is not scaled.
+        /// The reason, from the vertical scaler.
         why: String,
     },
 }
 
-/// The limit that is in the way of a reservation.
+/// The kind of limit in the way of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -245,7 +244,7 @@ pub enum MemoryBound {
 /// Kinds of [`TokenError`], each with its short, fixed name.
 macro_rules! token_faults {
     ($($fault:ident $label:literal),+) => {
-        /// Why the token scheduler refused an event.
+        /// The reason of the token scheduler for refusing an event.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
         #[non_exhaustive]
@@ -281,27 +280,27 @@ token_faults!(
     TooManyClients "too_many_clients", UnknownGpu "unknown_gpu", BadShare "bad_share", TimeWentBack "time_went_back"
 );
 
-/// Why a node refused an event. Nothing changed.
+/// The reason of a node for refusing an event, which then has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// `now` is earlier than before.
+    /// `now` is earlier than at the event before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
-    /// A connection without an accepted Hello: `frame` is not one. The host drops the connection.
+    /// `frame` came on a connection without an accepted Hello, and is none itself. The host drops the connection.
     #[error("{conn} is unknown: {frame} before Hello")]
     UnknownConnection {
         /// The connection.
         conn: ConnId,
-        /// Name of the message, or `Closed`.
+        /// The name of the message, or `Closed`.
         frame: &'static str,
     },
-    /// A configuration that cannot be put in force.
+    /// The configuration cannot be put in force.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
-/// Frames as the hexadecimal digits of their wire encoding.
+/// The hexadecimal digits of a frame's wire encoding.
 #[cfg(feature = "serde")]
 fn hex_of(bytes: &[u8]) -> String {
     use std::fmt::Write as _;

@@ -1,9 +1,9 @@
 //! Questions to clients about the memory they use, with their answers and deadlines.
 //!
 //! # Problem
-//! A client gets memory in chunks and allocates from them, so the daemon knows the chunks but not the use. Only the client
-//! itself knows the difference, its **slack**. Two answers need it: a denial, since slack of idle clients could be called
-//! back first; and the view of an instance, which is exact to the byte.
+//! A client gets memory in chunks and allocates from them, so the daemon knows the chunks but not the use. Only the client itself knows
+//! the difference, its **slack**. Two answers need the slack: a denial, since the slack of idle clients could be called back first, and
+//! the view of an instance, which is exact to the byte.
 //!
 //! # Algorithm
 //! A **round** asks some clients at once. The round is over when each of them has answered or is gone, or after
@@ -85,8 +85,8 @@ impl Inquiries {
         Some((self.last, list))
     }
 
-    /// Queues a reservation behind another of the same client in a round. `None`: there is none in a round; `Some(false)`:
-    /// the queue is full.
+    /// Queues a reservation behind an earlier reservation of the client in a round. `None`: no reservation of the client is in a round;
+    /// `Some(false)`: the queue is full.
     pub(super) fn queue(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Option<bool> {
         let queue = self.queued.get_mut(&client)?;
         let fits = queue.len() < MAX_QUEUE;

@@ -1,8 +1,8 @@
 //! Memory accounts: the reservations of every client on every GPU.
 //!
 //! # Problem
-//! Two processes look at the free memory, both find enough, and both allocate: together they take too much. So memory is
-//! reserved here **before** it is allocated, and one ledger sees every reservation of the node.
+//! Two processes look at the free memory, both find enough, and both allocate: together they take too much. A process must therefore
+//! reserve memory here **before** it allocates, and one ledger sees every reservation of the node.
 //!
 //! # Terms
 //! - **device account**: the memory of all clients of one GPU; at most the device's, less a headroom for contexts and code.
@@ -10,25 +10,24 @@
 //! - **client account**: the memory of one process on one GPU; freed as a whole when the process dies.
 //!
 //! # Algorithm
-//! A reservation has a need (`bytes`) and a `wish`: with more than the need, a client serves small allocations without
-//! another question. The ledger gives `min(wish, free)` if `free` is at least `bytes`, else nothing. `free` is the smaller
-//! remainder of the tenant's and the device's limit. Example: limit 256 MiB, held 250 MiB,
-//! reserve(bytes 4 MiB, wish 16 MiB) gives 6 MiB; reserve(8 MiB) is denied with 6 MiB free.
+//! A reservation has a need (`bytes`) and a `wish`, since with more than the need a client serves small allocations without another
+//! question. The ledger gives `min(wish, free)` if `free` is at least `bytes`, else nothing. `free` is the smaller remainder of the
+//! tenant's and the device's limit. Example: with limit 256 MiB and 250 MiB held, reserve(bytes 4 MiB, wish 16 MiB) gives 6 MiB, and
+//! reserve(8 MiB) is denied with 6 MiB free.
 //!
-//! Without a daemon each process of an instance may hold its **part** of the limit and no more. Parts add up to the limit
-//! at most, so the limit holds without a daemon too. A part is the memory of its process and an even share of the free
-//! memory ([`parts`]). Parts are divided again when a process comes or goes, and when a grant passes the part of its
-//! process; smaller parts are sent before the grant. Example: limit 1 GiB, A holds 700 MiB, B nothing: parts are
-//! 862 and 162 MiB.
+//! Without a daemon each process of an instance may hold its **part** of the limit and no more. The parts add up to the limit at most, so
+//! the limit holds without a daemon too. A part is the memory of its process and an even share of the free memory ([`parts`]). The node
+//! divides the parts again when a process comes or goes, and when a grant passes the part of its process; smaller parts are sent before
+//! the grant. Example: with limit 1 GiB, A holding 700 MiB and B nothing, the parts are 862 and 162 MiB.
 //!
-//! After a reconnect a client states its memory again. Its tenant's account takes the figure as it is, even past a limit: the
-//! memory is allocated, and a refusal would not free it. The client gets nothing more until the account is below the limit
-//! again. The device's account takes no more of the figure than the tenant's limit leaves: a client that states more memory
-//! than it could have reserved is short of memory itself, and denies none to others.
+//! After a reconnect a client states its memory again. Its tenant's account takes the figure as it is, even past a limit, because the
+//! memory is allocated and a refusal would not free it. The client gets nothing more until the account is below the limit again. The
+//! device's account takes no more of the figure than the tenant's limit leaves: a client with an inflated statement runs short of memory
+//! itself, and takes none from others.
 //!
 //! # Invariants
-//! Each tenant's account is the sum of its clients', each device's the sum of what its clients hold less what they re-stated
-//! beyond their tenant's limit; no account passes its limit by a reservation.
+//! Each tenant's account is the sum of its clients' accounts. Each device's account is the same sum over its clients, less the memory
+//! re-stated beyond a tenant's limit. No account passes its limit by a reservation.
 //!
 //! # Cost
 //! Every operation is a few map look-ups in the number of tenants of one GPU.
@@ -70,7 +69,7 @@ pub(super) struct Ledger {
 pub(super) struct ClientAccount {
     tenant: Tenant,
     held: Bytes,
-    /// The part of it that the device's account has: all but what was re-stated beyond the tenant's limit.
+    /// The part of `held` in the device's account: all but the memory re-stated beyond the tenant's limit.
     counted: Bytes,
 }
 
@@ -97,7 +96,7 @@ impl Ledger {
         let within = allocated.min(self.tenant_free(tenant));
         self.add(&mut account, within);
         let beyond = allocated.saturating_sub(account.held);
-        // Sums stay sums, for claims of any size.
+        // The sums must not overflow, for claims of any size.
         let entry = self.tenants.entry(tenant).or_default();
         let beyond = beyond.min(Bytes(u64::MAX - entry.held.0));
         entry.held = entry.held + beyond;
@@ -179,7 +178,7 @@ impl Ledger {
 
     fn add(&mut self, account: &mut ClientAccount, bytes: Bytes) {
         let device = self.devices.entry(account.tenant.0).or_default();
-        // Only a stated account can be so large; the ledger cuts it, so sums stay sums.
+        // Only a stated account can be so large; the ledger cuts it, so no sum overflows.
         let bytes = bytes.min(Bytes(u64::MAX - device.held.0));
         device.held = device.held + bytes;
         let tenant = self.tenants.entry(account.tenant).or_default();
@@ -187,7 +186,7 @@ impl Ledger {
         (account.held, account.counted) = (account.held + bytes, account.counted + bytes);
     }
 
-    /// What the device's account does not have goes first.
+    /// Takes memory back, first the memory missing from the device's account.
     fn subtract(&mut self, account: &mut ClientAccount, bytes: Bytes) {
         account.held = account.held - bytes;
         let counted = account.counted.min(account.held);
@@ -250,7 +249,7 @@ mod tests {
         assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(1)), Err(Denied { free: Bytes::ZERO }));
         assert!(ledger.release(&mut client, Bytes(31)));
         assert_eq!(ledger.reserve(&mut client, Bytes(1), Bytes(9)), Ok(Bytes(1)));
-        // Beyond the limit of its tenant it is the tenant's problem.
+        // Memory stated beyond the limit of a tenant burdens this tenant only.
         assert!(ledger.release(&mut client, Bytes(100)));
         ledger.set_tenant((GPU, 2), Some(Bytes(1)));
         let mut liar = ledger.open((GPU, 2), Bytes(99));

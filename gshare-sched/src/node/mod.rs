@@ -1,74 +1,56 @@
-//! The node: who may connect, what each process gets of the node's devices, and who has to wait for what.
+//! The node: admission of processes, and their shares of the node's devices.
 //!
 //! # Problem
-//! Processes come and go, several belong to one instance, they hold GPU time and memory, and none of them can be trusted
-//! to keep the books. The token scheduler divides time, but it knows only clients. A node decides everything else:
-//! which processes are let in, under which name and share, how an instance's share is divided among its processes, who
-//! pays back overuse, who may reserve memory. All of that is one engine, so that the daemon, a simulation and the replay
-//! of a journal run the same decisions.
+//! Processes come and go, several belong to one instance, and none of them can be trusted to keep the books of GPU time and memory. The
+//! token scheduler divides time, but knows only its clients. The node decides the rest: admission, names, the division of a share among
+//! processes, payment for overuse, and memory. The daemon, a simulation and the replay of a journal run this one engine and decide alike.
 //!
 //! # Terms
-//! - **session**: one connection with an accepted Hello; one process.
-//! - **instance**: the sessions of one run under one name; they share one spec.
-//! - **client**: one session on one device; what a process knows itself by.
-//! - **tenant**: one instance on one device, with one or several clients, its members; what the token scheduler knows.
+//! - **session**: one connection with an accepted Hello; one process. **Instance**: the sessions of one run under one name, with one spec.
+//! - **client**: one session on one device, under the id known to its process.
+//! - **tenant**: one instance on one device, with one or several clients, its **members**; a client of the token scheduler.
 //! - **listed name**: a name with a share in the configuration.
-//! - **overuse**: GPU time beyond a limit. **Debt**: overuse of a tenant that has left.
-//! - **slack**: memory that is granted and not used. **Recall**: the question that makes a client release its slack.
-//! - **note**: what observers (journal, metrics, log) may want to know. No decision depends on one.
+//! - **overuse**: GPU time beyond a limit. **Debt**: overuse of a departed tenant.
+//! - **slack**: memory granted to a client but not in use. **Recall**: a question that makes a client release its slack.
+//! - **note**: information for observers (journal, metrics, log). No decision depends on a note.
 //!
 //! # Rules
-//! 1. **Names.** A name belongs to one run of one user while any of its processes lives. A process joins it by the number of
-//!    the run, which is random, and as its user, which the kernel names. The configuration may reserve a name for a user.
-//!    The share is the configuration's for that name, else what the first process of the run asked for, if the
-//!    configuration lets unlisted names in.
-//! 2. **Admission.** <a id="admission"></a> An instance is admitted to a device if its request for time can be met beside
-//!    those of the instances that are there; an unlisted one also beside the requests of all listed names, there or not.
-//!    So unlisted clients take nothing from listed ones. A listed name may name the one device on which its request is
-//!    reserved. Requests can be met if they add up to at most the whole, or if a slot of every window is found for each, so
-//!    that the SMs of the slots fit side by side at every instant. A request of 0 is always admitted. Example: `a` is
-//!    listed with 30 %; unlisted requests of 99 % and 71 % are refused, one of 70 % is admitted, then one of 0 only.
-//! 3. **Everybody is scheduled.** A process whose request is the whole device launches without tokens only while it is
-//!    alone there. When a neighbour attaches, its request is stated as 99.99 %, and with that it takes tokens.
-//! 4. **Time.** A tenant has one account with the token scheduler, with the whole share of its instance; its members hold
-//!    its token in turns (`turns.rs`). So a member that does not launch takes nothing from the others, and at no instant
-//!    have they more than the limit together.
-//! 5. **Without a daemon** each of `n` members keeps to `1/n` of request and limit; what the division leaves goes to the
-//!    first ones, one basis point each, so that the sum is exact. Parts that shrink are sent before parts that grow.
-//!    Example: limit 50 %, three members: 16.67, 16.67, 16.66 %.
-//! 6. **Overuse** of a tenant is the scheduler's while a member is there. A member that comes back after the end of its connection
-//!    states its totals again: its use beyond the permission that it had is charged then. The use of a tenant beyond its limit, when its
-//!    last member left, is a debt of its user, name and device: the next tenant of that name has no token before the debt is paid back,
-//!    at the rate of the limit, and within 100 s (`debts.rs`).
-//! 7. **Devices.** A device's memory is what the configuration says, else what the driver says ([`NodeEvent::DeviceFound`]). Where
-//!    both are silent it is what the first client says, and [`DeviceView::source`] shows that. No process is believed that it
-//!    holds more than there is. A user may have brought three devices of which only clients tell for each that is still
-//!    free of [`max_gpus`], so that UUIDs that do not exist keep no other user from a device.
-//! 8. **Memory** is reserved before it is allocated (`memory_account.rs`). A reservation that does not fit is tried once
-//!    more after a recall: of the instance's other processes if its limit is in the way, of all clients of the device if
-//!    that is full. A reservation, the view of an instance's memory and the operator's question wait for the answers of
-//!    others for a bounded time (`inquiry.rs`).
-//! 9. **After a restart** a process says which part of the memory limit it keeps to; one that no daemon has served has none,
-//!    unless it is the only process of its run. Where a daemon was before ([`NodeConfig::predecessor`]), and until all siblings may be expected back ([`SETTLE`] after this node let its
-//!    first process in, or after the first of the tenant came back), each process of the tenant is given no more than its part.
-//! 10. **Vertical scaling** moves limits between those clients of a device that said their class (`co_scaling.rs`). A
-//!     request is kept.
-//! 11. **Refusals.** A process that is refused launches nothing, unless the configuration lets such processes run within
-//!     the limits that they would have had. A device that is not served, or on which the spec cannot be met, is refused, and the connection goes
-//!     on: the process may have others. Attaches are answered in their order. A message that does not fit the state of its
-//!     connection ends the connection, and that one only. What can cross on the wire (a return after a revoke) is counted
-//!     and otherwise ignored.
+//! 1. **Names.** A name belongs to one run of one user while any of its processes lives. A process joins by the run's random number and by
+//!    its user, as the kernel states. The configuration may reserve a name for a user, and may list the name's share. Without a listed
+//!    share, the first process of the run chooses one, if the configuration lets unlisted names in.
+//! 2. **Admission.** <a id="admission"></a> A device admits an instance if its request for time can be met beside the requests already
+//!    there (`time_admission.rs`). An unlisted instance must also fit beside the requests of all listed names, present or not, and so takes
+//!    nothing from them. A listed name may reserve its request on one device only.
+//! 3. **Scheduling.** A process with the whole device as its request launches without tokens only while it is alone there. When a neighbour
+//!    attaches, the node states the request as 99.99 %, and the process takes tokens.
+//! 4. **Time.** A tenant has one account with the token scheduler, with the whole share of its instance; its members hold the token in
+//!    turns (`turns.rs`). An idle member takes nothing from the others, and at no instant do the members together have more than the limit.
+//! 5. **Without a daemon** each of `n` members keeps to `1/n` of request and limit (`shares.rs`).
+//! 6. **Overuse** stays with the scheduler while a member is there. A member back from a lost connection states its totals, and the node
+//!    charges its use beyond the permission it had. After the last member, overuse is a debt of its user, name and device: the next tenant
+//!    of the name gets no token before the debt is paid, at the rate of the limit, and within 100 s (`debts.rs`).
+//! 7. **Devices.** A device's memory comes from the configuration, else from the driver ([`NodeEvent::DeviceFound`]), else from its first
+//!    client; [`DeviceView::source`] names the source. The node refuses a process with more allocated memory than the device has, and
+//!    bounds the devices of a user known from clients only (`sessions.rs`).
+//! 8. **Memory** is reserved before it is allocated (`memory_account.rs`), and a reservation that does not fit is tried once more after a
+//!    recall (`reservations.rs`). A wait for the answers of other processes is bounded (`inquiry.rs`).
+//! 9. **Restart.** After a restart a process states its part of the memory limit, and gets no more than the part while siblings may still
+//!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
+//! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
+//! 11. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
+//!    node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
+//!    in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
+//!    revoke) are counted and otherwise ignored.
 //!
 //! # Invariants
-//! Each client has a session and a place among its tenant's members; parts of a tenant's members add up to its limit;
-//! the memory accounts agree with the clients; a member that waits has asked the scheduler, or waits for a debt; while
-//! requests on a device add up to more than the whole, slots for all of them exist or the operator listed them. An event
-//! that is refused, and one that is noted as [`Note::NoEffect`], changes nothing. Equal events at equal times give equal
-//! actions: there is no clock and no randomness in here; the number of the run is given.
+//! Each client has a session and a place among its tenant's members. The parts of a tenant's members add up to its limit, and the memory
+//! accounts agree with the clients. A waiting member has asked the scheduler, or waits for a debt. Requests on a device beyond the whole
+//! all have slots, or the operator listed them. A refused event changes nothing, nor does an event noted as [`Note::NoEffect`]. Equal
+//! events at equal times give equal actions: the node has no clock and no randomness, and the caller gives the number of the run.
 //!
 //! # Cost
-//! A token message costs two table look-ups and the token scheduler, and O(members of the tenant). Joining and leaving
-//! cost O(clients of the node).
+//! A token message costs two table look-ups, the token scheduler's work and O(members of the tenant). Joining and leaving cost O(clients of
+//! the node).
 //!
 //! # Example
 //! ```
@@ -167,8 +149,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use turns::Turns;
 
-/// How long processes of one run may take to come back one after the other: their longest delay between two attempts to
-/// connect is 0.4 s.
+/// The time for processes of one run to come back one after the other; their longest delay between two attempts to connect is 0.4 s.
 pub const SETTLE: Duration = Duration::from_millis(1_000);
 
 #[derive(Debug)]
@@ -179,7 +160,7 @@ struct Session {
     /// Number of the process in its own PID namespace.
     own_pid: u32,
     on_loss: OnDaemonLoss,
-    /// Said by its process; the configuration's goes before it. Without either its share is fixed.
+    /// The class stated by the process; a class in the configuration goes before it. Without either the share is fixed.
     class: Option<ServiceClass>,
     clients: Vec<ClientId>,
 }
@@ -187,9 +168,9 @@ struct Session {
 /// The mark that tells runs of one name apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Run {
-    /// The number that a starter gave to all processes of the run.
+    /// The number from the starter of the run, common to all its processes.
     Number(RunId),
-    /// A process without a number is a run of its own.
+    /// A process without a number, which is a run of its own.
     Process { pid: i32, start: u64 },
 }
 
@@ -197,16 +178,16 @@ enum Run {
 struct Instance {
     name: String,
     run: Run,
-    /// User of its first process, and so of all.
+    /// The user of the first process, and so of all processes.
     uid: u32,
-    /// The share that its first process asked for, used where the configuration says nothing.
+    /// The request of the first process, in force where the configuration lists no share.
     asked: ResourceSpec,
     spec: ResourceSpec,
     sessions: u32,
     tenants: BTreeMap<GpuId, TenantId>,
 }
 
-/// Name of a tenant: a client of the token scheduler. A newtype, since processes know clients by ids of their own.
+/// The id of a tenant, as a client of the token scheduler. The newtype keeps it apart from the client ids known to processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct TenantId(ClientId);
 
@@ -216,15 +197,15 @@ struct Tenant {
     gpu: GpuId,
     instance: u32,
     turns: Turns,
-    /// Said by its first member.
+    /// The class stated by the first member.
     class: Option<ServiceClass>,
-    /// Since when it has its limit and might have had tokens, and GPU time used before.
+    /// The time since when the tenant has its limit and may have had tokens, and the GPU time used before.
     since: (Timestamp, Duration),
-    /// The largest limit that it had in the window before the first.
+    /// A time, and the largest limit of the tenant within the window before it.
     largest: (Timestamp, Quota),
-    /// When the debts of its name are paid back: no token before.
+    /// The end of the debts of its name; the tenant gets no token before.
     resumes: Timestamp,
-    /// Until then siblings of its first members may come back from another daemon, and hold their parts of the memory.
+    /// Until then, siblings of the first members may return from another daemon, and still hold their parts of the memory.
     settles: Option<Timestamp>,
 }
 
@@ -232,20 +213,20 @@ struct Tenant {
 struct Client {
     conn: ConnId,
     tenant: TenantId,
-    /// Its part of the instance's share, for the time without a daemon.
+    /// The client's part of the instance's share, for the time without a daemon.
     part: QuotaRange,
-    /// Whether its process knows itself to be the only one on the device.
+    /// Whether the process was told it is alone on the device.
     alone: bool,
     account: ClientAccount,
-    /// The most memory that it may hold without a daemon, as its process knows.
+    /// The most memory for the client without a daemon, as its process was told.
     memory_part: Bytes,
-    /// Memory in use, as its process said last.
+    /// Memory in use, by the last report of the process.
     used: Option<Bytes>,
     launches: u64,
     waited: Duration,
-    /// Why a launch of its process waits long, as the process says, and since when.
+    /// The reason for a long wait of a launch, as its process states it, and the start of the wait.
     long_wait: Option<(Wait, Timestamp)>,
-    /// GPU time used at two earlier times, a second or more apart: the share in between is the one measured last.
+    /// GPU time used at two earlier times, a second or more apart, from which views measure the recent share.
     samples: [(Timestamp, Duration); 2],
 }
 
@@ -255,7 +236,7 @@ struct Device {
     memory: Bytes,
     /// The source of the figure for the memory.
     source: FactSource,
-    /// In the configuration: stays when its last client goes.
+    /// Whether the configuration lists the device, which then stays after its last client.
     listed: bool,
     clients: u32,
 }
@@ -282,28 +263,28 @@ pub struct Node {
     clients: Slots<ClientId, Client>,
     tenants: Slots<ClientId, Tenant>,
     devices: Vec<Option<Device>>,
-    /// Devices that the driver knows, and their memory.
+    /// The driver's devices and their memory.
     facts: BTreeMap<DeviceUuid, (DeviceUuid, Bytes)>,
     ledger: Ledger,
     inquiries: Inquiries,
     scaling: Scaling,
     debts: Debts,
-    /// Tenants that wait until the debts of their name are paid back.
+    /// Tenants in line until the debts of their names are paid.
     waiting: BTreeSet<(Timestamp, TenantId)>,
-    /// Buffers, empty between events.
+    /// A buffer, empty between events, as is `orders`.
     resizes: Vec<Resize>,
     orders: Vec<TokenAction>,
-    /// When the first process was let in that may have siblings from another daemon.
+    /// The admission time of the first process with possible siblings from another daemon.
     begun: Option<Timestamp>,
     now: Timestamp,
 }
 
 impl Node {
-    /// A node without clients. `epoch` is the number of this run, which processes are told: a new one makes them register
-    /// again. Neither scheduler may have seen an event yet.
+    /// A node without clients. Processes learn `epoch`, the number of this run, and register again when it is new. Neither scheduler may
+    /// have seen an event yet.
     ///
     /// # Errors
-    /// A field of the configuration that is out of its bounds.
+    /// A field of the configuration is out of its bounds.
     pub fn new(
         config: NodeConfig,
         epoch: u64,
@@ -349,7 +330,7 @@ impl Node {
         &self.config
     }
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses an impossible event before any change.
     fn check(&self, now: Timestamp, event: &NodeEvent) -> Result<(), NodeError> {
         TimeWentBack::check(now, self.now)?;
         let unknown = |conn: ConnId, frame| match self.sessions.contains_key(&conn) {
@@ -414,12 +395,12 @@ impl Node {
             }
             ToDaemon::MemoryQuery { client } => self.view(now, client, out),
             ToDaemon::Waiting { client, reason } => self.waits_long(now, client, reason, out),
-            // A kind that this version has no use for.
+            // A kind of message without a use in this version.
             _ => violation(conn, "sent a message of a kind that has no use here", out),
         }
     }
 
-    /// A launch of the client waits long, or does so no more. Nothing is decided by it.
+    /// Notes the start or the end of a long wait of a launch. No decision depends on it.
     fn waits_long(
         &mut self,
         now: Timestamp,
@@ -430,7 +411,7 @@ impl Node {
         let entry = self.clients.get_mut(client).expect("a client that its connection owns");
         let before = entry.long_wait.map(|(reason, _)| reason);
         if reason != before {
-            // The first reason is told when the launch has waited for a while.
+            // A process tells its first reason only after the launch has waited for a while.
             let waited = if before.is_none() { LONG_WAIT } else { Duration::ZERO };
             entry.long_wait = reason.map(|reason| (reason, now.saturating_sub(waited)));
             note(Note::Waiting { client, reason }, out);
@@ -443,7 +424,7 @@ impl Node {
         self.clients.get(client).is_some_and(|entry| entry.conn == conn)
     }
 
-    /// Does what was to be done at times before `now`. The token scheduler does so itself.
+    /// Does the work due at or before `now`, except the token scheduler's: the scheduler catches up by itself.
     fn catch_up(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
         self.pay_back(now, out);
         self.scale(now, out);
@@ -459,7 +440,7 @@ impl Node {
         self.tenants.get_mut(id)
     }
 
-    /// A tenant that is there: of a client, or of the token scheduler's.
+    /// The tenant of a client or of a token order, which is always there.
     fn tenant_at(&self, TenantId(id): TenantId) -> &Tenant {
         self.tenants.get(id).expect("a tenant is there as long as a client of it")
     }
@@ -481,7 +462,7 @@ impl Node {
     /// Checks the invariants in builds with debug assertions, for up to 64 clients.
     ///
     /// # Panics
-    /// When one does not hold.
+    /// An invariant does not hold.
     pub fn invariants(&self) {
         if !cfg!(debug_assertions) || self.clients.len() > 64 {
             return;
@@ -537,7 +518,7 @@ impl Engine for Node {
         let tokens_due = self.tokens.0.next_deadline().is_some_and(|due| due <= now);
         let late = tokens_due || self.own_deadline().is_some_and(|due| due < now);
         if tokens_due {
-            // What a client says now must not be taken for a turn that is over by now.
+            // The client's message must not count for a turn already over.
             self.token(now, TokenEvent::DeadlineReached, actions);
         }
         if late {
@@ -553,7 +534,7 @@ impl Engine for Node {
             NodeEvent::DeadlineReached => self.deadline(now, actions),
         }
         if late {
-            // The event may have had no effect of its own, but what was done before has.
+            // The event may have had no effect of its own, but the overdue work has.
             let mut nth = 0..;
             actions.retain(|action| nth.next() < Some(from) || *action != NodeAction::Note(Note::NoEffect));
         }
@@ -566,7 +547,7 @@ impl Engine for Node {
     }
 }
 
-/// The client that a frame speaks for.
+/// The client named by a frame.
 fn client_of(frame: &ToDaemon) -> Option<ClientId> {
     match *frame {
         ToDaemon::Detach { client }
@@ -585,7 +566,7 @@ fn note(note: Note, out: &mut Vec<NodeAction>) {
     out.push(NodeAction::Note(note));
 }
 
-/// Ends a connection that breaks the protocol. What its process holds is taken back when the host reports the end.
+/// Ends a connection for a breach of the protocol. The node takes the process's holdings back when the host reports the end.
 fn violation(conn: ConnId, what: &'static str, out: &mut Vec<NodeAction>) {
     note(Note::Violation { conn, what }, out);
     note(Note::NoEffect, out);

@@ -1,4 +1,4 @@
-//! Why a node refuses a process, or what it asked for.
+//! The reasons of a node for refusing a process or one of its requests.
 
 use super::DeviceUuid;
 use gshare_core::wire::RefusalCode;
@@ -11,21 +11,21 @@ pub enum Refusal {
     /// A second Hello.
     #[error("Hello was said already")]
     SecondHello,
-    /// A message that comes before another one that it needs, or after.
+    /// A message too early, before another message it needs, or too late.
     #[error("{0}")]
     OutOfTurn(&'static str),
-    /// A name that could forge what a terminal or a log shows.
+    /// A name with characters that could forge the output of a terminal or a log.
     #[error("name `{name}` has characters that cannot be printed")]
     UnprintableName {
         /// The name, with escapes.
         name: String,
     },
-    /// Another run has the name, while any of its processes lives.
+    /// Another run has the name as long as any of its processes lives.
     #[error("name `{name}` is in use by another run (pid {pid}); choose another")]
     NameInUse {
         /// The name.
         name: String,
-        /// One of its processes.
+        /// The pid of one process of the other run.
         pid: i32,
     },
     /// The configuration reserves the name for another user.
@@ -33,74 +33,74 @@ pub enum Refusal {
     NameOfAnother {
         /// The name.
         name: String,
-        /// Its user.
+        /// The owner of the name.
         owner: u32,
-        /// The user who asked.
+        /// The user of the refused process.
         uid: u32,
     },
-    /// The name is not listed, and the configuration lets only listed ones in.
+    /// The name is not listed, and the configuration lets only listed names in.
     #[error("client `{name}` is not in the configuration (allow_unlisted = false)")]
     Unlisted {
         /// The name.
         name: String,
     },
-    /// A device that is not in the configuration.
+    /// A device missing from the configuration.
     #[error("this daemon does not manage {0}")]
     UnknownDevice(DeviceUuid),
     /// A second client of one process on one device.
     #[error("{0} is attached already")]
     AttachedAlready(DeviceUuid),
-    /// A spec that the device cannot hold.
+    /// A spec too large for the device.
     #[error("{0}")]
     BadSpec(SpecError),
-    /// A process that says that it holds more memory than there is.
+    /// A process with more allocated memory, by its own statement, than the device has.
     #[error("{allocated} allocated is more than the device has: {device}")]
     MoreThanTheDevice {
-        /// Bytes that the process says it holds.
+        /// Bytes of the process, by its own statement.
         allocated: Bytes,
         /// The device's memory.
         device: Bytes,
     },
-    /// More processes than their share has basis points.
+    /// More processes than basis points in their share.
     #[error("{quota} divided by {processes} processes is less than 0.01%")]
     TooManyProcesses {
         /// The share of the instance.
         quota: QuotaRange,
-        /// Its processes on the device.
+        /// The processes of the instance on the device.
         processes: usize,
     },
-    /// A request for time that cannot be met beside those of others. See [admission](super#admission).
+    /// A request for time too large beside the requests of others. See [admission](super#admission).
     #[error(
         "request {request} does not fit: {taken} taken, {reserved} reserved for listed names, bound 100% (or ask for 0:LIMIT)"
     )]
     Overcommitted {
         /// The request.
         request: Quota,
-        /// Sum of the requests of clients that are there.
+        /// The sum of the requests of present clients.
         taken: Percent,
-        /// Sum of the requests of listed names that are not there.
+        /// The sum of the requests of absent listed names.
         reserved: Percent,
     },
-    /// As many clients as configured.
+    /// The configured number of clients or of instances is reached.
     #[error("{limit} {what} are served already (max_clients)")]
     Full {
-        /// The things that are limited, in the plural.
+        /// The limited things, in the plural.
         what: &'static str,
         /// The bound.
         limit: u32,
     },
-    /// A device that only the client names, from a user who has brought many.
+    /// A device known from its client only, for a user with many such devices already.
     #[error(
         "user {uid} has brought {own} devices, and {taken} of {most} are in use: the rest is for others ([[device]])"
     )]
     TooManyDevices {
         /// The user.
         uid: u32,
-        /// Devices of the user's processes that neither the configuration nor the driver knows.
+        /// Devices of the user's processes unknown to both the configuration and the driver.
         own: usize,
         /// Devices in use, of all users.
         taken: usize,
-        /// The bound, which follows from `max_clients`.
+        /// The bound on devices in use, which follows from `max_clients`.
         most: u32,
     },
     /// The token scheduler refuses the client.
@@ -125,7 +125,7 @@ impl Refusal {
         }
     }
 
-    /// Until when the refusal stands, for people.
+    /// The end of the refusal, as a text for people.
     pub const fn until(&self) -> &'static str {
         match self {
             Self::NameInUse { .. } => "until the last process of that run is gone",
@@ -140,7 +140,7 @@ impl Refusal {
     }
 }
 
-/// A sum of shares in basis points, which may be more than the whole; printed in per cent.
+/// A sum of shares in basis points, which may exceed the whole. The text form is in per cent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(pub u32);
 

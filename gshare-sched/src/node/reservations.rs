@@ -1,11 +1,21 @@
 //! Memory: reservations, recalls of unused memory, and the part of each process without a daemon.
+//!
+//! # Recall
+//! A reservation that does not fit is tried once more after a recall. If the limit of the instance is in the way, the node asks the
+//! other processes of the instance for their slack; if the device is full, it asks all clients of the device. Reservations, views of an
+//! instance's memory and the operator's question wait for the answers a bounded time (`inquiry.rs`).
+//!
+//! # Restart
+//! A process states its part of the memory limit when it attaches after a restart. A process never served by a daemon has no part, unless
+//! it is the only process of its run. Siblings may still return from an earlier daemon until [`SETTLE`] after this node admitted its first
+//! process, or after the first process of the tenant came back. Until then each process of the tenant gets no more than its part.
 
 use super::inquiry::Purpose;
 use super::{Client, MemoryBound, Node, NodeAction, Note, SETTLE, TenantId, memory_account, note, violation};
 use gshare_core::wire::ToClient;
 use gshare_core::{Bytes, ClientId, ConnId, GpuId, Timestamp};
 
-/// A client's wish for memory.
+/// A client's request for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reservation {
     pub(super) client: ClientId,
@@ -100,7 +110,7 @@ impl Node {
         self.instances.get(&self.tenant(tenant)?.instance)?.spec.memory()
     }
 
-    /// Asks the clients with memory how much of it they use; `false` if there is no answer to wait for.
+    /// Asks the clients with memory for their use; `false` if there is no answer to wait for.
     fn inquire(
         &mut self,
         now: Timestamp,
@@ -145,7 +155,7 @@ impl Node {
         }
     }
 
-    /// Asks all clients with a limit how much memory they use. An action says when their answers are there.
+    /// Asks all clients with a limit for their use of memory. An action reports the end of the round.
     pub(super) fn ask_for_use(&mut self, now: Timestamp, question: u32, out: &mut Vec<NodeAction>) {
         let limited = |(id, entry): (ClientId, &Client)| self.memory_limit(entry.tenant).map(|_| id);
         let clients = self.clients.iter().filter_map(limited).collect();
@@ -185,7 +195,7 @@ impl Node {
         client.used.map_or(held, |used| used.min(held))
     }
 
-    /// Siblings of a tenant's members may be under way, with their memory, from the daemon before `since`.
+    /// Expects siblings of a tenant's members to return, with their memory, from the daemon before `since`.
     pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId, since: Timestamp) {
         let Some(limit) = self.memory_limit(id) else { return };
         let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();

@@ -1,4 +1,4 @@
-//! Sessions and clients: who is let in, attaches, detaches and leaves.
+//! Sessions and clients: the admission, attaching, detaching and leaving of processes.
 
 use super::printable::{is_printable, printable};
 use super::shares::part;
@@ -13,18 +13,18 @@ use gshare_core::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Devices that a user may have brought for each one that is still free: of 1,024 the first user gets at most 768, the
-/// second 192 of the rest (dynamic thresholds, Choudhury and Hahne 1998).
+/// Devices known from clients only that a user may have brought, per device still free: of 1,024 the first user gets at most 768, and
+/// the second 192 of the rest (dynamic thresholds, Choudhury and Hahne 1998).
 const PER_FREE: usize = 3;
 
-/// An attach that can be carried out.
+/// An attach after all its checks.
 struct Attachment {
     instance: u32,
     gpu: GpuId,
     uuid: DeviceUuid,
     spec: ResourceSpec,
     class: Option<ServiceClass>,
-    /// The tenant if the instance has one on the device, and the number of its members with the new one.
+    /// The instance's tenant on the device, if there is one, and the number of its members with the new member.
     tenant: Option<TenantId>,
     members: usize,
 }
@@ -39,7 +39,7 @@ impl Node {
         };
         let name = match peer.pid {
             _ if !name.is_empty() => name,
-            // In a PID namespace that cannot be seen from here.
+            // The process is in a PID namespace invisible from here.
             0 => format!("{program}-c{}.{}", conn.slot(), conn.generation()),
             pid => format!("{program}-{pid}"),
         };
@@ -65,7 +65,7 @@ impl Node {
         }
     }
 
-    /// The instance of a process that says Hello: one that is there, or a new one.
+    /// The instance of a process after its Hello, either an existing or a new instance.
     fn instance_of(
         &mut self,
         conn: ConnId,
@@ -82,7 +82,7 @@ impl Node {
         }
         let uid = peer.uid;
         if let Some(id) = self.names.get(name) {
-            // A number that was seen by another user is of no use to him.
+            // Another user may have seen the number of a run, and must not join by it.
             let own = |instance: &&Instance| instance.run == run && instance.uid == uid;
             if self.instances.get(id).filter(own).is_some() {
                 return Ok(*id);
@@ -108,7 +108,7 @@ impl Node {
         Ok(id)
     }
 
-    /// A process says how it wants to be treated beside others.
+    /// A process states its class, which decides its treatment beside others.
     pub(super) fn class(&mut self, conn: ConnId, class: ServiceClass, out: &mut Vec<NodeAction>) {
         match self.sessions.get_mut(&conn) {
             Some(session) if session.clients.is_empty() => session.class = Some(class),
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// Name and spec of the instance of a connection.
+    /// The name and spec of a connection's instance.
     fn name_of(&self, conn: ConnId) -> (String, ResourceSpec) {
         let instance = self.sessions.get(&conn).and_then(|session| self.instances.get(&session.instance));
         instance.map_or((String::new(), ResourceSpec::UNLIMITED), |instance| {
@@ -156,7 +156,7 @@ impl Node {
             Err(refusal) => {
                 let (name, spec) = self.name_of(conn);
                 match refusal.code() {
-                    // The process goes on with other devices.
+                    // The process can still use other devices.
                     RefusalCode::UnknownDevice | RefusalCode::BadSpec => {
                         self.refuse_this(conn, &name, spec, refusal, out);
                     }
@@ -187,7 +187,7 @@ impl Node {
             spec.check_fits(device).map_err(Refusal::BadSpec)?;
         }
         if allocated > device {
-            // Believed, it would leave nothing to anybody.
+            // A false claim of this size would leave no memory to other processes.
             return Err(Refusal::MoreThanTheDevice { allocated, device });
         }
         let tenant = instance.tenants.get(&gpu).copied();
@@ -212,10 +212,10 @@ impl Node {
         Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
     }
 
-    /// Whether a new instance of this name, whose process asks for this share, could attach to a device now. Changes nothing.
+    /// Whether a new instance of this name could attach to a device now, with a process asking for the share `asked`. Changes nothing.
     ///
     /// # Errors
-    /// Its refusal. None where the configuration lets refused processes run.
+    /// The refusal of the instance. There is none where the configuration lets refused processes run.
     pub fn has_room(
         &self,
         name: &str,
@@ -235,8 +235,8 @@ impl Node {
         self.check_request(gpu, uuid, name, spec)
     }
 
-    /// Whether a user may bring another device of which only clients tell: [`PER_FREE`] for each that is still free, so
-    /// that no user fills the table with UUIDs that do not exist.
+    /// Whether a user may bring another device known from clients only. The bound is [`PER_FREE`] for each of the [`max_gpus`] devices
+    /// still free, so no user fills the table with invented UUIDs and keeps other users from a device.
     fn check_brought(&self, uid: u32) -> Result<(), Refusal> {
         let most = max_gpus(self.config.max_clients);
         let taken = self.devices.iter().flatten().count();
@@ -252,7 +252,7 @@ impl Node {
         Err(Refusal::TooManyDevices { uid, own, taken, most })
     }
 
-    /// Whether the request of an instance can be met on a device beside those that were admitted before or are reserved.
+    /// Whether the request of an instance can be met on a device beside the admitted and the reserved requests.
     fn check_request(
         &self,
         gpu: GpuId,
@@ -284,7 +284,7 @@ impl Node {
             .map(|instance| (instance, Share { quota: instance.spec.quota(), sm: instance.spec.sm() }))
     }
 
-    /// The shares of listed names that are not on a device and may come.
+    /// The shares of listed names absent from a device but allowed on it.
     fn reserved_on(&self, gpu: GpuId, uuid: DeviceUuid) -> Vec<Share> {
         let there = |name: &str| {
             let instance = self.names.get(name).and_then(|id| self.instances.get(id));
@@ -307,7 +307,7 @@ impl Node {
     ) {
         let &Attachment { instance, gpu, uuid, spec, members, .. } = attachment;
         let Some(part) = part(spec.quota(), members, members - 1) else { return };
-        // Others shrink first, so that parts never add up to more than the limit.
+        // The other members shrink first, so the parts never add up to more than the limit.
         self.divide(tenant, false, Some(members), out);
         self.add_device(gpu, uuid, memory);
         self.neighbours_changed(gpu, out);
@@ -344,9 +344,9 @@ impl Node {
         if used > allowed {
             self.tell_scheduler(now, tenant, out);
         }
-        // A client that is back was served by a daemon before. A new process may have siblings that were, too.
+        // A returning client was served by an earlier daemon, and a new process may have siblings served by one.
         if kept.is_some() {
-            // There was a daemon before, even if the configuration does not say so.
+            // The returning client proves an earlier daemon, even against the configuration.
             self.begun.get_or_insert(now);
         }
         let before = if kept.is_some() { Some(now) } else { self.begun };
@@ -356,7 +356,7 @@ impl Node {
         self.divide_memory(now, tenant, None, out);
     }
 
-    /// An instance's first process on a device is there: the scheduler gets a client.
+    /// Makes a client of the scheduler for the first process of an instance on a device.
     fn open_tenant(
         &mut self,
         now: Timestamp,
@@ -405,7 +405,7 @@ impl Node {
         self.leave(now, client, out);
     }
 
-    /// A connection is gone, or its process is.
+    /// A connection or its process is gone.
     pub(super) fn closed(&mut self, now: Timestamp, conn: ConnId, out: &mut Vec<NodeAction>) {
         let Some(session) = self.sessions.remove(&conn) else { return };
         for client in session.clients {
@@ -446,12 +446,12 @@ impl Node {
             && device.clients == 0
             && !device.listed
         {
-            // Learned from a client, so forgotten with the last.
+            // A device learned from a client is forgotten with the last client.
             self.devices[gpu.index()] = None;
         }
     }
 
-    /// A tenant's last process is gone. What it overused stays with its name.
+    /// A tenant's last process is gone. Its overuse stays with its user and name as a debt.
     fn close_tenant(
         &mut self,
         now: Timestamp,
@@ -483,7 +483,7 @@ impl Node {
         self.tenant(client.tenant).map(|tenant| tenant.gpu)
     }
 
-    /// The number of a device: its own, or the lowest free one if any device may be used.
+    /// The number of a device. A new device gets the lowest free number, if the configuration lists no devices.
     fn find_device(&self, uuid: DeviceUuid) -> Option<GpuId> {
         let is = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.uuid == uuid);
         let found = self.devices.iter().position(is);
@@ -504,7 +504,7 @@ impl Node {
         self.limit_device(gpu.index());
     }
 
-    /// A device as it is, or would be after a process has attached to it that says that its memory is `said`.
+    /// A device as it is, or as it would be after the attach of a process that states the memory as `said`.
     fn known(&self, gpu: GpuId, uuid: DeviceUuid, said: Bytes) -> Device {
         let new =
             || Device { uuid, memory: Bytes::ZERO, source: FactSource::Client, listed: false, clients: 0 };
@@ -520,7 +520,7 @@ impl Node {
         device
     }
 
-    /// The driver's word goes before a client's, also for a device that a client has brought.
+    /// The driver's figure goes before a client's, also for a device already brought by a client.
     pub(super) fn device_found(&mut self, uuid: DeviceUuid, memory: Bytes, out: &mut Vec<NodeAction>) {
         if memory == Bytes::ZERO || self.facts.insert(uuid, (uuid, memory)) == Some((uuid, memory)) {
             return note(Note::NoEffect, out);
@@ -544,7 +544,7 @@ impl Node {
         }
     }
 
-    /// Refuses the process.
+    /// Refuses the process and ends its connection.
     fn refuse(
         &self,
         conn: ConnId,
@@ -558,8 +558,8 @@ impl Node {
         out.push(NodeAction::Drop { conn, reason });
     }
 
-    /// Refuses what the process asked for, and nothing else. Where the operator lets refused processes run, they keep to
-    /// `spec` by themselves; a process that breaks the protocol has nothing to be told.
+    /// Refuses one request of the process and keeps the connection. Where the operator lets refused processes run, they keep to `spec` by
+    /// themselves, except after a breach of the protocol, where the process gets no spec.
     fn refuse_this(
         &self,
         conn: ConnId,

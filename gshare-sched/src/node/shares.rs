@@ -1,4 +1,9 @@
-//! Shares: division of an instance's share among its processes, vertical scaling, reload.
+//! Shares: the division of an instance's share among its processes, vertical scaling, and reload.
+//!
+//! # Division
+//! Without a daemon each of `n` members keeps to `1/n` of request and limit. The remainder of the division goes to the first members, one
+//! basis point each, so the sum is exact. Shrinking parts are sent before growing parts. Example: limit 50 %, three members: 16.67,
+//! 16.67, 16.66 %.
 
 use super::co_scaling::Resize;
 use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, TenantId, note, time_admission};
@@ -9,10 +14,10 @@ use gshare_core::{
     TokenEvent,
 };
 
-/// The request that is stated to a process which would be alone on its device, in place of the whole.
+/// The request stated to a process in place of the whole, while the process has neighbours on its device.
 const NOT_ALONE: u16 = Quota::WHOLE.get() - 1;
 
-/// The `index`-th of `n` even parts of a quota; `None` when there is not a basis point for each.
+/// The `index`-th of `n` even parts of a quota; `None` if a part would be less than a basis point.
 pub(super) fn part(quota: QuotaRange, n: usize, index: usize) -> Option<QuotaRange> {
     let n = u16::try_from(n).ok()?;
     let index = u16::try_from(index).ok()?;
@@ -21,8 +26,8 @@ pub(super) fn part(quota: QuotaRange, n: usize, index: usize) -> Option<QuotaRan
 }
 
 impl Client {
-    /// The share that its process is told: its part. A process with a request of the whole launches without tokens, so
-    /// beside others it is told less.
+    /// The share stated to the process, which is its part. A process with a request of the whole launches without tokens, so beside
+    /// other clients the stated request is less.
     pub(super) fn stated(&self) -> QuotaRange {
         let less = || QuotaRange::new(Quota::new(NOT_ALONE)?, self.part.limit()).ok();
         if self.alone || self.part.request() < Quota::WHOLE {
@@ -33,7 +38,7 @@ impl Client {
 }
 
 impl Node {
-    /// A client has come to a device, or has left: those that were alone, or are from now on, are told.
+    /// A client has come to a device or left it. Clients with the whole as their request learn whether they are alone now.
     pub(super) fn neighbours_changed(&mut self, gpu: GpuId, out: &mut Vec<NodeAction>) {
         let Some(alone) = self.device(gpu).map(|device| device.clients == 1) else { return };
         let whole = |entry: &Client| entry.part.request() == Quota::WHOLE && entry.alone != alone;
@@ -53,8 +58,8 @@ impl Node {
         self.instances.get(&self.tenant(tenant)?.instance).map(|instance| instance.spec)
     }
 
-    /// Tells each member of a tenant its part (as one of `of`, or of as many as there are), those first that lose. With
-    /// `tell_all` also those whose part stays are told the spec.
+    /// Tells each member of a tenant its part, the shrinking parts first. `of` is the number of parts, by default the number of members.
+    /// With `tell_all`, a member with an unchanged part is told the spec too.
     pub(super) fn divide(
         &mut self,
         id: TenantId,
@@ -83,8 +88,8 @@ impl Node {
         }
     }
 
-    /// A period of the vertical scaler may have ended: puts its shares in force. Processes are not told: a share of theirs
-    /// is what they keep should this daemon be lost.
+    /// Puts the shares of the vertical scaler in force after the end of its period. Processes are not told, since a stated share is for
+    /// the time after the loss of this daemon.
     pub(super) fn scale(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
         let mut resizes = core::mem::take(&mut self.resizes);
         let tokens = &self.tokens.0;
@@ -99,12 +104,12 @@ impl Node {
         self.resizes = resizes;
     }
 
-    /// The class that the configuration has for an instance.
+    /// The configured class of an instance.
     pub(super) fn listed_class(&self, instance: u32) -> Option<ServiceClass> {
         self.instances.get(&instance).and_then(|instance| self.config.of(&instance.name).class)
     }
 
-    /// Has a tenant take part in scaling as its class says, or not at all.
+    /// Lets a tenant take part in scaling by its class; without a class the tenant takes no part.
     pub(super) fn classify(&mut self, now: Timestamp, id: TenantId, out: &mut Vec<NodeAction>) {
         let Some(tenant) = self.tenant(id) else { return };
         let Some(instance) = self.instances.get(&tenant.instance) else { return };
@@ -128,7 +133,7 @@ impl Node {
         config.of(&instance.name).spec.unwrap_or(instance.asked)
     }
 
-    /// Whether another configuration can be put in force.
+    /// Checks whether another configuration can be put in force.
     pub(super) fn check_reload(&self, new: &NodeConfig) -> Result<(), ConfigError> {
         self.config.check_live(new)?;
         for instance in self.instances.values() {
@@ -156,7 +161,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the requests of a device can be met under another configuration.
+    /// Checks whether the requests on a device can be met under another configuration.
     fn check_requests(
         &self,
         new: &NodeConfig,
@@ -179,7 +184,7 @@ impl Node {
         time_admission::check(&shares, &reserved).map_err(|excess| excess.on(Some(uuid)))
     }
 
-    /// Puts a configuration in force that [`Node::check_reload`] has let pass.
+    /// Puts a configuration in force after [`Node::check_reload`] has let it pass.
     pub(super) fn reload(&mut self, now: Timestamp, new: NodeConfig, out: &mut Vec<NodeAction>) {
         let specs: Vec<(u32, ResourceSpec)> =
             self.instances.iter().map(|(id, instance)| (*id, Self::spec_under(&new, instance))).collect();
@@ -208,8 +213,8 @@ impl Node {
         self.reclassify(now, &old, out);
     }
 
-    /// Puts the classes of the configuration in force, where they are others than in `old`. All tenants that take part no
-    /// more, or as something else, first give up what they had.
+    /// Puts the classes of the configuration in force where they differ from `old`. Every tenant with another class, or with none any more,
+    /// first gives its scaled share up.
     fn reclassify(&mut self, now: Timestamp, old: &NodeConfig, out: &mut Vec<NodeAction>) {
         for (conn, session) in &self.sessions {
             let listed = self.listed_class(session.instance);

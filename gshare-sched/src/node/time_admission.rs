@@ -1,12 +1,15 @@
-//! Whether requests for time on one device can be met together.
+//! Admission by time: whether the requests on one device can be met together.
 //!
 //! # Rule
-//! Requests that add up to at most the whole can be met one after the other. More can be met only side by side: then a
-//! slot of every window must be found for each ([`SlotTable::arrange`]), so that at no instant the SMs of the slots add
-//! up to more than the whole. A request of 0 asks for nothing and is always met.
+//! Requests with a sum of at most the whole can be met one after the other. A larger sum can be met only side by side: each request
+//! then needs a slot in every window ([`SlotTable::arrange`]), and at no instant may the SMs of the slots add up to more than the whole.
+//! A request of 0 asks for nothing and is always met.
 //!
-//! Example: 60 % and 60 % of all SMs are refused, since they add up to 120 %; with half of the SMs each they run at the
-//! same time, and are admitted.
+//! Example: 60 % and 60 % of all SMs are refused, since they add up to 120 %. With half of the SMs each, the two run at the same time
+//! and are admitted.
+//!
+//! A request reserved for an absent name counts like a request already there. Example: `a` is listed with 30 %; unlisted requests of
+//! 99 % and 71 % are refused, a request of 70 % is admitted, and after it only a request of 0.
 //!
 //! # Cost
 //! O(n) for n requests while they add up to at most the whole; O(n^3) otherwise, for at most 64.
@@ -18,14 +21,14 @@ use gshare_core::{ConfigError, DeviceUuid, Quota, Share};
 /// Requests on one device that cannot be met together.
 #[derive(Debug)]
 pub(super) struct Excess {
-    /// Sum of the requests of instances that are there.
+    /// The sum of the requests of instances already there.
     pub(super) taken: Percent,
-    /// Sum of the requests that are reserved for others.
+    /// The sum of the requests reserved for others.
     pub(super) reserved: Percent,
 }
 
 impl Excess {
-    /// The error of a configuration under which they come together. `None`: on a device that no entry names.
+    /// The error of a configuration under which the requests meet. `None`: a device without an entry.
     pub(super) fn on(&self, uuid: Option<DeviceUuid>) -> ConfigError {
         let Self { taken, reserved } = self;
         let device = uuid.map_or_else(|| "any device".to_owned(), |uuid| format!("device `{uuid}`"));
@@ -36,8 +39,8 @@ impl Excess {
     }
 }
 
-/// Checks that the requests that are there, and those that are reserved for others, can be met together on one device. A
-/// configuration is checked by it when it is read and when it is reloaded, and each instance when it attaches.
+/// Checks the requests already there together with the requests reserved for others on one device. The check runs when a configuration
+/// is read or reloaded, and when an instance attaches.
 pub(super) fn check(there: &[Share], reserved: &[Share]) -> Result<(), Excess> {
     if can_be_met(&[there, reserved].concat()) {
         return Ok(());
@@ -55,13 +58,13 @@ fn can_be_met(shares: &[Share]) -> bool {
     if sum(shares) <= u32::from(Quota::WHOLE.get()) {
         return true;
     }
-    // The answer must not depend on who came first: a restarted daemon sees its clients in another order.
+    // The answer must not depend on the order of arrival, since a restarted daemon sees its clients in another order.
     wants.sort_unstable();
     let wants: Vec<_> = wants.into_iter().zip(0u32..).map(|((quota, sm), n)| (n, quota, sm)).collect();
     SlotTable::arrange(&wants).is_some()
 }
 
-/// Sum of the requests, in basis points.
+/// The sum of the requests, in basis points.
 fn sum(shares: &[Share]) -> u32 {
     shares.iter().map(|share| u32::from(share.quota.request().get())).sum()
 }

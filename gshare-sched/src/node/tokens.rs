@@ -1,4 +1,4 @@
-//! Tokens: what members use and want, as events of the token scheduler, and its orders as frames.
+//! Tokens: the use and wishes of members become events of the token scheduler, and its orders become frames.
 
 use super::debts::scaled;
 use super::{Client, Node, NodeAction, Note, Tenant, TenantId, TokenFault, note, violation};
@@ -7,7 +7,7 @@ use gshare_core::wire::ToClient;
 use gshare_core::{ClientId, Duration, Quota, Timestamp, TokenAction, TokenEvent, UseState};
 
 impl Node {
-    /// The next time that concerns something else than tokens.
+    /// The next deadline of the node itself, apart from the token scheduler's.
     pub(super) fn own_deadline(&self) -> Option<Timestamp> {
         let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
         [resumes, self.scaling.next_deadline(), self.inquiries.next_deadline()].into_iter().flatten().min()
@@ -20,7 +20,7 @@ impl Node {
         self.catch_up(now, out);
     }
 
-    /// Asks the scheduler for those whose debts are paid back.
+    /// Asks the scheduler for tokens for the tenants with debts paid by now.
     pub(super) fn pay_back(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
         while let Some(&(_, tenant)) = self.waiting.first().filter(|(resumes, _)| *resumes <= now) {
             self.waiting.pop_first();
@@ -28,7 +28,7 @@ impl Node {
         }
     }
 
-    /// A client says what it has used, what it wants, and its counters.
+    /// A client states its use, its wish and its counters.
     pub(super) fn heard_use(
         &mut self,
         now: Timestamp,
@@ -60,7 +60,8 @@ impl Node {
         self.sample(now, client);
     }
 
-    /// Tells the scheduler what a tenant has used and wants: nothing, until the debts of its name are paid back.
+    /// Tells the scheduler the use and the state of a tenant. Until the debts of its name are paid, a tenant in want of a token counts
+    /// as idle.
     pub(super) fn tell_scheduler(&mut self, now: Timestamp, id: TenantId, out: &mut Vec<NodeAction>) {
         let &Tenant { resumes, ref turns, .. } = self.tenant_at(id);
         let (used, mut state) = (turns.total(), turns.state());
@@ -76,7 +77,7 @@ impl Node {
         status.share.quota.limit()
     }
 
-    /// Hands an event to the scheduler, and turns its orders into frames. `false`: it was refused, and nothing changed.
+    /// Hands an event to the scheduler, and turns its orders into frames. `false`: the scheduler refused the event, and nothing changed.
     pub(super) fn token(&mut self, now: Timestamp, event: TokenEvent, out: &mut Vec<NodeAction>) -> bool {
         let mut orders = core::mem::take(&mut self.orders);
         let changes = match event {
@@ -93,7 +94,7 @@ impl Node {
         if let Some((client, old)) = changes {
             self.limit_changed(now, TenantId(client), old);
         }
-        // Tenants whose wishes have changed by an order.
+        // An order can change the state of its tenant, and the scheduler must then hear the new state.
         let mut changed = Vec::new();
         for order in orders.drain(..) {
             changed.extend(self.carry_out(now, order, out));
@@ -105,7 +106,7 @@ impl Node {
         true
     }
 
-    /// Turns an order into frames for members. Gives the tenant if the scheduler is to be told of it again.
+    /// Turns an order into frames for members. Gives the tenant if the scheduler must hear its new state.
     fn carry_out(
         &mut self,
         now: Timestamp,
@@ -142,7 +143,7 @@ impl Node {
         }
     }
 
-    /// From now on a tenant is measured by another limit than `old`, and pays back at its rate.
+    /// A tenant's limit was `old` and is now another: use is measured by the new limit from here on, and debts are paid at its rate.
     fn limit_changed(&mut self, now: Timestamp, id: TenantId, old: Quota) {
         let window = self.tokens.0.window();
         let status = self.tokens.0.client(id.0).expect("the scheduler has changed the share of its client");
@@ -161,8 +162,8 @@ impl Node {
         }
     }
 
-    /// GPU time that a tenant which is about to leave had beyond its limit, and the limit: the overuse that the scheduler carries; or,
-    /// since the tenant leaves nothing behind for windows to come, the time that it had faster than at the limit's rate.
+    /// The overuse of a tenant about to leave, and its limit. The overuse is the larger of two figures: the overuse carried by the
+    /// scheduler, and the time used faster than at the limit's rate, since no later window will settle this time.
     pub(super) fn overuse(
         &mut self,
         now: Timestamp,
@@ -180,7 +181,7 @@ impl Node {
             (status.window_used, status.total_used)
         };
         if used(&*self.tokens.0).0 > most {
-            // The windows that have passed meanwhile paid back some.
+            // The windows passed meanwhile have paid some of the overuse.
             self.token(now, TokenEvent::DeadlineReached, out);
         }
         let (window_used, total_used) = used(&*self.tokens.0);

@@ -1,27 +1,27 @@
-//! Which process of an instance holds the instance's token.
+//! Turns: the processes of an instance share the instance's token.
 //!
 //! # Problem
 //! The token engine knows one client per instance and GPU (a **tenant**), with the whole share of the instance. The processes of the
-//! instance, its **members**, use that account in turns. A member that only holds a context asks for nothing and costs nothing; and
-//! since there is one account, no split of it can add up to more than the limit.
+//! instance, its **members**, use this account in turns. A member with only a context asks for nothing and costs nothing, and no split
+//! of one account can add up to more than the limit.
 //!
 //! # Algorithm
-//! 1. Each member says a total that never shrinks. The tenant's total is the sum of what all of them added.
-//! 2. A grant of the engine goes to the member that holds the token: it extends the token. If no member holds it, the grant goes to the
-//!    waiting member with the least time **served**, then to the one that has waited longest. If no member waits, it goes back.
-//! 3. A holder's request for an extension is passed on only while no other member waits. So a member that begins to wait gets the next
-//!    token: after at most the rest of this one and, if an extension was on its way, one more.
-//! 4. `served` grows by the time that a member **occupies**: its use, or the time by the clock that it held the token while another
-//!    member waited, if that is more. A member that was idle starts at the `served` of the last grant (start-time fair queueing): idle
-//!    time is not saved up. Example: A alone uses 10 s, then B starts at 10 s, and from there on both get every other token.
+//! 1. Each member states its total use, which never shrinks. The tenant's total is the sum of all increments.
+//! 2. A grant of the engine extends the token of its holder. If no member holds the token, the grant goes to the waiting member with the
+//!    least time **served**, and among equals to the longest wait. If no member waits, the grant goes back.
+//! 3. A holder's request for an extension is passed on only while no other member waits. A new waiting member therefore gets the next
+//!    token after at most the rest of the current token and one more, if an extension was on its way.
+//! 4. `served` grows by the time a member **occupies**: its use, or the clock time for which it held the token while another member
+//!    waited, whichever is more. An idle member starts again at the `served` of the last grant (start-time fair queueing), so idle time
+//!    is not saved up. Example: A alone uses 10 s, then B starts at 10 s, and from there on both get every other token.
 //!
 //! # Turns
-//! Member and node count the turns that are over. A message of an older turn has crossed the end of the turn: only its total counts. A
-//! message of the next turn ends this one. A token whose time ends unheard is charged up to the total that it allowed, and so is the
-//! token of a member that is lost; a later total counts beyond that only.
+//! Member and node count the finished turns. A message of an older turn has crossed the end of the turn, and only its total counts. A
+//! message of the next turn ends the current turn. If a token's time ends without a word from its holder, or the holder is lost, the
+//! token is charged up to its allowed total; a later statement adds only the use beyond this charge.
 //!
 //! # Invariants
-//! At most one member holds the token. The tenant's total never shrinks, and is never less than the sum of what members used.
+//! At most one member holds the token. The tenant's total never shrinks, and is never less than the sum of the members' use.
 //!
 //! # Cost
 //! O(members) per message.
@@ -32,15 +32,15 @@ use gshare_core::{ClientId, Duration, Timestamp, UseState};
 #[derive(Debug, Clone, Copy)]
 struct Member {
     id: ClientId,
-    /// Turns that are over.
+    /// The number of finished turns.
     turn: u32,
-    /// Since when the member waits for a token or an extension.
+    /// The start of the wait for a token or an extension.
     waits: Option<Timestamp>,
-    /// Its total when it attached, as it said last, and as it is charged.
+    /// The member's total when it attached, by its last statement, and as charged.
     base: Duration,
     said: Duration,
     charged: Duration,
-    /// Position in the order of service.
+    /// The position in the order of service.
     served: Duration,
 }
 
@@ -52,7 +52,7 @@ struct Held {
     allowed: Duration,
     charged: Duration,
     since: Timestamp,
-    /// When it is over, however late that is seen.
+    /// The end of the token, however late the node sees it.
     until: Timestamp,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Permission {
     pub(super) allowed: Duration,
 }
 
-/// How a member breaks the protocol.
+/// A member's breach of the protocol, as a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Breach(pub(super) &'static str);
 
@@ -73,14 +73,14 @@ pub(super) struct Breach(pub(super) &'static str);
 pub(super) struct Turns {
     members: Vec<Member>,
     held: Option<Held>,
-    /// GPU time charged to all members, those that left included.
+    /// GPU time charged to all members, with departed members.
     total: Duration,
-    /// `served` of the last member that was given the token.
+    /// `served` of the last member with the token, at its grant.
     frontier: Duration,
 }
 
 impl Turns {
-    /// A process has attached that has used the device for `used` before, `allowed` of it by a daemon: the rest is overuse.
+    /// A process attaches after a use of `used` on the device. A daemon allowed `allowed` of it, and the rest is overuse.
     pub(super) fn join(&mut self, id: ClientId, used: Duration, allowed: Duration) {
         let served = self.frontier;
         let member = Member { id, turn: 0, waits: None, base: used, said: used, charged: used, served };
@@ -88,7 +88,7 @@ impl Turns {
         self.total = self.total.saturating_add(used.saturating_sub(allowed));
     }
 
-    /// A process is gone. A token that it held is charged in full.
+    /// A process is gone. If it held the token, the token is charged in full.
     pub(super) fn leave(&mut self, id: ClientId) {
         if let Some(held) = self.held.take_if(|held| held.by == id) {
             self.charge(id, held.allowed);
@@ -96,12 +96,12 @@ impl Turns {
         self.members.retain(|member| member.id != id);
     }
 
-    /// GPU time charged to all members, those that left included.
+    /// GPU time charged to all members, with departed members.
     pub(super) fn total(&self) -> Duration {
         self.total
     }
 
-    /// The processes, in the order in which they came.
+    /// The processes, in the order of arrival.
     pub(super) fn members(&self) -> impl ExactSizeIterator<Item = ClientId> + '_ {
         self.members.iter().map(|member| member.id)
     }
@@ -111,7 +111,7 @@ impl Turns {
         found.expect("a client is a member of its tenant")
     }
 
-    /// Charges a member up to this total of its own, unless it was charged as much before.
+    /// Charges a member up to `total`, unless its charge is as high already.
     fn charge(&mut self, id: ClientId, total: Duration) {
         let member = self.member(id);
         let more = total.saturating_sub(member.charged);
@@ -120,7 +120,7 @@ impl Turns {
         self.total = self.total.saturating_add(more);
     }
 
-    /// A member says what it has used, and what it wants. An error changes nothing.
+    /// A member states its use and its wish. An error changes nothing.
     pub(super) fn heard(
         &mut self,
         now: Timestamp,
@@ -145,7 +145,7 @@ impl Turns {
         if ends {
             self.over(now);
         }
-        // What a member says before it has heard of its token, or of the end of its turn, is about another turn.
+        // A message from before the news of a token, or of the end of a turn, is about another turn.
         let about_it = !crossed && (ends || holds == matches!(state, UseState::Holds | UseState::Extends));
         let wants = matches!(state, UseState::Wants | UseState::Extends);
         let member = self.member(id);
@@ -160,7 +160,7 @@ impl Turns {
         Ok(())
     }
 
-    /// The member's turn is over: it is served for the time that another one waited for the token.
+    /// The holder's turn is over. The holder counts as served for the time another member waited for the token.
     fn over(&mut self, now: Timestamp) {
         let held = self.held.take().expect("a turn is over that was one");
         let others = self.members.iter().filter(|member| member.id != held.by);
@@ -174,7 +174,7 @@ impl Turns {
         member.waits = None;
     }
 
-    /// What the tenant wants of the engine.
+    /// The tenant's state towards the engine.
     pub(super) fn state(&self) -> UseState {
         match self.held {
             Some(held) if self.waits(held.by) && !self.is_wanted_beside(held.by) => UseState::Extends,
@@ -193,7 +193,7 @@ impl Turns {
         self.waiting().any(|member| member.id != id)
     }
 
-    /// The engine has taken the token back, and charged all that it allowed. Gives whom to tell, with the number of the turn.
+    /// The engine has taken the token back and charged all its allowed time. Gives the member to tell, with the number of the turn.
     pub(super) fn stopped(&mut self, now: Timestamp) -> Option<Permission> {
         let held = self.held?;
         self.charge(held.by, held.allowed);
@@ -202,7 +202,7 @@ impl Turns {
         Some(Permission { client: held.by, turn, allowed: held.allowed })
     }
 
-    /// The engine allows the tenant `more` GPU time than it was charged. Gives who gets the token; `None`: it goes back unused.
+    /// The engine allows the tenant `more` GPU time beyond its charge. Gives the next holder; `None`: the token goes back unused.
     pub(super) fn granted(&mut self, now: Timestamp, more: Duration, until: Timestamp) -> Option<Permission> {
         let next = match self.held {
             Some(held) => held.by,
@@ -222,7 +222,7 @@ impl Turns {
         self.members.iter().filter(|member| member.waits.is_some())
     }
 
-    /// The members that wait for a token, and do not hold it.
+    /// The waiting members without the token.
     pub(super) fn in_line(&self) -> impl Iterator<Item = ClientId> + '_ {
         self.waiting().map(|member| member.id).filter(|id| !self.holds(*id))
     }
@@ -232,7 +232,7 @@ impl Turns {
         self.held.is_some_and(|held| held.by == id)
     }
 
-    /// GPU time charged to a member since it attached, and since when it waits.
+    /// GPU time charged to a member since it attached, and the start of its wait.
     pub(super) fn of(&self, id: ClientId) -> (Duration, Option<Timestamp>) {
         let member = self.members.iter().find(|member| member.id == id);
         let member = member.expect("a client is a member of its tenant");
@@ -258,7 +258,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Members, and for each its turn and its total as its process knows them.
+    /// Members, each with its turn and total as its process knows them.
     struct Bench {
         turns: Turns,
         known: Vec<(ClientId, u32, Duration)>,

@@ -1,4 +1,4 @@
-//! Views of a node for `status`, metrics and a replay. Nothing here changes anything.
+//! Read-only views of a node for `status`, metrics and a replay.
 
 use super::{Client, Device, DeviceUuid, Node, TenantId};
 use crate::scale::ScaleState;
@@ -16,7 +16,7 @@ pub enum FactSource {
     Configuration,
     /// The driver, asked by the host.
     Driver,
-    /// The first process that attached to it: there was no other source to ask.
+    /// The first process on the device, since no other source was there to ask.
     #[default]
     Client,
 }
@@ -27,15 +27,15 @@ pub enum FactSource {
 pub struct DeviceView {
     /// The node's number of the device.
     pub gpu: GpuId,
-    /// Its UUID.
+    /// The device's UUID.
     pub uuid: DeviceUuid,
-    /// Its memory; 0 while unknown.
+    /// The device's memory; 0 while unknown.
     pub memory: Bytes,
     /// The source of the figure for the memory.
     pub source: FactSource,
     /// Memory granted to clients, used or not.
     pub held: Bytes,
-    /// Number of its clients.
+    /// The number of clients.
     pub clients: u32,
 }
 
@@ -43,13 +43,13 @@ pub struct DeviceView {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantView {
-    /// Name of its instance.
+    /// The name of the instance.
     pub name: String,
-    /// Its state with the token scheduler, which knows it as `status.client`.
+    /// The tenant's state with the token scheduler; `status.client` is its id there.
     pub status: ClientStatus,
-    /// The member that holds its token.
+    /// The member with the token.
     pub holder: Option<ClientId>,
-    /// When the debts of its name are paid back.
+    /// The time when the debts of the name are paid.
     pub resumes: Timestamp,
 }
 
@@ -57,54 +57,54 @@ pub struct TenantView {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientView {
-    /// Its id.
+    /// The client's id.
     pub client: ClientId,
-    /// Its tenant, as the token scheduler knows it.
+    /// The client's tenant, by its id with the token scheduler.
     pub tenant: ClientId,
-    /// Name of its instance.
+    /// The name of the instance.
     pub name: String,
-    /// Its process.
+    /// The client's process.
     pub pid: i32,
-    /// Its user.
+    /// The user of the process.
     pub uid: u32,
-    /// Its program.
+    /// The program of the process.
     pub program: String,
-    /// Its device.
+    /// The client's device.
     pub gpu: GpuId,
-    /// Share of its instance, whose processes take turns.
+    /// The share of the instance, common to its processes, which take turns.
     pub share: Share,
-    /// GPU time used lately, and in which time.
+    /// GPU time used lately, and the length of the time span for it.
     pub measured: (Duration, Duration),
-    /// GPU time since it attached.
+    /// GPU time used since the client attached.
     pub total_used: Duration,
-    /// GPU time of its instance in this window.
+    /// GPU time used by the instance in this window.
     pub window_used: Duration,
-    /// Whether it holds a token.
+    /// Whether the client holds a token.
     pub holds_token: bool,
-    /// Since when it has been waiting for a token.
+    /// The start of the wait for a token.
     pub waiting_since: Option<Timestamp>,
-    /// How long its threads have waited in all.
+    /// The time all threads of the client have waited.
     pub waited: Duration,
-    /// Why a launch of its process waits long, as the process says, and since when.
+    /// The reason for a long wait of a launch, as the process states it, and the start of the wait.
     pub long_wait: Option<(Wait, Timestamp)>,
-    /// Kernels launched.
+    /// The number of kernels launched.
     pub launches: u64,
-    /// Memory that it uses; where it has not said so, what was granted to it.
+    /// Memory in use, as the client stated it; without a statement, the memory granted to the client.
     pub memory: Bytes,
-    /// Most memory of its instance on this device.
+    /// The limit on the instance's memory on this device.
     pub memory_limit: Option<Bytes>,
     /// The client's behaviour when the daemon is gone.
     pub on_daemon_loss: OnDaemonLoss,
-    /// How it is treated beside others, if it takes part in vertical scaling.
+    /// The class of the client, if it takes part in vertical scaling.
     pub class: Option<ServiceClass>,
-    /// State of the vertical scaler: its own if it is SLO-sensitive, else its device's.
+    /// The state of the vertical scaler: the client's own if it is SLO-sensitive, else the device's.
     pub scale_state: Option<ScaleState>,
-    /// The limit that the vertical scaler leaves its instance now.
+    /// The limit the vertical scaler leaves to the instance now.
     pub scaled_limit: Option<Quota>,
 }
 
 impl Node {
-    /// The number of processes let in.
+    /// The number of admitted processes.
     pub fn processes(&self) -> usize {
         self.sessions.len()
     }

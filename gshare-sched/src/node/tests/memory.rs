@@ -1,4 +1,4 @@
-//! Memory of an instance, whose processes keep to the rules of the wire, with a daemon that may be killed at any frame.
+//! The memory of an instance with processes that keep to the rules of the wire, and a daemon that may be killed at any frame.
 
 use super::super::*;
 use super::node_of;
@@ -7,20 +7,20 @@ use std::collections::VecDeque;
 
 const LIMIT: u64 = 1_000;
 
-/// A process, as far as its memory goes.
+/// The memory side of a process.
 #[derive(Debug)]
 struct Holder {
     conn: ConnId,
     client: Option<ClientId>,
-    /// Granted and not given back, and what the program uses of it.
+    /// Bytes granted and not given back, and the program's use of them.
     held: u64,
     used: u64,
-    /// Bytes that it may hold without a daemon, as it was told.
+    /// The process's part of the memory without a daemon, as it was told.
     part: Option<u64>,
-    /// Per allocation that waits: bytes that the program asked for, how many of them were missing when the
-    /// daemon was asked, and the bytes granted to all processes at that time with whether none was stopped.
+    /// Per waiting allocation: the bytes requested by the program, the bytes missing at the question to the daemon, and the bytes granted
+    /// to all processes at that time, with whether no process was stopped.
     asks: VecDeque<(u64, u64, (u64, bool))>,
-    /// Questions that are not answered while it is stopped.
+    /// Whether the process is stopped, and answers no questions.
     stopped: bool,
     questions: Vec<(u32, u8)>,
     siblings: Vec<(u32, u64)>,
@@ -33,7 +33,7 @@ struct Bench {
     holders: Vec<Option<Holder>>,
     granted: u64,
     denied: u64,
-    /// Frames to processes, the one that is being handled first.
+    /// Frames to processes; the frame being handled is first.
     under_way: VecDeque<(ConnId, ToClient)>,
 }
 
@@ -79,7 +79,7 @@ impl Bench {
         self.hear(out);
     }
 
-    /// Frames arrive in the order in which they were sent, also those that an earlier one leads to.
+    /// Delivers frames in the order of sending, with the frames an earlier frame leads to.
     fn hear(&mut self, actions: Vec<NodeAction>) {
         let first = self.under_way.is_empty();
         self.under_way.extend(frames(actions));
@@ -112,7 +112,7 @@ impl Bench {
             ToClient::MemoryGrant { bytes, .. } => {
                 holder.held += bytes.0;
                 let (asked, ..) = holder.asks.pop_front().expect("asked");
-                // Its slack may have been called back for a sibling since it asked: it asks for the rest.
+                // Its slack may have been called back for a sibling meanwhile, so the process asks for the rest.
                 if holder.held - holder.used < asked {
                     return self.allocate(index, asked);
                 }
@@ -126,7 +126,7 @@ impl Bench {
                     return self.allocate(index, asked);
                 }
                 self.denied += 1;
-                // Another process that asks at the same time may take the rest in its place.
+                // Another process with a question at the same time may take the rest.
                 let alone = before == (granted, true) && !contended;
                 assert!(
                     used + asked > LIMIT || !quiet || !settled || !alone,
@@ -263,13 +263,13 @@ impl Bench {
         self.now = end;
     }
 
-    /// The daemon is killed; processes grow to their parts, and come back to the next one in some order.
+    /// Kills the daemon; the processes grow to their parts, and return to the next daemon in some order.
     fn restart(&mut self, order: u64) {
         self.node = node();
         for holder in self.holders.iter_mut().flatten() {
             (holder.client, holder.stopped) = (None, false);
             holder.questions.clear();
-            // The program takes all that it is given, or half of that.
+            // The program takes its whole part, or half of it.
             let most = holder.part.unwrap_or(holder.held);
             holder.asks.clear();
             holder.used = holder.used.max(if order.is_multiple_of(3) { most } else { most / 2 });
@@ -280,7 +280,7 @@ impl Bench {
         for step in 0..n {
             let index = usize::try_from((order + step) % n).unwrap();
             self.attach(index);
-            // One that is early tries to take everything.
+            // An early process tries to take everything.
             self.allocate(index, LIMIT / 2);
             self.pass(order % 50);
         }
@@ -335,7 +335,7 @@ fn each_process_is_told_what_all_use_to_the_byte() {
     assert_eq!(shown, Bytes(303));
 }
 
-/// A stopped sibling delays the first answer, by a bounded time, and no later one.
+/// A stopped sibling delays the first answer by a bounded time, and no later answer.
 #[test]
 fn a_stopped_sibling_is_waited_for_once() {
     let mut bench = Bench::new();
@@ -354,7 +354,7 @@ fn a_stopped_sibling_is_waited_for_once() {
     assert_eq!(bench.granted, 2);
 }
 
-/// The daemon that comes knows the processes one after the other.
+/// The next daemon meets the processes one after the other.
 #[test]
 fn a_process_that_is_back_first_waits_for_its_siblings() {
     let mut bench = Bench::new();
@@ -403,7 +403,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// [`Bench::check`] looks after each frame: that is where a daemon may be killed.
+    /// [`Bench::check`] runs after each frame, where a daemon may be killed.
     #[test]
     fn an_instance_never_holds_more_than_its_limit_whenever_the_daemon_is_killed(
         steps in prop::collection::vec(step(), 1..120),

@@ -45,18 +45,18 @@ struct Process {
     kernel: Duration,
     busy: bool,
     asked: bool,
-    /// Turns that are over.
+    /// The number of finished turns.
     turn: u32,
     token: Option<Token>,
-    /// When the kernel that runs now ends.
+    /// The end of the running kernel.
     ends: Option<Timestamp>,
     /// GPU time really used.
     ran: Duration,
-    /// The part that it was told last.
+    /// The last part the process was told.
     part: QuotaRange,
 }
 
-/// A node, its processes, and an account of its own: each kernel with its instance and its end.
+/// A node, its processes, and an independent account: each kernel with its instance and its end.
 struct Bench {
     node: Node,
     now: Timestamp,
@@ -174,7 +174,7 @@ impl Bench {
         }
     }
 
-    /// The process says its total and that it waits for a token, or rests.
+    /// The process states its total, and its wait for a token or its rest.
     fn asks(&mut self, index: usize) {
         let Some(process) = &mut self.processes[index] else { return };
         process.asked = process.busy;
@@ -245,13 +245,13 @@ impl Bench {
         self.processes[index].as_ref().unwrap().ran
     }
 
-    /// The most by which an instance passed its limit over any stretch of time, beyond what a limit by windows leaves
-    /// open: two windows that are cut, and a kernel for each that nothing could stop.
+    /// The most by which an instance passed its limit over any stretch of time, beyond the tolerance of a limit by windows: two windows
+    /// cut by the stretch, and for each of them one kernel past stopping.
     fn excess(&self, instance: usize, longest: Duration) -> Duration {
         let limit = self.specs[instance].quota().limit();
         let allowed = limit.of(WINDOW).saturating_add(longest).saturating_mul(2);
-        // Time counts in ten thousandths of a nanosecond, so that the limit's part of it is exact. A stretch from `i` to `j` passes
-        // the limit by what was above it after `j` less what was above it before `i`: the least of those is enough to remember.
+        // Time counts in ten thousandths of a nanosecond, so the limit's part of it is exact. A stretch from `i` to `j` passes the
+        // limit by the excess after `j` less the excess before `i`, and of the latter only the least needs to be kept.
         let share = |time: Timestamp| i128::from(limit.get()) * i128::from(time.as_nanos());
         let mut sum = 0;
         let mut least = i128::MAX;
@@ -265,7 +265,7 @@ impl Bench {
         Duration::from_nanos(worst).saturating_sub(allowed)
     }
 
-    /// The charges that status shows of each process add up to the engine's charge for their instance.
+    /// The charges per process, as status shows them, add up to the engine's charge for their instance.
     fn charges_agree(&self) {
         for (id, tenant) in self.node.tenants.iter() {
             let status = self.node.tokens.0.client(id).unwrap();
@@ -316,7 +316,7 @@ fn busy_siblings_share_the_limit_of_their_instance_evenly() {
     }
 }
 
-/// A token, slack and grace, as the module of the turns says; twice with an extension that was on its way.
+/// The wait is a token, slack and grace, as in the module of the turns, and twice as much with an extension on its way.
 #[test]
 fn a_sibling_that_wakes_up_gets_the_next_token() {
     for offset in 0..60 {
@@ -347,7 +347,7 @@ fn a_holder_that_dies_leaves_its_token_to_a_sibling_at_once() {
     assert_eq!(bench.processes[heir].as_ref().unwrap().part, "0.5".parse().unwrap());
 }
 
-/// A total that shrinks is a fault of its process: its connection ends, and the charge stays.
+/// A shrinking total is a fault of its process: the connection ends, and the charge stays.
 #[test]
 fn a_total_that_shrinks_ends_the_connection_and_stays_charged() {
     let mut bench = Bench::new(&["0.5"]);
@@ -365,7 +365,7 @@ fn a_total_that_shrinks_ends_the_connection_and_stays_charged() {
     assert_eq!(bench.node.tenants().next().unwrap().status.total_used, charged);
 }
 
-/// Its kernel of 400 ms outlasts the connection: the use beyond its permission is charged when it is back.
+/// A kernel of 400 ms outlasts its connection, and the use beyond the permission is charged after the return.
 #[test]
 fn a_process_that_comes_back_owes_its_overuse() {
     for (used, owed) in
@@ -403,7 +403,7 @@ fn a_process_that_comes_back_owes_its_overuse() {
     }
 }
 
-/// The co-scaler works on the instance: its limit is that of all processes together.
+/// The co-scaler works on the instance, so its limit holds for all processes together.
 #[test]
 fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     let mut bench = Bench::new(&["0.1:1", "0.6:1"]);
@@ -451,7 +451,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Processes come, go, work and rest in any order: the bench adds up what really ran.
+    /// Processes come, go, work and rest in any order, and the bench adds up the time really run.
     #[test]
     fn an_instance_never_exceeds_its_limit(
         steps in prop::collection::vec(step(), 1..60),
@@ -482,8 +482,7 @@ proptest! {
             }
         }
         for instance in 0..2 {
-            // Two cut windows; beyond them each process may have one kernel under way, and a killed one did not say
-            // what it used.
+            // Two windows are cut. Beyond them each process may have one kernel under way, and a killed process did not state its use.
             let processes = bench.processes.len() as u64;
             let excess = bench.excess(instance, us(30_000));
             let unsaid = if killed { us(12_000).saturating_mul(processes) } else { Duration::ZERO };
