@@ -40,7 +40,7 @@ use crate::units::{Duration, SmShare, Timestamp};
 pub struct Share {
     /// Guaranteed and maximal share of time in a window.
     pub quota: QuotaRange,
-    /// Share of the SMs under a token of the client; more than 0.
+    /// Share of the SMs occupied by the client while it holds a token; more than 0.
     pub sm: SmShare,
 }
 
@@ -62,7 +62,7 @@ pub enum TokenEvent {
     },
     /// The client has another share from now on. Its current token keeps the earlier share of the SMs until its end.
     ShareChanged {
-        /// The client whose share changes.
+        /// The client with the new share.
         client: ClientId,
         /// The new share.
         share: Share,
@@ -123,7 +123,7 @@ pub enum TokenAction {
         /// The client to be stopped.
         client: ClientId,
     },
-    /// Announces to the client a wait for its next token, until `until` at least.
+    /// Tells the client to wait: it gets no token before `until`.
     Throttle {
         /// The waiting client.
         client: ClientId,

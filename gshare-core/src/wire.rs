@@ -150,7 +150,7 @@ impl DaemonWait {
         self.0.as_nanos() / 5 * 3
     }
 
-    /// The longest time of a daemon's greeting, in ns.
+    /// The longest wait for a daemon's greeting, in ns.
     pub const fn greeting_ns(self) -> u64 {
         self.0.as_nanos() / 5
     }
@@ -616,7 +616,7 @@ messages! {
         /// The time at which the client must stop launching.
         until: Timestamp,
     }
-    /// Announces a wait: the client gets no token before `until`.
+    /// Tells the client to wait: it gets no token before `until`.
     6 Throttle {
         /// The waiting client.
         client: ClientId,
