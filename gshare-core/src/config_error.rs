@@ -3,7 +3,7 @@
 use core::fmt;
 use std::borrow::Cow;
 
-/// A value of a configuration outside its bounds.
+/// A configuration has a value outside its bounds.
 ///
 /// ```
 /// use gshare_core::ConfigError;
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 #[error("{field} is {value}: {bound}")]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// The field; for an entry of a list with the name of the entry.
+    /// The name of the field; for an entry of a list with the name of the entry.
     pub field: Cow<'static, str>,
     /// The value of the field, as text.
     pub value: String,
@@ -24,7 +24,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// The error of a field with this value.
+    /// The error for a field with this value.
     pub fn new(
         field: impl Into<Cow<'static, str>>,
         value: impl fmt::Display,
@@ -33,7 +33,7 @@ impl ConfigError {
         Self { field: field.into(), value: value.to_string(), bound: bound.into() }
     }
 
-    /// The error, unless the value is within its bounds.
+    /// Checks a value: `within` states whether the value is within its bounds.
     ///
     /// # Errors
     /// When `within` is false.
@@ -47,8 +47,8 @@ impl ConfigError {
     }
 }
 
-/// Builder methods: each takes the configuration and returns it with another value of one field. Configurations are
-/// `#[non_exhaustive]`, so other crates build them with these methods. For an `Option` the method may take the inner value.
+/// Declares builder methods: each takes the configuration and returns it with another value of one field. Other crates need these
+/// methods, since configurations are `#[non_exhaustive]`. For an `Option` the method may take the inner value.
 ///
 /// ```
 /// #[derive(Default)]
@@ -77,7 +77,8 @@ macro_rules! with_fields {
     };
 }
 
-/// Declares a configuration: each field with its default and, where it has one, its builder method. The struct is `#[non_exhaustive]`, see [`with_fields!`](crate::with_fields).
+/// Declares a configuration: each field with its default and, optionally, its builder method. The struct is `#[non_exhaustive]`,
+/// see [`with_fields!`](crate::with_fields).
 ///
 /// ```
 /// gshare_core::config! {

@@ -1,18 +1,18 @@
-//! The FFS DAG: the components of a function and the data between them, as a partitioner sees them.
+//! The FFS DAG: a partitioner's view of the components of a function and of the data between them.
 //!
 //! # Problem
 //! A FluidFaaS function registers its models and the data flow between them (FluidFaaS, section 5.2.1). A
 //! partitioner needs the time and the memory of every component on each profiled slice, and the bytes on every edge.
-//! The description comes from outside, so [`DagBuilder::build`] checks it once. A [`Dag`] is acyclic, within all bounds,
+//! The description comes from outside, so [`DagBuilder::build`] checks it once, and every [`Dag`] is acyclic, within all bounds
 //! and in topological order.
 //!
 //! # Terms
-//! - **component**: one model with its processing; runs as a whole on one slice;
+//! - **component**: one model with its processing, which runs as a whole on one slice;
 //! - **profile**: time and memory of a component on one slice profile with one batch size. A component without a profile
-//!   for a slice cannot run there (it does not fit, or was not measured);
-//! - **edge**: the output of one component, read by another, in bytes per batch;
-//! - **branch**: a component for some of the requests only ([`Component::runs`]). Its *expected* time is its share of the
-//!   time; its memory is needed in full, and a request on the branch waits for all of its time.
+//!   for a slice cannot run there (the component does not fit, or has no measurement);
+//! - **edge**: the output of one component as input of another, in bytes per batch;
+//! - **branch**: a component for some of the requests only ([`Component::runs`]). Its *expected* time is the branch's share of
+//!   the full time, but the branch needs all of its memory, and a request on the branch waits for the full time.
 //!
 //! # Form
 //! ```json
@@ -25,27 +25,28 @@
 //!      {"slice": "2g.20gb", "batch": 1, "time_ns": 120000000, "memory_bytes": 8589934592}]}],
 //!  "edges": [{"from": "deblur", "to": "super_resolution", "bytes": 6291456}]}
 //! ```
-//! `runs_bp` is the share of requests through the component, in basis points; without it, every request runs it. The same in TOML, and
-//! from code by [`Dag::builder`].
+//! `runs_bp` is the share of requests through the component, in basis points; without this field, every request runs the component.
+//! TOML has the same form, and code builds a DAG by [`Dag::builder`].
 //!
 //! # Order
-//! Components are kept in a topological order. Among components with all predecessors placed, the first declared comes next. A component's index in [`Dag::components`] is its bit in a [`ComponentSet`].
+//! A [`Dag`] keeps its components in a topological order: of all components with every predecessor placed, the first declared
+//! comes next. A component's index in [`Dag::components`] is its bit in a [`ComponentSet`].
 //!
 //! # Cost
-//! Building takes O(n² + e log e) for n components and e edges, after n and e have been checked against
-//! [`MAX_COMPONENTS`] and [`MAX_EDGES`].
+//! Building takes O(n² + e log e) for n components and e edges, after a check of n and e against [`MAX_COMPONENTS`] and
+//! [`MAX_EDGES`].
 
 use crate::units::{BasisPoints, Bytes, Duration};
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most components of one DAG: as many as a [`ComponentSet`] has bits. Published functions have 3 to 20.
+/// The most components of one DAG, one for each bit of a [`ComponentSet`]. Published functions have 3 to 20 components.
 pub const MAX_COMPONENTS: usize = 128;
-/// The most edges: one between each two components.
+/// The most edges of one DAG: one between each two components.
 pub const MAX_EDGES: usize = MAX_COMPONENTS * (MAX_COMPONENTS - 1) / 2;
-/// The most profiles of one component: more than every slice of every GPU with a few batch sizes each.
+/// The most profiles of one component, enough for every slice of every GPU with a few batch sizes each.
 pub const MAX_PROFILES: usize = 1024;
-/// The longest time of one component, or of one hand-off: one hour. With at most [`MAX_COMPONENTS`] of them, the sum
+/// The longest time of one component or of one hand-off: one hour. For at most [`MAX_COMPONENTS`] such times, the sum
 /// of squares times the number of stages stays within 128 bits.
 pub const MAX_TIME: Duration = Duration::from_secs(3_600);
 /// The largest memory of one component, and the most bytes of one edge: 1 PiB.
@@ -70,22 +71,22 @@ impl ComponentSet {
         Self(1 << component)
     }
 
-    /// How many there are.
+    /// The number of components.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there is none.
+    /// Whether the set has no component.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `component` is one of them.
+    /// Whether the set contains `component`.
     pub const fn contains(self, component: usize) -> bool {
         component < 128 && self.0 >> component & 1 == 1
     }
 
-    /// Whether all of these are in `other`.
+    /// Whether `other` contains all components of this set.
     pub const fn is_subset(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
@@ -108,7 +109,7 @@ impl ComponentSet {
         Self(self.0 & !other.0)
     }
 
-    /// The components, ascending.
+    /// The components in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> + use<> {
         let mut rest = self.0;
         core::iter::from_fn(move || {
@@ -148,7 +149,7 @@ pub struct Profile {
     /// Time for one batch, in ns; more than 0, at most [`MAX_TIME`].
     #[cfg_attr(feature = "serde", serde(rename = "time_ns"))]
     pub time: Duration,
-    /// GPU memory, without the run-time's own; at most [`MAX_BYTES`].
+    /// GPU memory without the memory of the run-time itself; at most [`MAX_BYTES`].
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
     pub memory: Bytes,
 }
@@ -163,7 +164,7 @@ const fn one() -> u32 {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Component {
-    /// Unique in the DAG.
+    /// The name, unique in the DAG.
     pub name: String,
     /// Share of requests through the component; more than 0.
     #[cfg_attr(
@@ -192,7 +193,7 @@ impl Component {
         Self { name: name.into(), runs: BasisPoints::WHOLE, profiles: Vec::new() }
     }
 
-    /// The same with a profile.
+    /// The same component with one more profile.
     #[must_use]
     pub fn with_profile(
         mut self,
@@ -205,7 +206,7 @@ impl Component {
         self
     }
 
-    /// The same, run by a share of the requests.
+    /// The same component, run by a share of the requests.
     #[must_use]
     pub fn with_runs(mut self, runs: BasisPoints) -> Self {
         self.runs = runs;
@@ -217,7 +218,7 @@ impl Component {
         self.profiles.iter().find(|profile| profile.batch == batch && profile.slice == slice)
     }
 
-    /// `time`, times the share of requests through the component, rounded up to a nanosecond.
+    /// `time` multiplied by the share of requests through the component, rounded up to a nanosecond.
     pub fn expected(&self, time: Duration) -> Duration {
         share_of(time, self.runs)
     }
@@ -239,62 +240,62 @@ pub struct Edge {
     pub bytes: Bytes,
 }
 
-/// Why a DAG was refused. Names the component and the bound.
+/// Why a DAG was refused. The message names the component and the bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum DagError {
-    /// Nothing to run.
+    /// The DAG has no component.
     #[error("a DAG needs at least one component")]
     NoComponents,
-    /// More than can be partitioned.
+    /// The DAG has more than [`MAX_COMPONENTS`] components.
     #[error("{count} components: at most {limit}")]
     TooManyComponents { count: usize, limit: usize },
-    /// More edges than there are pairs.
+    /// The DAG has more edges than pairs of components.
     #[error("{count} edges: at most {limit}")]
     TooManyEdges { count: usize, limit: usize },
-    /// More profiles than one component can have.
+    /// A component has more than [`MAX_PROFILES`] profiles.
     #[error("component `{component}` has {count} profiles: at most {limit}")]
     TooManyProfiles { component: String, count: usize, limit: usize },
-    /// A component without a name.
+    /// A component has no name.
     #[error("component number {index} has no name")]
     EmptyName { index: usize },
-    /// Two components of one name.
+    /// Two components have one name.
     #[error("component `{component}` is declared twice")]
     DuplicateComponent { component: String },
-    /// An edge to or from an undeclared component.
+    /// An edge leads to or from an undeclared component.
     #[error("edge `{from}` -> `{to}`: there is no component `{missing}`")]
     UnknownComponent { from: String, to: String, missing: String },
-    /// The same edge twice.
+    /// An edge is declared twice.
     #[error("edge `{from}` -> `{to}` is declared twice")]
     DuplicateEdge { from: String, to: String },
-    /// Components wait for each other.
+    /// Components wait for each other in a cycle.
     #[error("cycle: {}", path.join(" -> "))]
     Cycle { path: Vec<String> },
-    /// A component without profiles.
+    /// A component has no profile.
     #[error("component `{component}` has no profile")]
     NoProfiles { component: String },
-    /// Two profiles for one slice and batch size.
+    /// A component has two profiles for one slice and batch size.
     #[error("component `{component}` has two profiles for {slice}, batch {batch}")]
     DuplicateProfile { component: String, slice: String, batch: u32 },
-    /// A batch of nothing.
+    /// A profile has a batch size of 0.
     #[error("component `{component}` on {slice}: batch is 0, need at least 1")]
     ZeroBatch { component: String, slice: String },
-    /// A component takes no time: nobody measured it.
+    /// A profile has a time of 0, the sign of a missing measurement.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is 0, need more")]
     ZeroTime { component: String, slice: String, batch: u32 },
-    /// A time too long for the arithmetic.
+    /// A profile's time is too long for the arithmetic.
     #[error("component `{component}` on {slice}, batch {batch}: time_ns is {time}, at most {MAX_TIME}")]
     TimeTooLong { component: String, slice: String, batch: u32, time: Duration },
-    /// A memory too large for the arithmetic.
+    /// A profile's memory is too large for the arithmetic.
     #[error(
         "component `{component}` on {slice}, batch {batch}: memory_bytes is {memory}, at most {MAX_BYTES}"
     )]
     MemoryTooLarge { component: String, slice: String, batch: u32, memory: Bytes },
-    /// A component without requests.
+    /// A component runs for no request.
     #[error("component `{component}`: runs_bp is 0, need 1 to 10000")]
     NeverRuns { component: String },
-    /// An edge too large for the arithmetic.
+    /// An edge has too many bytes for the arithmetic.
     #[error("edge `{from}` -> `{to}`: {bytes}, at most {MAX_BYTES}")]
     EdgeTooLarge { from: String, to: String, bytes: Bytes },
 }
@@ -333,7 +334,7 @@ impl Dag {
         DagBuilder { name: name.into(), components: Vec::new(), edges: Vec::new() }
     }
 
-    /// May be empty.
+    /// The name, which may be empty.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -343,7 +344,7 @@ impl Dag {
         &self.components
     }
 
-    /// The edges, by their ends.
+    /// The edges in the order of their ends.
     pub fn edges(&self) -> &[Edge] {
         &self.edges
     }
@@ -383,7 +384,7 @@ impl Dag {
     }
 }
 
-/// An unchecked DAG: the serialised form, and the collection of [`Dag::builder`].
+/// An unchecked DAG, from its serialised form or from [`Dag::builder`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -413,7 +414,7 @@ impl DagBuilder {
         self
     }
 
-    /// Adds an edge between components by name; they may be added later.
+    /// Adds an edge between components by name; the components may be added later.
     #[must_use]
     pub fn edge(mut self, from: impl Into<String>, to: impl Into<String>, bytes: Bytes) -> Self {
         self.edges.push(NamedEdge { from: from.into(), to: to.into(), bytes });
@@ -423,7 +424,7 @@ impl DagBuilder {
     /// Checks everything and orders the components.
     ///
     /// # Errors
-    /// The first of [`DagError`], looked for in the order: counts, components, edges, cycles.
+    /// The first [`DagError`], with the checks in the order: counts, components, edges, cycles.
     pub fn build(self) -> Result<Dag, DagError> {
         let Self { name, components, edges } = self;
         if components.is_empty() {
@@ -536,7 +537,7 @@ fn check_component(index: usize, component: &Component) -> Result<(), DagError> 
     Ok(())
 }
 
-/// The order, or a cycle with its first member again at the end.
+/// A topological order, or a cycle with its first member again at the end.
 fn topological_order(predecessors: &[ComponentSet]) -> Result<Vec<usize>, Vec<usize>> {
     let mut placed = ComponentSet::EMPTY;
     let mut order = Vec::with_capacity(predecessors.len());
@@ -551,7 +552,7 @@ fn topological_order(predecessors: &[ComponentSet]) -> Result<Vec<usize>, Vec<us
     Ok(order)
 }
 
-/// Walks backwards among components that are not placed until one comes again.
+/// Walks backwards among components without a place until a component comes again.
 fn cycle(predecessors: &[ComponentSet], placed: ComponentSet) -> Vec<usize> {
     let waiting = ComponentSet::first(predecessors.len()).without(placed);
     let mut path: Vec<usize> = waiting.iter().take(1).collect();

@@ -2,7 +2,7 @@
 
 use crate::units::Timestamp;
 
-/// A decision engine: told the time and an event, it answers with orders.
+/// A decision engine, which answers the time and an event with orders.
 ///
 /// An engine owns no clock, thread, file, socket, log or source of randomness; equal inputs give equal outputs on
 /// every machine. A host drives it in a loop:
@@ -14,10 +14,10 @@ use crate::units::Timestamp;
 /// # Contract
 /// - `now` never goes back; an engine answers an earlier time with an error.
 /// - After `Err` the engine and `actions` are as before the call.
-/// - `actions` is appended to, never cleared: the caller owns (and reuses) the buffer.
-/// - Events may come late. An engine first obeys its deadlines before `now`, then handles the event.
+/// - An engine appends to `actions` and never clears it, since the caller owns and reuses the buffer.
+/// - Events may come late, so an engine first obeys its deadlines before `now` and then handles the event.
 pub trait Engine {
-    /// Something happened outside, and the host tells the engine.
+    /// A fact from outside, reported by the host.
     type Event;
     /// An order for the caller to carry out.
     type Action;
@@ -32,29 +32,29 @@ pub trait Engine {
         actions: &mut Vec<Self::Action>,
     ) -> Result<(), Self::Error>;
 
-    /// The same, with the orders in a list of their own.
+    /// Takes one event like [`handle`](Engine::handle), and returns the orders in a new list.
     fn orders(&mut self, now: Timestamp, event: Self::Event) -> Result<Vec<Self::Action>, Self::Error> {
         let mut actions = Vec::new();
         self.handle(now, event, &mut actions)?;
         Ok(actions)
     }
 
-    /// When the engine wants to be called again even if nothing happens; `None` when it has nothing to wait for.
+    /// The time of the engine's next call without an event; `None` while the engine waits for events only.
     fn next_deadline(&self) -> Option<Timestamp>;
 }
 
-/// Every engine refuses an event from before the last event.
+/// The refusal of an event with an earlier time than the last event, common to all engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("time went back: now {now}, last event at {last}")]
 pub struct TimeWentBack {
-    /// The time given.
+    /// The time of the refused event.
     pub now: Timestamp,
-    /// The latest time seen.
+    /// The latest time so far.
     pub last: Timestamp,
 }
 
 impl TimeWentBack {
-    /// Refuses a time before `last`.
+    /// Checks `now` against the latest time so far.
     ///
     /// # Errors
     /// When `now` is before `last`.

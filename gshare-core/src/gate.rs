@@ -1,18 +1,18 @@
-//! The launch gate: what a hooked process decides by itself.
+//! The launch gate: the launch decisions of a hooked process without its daemon.
 //!
 //! # Problem
-//! A kernel launch takes about 2 us, and a question to the daemon 8 us and more. So the process decides from a permission that
-//! it was given ahead of time, and a launch costs **one atomic operation** while that lasts.
+//! A kernel launch takes about 2 us, and a question to the daemon 8 us and more. The daemon therefore grants a permission ahead of
+//! time, and a launch costs the process **one atomic operation** while the permission lasts.
 //!
 //! # Terms
-//! - **spent**: the predicted cost of all launches so far, corrected as they are measured; a total in ns.
-//! - **limit**: the total up to which launches pass. A launch passes while `spent` is below it, whatever the launch costs.
-//! - **done**: the measured cost of all work that is over; a total in ns.
-//! - **in flight**: `spent - done`, launched and not yet known to be over.
+//! - **spent**: the predicted cost of all launches so far, corrected by each measurement; a total in ns.
+//! - **limit**: a total in ns. A launch passes while `spent` is below it, even if its own cost then goes beyond.
+//! - **done**: the measured cost of all finished work; a total in ns.
+//! - **in flight**: `spent - done`, the launched work without a known end.
 //!
 //! # Algorithm
-//! Threads compare `spent` with `limit` in the [`LaunchGate`]. One helper thread owns the [`Credit`]: it knows up to which total the
-//! daemon allows the process, and keeps the limit at `min(allowed, done + bound)`, so that only so much work is queued.
+//! Threads compare `spent` with `limit` in the [`LaunchGate`]. One helper thread owns the [`Credit`] with `allowed`, the total
+//! from the daemon, and keeps the limit at `min(allowed, done + bound)`, so at most `bound` of work is queued.
 //!
 //! ```text
 //! allowed 10 ms, bound 2 ms, kernels predicted at 1 ms that take 1.1 ms
@@ -20,12 +20,12 @@
 //! launch, launch   spent 2.0   done 0     limit 2.0        a third launch waits
 //! one is over      spent 2.1   done 1.1   limit 3.1        the next passes
 //! ```
-//! A permission that is taken back is a lower limit. Nothing else changes: what runs is measured and stays in the totals.
+//! The daemon takes a permission back by a lower limit. Running work is still measured and stays in the totals.
 //!
 //! # Invariants
 //! - `done <= spent`, under any interleaving (checked by loom).
-//! - One launch goes beyond a limit; when the limit is lowered, one more of each thread.
-//! - `used`, which the daemon is told, never shrinks.
+//! - At most one launch goes beyond a limit; when the limit is lowered, each thread may pass once more.
+//! - `used`, the total in reports to the daemon, never shrinks.
 //!
 //! # Cost
 //! [`LaunchGate::try_spend`]: two loads and one compare-and-swap.
@@ -37,12 +37,12 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::{Bytes, Duration};
 
-/// A total on its own pair of cache lines: adjacent lines are fetched together.
+/// A total on its own pair of cache lines, since processors fetch adjacent lines together.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Total(AtomicU64);
 
-/// The hot side: shared by all launching threads of a process, one per GPU.
+/// The hot side of the gate: all launching threads of a process share one per GPU.
 #[derive(Debug)]
 pub struct LaunchGate {
     spent: Total,
@@ -61,7 +61,8 @@ impl LaunchGate {
         Self { spent: Total(AtomicU64::new(0)), limit: Total(AtomicU64::new(0)) }
     }
 
-    /// Lets a launch of predicted cost `cost` through, or not. `false`: nothing was spent, and the caller waits for its helper thread.
+    /// Spends `cost`, the predicted cost of one launch, and returns whether the launch passes. After `false` nothing is spent, and
+    /// the caller waits for its helper thread.
     #[inline]
     pub fn try_spend(&self, cost: Duration) -> bool {
         let mut spent = self.spent.0.load(Ordering::Relaxed);
@@ -75,17 +76,17 @@ impl LaunchGate {
         false
     }
 
-    /// Predicted cost of all launches so far, corrected as far as they are measured.
+    /// The predicted cost of all launches so far, corrected by the measurements so far.
     pub fn spent(&self) -> Duration {
         Duration::from_nanos(self.spent.0.load(Ordering::Acquire))
     }
 
-    /// How much may be spent now.
+    /// The GPU time that launches may spend now.
     pub fn left(&self) -> Duration {
         Duration::from_nanos(self.limit.0.load(Ordering::Acquire)).saturating_sub(self.spent())
     }
 
-    /// Work is over that was spent at `predicted` and took `measured`.
+    /// Replaces the prediction for finished work by its measurement.
     fn correct(&self, predicted: Duration, measured: Duration) {
         if measured >= predicted {
             self.spent.0.fetch_add((measured - predicted).as_nanos(), Ordering::AcqRel);
@@ -101,77 +102,84 @@ impl LaunchGate {
     }
 }
 
-/// The cold side: the permission that one helper thread has for a device, and the work that is over.
+/// The cold side of the gate: the permission and the finished work of one device, owned by one helper thread.
 #[derive(Debug)]
 pub struct Credit {
-    /// The total up to which launches are allowed, or were last.
+    /// The total up to which launches are or were last allowed.
     allowed: Duration,
     open: bool,
     done: Duration,
     bound: Duration,
     /// A launch that begins below this total passes with any work in flight.
     let_in: Duration,
-    /// The largest total that was reported.
+    /// The largest total reported so far.
     reported: Duration,
 }
 
-/// What is spent, of one moment.
+/// The work in flight and the rest of the permission, both at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Balance {
-    /// GPU time launched and not yet known to be over.
+    /// GPU time of launched work without a known end.
     pub in_flight: Duration,
-    /// How much of the permission is left; zero without one.
+    /// The rest of the permission; zero without a permission.
     pub unspent: Duration,
 }
 
 impl Credit {
-    /// No permission yet. At most `bound` of GPU time may be in flight.
+    /// A credit without a permission. At most `bound` of GPU time may be in flight.
     pub fn new(bound: Duration) -> Self {
         let zero = Duration::ZERO;
         Self { allowed: zero, open: false, done: zero, bound, let_in: zero, reported: zero }
     }
 
-    /// Launches are allowed up to this total of [`used`](Self::used).
+    /// Allows launches up to this total of [`used`](Self::used).
     pub fn allow(&mut self, gate: &LaunchGate, allowed: Duration) {
         (self.allowed, self.open) = (allowed, true);
         self.apply(gate);
     }
 
-    /// No launch is allowed from here on.
+    /// Stops all launches until the next permission.
     pub fn stop(&mut self, gate: &LaunchGate) {
         self.open = false;
         self.apply(gate);
     }
 
-    /// Whether a permission stands, used up or not.
+    /// Whether the process has a permission, used up or not.
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// The total up to which launches are allowed, or were last: who allowed it has charged that much.
+    /// The total up to which launches are or were last allowed. The daemon, or the local clock without a daemon, has charged it.
     pub fn allowed(&self) -> Duration {
         self.allowed
     }
 
-    /// No launch is allowed from here on; who allowed them charges what was reported as used, and not more.
+    /// Stops all launches and gives the rest of the permission back: the daemon charges the reported use and no more.
     pub fn give_back(&mut self, gate: &LaunchGate) {
         self.allowed = self.allowed.min(self.reported);
         self.stop(gate);
     }
 
-    /// A total was charged by who allows launches.
+    /// Notes a total charged by the daemon or by the local clock; a smaller total than before changes nothing.
+    ///
+    /// # Panics
+    /// While launches are allowed.
     pub fn charged(&mut self, total: Duration) {
         assert!(!self.open, "a total is stated while launches are allowed");
         self.allowed = self.allowed.max(total);
     }
 
-    /// Bounds the GPU time in flight from here on.
+    /// Changes the bound of the GPU time in flight.
     pub fn set_bound(&mut self, gate: &LaunchGate, bound: Duration) {
         self.bound = bound;
         self.apply(gate);
     }
 
-    /// Work is over that was spent at `predicted` and took `measured`; zero, if it was not launched after all.
+    /// Moves finished work from in flight to done: `predicted` is its earlier cost and `measured` its real cost, zero for a cost
+    /// spent without a launch.
+    ///
+    /// # Panics
+    /// When `predicted` is more than the work in flight.
     pub fn completed(&mut self, gate: &LaunchGate, predicted: Duration, measured: Duration) {
         let in_flight = self.balance(gate).in_flight;
         assert!(predicted <= in_flight, "{predicted} are over of {in_flight} in flight");
@@ -181,23 +189,24 @@ impl Credit {
         self.apply(gate);
     }
 
-    /// What is in flight, and what is left of the permission. One look at the gate decides both: what a launch spends meanwhile is
-    /// either in neither or in both.
+    /// The work in flight and the rest of the permission. Both come from one load of `spent`, so a concurrent launch counts in both
+    /// or in neither.
     pub fn balance(&self, gate: &LaunchGate) -> Balance {
         let spent = gate.spent();
         let unspent = if self.open { self.allowed.saturating_sub(spent) } else { Duration::ZERO };
         Balance { in_flight: spent.saturating_sub(self.done), unspent }
     }
 
-    /// GPU time used in all, work in flight included. `prepaid` of what is spent is for launches to come. Never shrinks.
+    /// The total of used GPU time, with work in flight and without `prepaid`, the cost spent for future launches. The total never
+    /// shrinks.
     pub fn used(&mut self, gate: &LaunchGate, prepaid: Duration) -> Duration {
         self.reported = self.reported.max(gate.spent().saturating_sub(prepaid));
         self.reported
     }
 
-    /// Lets one more launch pass with any work in flight, if the permission is not spent; gives whether it is not.
+    /// Lets one more launch pass the bound while the permission has time left, and returns whether it has.
     ///
-    /// For work in flight that is overdue: it may wait for a launch of the program that is yet to come.
+    /// The helper thread calls this for overdue work in flight, which may wait for a later launch of the program.
     pub fn let_one_in(&mut self, gate: &LaunchGate) -> bool {
         let has_time = !self.balance(gate).unspent.is_zero();
         if has_time && gate.left().is_zero() {
@@ -213,9 +222,9 @@ impl Credit {
     }
 }
 
-/// Memory that a process may allocate on one GPU without asking again.
+/// The memory that a process may allocate on one GPU without another request to the daemon.
 ///
-/// Reserve before the driver call; when the call fails, [`release`](Self::release) takes it back. `free` never goes
+/// A caller reserves memory before the driver call and [releases](Self::release) it when the call fails. `free` never goes
 /// below zero, so two threads cannot both pass with the last bytes.
 #[derive(Debug)]
 pub struct MemoryGate {
@@ -223,21 +232,21 @@ pub struct MemoryGate {
     used: AtomicU64,
 }
 
-/// There is not enough reserved memory: ask the daemon for at least `bytes` more.
+/// The gate has too little memory left: the caller asks the daemon for at least `bytes` more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} more needed")]
 pub struct Shortage {
-    /// How much is missing.
+    /// The missing memory.
     pub bytes: Bytes,
 }
 
 impl MemoryGate {
-    /// A gate with `free` bytes to begin with.
+    /// A gate with `free` bytes at first.
     pub fn new(free: Bytes) -> Self {
         Self { free: AtomicU64::new(free.0), used: AtomicU64::new(0) }
     }
 
-    /// Takes `bytes`, all or nothing.
+    /// Reserves all of `bytes` or none of them.
     pub fn reserve(&self, bytes: Bytes) -> Result<(), Shortage> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
@@ -253,19 +262,19 @@ impl MemoryGate {
         Ok(())
     }
 
-    /// Gives `bytes` back that were reserved.
+    /// Returns `bytes` of reserved memory to the free memory of the gate.
     pub fn release(&self, bytes: Bytes) {
         let before = self.used.fetch_sub(bytes.0, Ordering::AcqRel);
         debug_assert!(before >= bytes.0, "released more than was reserved");
         self.free.fetch_add(bytes.0, Ordering::AcqRel);
     }
 
-    /// Adds what the daemon granted.
+    /// Adds the memory of a grant by the daemon.
     pub fn grant(&self, bytes: Bytes) {
         self.free.fetch_add(bytes.0, Ordering::AcqRel);
     }
 
-    /// Takes out what is free beyond `keep`, to be given back to the daemon.
+    /// Takes out the free memory beyond `keep`; the caller gives it back to the daemon.
     pub fn surplus(&self, keep: Bytes) -> Bytes {
         let mut free = self.free.load(Ordering::Relaxed);
         while free > keep.0 {
@@ -277,12 +286,12 @@ impl MemoryGate {
         Bytes::ZERO
     }
 
-    /// Bytes reserved.
+    /// The reserved bytes.
     pub fn used(&self) -> Bytes {
         Bytes(self.used.load(Ordering::Acquire))
     }
 
-    /// Bytes that may still be reserved without asking.
+    /// The bytes left to reserve without another request to the daemon.
     pub fn free(&self) -> Bytes {
         Bytes(self.free.load(Ordering::Acquire))
     }
@@ -307,7 +316,7 @@ mod tests {
         (LaunchGate::new(), Credit::new(bound))
     }
 
-    /// Launches are allowed up to this total.
+    /// A gate that allows launches up to this total.
     fn allowing(bound: Duration, allowed: Duration) -> (LaunchGate, Credit) {
         let (gate, mut credit) = closed(bound);
         credit.allow(&gate, allowed);
@@ -346,7 +355,7 @@ mod tests {
     fn measurements_correct_what_is_spent_in_both_directions() {
         let (gate, mut credit) = allowing(ms(100), ms(10));
         assert!((0..4).all(|_| gate.try_spend(MS)));
-        // Each took two milliseconds, not one: of ten, two are left.
+        // Each launch took two milliseconds, not one, so two of ten milliseconds are left.
         credit.completed(&gate, ms(4), ms(8));
         assert_eq!(credit.balance(&gate), Balance { in_flight: Duration::ZERO, unspent: ms(2) });
         assert_eq!((0..9).take_while(|_| gate.try_spend(MS)).count(), 2);
@@ -407,7 +416,7 @@ mod tests {
         assert_eq!(credit.balance(&gate).unspent, ms(9));
         assert!(credit.let_one_in(&gate) && gate.try_spend(ms(9)));
         assert!(!credit.let_one_in(&gate), "the permission is spent");
-        // What moves again needs no help, also where it took less than predicted.
+        // Work in progress needs no extra launch, even if a launch took less than predicted.
         credit.allow(&gate, ms(50));
         assert!(credit.let_one_in(&gate));
         credit.completed(&gate, ms(10), MS);
@@ -479,7 +488,7 @@ mod tests {
     enum Step {
         Launch(u64),
         Prepay(u64),
-        /// The oldest launch is over, and took this long.
+        /// The oldest launch ends after this time.
         End(u64),
         Refund,
         Allow(u64),
@@ -502,13 +511,13 @@ mod tests {
         ]
     }
 
-    /// The gate as a list of launches: nothing is added up before somebody asks.
+    /// The gate as a list of launches, which keeps no totals and adds the list up for each question.
     #[derive(Debug)]
     struct Literal {
         queue: Vec<u64>,
         over: Vec<u64>,
         prepaid: u64,
-        /// The total that is allowed; `None`: closed.
+        /// The allowed total; `None` while the gate is closed.
         allowed: Option<u64>,
         bound: u64,
         one_more: bool,
@@ -612,7 +621,7 @@ mod loom_tests {
         builder.check(model);
     }
 
-    /// Two threads launch as often as they can while the permission is taken back: each passes once at most from there on.
+    /// Two threads launch as often as they can during a `stop`. Each thread passes at most once after it.
     #[test]
     fn a_thread_passes_once_at_most_when_launches_are_stopped() {
         check(|| {
@@ -672,7 +681,7 @@ mod loom_tests {
         });
     }
 
-    /// The thread that decides on a turn asks while another spends the last of its permission.
+    /// The helper thread asks for the balance while another thread spends the rest of the permission.
     #[test]
     fn what_is_found_spent_is_found_in_flight() {
         check(|| {
@@ -681,7 +690,7 @@ mod loom_tests {
                 let gate = Arc::clone(&gate);
                 loom::thread::spawn(move || assert!(gate.try_spend(ns(30))))
             };
-            // Without it the launches always come last.
+            // Without this yield loom always runs the launch last.
             loom::thread::yield_now();
             let Balance { in_flight, unspent } = credit.balance(&gate);
             assert!(!unspent.is_zero() || in_flight >= ns(10), "{in_flight}");

@@ -1,8 +1,8 @@
 //! Ids: small `Copy` names, each with a type of its own.
 //!
-//! Ids of things with an end carry a generation. Tables reuse a slot, but never with the same generation. So a late answer
-//! to a departed client, or the release of an old placement, is recognised and refused. Ids order by slot, then by
-//! generation; this order is the last tie-break of every decision.
+//! The id of a thing with an end carries a generation. A table reuses a slot, but never with the same generation, so an engine
+//! recognises and refuses a late answer to a departed client or a second release of an old placement. Ids are ordered by slot,
+//! then by generation, and this order is the last tie-break of every decision.
 
 use crate::slots::SlotId;
 use core::cmp::Ordering;
@@ -24,7 +24,7 @@ macro_rules! plain_id {
                 Self(number)
             }
 
-            /// The number.
+            /// The number of this id.
             pub const fn number(self) -> $number {
                 self.0
             }
@@ -69,12 +69,12 @@ macro_rules! generational_id {
                 Self { slot, generation }
             }
 
-            /// Index of the table entry, reused after its holder is gone.
+            /// The slot of the table entry, reused after the end of its holder.
             pub const fn slot(self) -> u32 {
                 self.slot
             }
 
-            /// How often the slot was used before.
+            /// The number of earlier uses of the slot.
             pub const fn generation(self) -> u32 {
                 self.generation
             }
@@ -136,12 +136,12 @@ plain_id! {
 }
 
 plain_id! {
-    /// One instance of a function. Never used twice by one scaler or platform.
+    /// One instance of a function. A scaler or platform never uses an id twice.
     InstanceId(u64), "instance"
 }
 
 plain_id! {
-    /// A request, named by the host; the name is free again when the request was completed or rejected.
+    /// A request, named by the host; the name is free again after the request's completion or rejection.
     RequestId(u64), "request"
 }
 
@@ -151,7 +151,7 @@ plain_id! {
 }
 
 plain_id! {
-    /// A group of clients, numbered by the host (the gid, where the shell is a Unix socket).
+    /// A group of clients, numbered by the host (the gid, for a host with a Unix socket).
     GroupId(u32), "group"
 }
 
@@ -176,16 +176,17 @@ plain_id! {
 }
 
 plain_id! {
-    /// One request of a client of the model store, numbered by the host; free again once it was answered or its client left.
+    /// One request of a client of the model store, numbered by the host; the number is free again after the answer or the client's
+    /// departure.
     TicketId(u64), "ticket"
 }
 
 index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 
 /// The number of a run. Processes with one number belong together, under one name and one share. The starter of a run draws
-/// the number from the kernel's random numbers, so no other process can compute it. 0 is no number.
+/// the number from the kernel's random numbers, so no other process can compute it. 0 means no number.
 ///
-/// Written as 32 hexadecimal digits. `Debug` leaves them out, so no log tells them.
+/// `Display` writes the number as 32 hexadecimal digits, and `Debug` leaves them out, so that no log reveals them.
 ///
 /// ```
 /// use gshare_core::RunId;
@@ -201,7 +202,7 @@ index! { GpuId FunctionId ModelId NodeId GpuKind ProfileId }
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct RunId(u128);
 
-/// The text is no number of a run.
+/// The text is not the number of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the number of a run has 1 to 32 hexadecimal digits and is not 0")]
 pub struct ParseRunIdError;
@@ -248,7 +249,7 @@ impl TryFrom<String> for RunId {
     type Error = ParseRunIdError;
 
     fn try_from(text: String) -> Result<Self, ParseRunIdError> {
-        // A run without a number is written as 0 too.
+        // The number of a process outside every run is written as 0 too.
         if text.bytes().all(|digit| digit == b'0') { Ok(Self::NONE) } else { text.parse() }
     }
 }
@@ -260,9 +261,9 @@ impl From<RunId> for String {
     }
 }
 
-/// Name of a device for all processes: the UUID of a GPU or of a MIG instance, as `nvidia-smi -L` prints it.
+/// A device's name in all processes: the UUID of a GPU or of a MIG instance, in the form of `nvidia-smi -L`.
 ///
-/// Two are equal if their bytes are: the kind says how it is written.
+/// Two names are equal if their bytes are equal: the kind of device decides only the written form.
 ///
 /// ```
 /// use gshare_core::DeviceUuid;
@@ -281,7 +282,7 @@ pub struct DeviceUuid {
     mig: bool,
 }
 
-/// The text is no UUID of a device.
+/// The text is not the UUID of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a UUID such as `GPU-00112233-4455-6677-8899-aabbccddeeff`")]
 pub struct ParseUuidError(String);
@@ -297,18 +298,18 @@ impl DeviceUuid {
         Self { bytes, mig: true }
     }
 
-    /// The 16 bytes.
+    /// The 16 bytes of the UUID.
     pub const fn bytes(self) -> [u8; 16] {
         self.bytes
     }
 
-    /// Whether it is written as a MIG instance.
+    /// Whether the written form is a MIG instance.
     pub const fn is_mig(self) -> bool {
         self.mig
     }
 
     /// Whether the device is simulated: the simulated driver gives UUIDs of version 8 (RFC 9562, section 5.8) with `sim` at
-    /// their end, NVIDIA's does not.
+    /// their end, and NVIDIA's driver does not.
     pub fn is_simulated(self) -> bool {
         self.bytes[6] >> 4 == 8 && self.bytes.ends_with(b"sim")
     }

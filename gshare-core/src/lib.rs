@@ -1,11 +1,11 @@
 //! The words of gshare.
 //!
 //! Several crates share these words: units, ids, shares, profiles of functions, the [`Engine`] shape, the frames between a
-//! hooked process and its daemon, and the [`gate::LaunchGate`] inside the hooked process. Words of a single engine
-//! live beside it.
+//! hooked process and its daemon, and the [`gate::LaunchGate`] inside the hooked process. The words of a single engine
+//! live beside the engine.
 //!
-//! The crate is pure: no clock, thread, file, socket or randomness. An engine is told the time and returns orders. So one
-//! type serves the node daemon, an embedding host, the simulator, the fuzzer and the replay of a journal.
+//! The crate is pure: it has no clock, thread, file, socket or randomness. An engine gets the time from its host and returns
+//! orders, so one type serves the node daemon, an embedding host, the simulator, the fuzzer and the replay of a journal.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,

@@ -2,9 +2,9 @@
 //!
 //! # Problem
 //! Throughput is not proportional to SMs or to time (FaST-GShare, Figure 8; Dilu, Figure 7), so scaling and placement
-//! rest on measured points. A wrong point makes every later choice wrong without a trace: a throughput of 0 divides,
+//! rest on measured points. A wrong point makes every later choice wrong without a trace: a throughput of 0 becomes a divisor,
 //! NaN compares false with everything and wins or loses each search by accident, and a hole in the grid hides the
-//! optimum. So a [`ProfileTable`] is checked once, when it is made.
+//! optimum. The constructors of a [`ProfileTable`] therefore check every point.
 //!
 //! # Terms
 //! - **point**: one combination of SM share, quota and batch size, with its measurement;
@@ -36,7 +36,7 @@ use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
 
 quantity! {
-    /// Requests per second, kept in thousandths: decisions rest on integers.
+    /// Requests per second in thousandths, since decisions rest on integers.
     RequestRate(u64)
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for RequestRate {
     }
 }
 
-/// The place of a point: batch size, SM share, quota. Orders in this order.
+/// The place of a point: batch size, SM share and quota, compared in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -86,7 +86,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// SM share x quota in 1/10 000 of 1/10 000 of a GPU: 100 000 000 is the whole of it.
+    /// SM share x quota in 1/10 000 of 1/10 000 of a GPU; a whole GPU has 100 000 000.
     pub const fn area(self) -> u64 {
         self.sm.get() as u64 * self.quota.get() as u64
     }
@@ -113,19 +113,19 @@ pub struct ProfilePoint {
     pub quota: Quota,
     /// Requests per batch.
     pub batch: u32,
-    /// Requests per second in the steady state, in thousandths.
+    /// Completed requests per second in the steady state, in thousandths.
     #[cfg_attr(feature = "serde", serde(rename = "throughput_milli_rps"))]
     pub throughput: RequestRate,
     /// Median time of one batch from its launch to its result, without queueing, in ns.
     #[cfg_attr(feature = "serde", serde(rename = "p50_ns"))]
     pub p50: Duration,
-    /// 95th percentile of the same, in ns; not below the median.
+    /// 95th percentile of the time of one batch, in ns; not below the median.
     #[cfg_attr(feature = "serde", serde(rename = "p95_ns"))]
     pub p95: Duration,
 }
 
 impl ProfilePoint {
-    /// A point from a measurement. `throughput` is requests per second; it is kept to a thousandth.
+    /// A point from a measurement, with `throughput` in requests per second, rounded to a thousandth.
     pub fn measured(
         sm: SmShare,
         quota: Quota,
@@ -136,7 +136,7 @@ impl ProfilePoint {
     ) -> Result<Self, ProfileError> {
         let setting = Setting { batch, sm, quota };
         let milli = (throughput * 1e3).round();
-        // Above 2^53 a float no longer counts in ones, and no GPU answers so many requests.
+        // Above 2^53 a float no longer holds every integer, and no GPU answers so many requests.
         if !milli.is_finite() || !(0.0..9.007_199_254_740_992e15).contains(&milli) {
             return Err(ProfileError::NotANumber {
                 setting,
@@ -161,7 +161,7 @@ impl ProfilePoint {
         self.setting().area()
     }
 
-    /// Orders by throughput per area, exactly.
+    /// Compares two points by throughput per area, without rounding.
     pub fn cmp_efficacy(&self, other: &Self) -> Ordering {
         let cross = |rate: RequestRate, area: u64| u128::from(rate.as_milli()) * u128::from(area);
         cross(self.throughput, other.area()).cmp(&cross(other.throughput, self.area()))
@@ -184,32 +184,32 @@ impl ProfilePoint {
     }
 }
 
-/// Why a profile was refused. Names the point and the field.
+/// Why a profile was refused. The message names the point and the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ProfileError {
-    /// Nothing was measured.
+    /// The profile has no points.
     #[error("profile has no points")]
     Empty,
-    /// A figure is 0 and must be above.
+    /// A field of a point is 0 but must be more.
     #[error("profile point ({setting}): {field} is 0, need more")]
     Zero { setting: Setting, field: &'static str },
-    /// A figure is NaN, infinite, negative or beyond all measure.
+    /// A field of a point is NaN, infinite, negative or too large.
     #[error("profile point ({setting}): {field} is {value}, need a finite number above 0")]
     NotANumber { setting: Setting, field: &'static str, value: String },
-    /// A 95th percentile below the median.
+    /// The 95th percentile of a point is below its median.
     #[error("profile point ({setting}): p95 {p95} is below p50 {p50}")]
     Percentiles { setting: Setting, p50: Duration, p95: Duration },
-    /// Two points at one place.
+    /// Two points have the same setting.
     #[error("profile has two points at ({setting})")]
     Duplicate { setting: Setting },
-    /// The grid has a hole.
+    /// The grid has no point at this setting.
     #[error("profile has no point at ({setting}), but others with each of its values")]
     Hole { setting: Setting },
 }
 
-/// Checked points, in the order of their [`Setting`].
+/// Checked points in the order of their [`Setting`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -219,7 +219,7 @@ pub struct ProfileTable {
 }
 
 impl ProfileTable {
-    /// A table over a whole grid: [`ProfileError::Hole`] names the first missing place.
+    /// A table over a whole grid; [`ProfileError::Hole`] names the first missing setting.
     pub fn grid(points: Vec<ProfilePoint>) -> Result<Self, ProfileError> {
         let table = Self::sparse(points)?;
         let batches: BTreeSet<_> = table.points.iter().map(|point| point.batch).collect();
@@ -240,7 +240,7 @@ impl ProfileTable {
         Ok(table)
     }
 
-    /// A table of chosen points, as from a search: holes are allowed.
+    /// A table of chosen points with possible holes, such as the points of a search.
     pub fn sparse(mut points: Vec<ProfilePoint>) -> Result<Self, ProfileError> {
         if points.is_empty() {
             return Err(ProfileError::Empty);
@@ -255,11 +255,11 @@ impl ProfileTable {
         }
     }
 
-    /// The points as they hold where no process can be confined to a part of the SMs: of those with one batch and quota the point with
-    /// the most SMs, as a point at all of them. More SMs serve no fewer requests.
+    /// The table for a device without SM partitions, where every process runs on all SMs. Of all points with one batch and quota the
+    /// table keeps the point with the most SMs, since more SMs serve no fewer requests, and states it as a point at all SMs.
     #[must_use]
     pub fn on_all_sms(&self) -> Self {
-        // Points come with the fewest SMs first: a later one takes the place of an earlier one.
+        // Points come with the fewest SMs first, so a later point replaces an earlier point.
         let widened = self.points.iter().map(|point| ((point.batch, point.quota), *point));
         let most: BTreeMap<_, ProfilePoint> = widened.collect();
         Self {
@@ -267,18 +267,18 @@ impl ProfileTable {
         }
     }
 
-    /// The points in the order of their setting; at least one.
+    /// The points in the order of their setting; at least one point.
     pub fn points(&self) -> &[ProfilePoint] {
         &self.points
     }
 
-    /// The point at a setting.
+    /// The point at a setting; `None` for a hole.
     pub fn at(&self, setting: Setting) -> Option<&ProfilePoint> {
         let index = self.points.binary_search_by_key(&setting, ProfilePoint::setting).ok()?;
         self.points.get(index)
     }
 
-    /// The allowed point of the highest efficacy; ties go to the smallest area, then to the first setting.
+    /// The allowed point with the highest efficacy; ties go to the smallest area, then to the first setting.
     pub fn most_effective(&self, allowed: impl Fn(&ProfilePoint) -> bool) -> Option<&ProfilePoint> {
         self.points.iter().filter(|point| allowed(point)).min_by(|a, b| {
             b.cmp_efficacy(a).then(a.area().cmp(&b.area())).then(a.setting().cmp(&b.setting()))
@@ -286,7 +286,7 @@ impl ProfileTable {
     }
 }
 
-// `sparse` allows holes.
+// The serialised table; `sparse` allows holes.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -1,7 +1,7 @@
 //! Reasons: why a launch waits, a process is refused, a request is denied, or a connection ends.
 //!
 //! The hook, the daemon, its metrics and its journal, and `gshare why` all name a reason by the same enum. Each reason has a
-//! code for the wire, a label for programs, and a text for people; the list below states each of them once.
+//! code for the wire, a label for programs and a text for people, and the list below is the only place for all three.
 //!
 //! ```
 //! use gshare_core::reason::{Reason, RefusalCode};
@@ -16,8 +16,8 @@
 
 use crate::units::Duration;
 
-/// How long a launch waits before its process tells the daemon why: longer than most hand-overs of a token, and a tenth of a
-/// window.
+/// The wait of a launch before its process reports the reason to the daemon: longer than most hand-overs of a token, and a tenth
+/// of a window.
 pub const LONG_WAIT: Duration = Duration::from_millis(10);
 
 macro_rules! reasons {
@@ -37,12 +37,12 @@ macro_rules! reasons {
             }
 
             impl $group {
-                /// Its number on the wire.
+                /// The number of the reason on the wire.
                 pub const fn code(self) -> u8 {
                     match self { $(Self::$name => $code,)+ }
                 }
 
-                /// The reason with this number, if it is of this group.
+                /// The reason with this number; `None` for a number outside this group.
                 pub const fn from_code(code: u8) -> Option<Self> {
                     match code {
                         $($code => Some(Self::$name),)+
@@ -61,7 +61,7 @@ macro_rules! reasons {
         /// Any reason.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(untagged))]
-        #[allow(missing_docs)] // a variant is the group that it names
+        #[allow(missing_docs)] // a variant is named after its group
         pub enum Reason {
             $($group($group),)+
         }
@@ -70,17 +70,17 @@ macro_rules! reasons {
             /// All reasons, group by group.
             pub const ALL: &[Self] = &[$($(Self::$group($group::$name),)+)+];
 
-            /// Its number on the wire.
+            /// The number of the reason on the wire.
             pub const fn code(self) -> u8 {
                 match self { $(Self::$group(reason) => reason.code(),)+ }
             }
 
-            /// A short, fixed name for metrics, the journal and JSON.
+            /// The short, fixed name of the reason in metrics, the journal and JSON.
             pub const fn label(self) -> &'static str {
                 match self { $($(Self::$group($group::$name) => $label,)+)+ }
             }
 
-            /// A sentence for people.
+            /// The text of the reason for people.
             pub const fn text(self) -> &'static str {
                 match self { $($(Self::$group($group::$name) => $text,)+)+ }
             }
@@ -95,7 +95,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a daemon turned a process away, or one of its devices.
+    /// Why a daemon refused a process or one of its devices.
     RefusalCode {
         0 DuplicateName "duplicate_name" "another run uses its name"
         1 NotAllowed "not_allowed" "its user may not use this daemon or this name"
@@ -104,7 +104,7 @@ reasons! {
         4 UnknownDevice "unknown_device" "the daemon does not manage this device"
         5 Protocol "protocol" "a message did not fit the state of the connection"
     }
-    /// Why a launch waits. The process knows the first four, the daemon the others.
+    /// Why a launch waits. The process itself knows the first four reasons, the daemon knows the others.
     Wait {
         16 Token "token" "the daemon was asked for a token, and has given none yet"
         17 InFlight "in_flight" "as much work is queued on the device as may be"
@@ -116,13 +116,13 @@ reasons! {
         23 Holder "holder" "others hold tokens, and its SMs do not fit beside theirs"
         24 Sibling "sibling" "another process of its instance holds the instance's token"
     }
-    /// Why something that was asked for is not given.
+    /// Why a client gets no memory, or no other share of its device.
     Denial {
         32 InstanceMemory "instance_memory" "the memory limit of its instance leaves less"
         33 DeviceMemory "device_memory" "the device has less memory left"
         34 NotScaled "not_scaled" "vertical scaling leaves its share as it is"
     }
-    /// Why the daemon ended a connection, beside refusals.
+    /// Why the daemon ended a connection, apart from refusals.
     Fault {
         48 Truncated "truncated" "a frame had fewer bytes than its header says"
         49 Oversized "oversized" "a frame had more bytes than its header says, or than any frame has"

@@ -1,42 +1,42 @@
 //! Resource specs: the guarantee of a client, and its limit.
 //!
-//! The four figures are FaSTPod's (FaST-GShare, Figure 4): an SM partition in per cent, a guaranteed and a maximal
-//! share of GPU time, and GPU memory. A [`ResourceSpec`] is checked once, when it is made.
+//! A spec has the four figures of a FaSTPod (FaST-GShare, Figure 4): an SM partition in per cent, a guaranteed and a maximal
+//! share of GPU time, and GPU memory. The constructor of a [`ResourceSpec`] checks all of them.
 
 use crate::units::{Bytes, ParseUnitError, Quota, SmShare};
 use core::fmt;
 use core::str::FromStr;
 
-/// Why a resource spec was refused. Names the field and its bound.
+/// Why a resource spec was refused. The message names the field and its bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum SpecError {
-    /// The guaranteed share is larger than the maximal one.
+    /// The guaranteed share of time is larger than the maximal share.
     #[error("quota request {request} is larger than quota limit {limit}: need request <= limit")]
     RequestAboveLimit { request: Quota, limit: Quota },
-    /// The client could never run.
+    /// The time limit is 0, so the client could never run.
     #[error("quota limit is 0: need more than 0 and at most 100%")]
     ZeroLimit,
-    /// The client could occupy no SM.
+    /// The SM share is 0, so the client could occupy no SM.
     #[error("SM partition is 0: need more than 0 and at most 100 per cent")]
     ZeroSm,
-    /// The guaranteed share of the SMs is larger than the maximal one.
+    /// The guaranteed share of the SMs is larger than the maximal share.
     #[error("SM limit {limit} is smaller than SM request {request}: need request <= limit")]
     SmLimitBelowRequest { request: SmShare, limit: SmShare },
-    /// The client could allocate nothing.
+    /// The memory is 0, so the client could allocate nothing.
     #[error("GPU memory is 0 bytes: need more, or leave it out for no limit")]
     ZeroMemory,
-    /// More memory than the device has.
+    /// The spec asks for more memory than the device's total.
     #[error("GPU memory {asked} is larger than the device's {device}")]
     MemoryAboveDevice { asked: Bytes, device: Bytes },
-    /// The value of a field is no such quantity.
+    /// The text of a field is not the expected quantity.
     #[error("{field}: {cause}")]
     Field { field: &'static str, cause: ParseUnitError },
-    /// The key is no annotation of FaSTPod.
+    /// The key is not an annotation of FaSTPod.
     #[error("unknown annotation `{key}`: expected sm_partition, quota_limit, quota_request or gpu_mem")]
     UnknownAnnotation { key: String },
-    /// The same annotation twice.
+    /// An annotation is given twice.
     #[error("annotation `{field}` is given twice")]
     Twice { field: &'static str },
 }
@@ -52,13 +52,13 @@ pub struct QuotaRange {
 }
 
 impl QuotaRange {
-    /// The whole GPU when no other client wants it, nothing guaranteed.
+    /// The whole time while no other client wants it, without a guarantee.
     pub const BEST_EFFORT: Self = Self { request: Quota::ZERO, limit: Quota::WHOLE };
 
-    /// All of the time, guaranteed.
+    /// All of the time, with a full guarantee.
     pub const WHOLE: Self = Self { request: Quota::WHOLE, limit: Quota::WHOLE };
 
-    /// A checked pair.
+    /// A checked pair of request and limit.
     pub const fn new(request: Quota, limit: Quota) -> Result<Self, SpecError> {
         if limit.is_zero() {
             return Err(SpecError::ZeroLimit);
@@ -133,10 +133,10 @@ pub struct ResourceSpec {
 }
 
 impl ResourceSpec {
-    /// All of a GPU when no other client wants it: nothing guaranteed, nothing limited.
+    /// All of a GPU while no other client wants it, without guarantees or limits.
     pub const UNLIMITED: Self = Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None };
 
-    /// A checked spec. `memory` of `None` means no limit but the device's.
+    /// A checked spec. A `memory` of `None` means no limit below the device's memory.
     pub const fn new(quota: QuotaRange, sm: SmShare, memory: Option<Bytes>) -> Result<Self, SpecError> {
         if sm.is_zero() {
             return Err(SpecError::ZeroSm);
@@ -157,7 +157,7 @@ impl ResourceSpec {
         self.sm
     }
 
-    /// GPU memory, or no limit.
+    /// The limit of GPU memory; `None` means no limit below the device's memory.
     pub const fn memory(&self) -> Option<Bytes> {
         self.memory
     }
@@ -168,7 +168,7 @@ impl ResourceSpec {
         Self { quota, ..self }
     }
 
-    /// Checks the memory against the device's.
+    /// Checks the memory limit against the memory of the device.
     pub fn check_fits(&self, device: Bytes) -> Result<(), SpecError> {
         match self.memory {
             Some(asked) if asked > device => Err(SpecError::MemoryAboveDevice { asked, device }),
@@ -176,9 +176,9 @@ impl ResourceSpec {
         }
     }
 
-    /// Reads FaSTPod annotations (FaST-GShare, Figure 4). The prefix before `/` and a leading `gpu_` are not looked
-    /// at, so `faasshare/sm_partition` and `fastgshare/gpu_sm_partition` are the same. A missing annotation is no
-    /// limit; a limit alone guarantees nothing, a request alone is its own limit.
+    /// Reads FaSTPod annotations (FaST-GShare, Figure 4). The prefix before `/` and a leading `gpu_` do not matter, so
+    /// `faasshare/sm_partition` and `fastgshare/gpu_sm_partition` are the same. A missing annotation means no
+    /// limit; a limit alone guarantees nothing, and a request alone is also the limit.
     ///
     /// ```
     /// use gshare_core::{Bytes, ResourceSpec};

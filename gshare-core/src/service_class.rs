@@ -1,33 +1,33 @@
-//! The class of a client: with a latency to keep, or without.
+//! The class of a client, with or without a latency to keep.
 
 use crate::units::BasisPoints;
 use core::fmt;
 
-/// How a client is treated.
+/// Whether a client has a latency to keep or takes the remaining time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum ServiceClass {
-    /// Has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over the shortest
-    /// seen (the paper's `eta_violation`, published with 60 % and for large language models 30 %); more than 0.
+    /// The client has a latency to keep. Its neighbours give way when its KLC grows by more than `tolerance` over its shortest
+    /// KLC so far. The paper calls this tolerance `eta_violation` and publishes 60 %, and 30 % for large language models.
     SloSensitive {
-        /// Tolerated growth of the KLC.
+        /// Tolerated growth of the KLC; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "tolerance_basis_points"))]
         tolerance: BasisPoints,
     },
-    /// Takes the remaining time, and at least its floor: training and other batch work.
+    /// The client takes the remaining time, but at least its floor: training and other batch work.
     BestEffort,
 }
 
 impl ServiceClass {
-    /// SLO-sensitive, with a tolerance of 30 %, the lower one of those published.
+    /// SLO-sensitive with a tolerance of 30 %, the lower of the two published values.
     pub const SLO_SENSITIVE: Self = match BasisPoints::from_percent(30) {
         Some(tolerance) => Self::SloSensitive { tolerance },
         None => Self::BestEffort,
     };
 
-    /// SLO-sensitive, with a tolerance in whole per cent; `None` for 0 and above 100.
+    /// SLO-sensitive with a tolerance in whole per cent; `None` for 0 and above 100.
     pub const fn slo_sensitive(percent: u16) -> Option<Self> {
         match BasisPoints::from_percent(percent) {
             Some(tolerance) if !tolerance.is_zero() => Some(Self::SloSensitive { tolerance }),
@@ -35,7 +35,7 @@ impl ServiceClass {
         }
     }
 
-    /// Whether it has a latency to keep.
+    /// Whether the client has a latency to keep.
     pub const fn is_slo_sensitive(self) -> bool {
         matches!(self, Self::SloSensitive { .. })
     }
@@ -51,7 +51,7 @@ impl fmt::Display for ServiceClass {
     }
 }
 
-/// As displayed; the tolerance may be left out.
+/// In the form of `Display`; the tolerance may be left out.
 impl core::str::FromStr for ServiceClass {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {

@@ -2,9 +2,8 @@
 //!
 //! # Problem
 //! The papers write a share in three ways: FaST-GShare as a quota of time (request and limit) on a partition of SMs, Dilu
-//! as SMs (request and limit) for all of the time, FluidFaaS as a slice. A limit in the form of the
-//! packer is no limit if the vertical scaler never hears of it. A [`GpuShare`] has all three forms, and each engine derives
-//! its own form from it.
+//! as SMs (request and limit) for all of the time, and FluidFaaS as a slice. A limit in the packer's form limits nothing if the
+//! vertical scaler does not know it. A [`GpuShare`] therefore holds all three forms, and each engine derives its own form from it.
 //!
 //! # Example
 //! ```
@@ -39,13 +38,13 @@ impl GpuShare {
     pub const WHOLE: Self =
         Self { time: QuotaRange::WHOLE, sm: SmShare::WHOLE, sm_limit: SmShare::WHOLE, memory: None };
 
-    /// The same time and memory with every SM: the share where no process can be confined to a part of the SMs.
+    /// The same time and memory with every SM, for a device without SM partitions.
     #[must_use]
     pub const fn on_all_sms(self) -> Self {
         Self { sm: SmShare::WHOLE, sm_limit: SmShare::WHOLE, ..self }
     }
 
-    /// A checked share. A `memory` of `None` has no limit but the device's.
+    /// A checked share. A `memory` of `None` means no limit below the device's memory.
     ///
     /// # Errors
     /// [`SpecError::ZeroSm`], [`SpecError::SmLimitBelowRequest`], [`SpecError::ZeroMemory`].
@@ -67,27 +66,28 @@ impl GpuShare {
         Ok(Self { time, sm, sm_limit, memory })
     }
 
-    /// Guaranteed and greatest share of GPU time.
+    /// The guaranteed and the greatest share of GPU time.
     pub const fn time(&self) -> QuotaRange {
         self.time
     }
 
-    /// The guaranteed share of the SMs while kernels of the instance run.
+    /// The guaranteed share of the SMs during kernels of the instance.
     pub const fn sm(&self) -> SmShare {
         self.sm
     }
 
-    /// The largest share of the SMs for its kernels.
+    /// The largest share of the SMs for the instance's kernels.
     pub const fn sm_limit(&self) -> SmShare {
         self.sm_limit
     }
 
-    /// The GPU memory it may allocate, in bytes; `None` has no limit but the device's.
+    /// The most GPU memory of the instance in bytes; `None` means no limit below the device's memory.
     pub const fn memory(&self) -> Option<Bytes> {
         self.memory
     }
 
-    /// The guaranteed and the greatest part of the whole device: time x SMs, rounded up to a basis point. A vertical scaler counts these as tokens (Dilu, section 3.4.1).
+    /// The guaranteed and the greatest part of the whole device: time x SMs, rounded up to a basis point. A vertical scaler counts
+    /// these parts as tokens (Dilu, section 3.4.1).
     pub fn tokens(&self) -> QuotaRange {
         let part = |time: Quota, sm: SmShare| {
             let product = u32::from(time.get()) * u32::from(sm.get());
@@ -95,11 +95,11 @@ impl GpuShare {
         };
         let request = part(self.time.request(), self.sm);
         let limit = part(self.time.limit(), self.sm_limit).max(request);
-        // Neither the limit of a range nor an SM limit is 0, so this is a range.
+        // Neither the limit of a range nor an SM limit is 0, so the product is a valid range.
         QuotaRange::new(request, limit).unwrap_or(QuotaRange::BEST_EFFORT)
     }
 
-    /// The spec for the node. The SM limit is left out, since a hook has no means to enforce it.
+    /// The spec for the node, without the SM limit, since a hook has no means to enforce it.
     ///
     /// # Errors
     /// None for a share from [`GpuShare::new`].
@@ -108,7 +108,7 @@ impl GpuShare {
     }
 }
 
-/// The SM partition is both the guarantee and the limit.
+/// The SM partition of the spec becomes both the guarantee and the limit.
 impl From<ResourceSpec> for GpuShare {
     fn from(spec: ResourceSpec) -> Self {
         Self { time: spec.quota(), sm: spec.sm(), sm_limit: spec.sm(), memory: spec.memory() }

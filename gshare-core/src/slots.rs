@@ -1,9 +1,9 @@
-//! Tables with entries named by slot and generation, so a stale name is recognised.
+//! Tables with entries named by slot and generation, so that a lookup by a stale name finds nothing.
 //!
-//! [`Slots`] gives the names out. [`NamedSlots`] is a table beside it, with entries under the same names.
+//! A [`Slots`] table chooses the names of its entries. A [`NamedSlots`] table keeps more entries under the same names.
 //!
 //! # Cost
-//! O(log n) to insert into and to remove from [`Slots`]; O(1) for all else.
+//! Insertion into [`Slots`] and removal from it take O(log n); all other operations take O(1).
 
 use core::cmp::Reverse;
 use core::marker::PhantomData;
@@ -15,7 +15,7 @@ pub trait SlotId: Copy + Eq {
     fn of(slot: u32, generation: u32) -> Self;
     /// The slot.
     fn slot(self) -> u32;
-    /// How often the slot was used before.
+    /// The number of earlier uses of the slot.
     fn generation(self) -> u32;
 }
 
@@ -25,7 +25,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// Entries under names from the table itself. The lowest free slot is used first, so equal histories give equal names.
+/// Entries under names from the table itself. The table fills the lowest free slot first, so equal histories give equal names.
 ///
 /// ```
 /// use gshare_core::{ClientId, slots::Slots};
@@ -51,7 +51,7 @@ impl<Id, T> Default for Slots<Id, T> {
 }
 
 impl<Id: SlotId, T> Slots<Id, T> {
-    /// The name of the next entry, if the table stays below `limit` entries.
+    /// The name of the next entry; `None` if a new entry would exceed `limit` slots.
     pub fn next(&self, limit: u32) -> Option<Id> {
         match self.free.peek() {
             Some(Reverse(slot)) => Some(Id::of(*slot, self.slots[*slot as usize].generation)),
@@ -61,7 +61,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
         }
     }
 
-    /// Puts `value` where [`Slots::next`] said.
+    /// Adds `value` under the name that [`Slots::next`] announces.
     pub fn insert(&mut self, value: T) -> Id {
         self.live += 1;
         if let Some(Reverse(slot)) = self.free.pop() {
@@ -75,25 +75,25 @@ impl<Id: SlotId, T> Slots<Id, T> {
         Id::of(slot, 0)
     }
 
-    /// The entry of this name, unless it is gone.
+    /// The entry of this name; `None` after its removal.
     pub fn get(&self, id: Id) -> Option<&T> {
         let entry = self.slots.get(id.slot() as usize)?;
         if entry.generation == id.generation() { entry.value.as_ref() } else { None }
     }
 
-    /// The name of the live entry in a slot.
+    /// The name of the live entry in a slot; `None` for a free slot.
     pub fn id(&self, slot: u32) -> Option<Id> {
         let entry = self.slots.get(slot as usize)?;
         entry.value.is_some().then_some(Id::of(slot, entry.generation))
     }
 
-    /// The entry of this name, to be changed.
+    /// The mutable entry of this name; `None` after its removal.
     pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
         let entry = self.slots.get_mut(id.slot() as usize)?;
         if entry.generation == id.generation() { entry.value.as_mut() } else { None }
     }
 
-    /// Removes the entry of this name. A later entry in its slot has a larger generation.
+    /// Removes the entry of this name. The next entry in its slot gets a larger generation.
     pub fn remove(&mut self, id: Id) -> Option<T> {
         let entry = self.slots.get_mut(id.slot() as usize)?;
         if entry.generation != id.generation() {
@@ -101,7 +101,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
         }
         let value = entry.value.take()?;
         self.live -= 1;
-        // After its last generation a slot is retired: a name must never come back.
+        // A slot retires after its last generation, since a name must never come back.
         if let Some(next) = entry.generation.checked_add(1) {
             entry.generation = next;
             self.free.push(Reverse(id.slot()));
@@ -119,13 +119,13 @@ impl<Id: SlotId, T> Slots<Id, T> {
         self.live == 0
     }
 
-    /// A table with one free slot, whose next entry has this generation.
+    /// A table with one free slot. The slot's next entry gets this generation.
     pub fn from_generation(generation: u32) -> Self {
         let slot = Slot { generation, value: None };
         Self { slots: vec![slot], free: [Reverse(0)].into(), ..Self::default() }
     }
 
-    /// Name and value of each live entry, by slot.
+    /// The name and the value of each live entry, in the order of slots.
     pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
         let live = |(entry, slot)| match entry {
             &Slot { generation, value: Some(ref value) } => Some((Id::of(slot, generation), value)),
@@ -134,13 +134,14 @@ impl<Id: SlotId, T> Slots<Id, T> {
         self.slots.iter().zip(0u32..).filter_map(live)
     }
 
-    /// The live entries, by slot.
+    /// The live entries in the order of slots.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|entry| entry.value.as_ref())
     }
 }
 
-/// Entries under names from a [`Slots`]. A slot holds one entry at a time, and takes another only under a larger generation.
+/// Entries under names from a [`Slots`] table. A slot holds one entry at a time, and takes a new entry only under a larger
+/// generation.
 ///
 /// ```
 /// use gshare_core::{ClientId, slots::NamedSlots};
@@ -167,7 +168,7 @@ impl<Id, T> Default for NamedSlots<Id, T> {
 }
 
 impl<Id: SlotId, T> NamedSlots<Id, T> {
-    /// Whether an entry can be inserted under this name: its slot is empty, and was used by smaller generations only.
+    /// Whether the table takes an entry under this name: the slot is free, and all its earlier generations were smaller.
     pub fn takes(&self, id: Id) -> bool {
         match self.slots.get(id.slot() as usize) {
             Some((Some(_), _)) => false,
@@ -176,7 +177,8 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
         }
     }
 
-    /// Puts `value` under a name for which [`takes`](Self::takes) is true. The table grows to the slot: the caller bounds it.
+    /// Puts `value` under a name accepted by [`takes`](Self::takes). The table grows up to the slot, so the caller must bound the
+    /// slot.
     pub fn insert(&mut self, id: Id, value: T) {
         let slot = id.slot() as usize;
         if self.slots.len() <= slot {
@@ -185,7 +187,7 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
         self.slots[slot] = (Some(value), Some(id.generation()));
     }
 
-    /// The entry of this name, unless it is gone.
+    /// The entry of this name; `None` after its removal.
     #[inline]
     pub fn get(&self, id: Id) -> Option<&T> {
         match self.slots.get(id.slot() as usize) {
@@ -194,19 +196,19 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
         }
     }
 
-    /// The entry in a slot.
+    /// The entry in a slot; `None` for a free slot.
     #[inline]
     pub fn at(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.0.as_ref()
     }
 
-    /// The entry in a slot, to be changed.
+    /// The mutable entry in a slot; `None` for a free slot.
     #[inline]
     pub fn at_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.slots.get_mut(slot as usize)?.0.as_mut()
     }
 
-    /// Removes the entry in a slot.
+    /// Removes the entry in a slot and returns it; `None` for a free slot.
     pub fn remove(&mut self, slot: u32) -> Option<T> {
         self.slots.get_mut(slot as usize)?.0.take()
     }

@@ -1,19 +1,19 @@
 //! Token scheduling: the events, actions and errors of every policy.
 //!
 //! # Problem
-//! Kernels cannot be taken back once launched, and the driver runs them without asking first. So permission is handed
-//! out ahead of time: a client launches only while it holds a **token**. A [`TokenScheduler`] decides who holds one
-//! (FaST-GShare, section 3.3.2).
+//! A launched kernel cannot be taken back, and the driver runs it without a question to the scheduler. Permission is therefore
+//! granted ahead of time: a client launches only while it holds a **token**. A [`TokenScheduler`] decides which clients hold a
+//! token (FaST-GShare, section 3.3.2).
 //!
 //! # Terms
 //! - **token**: permission to launch kernels until the client's total use reaches `allowed`, or the time reaches `until`.
-//! - **used**: GPU time of a client since it joined, as the client measured it; a total that never shrinks.
-//! - **allowed**: the total up to which the client may use the GPU. The last one holds.
-//! - **quota request, limit**: share of GPU time in a window that is guaranteed, and the most that is allowed.
-//! - **holder**: a client whose token it has not given back and the scheduler has not taken back.
+//! - **used**: GPU time of a client since it joined, by the client's own measurement; the total never shrinks.
+//! - **allowed**: the total up to which the client may use the GPU. A new value replaces the last.
+//! - **quota request, limit**: the guaranteed and the maximal share of GPU time in a window.
+//! - **holder**: a client with a token, from the grant until the client gives it back or the scheduler takes it back.
 //!
 //! # Totals
-//! Nothing about time is a difference, so an event that comes late or twice is harmless:
+//! Every time is a total, not a difference, so a late or repeated event is harmless:
 //! ```text
 //! Used{used, Wants}    ─▶ Allow{allowed: used + 10 ms, until}
 //! Used{used, Extends}  ─▶ Allow{allowed: larger, until: later}       more time ahead of the end
@@ -21,83 +21,83 @@
 //! Used{used, Idle}     ─▶ room for others; Wants instead of Idle gives the token back and asks for the next one
 //! past `until` + grace ─▶ Stop                                       charged up to `allowed`
 //! ```
-//! A scheduler charges `used` as far as it is more than it has charged before: up to `allowed` to the window of the token, beyond that
-//! to the window in which it hears it. After a `Stop` it has charged `allowed`: a later, smaller total changes nothing, and a larger one
-//! is charged beyond that.
+//! A scheduler charges the part of `used` beyond its earlier charges: use up to `allowed` counts for the window of the token, and
+//! use beyond `allowed` for the window of the report. A `Stop` charges `allowed` in full: a later, smaller total changes nothing,
+//! and a larger total adds its excess.
 //!
-//! A waiting client is told [`TokenAction::Throttle`] once, as soon as it has used its limit; until then a token that it
-//! holds may still leave it time. Use under a limit that is cut later in the same window is no debt.
+//! A waiting client gets one [`TokenAction::Throttle`] as soon as it has used its limit; until then its current token may still
+//! leave it time. A limit cut in the middle of a window makes no debt of the window's earlier use.
 
 use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, SpecError};
 use crate::units::{Duration, SmShare, Timestamp};
 
-/// The time and the SMs that a client may take of one GPU.
+/// The time and the SMs of one GPU for a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Share {
     /// Guaranteed and maximal share of time in a window.
     pub quota: QuotaRange,
-    /// Share of the SMs it occupies while it holds a token; more than 0.
+    /// Share of the SMs occupied by the client while it holds a token; more than 0.
     pub sm: SmShare,
 }
 
-/// The event itself.
+/// An event for the token scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum TokenEvent {
-    /// A client that was not there before.
+    /// A new client joins.
     ClientJoined {
-        /// Its name; a slot may be reused only with a higher generation.
+        /// The name of the client; a slot may be reused only with a higher generation.
         client: ClientId,
-        /// The GPU it launches on.
+        /// The GPU of its launches.
         gpu: GpuId,
-        /// The share that it may take.
+        /// The share of the client.
         share: Share,
     },
-    /// Another share from now on. A token that is held keeps its SMs until it is returned.
+    /// The client has another share from now on. Its current token keeps the earlier share of the SMs until its end.
     ShareChanged {
-        /// The client whose share changes.
+        /// The client with the new share.
         client: ClientId,
         /// The new share.
         share: Share,
     },
-    /// The client is gone, with all that it held.
+    /// The client is gone, and its token with it.
     ClientLeft {
         /// The client that left.
         client: ClientId,
     },
-    /// What a client has used, and what it wants.
+    /// A client's use and its state.
     Used {
-        /// The client that used it.
+        /// The reporting client.
         client: ClientId,
-        /// GPU time since it joined, in ns; never less than before.
+        /// GPU time since the client joined, in ns; never less than before.
         #[cfg_attr(feature = "serde", serde(rename = "used_ns"))]
         used: Duration,
-        /// Whether it holds a token or wants one.
+        /// Whether the client holds or wants a token.
         state: UseState,
     },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
 }
 
-/// Whether a client holds a token or wants one.
+/// Whether a client holds or wants a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum UseState {
-    /// It holds none and wants none: a token that it held is given back.
+    /// The client wants no token, and gives its token back if it has one.
     Idle,
-    /// It holds none and wants one: a token that it held is given back, and it waits from the same moment on.
+    /// The client waits for a token; it gives its last token back, if any, at the same moment.
     Wants,
-    /// It goes on as before.
+    /// The client goes on as before.
     Holds,
-    /// It holds a token and asks for more time; without a token, the same as `Wants`.
+    /// The client keeps its token and asks for more time; without a token, the same as `Wants`.
     Extends,
 }
 
@@ -107,30 +107,30 @@ pub enum UseState {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 pub enum TokenAction {
-    /// Let the client launch.
+    /// Lets the client launch.
     Allow {
-        /// The client that may launch.
+        /// The client with the permission.
         client: ClientId,
-        /// The total of its use up to which it may launch, in ns. It replaces any earlier one.
+        /// The total use, in ns, at which the client must stop launching. The value replaces all earlier ones.
         #[cfg_attr(feature = "serde", serde(rename = "allowed_ns"))]
         allowed: Duration,
-        /// When it must stop launching, used up or not.
+        /// The time at which the client must stop launching, with the total used up or not.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
     },
-    /// Take the client's token back: it was not given back in time, and is charged in full.
+    /// Takes the client's token back and charges it in full, since the client did not give it back in time.
     Stop {
-        /// The client that is stopped.
+        /// The client to be stopped.
         client: ClientId,
     },
-    /// Tell the client that it will not get a token before `until`.
+    /// Tells the client to wait: it gets no token before `until`.
     Throttle {
-        /// The client that has to wait.
+        /// The waiting client.
         client: ClientId,
         /// The earliest time of the next grant.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
-        /// Why it has to wait.
+        /// The reason for the wait.
         reason: ThrottleReason,
     },
 }
@@ -141,18 +141,18 @@ pub enum TokenAction {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum ThrottleReason {
-    /// The client has used its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
+    /// The client has used up its limit in this window (`Q_remain` <= 0), overuse of earlier windows included.
     LimitReached,
 }
 
-/// Why an event was refused. Nothing changed.
+/// Why a scheduler refused an event. Its state did not change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// `now` is earlier than before.
+    /// `now` is earlier than at the last event.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
-    /// No such client (any more).
+    /// The client has left or never joined.
     #[error("unknown client {client}")]
     UnknownClient {
         /// The id given.
@@ -164,7 +164,7 @@ pub enum TokenError {
         /// The id given.
         client: ClientId,
     },
-    /// More clients than configured.
+    /// The slot is beyond the configured number of clients.
     #[error("{client} cannot join: slot must be below {limit} (max_clients)")]
     TooManyClients {
         /// The id given.
@@ -172,7 +172,7 @@ pub enum TokenError {
         /// The number of slots.
         limit: u32,
     },
-    /// More GPUs than configured.
+    /// The GPU is beyond the configured number of GPUs.
     #[error("unknown {gpu}: number must be below {limit} (max_gpus)")]
     UnknownGpu {
         /// The id given.
@@ -180,54 +180,54 @@ pub enum TokenError {
         /// The number of GPUs.
         limit: u32,
     },
-    /// A share that cannot be.
+    /// The share breaks a rule.
     #[error("share of {client}: {cause}")]
     BadShare {
-        /// The client whose share is out of bounds.
+        /// The client with the share out of bounds.
         client: ClientId,
-        /// The rule that the specification breaks.
+        /// The broken rule.
         cause: SpecError,
     },
     /// The client reported less usage than before.
     #[error("{client} reported {used} used, after {reported}: usage never shrinks")]
     UsageShrank {
-        /// The client that reported it.
+        /// The reporting client.
         client: ClientId,
-        /// The usage now.
+        /// The new report.
         used: Duration,
-        /// The usage before.
+        /// The report before it.
         reported: Duration,
     },
 }
 
-/// A client as a scheduler sees it, for `status` and `top`.
+/// A scheduler's view of a client, for `status` and `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct ClientStatus {
-    /// The client itself.
+    /// The client of this status.
     pub client: ClientId,
-    /// The GPU it runs on.
+    /// The GPU of the client.
     pub gpu: GpuId,
-    /// The share that it may take.
+    /// The share of the client.
     pub share: Share,
     /// GPU time used in the current window in ns, overuse of earlier windows included.
     #[cfg_attr(feature = "serde", serde(rename = "window_used_ns"))]
     pub window_used: Duration,
-    /// GPU time charged since it joined, in ns: its use as far as it is known, and what a token was charged that it did not give back.
+    /// GPU time charged since the client joined, in ns: its reported use, raised to the full charge of a token taken back from it.
     #[cfg_attr(feature = "serde", serde(rename = "total_used_ns"))]
     pub total_used: Duration,
-    /// Until when it may launch, if it holds a token.
+    /// The end of the client's token; `None` without a token.
     #[cfg_attr(feature = "serde", serde(rename = "holds_until_ns"))]
     pub holds: Option<Timestamp>,
-    /// Since when it has been waiting for a token.
+    /// The start of the client's wait for a token; `None` while it does not wait.
     #[cfg_attr(feature = "serde", serde(rename = "waiting_since_ns"))]
     pub waiting_since: Option<Timestamp>,
 }
 
 impl ClientStatus {
-    /// A client that has just joined.
+    /// The status of a new client.
     pub const fn joined(client: ClientId, gpu: GpuId, share: Share) -> Self {
         Self {
             client,
@@ -241,18 +241,18 @@ impl ClientStatus {
     }
 }
 
-/// A policy that hands out tokens. See the [module](self) for the totals.
+/// A policy for the grants of tokens. See the [module](self) for the totals.
 ///
 /// # Contract (checked by the conformance suite of `gshare-sim`)
-/// - the SM shares of the holders on one GPU never add up to more than the whole, at no instant;
-/// - in no window is a client granted more than its limit, less the overuse it carries;
-/// - a client that asks is granted, throttled with a time, or granted later without asking again;
+/// - the SM shares of the holders on one GPU never add up to more than the whole, at any instant;
+/// - in no window do the grants of a client exceed its limit, less the overuse carried from earlier windows;
+/// - a client that asks gets a token at once or later without another request, or a throttle with a time;
 /// - a client that leaves frees its SMs in the same call;
 /// - the same events give the same actions.
 pub trait TokenScheduler:
     Engine<Event = TokenEvent, Action = TokenAction, Error = TokenError> + Send
 {
-    /// The client as this scheduler sees it.
+    /// This scheduler's view of the client; `None` for an unknown client.
     fn client(&self, client: ClientId) -> Option<ClientStatus>;
 
     /// Length of the window over which quotas are settled.

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! A ledger in floating point drifts: `0.1 + 0.2` is not `0.3`, a GPU is never quite empty again after its last tenant,
-//! and two machines disagree about the order of two clients. So decisions rest on integers. Each has its unit in its type
-//! and is parsed once, at the edge.
+//! and two machines disagree about the order of two clients. All decisions therefore rest on integers. Each integer carries its
+//! unit in its type, and a program parses it once, at its edge.
 //!
 //! | type | unit | bound |
 //! |---|---|---|
@@ -16,19 +16,19 @@
 //!
 //! # Text forms
 //! A share is written as a fraction (`"0.3"`), a percentage (`"30%"`) or, for SMs, a bare percentage (`"24"`, as in
-//! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` and FaSTPod's `sm_partition`). At most four decimals of a fraction are
-//! accepted: what cannot be represented is refused, never rounded.
+//! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` and FaSTPod's `sm_partition`). A fraction has at most four decimals, since the parser
+//! refuses a value between two basis points and never rounds.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, SubAssign};
 use core::str::FromStr;
 
-/// Why a text is not the quantity it should be. Names the text, the quantity and its bounds.
+/// Why a text is not the expected quantity. The message names the text, the quantity and its bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ParseUnitError {
-    /// The text is no number of the expected form.
+    /// The text is not a number of the expected form.
     #[error("`{text}` is not a {expected}")]
     Malformed { text: String, expected: &'static str },
     /// The number is outside the bounds of the unit.
@@ -44,7 +44,7 @@ fn out_of_range(text: &str, bounds: &'static str) -> ParseUnitError {
     ParseUnitError::OutOfRange { text: text.to_owned(), bounds }
 }
 
-/// Parses a non-negative decimal into `units` per whole, exactly. `None` when malformed, too large or not exact.
+/// Parses a non-negative decimal into `units` per whole, exactly. `None` for a malformed, too large or inexact text.
 fn parse_decimal(text: &str, units: u64) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
@@ -96,7 +96,7 @@ impl BasisPoints {
         self.0
     }
 
-    /// Whether this is nothing.
+    /// Whether the share is zero.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -107,7 +107,7 @@ impl BasisPoints {
         Self((self.0 + other.0).min(Self::WHOLE.0))
     }
 
-    /// `percent` per cent; all of it above 100.
+    /// `percent` per cent, or the whole above 100.
     pub const fn percent(percent: u16) -> Self {
         match Self::from_percent(percent) {
             Some(points) => points,
@@ -115,7 +115,7 @@ impl BasisPoints {
         }
     }
 
-    /// The difference, at least nothing.
+    /// The difference, at least zero.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -128,7 +128,7 @@ impl BasisPoints {
         Duration::from_nanos((duration.0 as u128 * self.0 as u128 / 10_000) as u64)
     }
 
-    /// As a fraction, for reports only.
+    /// The share as a fraction, for reports only.
     pub fn as_fraction(self) -> f64 {
         f64::from(self.0) / 10_000.0
     }
@@ -177,7 +177,7 @@ macro_rules! share {
         impl $name {
             /// No part at all.
             pub const ZERO: Self = Self(BasisPoints::ZERO);
-            /// All of it.
+            /// The whole.
             pub const WHOLE: Self = Self(BasisPoints::WHOLE);
 
             /// `points` basis points, or `None` above 10 000.
@@ -206,12 +206,12 @@ macro_rules! share {
                 self.0
             }
 
-            /// Whether this is nothing.
+            /// Whether the share is zero.
             pub const fn is_zero(self) -> bool {
                 self.0.is_zero()
             }
 
-            /// As a fraction, for reports only.
+            /// The share as a fraction, for reports only.
             pub fn as_fraction(self) -> f64 {
                 self.0.as_fraction()
             }
@@ -259,8 +259,8 @@ impl FromStr for Quota {
     }
 }
 
-/// `"24"` or `"24%"`: per cent, as MPS and FaSTPod write it. A number below 1 needs its `%`: `"0.5"` could be half of the SMs,
-/// as it is half of the time in a [`Quota`].
+/// `"24"` or `"24%"`: per cent, as in MPS and FaSTPod. A number below 1 needs its `%`, since `"0.5"` could also mean half of the
+/// SMs, like half of the time in a [`Quota`].
 impl FromStr for SmShare {
     type Err = ParseUnitError;
     fn from_str(text: &str) -> Result<Self, ParseUnitError> {
@@ -292,7 +292,7 @@ macro_rules! quantity {
             /// A quantity of zero.
             pub const ZERO: Self = Self(0);
 
-            /// Whether this is nothing.
+            /// Whether the quantity is zero.
             pub const fn is_zero(self) -> bool {
                 self.0 == 0
             }
@@ -303,7 +303,7 @@ macro_rules! quantity {
                 Self(self.0.saturating_add(other.0))
             }
 
-            /// The difference, at least nothing.
+            /// The difference, at least zero.
             #[must_use]
             pub const fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
@@ -345,7 +345,7 @@ quantity! {
     Bytes(pub u64)
 }
 
-/// Upper-case suffixes are Kubernetes' and decimal, lower-case ones Docker's and binary.
+/// Upper-case suffixes are decimal, as in Kubernetes; lower-case suffixes are binary, as in Docker.
 const BYTE_SUFFIXES: [(&str, u64); 24] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -400,8 +400,8 @@ impl Bytes {
     }
 }
 
-/// `"1073741824"`, `"1GiB"`, `"256 MiB"`, `"1.5GB"`; as Kubernetes writes it, `"4Gi"` (2^30) and `"4G"` (10^9); as Docker does,
-/// `"4g"` and `"4gb"` (2^30).
+/// `"1073741824"`, `"1GiB"`, `"256 MiB"`, `"1.5GB"`; in the form of Kubernetes `"4Gi"` (2^30) and `"4G"` (10^9); in the form of
+/// Docker `"4g"` and `"4gb"` (2^30).
 impl FromStr for Bytes {
     type Err = ParseUnitError;
     fn from_str(text: &str) -> Result<Self, ParseUnitError> {
@@ -416,7 +416,7 @@ impl FromStr for Bytes {
         if !digits || number.matches('.').count() > 1 || number == "." {
             return Err(malformed(text, expected));
         }
-        // Binary units are no multiples of powers of ten, so the fraction is multiplied in u128 and rounded down.
+        // Binary units are not multiples of powers of ten, so the fraction is multiplied in u128 and rounded down.
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let too_large = || out_of_range(text, "at most 2^64 - 1 bytes");
         let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| too_large())? };
@@ -433,7 +433,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// The largest binary unit not above the value, with one decimal at most: `256 MiB`, `1.5 GiB`, `17 B`.
+/// In the largest binary unit not above the value, with one decimal at most: `256 MiB`, `1.5 GiB`, `17 B`.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -454,7 +454,7 @@ impl fmt::Display for Bytes {
 
 /// A point in time: nanoseconds since an epoch of the host's choice (the node runtime uses `CLOCK_MONOTONIC`).
 ///
-/// Made without a clock. Only differences mean anything to an engine.
+/// The type reads no clock. An engine uses only differences of timestamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -481,7 +481,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Time from `earlier` to here; nothing when `earlier` is later.
+    /// The time from `earlier` to this timestamp; zero when `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration(self.0.saturating_sub(earlier.0))
     }
@@ -516,7 +516,8 @@ impl fmt::Display for Timestamp {
 quantity! {
     /// A length of time in nanoseconds.
     ///
-    /// Not [`core::time::Duration`]: ledgers add millions of these, the wire and the journal carry them as one integer.
+    /// One integer instead of a [`core::time::Duration`], since ledgers add millions of durations and the wire and the journal
+    /// carry each as one integer.
     Duration(u64)
 }
 
@@ -529,17 +530,17 @@ impl Duration {
         Self(nanos)
     }
 
-    /// `nanos` nanoseconds as a product or a quotient has them; saturates.
+    /// `nanos` nanoseconds from a wide product or quotient; saturates.
     pub fn from_wide_nanos(nanos: u128) -> Self {
         Self(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// The time to move `bytes` at `bytes_per_second`, rounded down; at a rate of 0 as at 1.
+    /// The time to move `bytes` at `bytes_per_second`, rounded down; a rate of 0 counts as 1.
     pub fn to_move(bytes: Bytes, bytes_per_second: u64) -> Self {
         Self::from_wide_nanos(u128::from(bytes.0) * 1_000_000_000 / u128::from(bytes_per_second.max(1)))
     }
 
-    /// The time, times `by / of`, rounded down; saturates, and takes an `of` of 0 for 1.
+    /// The time multiplied by `by / of`, rounded down; saturates, and an `of` of 0 counts as 1.
     #[must_use]
     pub fn scaled(self, by: u64, of: u64) -> Self {
         Self::from_wide_nanos(u128::from(self.0) * u128::from(by) / u128::from(of.max(1)))

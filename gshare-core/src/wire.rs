@@ -1,8 +1,8 @@
 //! Wire format between a hooked process and its node daemon.
 //!
 //! # Problem
-//! The hook lives inside other people's programs for months; the daemon is upgraded under it. Neither may trust the
-//! other's bytes. So a frame is small, versioned, bounded and fully checked before any of it is believed.
+//! The hook lives inside other people's programs for months, and operators upgrade the daemon meanwhile. Neither may trust the
+//! other's bytes, so a frame is small, versioned and bounded, and the receiver checks all of it before it uses any field.
 //!
 //! # Terms
 //! One **frame** is one packet of a `SOCK_SEQPACKET` socket, at most [`MAX_FRAME`] bytes, little-endian:
@@ -14,46 +14,22 @@
 //! +--------+--------+----------------+--------------------------------+----------- - -
 //! ```
 //!
-//! Each direction of a connection numbers its frames from 0 without a gap ([`Sequence`]); a frame that is replayed,
-//! dropped or reordered is seen at once. Texts are a length byte and UTF-8 of at most [`MAX_TEXT`] bytes. Times are
-//! `CLOCK_MONOTONIC` nanoseconds, the same for all processes of one node.
-//!
-//! # Conversation
-//! ```text
-//! hook                                    daemon
-//!  Hello{name, spec, ...}            ──▶
-//!                                    ◀──  Welcome{epoch}              or Refused or Unserved, and close
-//!                                    ◀──  Class{class}                where the daemon's configuration has one
-//!  Attach{ordinal, device, memory}   ──▶                             once per GPU, at its first context
-//!                                    ◀──  Attached{client, spec, window}   or Refused, Unserved{UnknownDevice, BadSpec}: this GPU only
-//!  Use{client, turn, used, Wants}    ──▶
-//!                                    ◀──  Allow{client, turn, allowed, until}
-//!  Use{client, turn, used, ...}      ──▶                             reports, extensions, the end of the turn
-//!  Iteration                         ──▶                             after a Class
-//!  MemoryReserve{client, bytes}      ──▶
-//!                                    ◀──  MemoryGrant or MemoryDeny
-//!                                    ◀──  MemoryPart{client, bytes}   after Attached, and when it changes
-//!                                    ◀──  MemoryAsk{client, round}    before a denial, or for the view of a sibling
-//!  MemoryUsed{client, round, used}   ──▶                             after a MemoryRelease, if slack was called back
-//!  MemoryQuery{client}               ──▶
-//!                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
-//!  Waiting{client, reason}           ──▶                             a launch waits for 10 ms and more
-//! ```
-//! Attaches are answered in their order. After a reconnect the hook says Hello and Attach again, and `Attach` re-states its totals:
-//! the memory that it has allocated, the GPU time that it has used, and the time up to which the last daemon allowed it.
+//! Each direction of a connection numbers its frames from 0 without a gap ([`Sequence`]), so the receiver notices a replayed,
+//! dropped or reordered frame at once. Texts are a length byte and UTF-8 of at most [`MAX_TEXT`] bytes. Times are
+//! `CLOCK_MONOTONIC` nanoseconds, the same for all processes of one node. [`ToDaemon`] shows a whole conversation.
 //!
 //! # Time
-//! `used` and `allowed` are totals since the process found the device, so a frame that is late or doubled is harmless. A **turn** is
-//! the time from an `Allow` to the moment at which the client gives its token back, or the daemon takes it back by an `Allow` whose
-//! `until` has passed. Both count the turns that are over. An `Allow` of a turn that is over is void: it has crossed the end of the
-//! turn on its way. Of a `Use` of such a turn only the total counts.
+//! `used` and `allowed` are totals since the process found the device, so a late or repeated frame is harmless. A **turn** begins
+//! with an `Allow`. It ends when the client gives its token back, or when the daemon takes the token back by an `Allow` with an
+//! `until` in the past. Both sides count the finished turns. An `Allow` of a finished turn is void, since it has crossed the end
+//! of the turn on its way; of a `Use` of such a turn only the total counts.
 //!
 //! # Invariants
 //! - `decode(encode(frame)) == frame`; every other byte string is an error, never a panic.
-//! - The bytes of each kind are pinned by golden tests: a change of meaning is a new [`VERSION`].
+//! - Golden tests pin the bytes of each kind: a change of meaning needs a new [`VERSION`].
 //!
 //! # Cost
-//! Encoding and decoding are a few dozen nanoseconds and allocate only for texts.
+//! Encoding and decoding take a few dozen nanoseconds and allocate only for texts.
 
 use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
 pub use crate::reason::RefusalCode;
@@ -72,11 +48,11 @@ pub const MAX_FRAME: usize = 512;
 /// The longest text in bytes.
 pub const MAX_TEXT: usize = 120;
 
-/// Why bytes are not a frame. The daemon counts drops by [`WireError::reason`].
+/// Why bytes are not a frame. The daemon counts dropped connections by [`WireError::reason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// Fewer bytes than a header, or than the header says.
+    /// The bytes are fewer than a header, or than the length in the header.
     #[error("truncated: {have} bytes of {need}")]
     Truncated {
         /// Bytes received.
@@ -84,27 +60,27 @@ pub enum WireError {
         /// Bytes needed.
         need: usize,
     },
-    /// More bytes than the header says, or than any frame has.
+    /// The bytes are more than the length in the header, or than [`MAX_FRAME`].
     #[error("oversized: {have} bytes, at most {limit}")]
     Oversized {
         /// Bytes received.
         have: usize,
-        /// The most there may be.
+        /// The most bytes allowed.
         limit: usize,
     },
-    /// A version that is not spoken here.
+    /// The frame has another version of the format.
     #[error("version {version} is not spoken here (this is {VERSION})")]
     Version {
         /// The version byte.
         version: u8,
     },
-    /// A kind that does not exist in this direction.
+    /// The kind does not exist in this direction.
     #[error("unknown kind {kind}")]
     Kind {
         /// The kind byte.
         kind: u8,
     },
-    /// A sequence number that was not due.
+    /// The sequence number is not the next number of its direction.
     #[error("sequence {got} where {expected} was due")]
     Sequence {
         /// The number received.
@@ -112,16 +88,16 @@ pub enum WireError {
         /// The number due.
         expected: u32,
     },
-    /// A field with an impossible value.
+    /// A field has an impossible value.
     #[error("field {field} has an impossible value")]
     Field {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
     },
 }
 
 impl WireError {
-    /// The reason for which a connection with such bytes ends.
+    /// The reason for the end of a connection after such bytes.
     pub const fn reason(&self) -> Reason {
         Reason::Fault(match self {
             Self::Truncated { .. } => Fault::Truncated,
@@ -134,29 +110,29 @@ impl WireError {
     }
 }
 
-/// The behaviour of a client whose daemon is gone.
+/// The behaviour of a client without its daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum OnDaemonLoss {
-    /// Keep the last share by the local clock: a restart of the daemon must not stop the work of a node.
+    /// The client keeps its last share by the local clock, since a restart of the daemon must not stop the work of a node.
     #[default]
     Open,
-    /// Launch nothing; after a bounded wait launches fail with a CUDA error.
+    /// The client launches nothing, and after a bounded wait its launches fail with a CUDA error.
     Closed,
 }
 
-/// How long a process waits for a daemon that is gone, says nothing, or may take back a refusal: 200 ms to 600 s, 5 s by default.
+/// The wait of a process for a lost or silent daemon, or for the end of a refusal: 200 ms to 600 s, 5 s by default.
 ///
-/// Under [`OnDaemonLoss::Closed`] launches fail then, and with either policy allocations for which a daemon has to be asked. A daemon
-/// that keeps a thread waiting is probed after three fifths of it, and has one fifth to greet.
+/// After this wait launches fail under [`OnDaemonLoss::Closed`], and under either policy so do allocations that need the daemon's
+/// answer. While a thread waits, the process probes a silent daemon after three fifths of the wait and gives it one fifth to greet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DaemonWait(Duration);
 
 impl DaemonWait {
-    /// The shortest one: less is within the pauses of a daemon on a busy host.
+    /// The shortest wait: a daemon on a busy host may pause for less than this.
     pub const SHORTEST: Duration = Duration::from_millis(200);
-    /// The longest one.
+    /// The longest wait.
     pub const LONGEST: Duration = Duration::from_secs(600);
 
     /// A wait of this length; `None` below [`SHORTEST`](Self::SHORTEST) and above [`LONGEST`](Self::LONGEST).
@@ -169,12 +145,12 @@ impl DaemonWait {
         self.0
     }
 
-    /// How long a daemon may say nothing while a thread waits for it before it is probed, in ns.
+    /// The longest silence of a daemon before a probe, while a thread waits for its answer, in ns.
     pub const fn silence_ns(self) -> u64 {
         self.0.as_nanos() / 5 * 3
     }
 
-    /// How long a daemon may take to greet, in ns.
+    /// The longest wait for a daemon's greeting, in ns.
     pub const fn greeting_ns(self) -> u64 {
         self.0.as_nanos() / 5
     }
@@ -199,7 +175,7 @@ impl core::str::FromStr for DaemonWait {
     }
 }
 
-/// A text that is no [`DaemonWait`].
+/// Why a text is not a [`DaemonWait`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseDaemonWaitError {
     /// The text is no length of time.
@@ -210,7 +186,7 @@ pub enum ParseDaemonWaitError {
     OutOfBounds,
 }
 
-/// A value of the wire: how it is written and read back.
+/// A value on the wire, written by `put` and read back by `take`.
 trait Field: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError>;
@@ -241,7 +217,7 @@ macro_rules! integer_fields {
 }
 integer_fields!(u8, u16, u32, u64, u128);
 
-/// Fields that are a wrapped integer: how to unwrap, and how to wrap again if the value is possible.
+/// Fields around an integer: the first closure unwraps it, the second wraps it again or returns `None` for an impossible value.
 macro_rules! wrapped_fields {
     ($($ty:ty as $raw:ty: |$value:ident| $get:expr, |$bits:ident| $make:expr;)*) => {$(
         impl Field for $ty {
@@ -305,7 +281,7 @@ wrapped_fields! {
     Wait as u8: |wait| wait.code(), |raw| Wait::from_code(raw);
 }
 
-/// Its bytes, then 1 for a MIG instance, else 0.
+/// The 16 bytes of the UUID, then 1 for a MIG instance or 0 for a whole GPU.
 impl Field for DeviceUuid {
     fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.bytes());
@@ -321,7 +297,7 @@ impl Field for DeviceUuid {
     }
 }
 
-/// Longer texts are cut at a character boundary when written: a name is for people, not a key to trust.
+/// `put` cuts a longer text at a character boundary: a name is for people, not a key to trust.
 impl Field for String {
     fn put(&self, out: &mut Vec<u8>) {
         let end = (0..=MAX_TEXT.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0);
@@ -355,7 +331,7 @@ impl Field for ResourceSpec {
     }
 }
 
-/// A value that may be left out: a byte that says so, then the value.
+/// An optional value: byte 0 for `None`, or byte 1 and then the value.
 impl<T: Field> Field for Option<T> {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -375,7 +351,7 @@ impl<T: Field> Field for Option<T> {
     }
 }
 
-/// Declares the messages of one direction with their kinds, and the coder between them and frames.
+/// Declares the messages of one direction with their kinds, and their coding as frames.
 macro_rules! messages {
     (
         $(#[$enum_doc:meta])* $name:ident;
@@ -400,12 +376,12 @@ macro_rules! messages {
                 match self {
                     $(Self::$variant { $($field),* } => { $($field.put(out);)* })*
                 }
-                // No kind reaches MAX_FRAME, let alone 64 KiB: texts are cut at MAX_TEXT.
+                // `put` cuts texts at MAX_TEXT, so no kind reaches MAX_FRAME, let alone 64 KiB.
                 let length = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
                 out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
             }
 
-            /// Reads one frame that fills `bytes` exactly; gives its sequence number and its message.
+            /// Reads one frame, which must fill `bytes` exactly, and returns its sequence number and its message.
             pub fn decode(bytes: &[u8]) -> Result<(u32, Self), WireError> {
                 let (kind, sequence, mut payload) = open(bytes)?;
                 let input = &mut payload;
@@ -427,13 +403,13 @@ macro_rules! messages {
     };
 }
 
-/// Checks the header and gives kind, sequence and payload.
+/// Checks the header and returns the kind, the sequence number and the payload.
 fn open(bytes: &[u8]) -> Result<(u8, u32, &[u8]), WireError> {
     if bytes.len() > MAX_FRAME {
         return Err(WireError::Oversized { have: bytes.len(), limit: MAX_FRAME });
     }
     let mut input = bytes;
-    // The version comes first and alone: a frame of another version may have another header.
+    // The version is checked before the rest: a frame of another version may have another header.
     let version = u8::take(&mut input, "version")?;
     if version != VERSION {
         return Err(WireError::Version { version });
@@ -455,118 +431,144 @@ fn open(bytes: &[u8]) -> Result<(u8, u32, &[u8]), WireError> {
 
 messages! {
     /// Frames from a hooked process to its daemon.
+    ///
+    /// # Conversation
+    /// ```text
+    /// hook                                  daemon
+    ///  Hello{name, spec, ...}            ──▶
+    ///                                    ◀──  Welcome{epoch}              or Refused or Unserved, and close
+    ///                                    ◀──  Class{class}                if the daemon's configuration names a class
+    ///  Attach{ordinal, device, memory}   ──▶                              once per GPU, at its first context
+    ///                                    ◀──  Attached{client, spec, window}   or for this GPU only: Refused or Unserved
+    ///                                                                     with UnknownDevice or BadSpec
+    ///  Use{client, turn, used, Wants}    ──▶
+    ///                                    ◀──  Allow{client, turn, allowed, until}
+    ///  Use{client, turn, used, ...}      ──▶                              reports, extensions, the end of the turn
+    ///  Iteration                         ──▶                              after a Class
+    ///  MemoryReserve{client, bytes}      ──▶
+    ///                                    ◀──  MemoryGrant or MemoryDeny
+    ///                                    ◀──  MemoryPart{client, bytes}   after Attached, and at each change
+    ///                                    ◀──  MemoryAsk{client, round}    before a denial, or for the view of a sibling
+    ///  MemoryUsed{client, round, used}   ──▶                              after a MemoryRelease, if slack was called back
+    ///  MemoryQuery{client}               ──▶
+    ///                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
+    ///  Waiting{client, reason}           ──▶                              a launch waits for 10 ms and more
+    /// ```
+    /// The daemon answers the Attaches of a connection in their order. After a reconnect the hook says Hello and Attach again, and
+    /// `Attach` re-states the totals of the process: its allocated memory, its used GPU time, and its last `allowed`.
     ToDaemon;
 
-    /// First frame of a connection: who is calling. The daemon takes pid and uid from the socket, not from here.
+    /// The first frame of a connection introduces the process. The daemon takes pid and uid from the socket, not from this frame.
     1 Hello {
         /// Start time of the process in clock ticks since boot (`/proc/self/stat`, field 22), against reused pids.
         pid_start: u64,
-        /// Its number of itself, in its own PID namespace: what its siblings list it as.
+        /// The pid of the process in its own PID namespace, for its siblings' lists of processes.
         pid: u32,
-        /// One number for all processes of one `gshare run`, which share one name and one share; drawn by the process that
-        /// started them, or by the process itself.
+        /// The number of the run. All processes of one `gshare run` share the number, one name and one share. Their starter draws
+        /// the number; a process outside `gshare run` draws its own.
         run: RunId,
         /// Name of the instance.
         name: String,
         /// The program, for people (`comm`).
         program: String,
-        /// The share that it asks for, where the daemon's configuration does not say.
+        /// The requested share, used where the daemon's configuration names no share.
         spec: ResourceSpec,
-        /// The behaviour that it will show when this daemon is gone.
+        /// The behaviour of the process without this daemon.
         on_loss: OnDaemonLoss,
     }
     /// The process has made its first context on a GPU.
     2 Attach {
         /// The process's own number of the device; echoed in `Attached`.
         ordinal: u32,
-        /// UUID of the device (or MIG instance): the only name that all processes share.
+        /// UUID of the device (or MIG instance), its only name with the same meaning in all processes.
         device: DeviceUuid,
         /// Memory of the device.
         device_memory: Bytes,
-        /// Memory already allocated there: 0 at first, the account to be re-stated after a reconnect.
+        /// Memory of the process on the device: 0 at first, the current account after a reconnect.
         allocated: Bytes,
-        /// The most that it may hold without a daemon, as the last daemon said; `None` where none did, and it has siblings that
-        /// the daemon may not know. The only process of a run says the memory of the device: all of any limit is its own.
+        /// The last daemon's bound for the memory of the process without a daemon. `None`: no daemon has named a bound, and the
+        /// process may have siblings unknown to this daemon. The only process of a run owns all of any limit, so it states the
+        /// memory of the device.
         part: Option<Bytes>,
-        /// GPU time that it has used there in all: 0 at first, re-stated after a reconnect.
+        /// Total GPU time of the process on the device: 0 at first, the current total after a reconnect.
         used: Duration,
-        /// The total up to which it was last allowed to use the device. A `used` beyond it is overuse that no daemon has charged.
+        /// The last total up to which the process was allowed to use the device. No daemon has charged a `used` beyond this total.
         allowed: Duration,
     }
-    /// GPU time used, what the client wants, and its counters.
+    /// A client's use, its state and its counters.
     3 Use {
-        /// The client that used it.
+        /// The reporting client.
         client: ClientId,
-        /// How many of its turns are over.
+        /// The number of the client's finished turns.
         turn: u32,
-        /// GPU time used in all, work in flight included; a total that never shrinks.
+        /// Total GPU time used, work in flight included. The total never shrinks.
         used: Duration,
-        /// Whether it holds a token or wants one.
+        /// Whether the client holds or wants a token.
         state: UseState,
-        /// Kernels launched since it attached.
+        /// Kernels launched since the attach.
         launches: u64,
-        /// Time that its threads have waited for a token.
+        /// Time spent by the client's threads in waits for a token.
         waited: Duration,
     }
-    /// Asks for memory before it is allocated.
+    /// Requests memory before its allocation.
     6 MemoryReserve {
-        /// The client that wants it.
+        /// The client in need of memory.
         client: ClientId,
-        /// How much is needed.
+        /// The needed memory.
         bytes: Bytes,
-        /// How much would be welcome, to serve small allocations without asking again.
+        /// The welcome memory, for later small allocations without another request.
         wish: Bytes,
     }
     /// Gives memory back.
     7 MemoryRelease {
-        /// The client that held it.
+        /// The client with the memory.
         client: ClientId,
-        /// How much.
+        /// The returned memory.
         bytes: Bytes,
     }
-    /// The process is done with this GPU.
+    /// The process has finished its work on this GPU.
     8 Detach {
-        /// The client that leaves.
+        /// The leaving client.
         client: ClientId,
     }
-    /// How the process wants to be treated beside others; after Hello, before the first Attach. A process that says
-    /// nothing keeps its share for any need of its neighbours, so the frame is not sent to a daemon that may not know it
-    /// unless the user asked for a class.
+    /// The service class requested by the process, sent after Hello and before the first Attach. A process without a class keeps
+    /// its share for any need of its neighbours. An older daemon may not know this frame, so the hook sends it only where the user
+    /// asked for a class.
     9 Class {
         /// Tolerance in basis points; 0 is best effort.
         class: ServiceClass,
     }
     /// An iteration of an SLO-sensitive client ended.
     10 Iteration {
-        /// The client that finished one.
+        /// The client of the iteration.
         client: ClientId,
-        /// When its first kernel was launched.
+        /// Launch time of the iteration's first kernel.
         first_launch: Timestamp,
-        /// When its last kernel was launched.
+        /// Launch time of the iteration's last kernel.
         last_launch: Timestamp,
-        /// Kernels launched in it: iterations are compared with those of about as many.
+        /// Kernels launched in the iteration: the daemon compares iterations with about as many kernels.
         launches: u32,
     }
-    /// Answers `MemoryAsk`. Slack that was called back has been released before.
+    /// Answers `MemoryAsk`. The client has released recalled slack before this frame.
     11 MemoryUsed {
-        /// The client that uses it.
+        /// The answering client.
         client: ClientId,
         /// The number of the question.
         round: u32,
         /// Bytes in use by the program.
         used: Bytes,
     }
-    /// Asks what the other processes of the instance use on this GPU.
+    /// Asks for the memory use of the instance's other processes on this GPU.
     12 MemoryQuery {
-        /// The client that asks.
+        /// The asking client.
         client: ClientId,
     }
-    /// A launch of the client has waited for [`LONG_WAIT`](crate::reason::LONG_WAIT), or waits for another reason from now on. Said for the daemon's answer to
-    /// `gshare why`; nothing depends on it.
+    /// A launch of the client has waited for [`LONG_WAIT`](crate::reason::LONG_WAIT), or waits for another reason from now on. Only
+    /// the daemon's answer to `gshare why` depends on this frame.
     13 Waiting {
-        /// The client whose launch waits.
+        /// The client of the waiting launch.
         client: ClientId,
-        /// The reason; `None`: the wait that was said before is over.
+        /// The reason; `None` at the end of an announced wait.
         reason: Option<Wait>,
     }
 }
@@ -575,119 +577,120 @@ messages! {
     /// Frames from a daemon to a hooked process.
     ToClient;
 
-    /// The process is let in.
+    /// The daemon accepts the process.
     1 Welcome {
-        /// Number of this run of the daemon: a client that sees it change re-registers.
+        /// The number of this run of the daemon. A client registers again when the number changes.
         epoch: u64,
     }
-    /// The process is turned away, and launches nothing; the connection closes.
+    /// The daemon refuses the process, which then launches nothing, and the connection closes.
     2 Refused {
         /// The reason, for programs.
         code: RefusalCode,
-        /// The same for people: it names field and bound.
+        /// The reason for people, with field and bound.
         text: String,
     }
-    /// The client is known from now on.
+    /// The daemon serves the process on this device from now on.
     3 Attached {
         /// The process's own number of the device.
         ordinal: u32,
-        /// Its name from now on.
+        /// The name of the new client.
         client: ClientId,
         /// The daemon's number of the device.
         gpu: GpuId,
-        /// The share that it may take.
+        /// The share of the client.
         spec: ResourceSpec,
         /// Length of the window over which quotas are settled.
         window: Duration,
-        /// The most GPU time it should have in flight, so that a lease can be given back soon.
+        /// The most GPU time to have in flight. A small bound lets the client give its token back soon.
         in_flight: Duration,
     }
-    /// Launch until the total of the client's use reaches `allowed`. With an `until` that has passed: stop, the turn is over.
+    /// Lets the client launch until its total use reaches `allowed`. An `until` in the past ends the turn instead.
     4 Allow {
-        /// The client that may launch.
+        /// The client with the permission.
         client: ClientId,
-        /// How many of its turns were over when the daemon said this; void for a client that has ended another one since.
+        /// The number of the client's finished turns, as known to the daemon. The frame is void if the client has finished another
+        /// turn meanwhile.
         turn: u32,
-        /// The total of its use up to which it may launch. It replaces any earlier one.
+        /// The total use at which the client must stop launching. The value replaces all earlier ones.
         allowed: Duration,
-        /// Until when.
+        /// The time at which the client must stop launching.
         until: Timestamp,
     }
-    /// Wait: there will be no token before `until`.
+    /// Tells the client to wait: it gets no token before `until`.
     6 Throttle {
-        /// The client that has to wait.
+        /// The waiting client.
         client: ClientId,
         /// The earliest time of the next grant.
         until: Timestamp,
         /// The reason, for programs.
         reason: ThrottleReason,
     }
-    /// Another share from now on.
+    /// The client has another share from now on.
     7 ShareChanged {
-        /// The client whose share changes.
+        /// The client with the new share.
         client: ClientId,
-        /// The new spec.
+        /// The new spec of the client.
         spec: ResourceSpec,
     }
-    /// The memory is reserved: at least what was needed, at most what was wished.
+    /// The daemon has reserved the memory: at least the needed bytes, at most the wished bytes.
     8 MemoryGrant {
-        /// The client that wanted it.
+        /// The client of the request.
         client: ClientId,
-        /// How much was added to its account.
+        /// The bytes added to the client's account.
         bytes: Bytes,
     }
-    /// The memory is not there.
+    /// The daemon denies the memory, after any recall of slack.
     9 MemoryDeny {
-        /// The client that wanted it.
+        /// The client of the request.
         client: ClientId,
-        /// How much is still free within its limit.
+        /// The memory still free within the client's limit.
         free: Bytes,
     }
-    /// How the process is treated beside others, in place of what it said itself: an SLO-sensitive one reports its iterations.
-    /// Said only where the daemon's configuration names a class.
+    /// The service class of the process, in place of its own request: an SLO-sensitive process reports its iterations. The daemon
+    /// sends this frame only where its configuration names a class.
     10 Class {
         /// Tolerance in basis points; 0 is best effort.
         class: ServiceClass,
     }
-    /// The most that the process may hold while no daemon is there. Parts of an instance's processes add up to its limit
-    /// at most; a part that shrinks is sent before another process is given the difference.
+    /// The most memory of the process without a daemon. The parts of an instance's processes add up to at most its limit, so the
+    /// daemon sends a shrunken part before it gives the difference to another process.
     11 MemoryPart {
-        /// The client whose part it is.
+        /// The client with this part.
         client: ClientId,
-        /// Bytes that it may hold in all, those that it holds now included, used or not.
+        /// The most bytes in all, with the bytes of the client's current account, used or not.
         bytes: Bytes,
     }
-    /// Asks how much memory the program uses, to be answered by `MemoryUsed`.
+    /// Asks for the memory use of the program; the client answers by `MemoryUsed`.
     12 MemoryAsk {
-        /// The client that is asked.
+        /// The client to answer.
         client: ClientId,
-        /// Number of the question, to be echoed.
+        /// The number of the question, echoed in the answer.
         round: u32,
-        /// Not 0: what was granted and is not used must be released before the answer.
+        /// Not 0: the client must release granted but unused memory before the answer.
         recall: u8,
     }
-    /// Another process of the instance on this GPU. One for each comes before a `MemoryView`.
+    /// Another process of the instance on this GPU. The daemon sends one of these frames per process before a `MemoryView`.
     13 MemoryMember {
-        /// The client that asked.
+        /// The client of the query.
         client: ClientId,
-        /// The other process, by its own number of itself.
+        /// The pid of the other process in its own PID namespace.
         pid: u32,
-        /// Bytes that it uses.
+        /// Bytes in use by the other process.
         used: Bytes,
     }
-    /// Answers `MemoryQuery`: all members have been sent.
+    /// Ends the answer to `MemoryQuery`, after all members.
     14 MemoryView {
-        /// The client that asked.
+        /// The client of the query.
         client: ClientId,
     }
-    /// The daemon refuses the process or one of its devices, as with `Refused`, and the operator lets such processes run: within
-    /// these limits, kept by the process itself. A client that does not know this kind takes it for the loss of its daemon.
+    /// The daemon refuses the process or one of its devices, as with `Refused`, but the operator lets such processes run. The
+    /// process keeps these limits by itself. An older client does not know this kind and treats it as the loss of its daemon.
     15 Unserved {
         /// The reason, for programs.
         code: RefusalCode,
-        /// The same for people: it names field and bound.
+        /// The reason for people, with field and bound.
         text: String,
-        /// The limits that hold; `None`: those that the process has of its own.
+        /// The limits to keep; `None` for the process's own limits.
         spec: Option<ResourceSpec>,
     }
 }
@@ -699,14 +702,14 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The number for the next frame sent. Wraps after 2^32 frames.
+    /// Takes the number for the next frame to send. The numbers wrap after 2^32 frames.
     pub fn stamp(&mut self) -> u32 {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
         number
     }
 
-    /// Checks the number of a frame received.
+    /// Checks the number of a received frame.
     pub fn check(&mut self, got: u32) -> Result<(), WireError> {
         if got != self.next {
             return Err(WireError::Sequence { got, expected: self.next });
@@ -816,7 +819,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A change here is a new version, never an edit of this list.
+    /// A change of these bytes needs a new version, never an edit of this list.
     #[test]
     fn golden_bytes_of_version_4() {
         let spec = "b80b401f60090000004000000000";
