@@ -1,4 +1,9 @@
 //! The meter: one process and its daemon.
+//!
+//! A daemon may *refuse* the process or a device ([`ToClient::Refused`]). Launches then wait for [`Settings::daemon_wait`] if
+//! another attempt may succeed, and fail afterwards. Where the operator lets such processes run, the daemon says so and states the
+//! limits ([`ToClient::Unserved`]), which are kept as without a daemon. A device unmanaged by the daemon is used within the
+//! process's own limits.
 
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ResourceSpec, ServiceClass, Timestamp};
@@ -530,7 +535,7 @@ impl<G: Ground> Meter<G> {
         {
             let device = &mut self.devices[index];
             (device.asked, device.unserved) = (false, Some(code));
-            // A device unmanaged by the daemon is shared out by no daemon.
+            // The daemon does not share out an unmanaged device.
             let unmanaged = (code == RefusalCode::UnknownDevice).then_some(self.settings.spec);
             let what = format!("device {}", device.ordinal.0);
             match runs.or(unmanaged) {

@@ -90,8 +90,8 @@ pub struct Segment {
     /// Whether the stream cannot have run dry between its launches: every launch was queued before the device was done with the
     /// first, and the stream waited for nothing else.
     pub dense: bool,
-    /// Time by the host's clock from before the first event was recorded until after the second was, in ns. An interval of at most this length
-    /// may hold only these calls. 0 if the first event came behind other work of the stream.
+    /// Time by the host's clock from before the first event was recorded until after the second was, in ns. An interval of at most
+    /// this length may hold only these calls. 0 if the first event came behind other work of the stream.
     pub span: u64,
     /// The part of the first launch's call during which the stream was empty, in ns.
     pub gap: u64,
