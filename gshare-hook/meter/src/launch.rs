@@ -225,7 +225,7 @@ pub enum Concluded {
     Refused,
 }
 
-/// A closed run, whose segment the host measures or settles as predicted.
+/// A closed run: the host measures its segment, or settles it as predicted.
 #[derive(Debug)]
 pub struct Closed<M> {
     /// The first event of the segment, if one was recorded.
@@ -557,7 +557,7 @@ pub struct AloneEnd {
 }
 
 impl Alone {
-    /// A launch of `row` whose call begins now.
+    /// A launch of `row` with a call that begins now.
     pub fn new(costs: &CostTable, row: Row, call: Call, now: u64) -> Self {
         let of = if costs.known(row).is_none() { Measured::First } else { Measured::Alone };
         Self { row, of, call, idle: false, began: now, record: 0 }

@@ -31,7 +31,7 @@ const MOST_UNPROVEN: u64 = 16_000_000;
 /// Knowledge about the samples of one device's rows, beside their costs.
 #[derive(Debug)]
 pub(crate) struct Learning {
-    /// Rows whose last samples were above their cost and may have been too long.
+    /// Rows with last samples above their cost, which may have been too long.
     suspicions: BTreeMap<Row, Suspicion>,
     /// Rows with a launch that was measured alone because of a doubt.
     proven: BTreeSet<Row>,

@@ -19,7 +19,7 @@
 //! wait for the meter while credit lasts. The meter is no [`Engine`](gshare_core::Engine): its only caller is the process itself, so a
 //! wrong call is a panic, not an error.
 //!
-//! A turn begins when a thread waits and the daemon allows launches. It ends when its time is spent, when it expires, or after 3 ms
+//! A turn begins when a thread waits and the daemon allows launches. Launches stop when its time is spent, when it expires, or after 3 ms
 //! without a launch. The token is given back once the queue has drained, because another client would otherwise measure the end of this
 //! work as its own (`device/turn.rs`). If a thread still waits 100 ms after the work in flight should have completed, one launch is let
 //! in beyond the bound, since a stream may wait for it.

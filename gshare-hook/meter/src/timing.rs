@@ -9,7 +9,7 @@
 //! An interval is never shorter than the kernels in it, but it is longer if the stream ran dry in between, or waited for the host
 //! or for another stream. [`Work`](crate::segment::Work) compares two clocks: the stream cannot have run dry if every launch was
 //! queued before the device had finished the first, and if the interval outlasts the calls made in it. Such a segment takes its
-//! whole interval. Any other segment takes the predicted cost of its launches, and its interval at most. A program whose calls keep
+//! whole interval. Any other segment takes the predicted cost of its launches, and its interval at most. A program with calls that keep
 //! the device waiting is thus charged by the predicted cost of its kernels. The hook measures this cost without such gaps: it keeps
 //! the stream waiting for one launch (`hold.rs` there).
 //!
