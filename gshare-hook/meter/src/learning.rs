@@ -22,7 +22,7 @@ use crate::cost::{CostTable, Row, Suspicion, surely};
 use crate::device::REMAINDER;
 use crate::segment::{Measured, SHORT_NS, Segment, Work};
 
-/// Tolerance, in ns, within which a launch measured alone confirms a known cost.
+/// Tolerance, in ns, beyond a quarter of a known cost, within which a launch measured alone confirms it.
 const LEAST: u64 = 1_000;
 /// Unexplained time of segments after which a launch is measured alone, in ns: at first, and after many confirmations.
 const UNPROVEN: u64 = 1_000_000;
@@ -91,7 +91,7 @@ impl Learning {
         } else if each > known && whole && shared && !mingled {
             match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
                 Some(proven) => costs.set(row, proven.max(known)),
-                // The measurements must follow each other to agree.
+                // The doubt stays, so the measurements that must agree follow each other.
                 None if asked => costs.doubt(row),
                 None => {}
             }
