@@ -1,13 +1,13 @@
-//! Device memory that a process may have: its limit, what the daemon granted, and its part of the limit without a daemon.
+//! A process's device memory: its limit, the daemon's grants, and its part of the limit without a daemon.
 //!
 //! # Algorithm
-//! Bytes are reserved before the driver is called. Small requests are served from what the daemon granted earlier; the daemon is
-//! asked for more when that runs out. Other processes of the instance draw on the same limit, so their use is asked for when the
-//! program looks; without a daemon the process keeps to its part of the limit, as the daemon stated it last. A process of a run
-//! that may have others has no part before a daemon has stated one; the only process of a run has all of the limit.
+//! Bytes are reserved before the driver is called. Small requests are served from earlier grants, and the daemon is asked for more
+//! when these run out. Other processes of the instance draw on the same limit, so the daemon is asked for their use when the
+//! program looks. Without a daemon, the process keeps to its part of the limit, as last stated by the daemon. A process whose run
+//! may have others has no part before a daemon has stated one. The only process of a run has the whole limit.
 //!
 //! # Invariants
-//! `used` plus what is free to reserve never exceeds what was granted.
+//! The sum of `used` and the reservable rest never exceeds the daemon's grants.
 //!
 //! # Cost
 //! One compare-and-swap per reservation.
@@ -34,11 +34,11 @@ const UNLIMITED: u64 = u64::MAX / 4;
 pub struct MemoryAccount {
     gate: MemoryGate,
     limit: AtomicU64,
-    /// The most that this process may hold without a daemon; `u64::MAX`: no daemon has said.
+    /// The most memory the process may hold without a daemon; `u64::MAX` until a daemon has stated it.
     part: AtomicU64,
-    /// The part while no daemon has said another one.
+    /// The part until a daemon states another.
     first_part: u64,
-    /// The instance's other processes on this device, by their own numbers, and the bytes that they use.
+    /// The instance's other processes on this device, by their own numbers, and the bytes used by each.
     siblings: Mutex<Vec<(u32, u64)>>,
     total: u64,
 }
@@ -49,8 +49,7 @@ impl MemoryAccount {
         Self::with_part(total, total)
     }
 
-    /// The account of a process whose run may have others: under a limit it has nothing before a daemon has said which part is
-    /// its own.
+    /// The account of a process whose run may have others: under a limit, it has no part before a daemon has stated one.
     pub fn of_member(total: u64) -> Self {
         Self::with_part(total, u64::MAX)
     }
@@ -66,7 +65,7 @@ impl MemoryAccount {
         }
     }
 
-    /// Sets the limit; gives what was granted before and not used. From here on nothing is had without asking.
+    /// Sets the limit, and returns the unused rest of earlier grants. Under a limit, all further memory has to be granted.
     pub fn limit_to(&self, limit: Option<Bytes>) -> Bytes {
         let surplus = self.gate.surplus(Bytes::ZERO);
         match limit {
@@ -81,32 +80,32 @@ impl MemoryAccount {
         surplus
     }
 
-    /// Gives up what was granted and is not in use, where there is a limit.
+    /// Gives up and returns the unused rest of the grants; zero without a limit.
     pub fn recall(&self) -> Bytes {
         self.limit().map_or(Bytes::ZERO, |_| self.gate.surplus(Bytes::ZERO))
     }
 
-    /// The daemon has said what the process may hold without it.
+    /// Sets the most memory the process may hold without a daemon, as the daemon stated it.
     pub fn set_part(&self, part: Bytes) {
         self.part.store(part.0, Ordering::Release);
     }
 
-    /// The most that the process may hold without a daemon; `None`: a daemon has to say.
+    /// The most memory the process may hold without a daemon; `None` until a daemon has stated it.
     pub fn part(&self) -> Option<Bytes> {
         Some(self.part.load(Ordering::Acquire)).filter(|&part| part != u64::MAX).map(Bytes)
     }
 
-    /// Whether there is a limit, and no daemon has said which part of it is the process's.
+    /// Whether there is a limit, but no daemon has stated the process's part of it.
     pub fn awaits_part(&self) -> bool {
         self.limit().is_some() && self.part().is_none()
     }
 
-    /// Memory that the instance's other processes use, each by its own number of itself.
+    /// Sets the memory used by each of the instance's other processes, by its own process number.
     pub fn set_siblings(&self, siblings: Vec<(u32, u64)>) {
         *self.siblings.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
     }
 
-    /// Memory that the instance's other processes used when they were last asked.
+    /// Memory used by the instance's other processes when the daemon was last asked.
     pub fn siblings(&self) -> Vec<(u32, u64)> {
         self.siblings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -117,7 +116,7 @@ impl MemoryAccount {
         siblings.iter().fold(self.used(), |sum, (_, used)| sum.saturating_add(*used))
     }
 
-    /// Gives up what was granted under a limit and is not in use; gives what is in use.
+    /// Gives up the unused rest of grants under a limit, and returns the bytes in use.
     pub fn restate(&self) -> u64 {
         if self.limit().is_some() {
             self.gate.surplus(Bytes::ZERO);
@@ -140,12 +139,12 @@ impl MemoryAccount {
         self.gate.used().0
     }
 
-    /// Takes bytes; `Err` says how many are missing.
+    /// Reserves bytes; `Err` holds the number of missing bytes.
     pub fn reserve(&self, bytes: u64) -> Result<(), u64> {
         self.gate.reserve(Bytes(bytes)).map_err(|shortage| shortage.bytes.0)
     }
 
-    /// Gives bytes back; gives what should go back to the daemon, if much is idle now.
+    /// Releases bytes. Returns the amount to give back to the daemon, if much is idle now.
     pub fn release(&self, bytes: u64) -> Option<Bytes> {
         self.gate.release(Bytes(bytes));
         let keep = self.chunk().saturating_mul(2);
@@ -156,29 +155,29 @@ impl MemoryAccount {
         Some(self.gate.surplus(Bytes(keep / 2))).filter(|surplus| surplus.0 > 0)
     }
 
-    /// The daemon granted more.
+    /// Adds a grant of the daemon.
     pub fn grant(&self, bytes: Bytes) {
         self.gate.grant(bytes);
     }
 
-    /// Amount that is worth asking for at once: a sixteenth of the limit, at most 64 MiB.
+    /// The amount worth one question: a sixteenth of the limit, at most 64 MiB.
     pub fn chunk(&self) -> u64 {
         self.limit().map_or(0, |limit| (limit / 16).min(64 << 20))
     }
 
-    /// Memory that may still be granted to this process without a daemon: the rest of its part.
+    /// Memory still grantable to this process without a daemon: the rest of its part.
     pub fn within_part(&self) -> u64 {
         let held = self.used().saturating_add(self.gate.free().0);
         let part = self.part().map_or(0, |part| part.0);
         self.limit().map_or(UNLIMITED, |limit| limit.min(part).saturating_sub(held))
     }
 
-    /// Memory that the process can still allocate without a daemon.
+    /// Memory still allocatable by the process without a daemon.
     pub fn free_alone(&self) -> u64 {
         self.within_part().saturating_add(self.gate.free().0)
     }
 
-    /// Free and total memory as the program shall see them, from what the driver says.
+    /// Free and total memory as shown to the program, given the driver's answer.
     pub fn view(&self, free: u64, total: u64) -> (u64, u64) {
         match self.limit() {
             Some(limit) => {

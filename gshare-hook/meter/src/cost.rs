@@ -1,26 +1,26 @@
 //! The cost of a launch before it runs: GPU time predicted per function handle and size.
 //!
 //! # Problem
-//! Credit is spent when a kernel is launched, its duration is known after it has run. Block counts say nothing (a
-//! block may take a microsecond or a second). So durations are learned: measured sparsely, remembered per function.
+//! Credit is spent when a kernel is launched, but the kernel's duration is known only after it has run. Block counts do not help,
+//! since a block may take a microsecond or a second. Durations are therefore measured sparsely and remembered per function.
 //!
 //! # Terms
-//! - **key**: function handle (kernel, executable graph, copy function) and **shape**, the size of the launch in steps
-//!   of a quarter octave: 1,050 and 1,250 threads are the same shape, 1,050 and 1,300 are not.
+//! - **key**: function handle (kernel, executable graph, copy function) and **shape**, the size of the launch in steps of a quarter
+//!   octave: 1,050 and 1,250 threads are the same shape, 1,050 and 1,300 are not.
 //! - **sample**: one measured duration of one launch, in ns.
 //!
 //! # Algorithm
-//! A fixed table with open addressing; a row is claimed by a compare-and-swap on its key, so readers take no lock. When all rows
-//! near a key's place are taken, the key gets the one of them that was claimed or measured longest ago: programs that compile as
-//! they go leave rows behind that are not asked for again.
+//! The table has a fixed size and open addressing. A row is claimed by a compare-and-swap on its key, so readers take no lock. When
+//! all rows near a key's place are taken, the key replaces the least recently claimed or measured of them: programs with
+//! just-in-time compilation leave unused rows behind.
 //!
-//! A row's cost is an exponential average that moves half-way down and a quarter up: an interval that was
-//! measured too long (something else ran in between) is forgotten fast. The first sample is taken as it is.
+//! A row's cost is an exponential average that moves half-way down and a quarter up, so an interval with other work in it is
+//! forgotten fast. The first sample is taken as it is.
 //!
-//! The first sample of a turn may hold the end of another process's turn, as may each one after a pause where no lease keeps the
-//! device: such a sample is an upper bound and no more. These samples raise a known cost only when [`SUSPECTS`] of them in a row lie above it, and then
-//! to the smallest of them ([`Suspicion`]), less what all of them may hold ([`surely`]): turns are handed over a little before the
-//! device is done with them.
+//! The first sample of a turn may hold the end of another process's turn, as may each sample after a pause if no lease keeps the
+//! device. Such a sample is only an upper bound. A known cost rises only when [`SUSPECTS`] of these samples in a row lie above it,
+//! and then to the smallest of them ([`Suspicion`]). A part of it is subtracted ([`surely`]), because turns are handed over a
+//! little before the device has finished them.
 //!
 //! Worked example: samples 1,000, 1,000, 9,000 (disturbed), 1,000 ns give 1,000, 1,000, 3,000, 2,000, then 1,500.
 //!
@@ -34,9 +34,9 @@ const ROWS: usize = 16_384;
 /// How far a key may lie from its place.
 const REACH: usize = 8;
 
-/// Stands in place of a number of launches: see [`CostTable::doubt`]. Launches that are measured for it are added.
+/// Flags a doubted row in its count of launches: see [`CostTable::doubt`]. Launches measured because of the doubt are added.
 const DOUBTED: u32 = 1 << 31;
-/// Launches that are measured for one doubt, at most: the first one may hold the end of another process's turn.
+/// The most launches measured for one doubt; the first may hold the end of another process's turn.
 pub const MEASURED_FOR_A_DOUBT: u32 = 4;
 
 /// Number of a row, as [`CostTable::find`] gives it.
@@ -58,7 +58,7 @@ struct Slot {
     key: AtomicU64,
     /// ns + 1; 0 while nothing was measured.
     cost: AtomicU32,
-    /// Launches that are being measured, or were launched before anything was known.
+    /// Launches under measurement, or made before a cost was known.
     probes: AtomicU32,
 }
 
@@ -69,12 +69,12 @@ pub struct CostTable {
     /// Per row, how many measurements there had been when it was last claimed or measured; 0 when it is of no use any more.
     used: Box<[AtomicU32]>,
     measurements: AtomicU32,
-    /// Average of all first samples, in ns: what an unknown function is taken for.
+    /// Average of all first samples, in ns: the assumed cost of an unknown function.
     typical: AtomicU64,
 }
 
-/// The size of a launch in quarter octaves: exponent and upper two bits of the fraction of a floating-point number are
-/// just that, and lie above all bits of a handle.
+/// The size of a launch in quarter octaves: the exponent and the upper two bits of the fraction of a floating-point number. These
+/// bits lie above all bits of a handle.
 #[inline(always)]
 #[allow(clippy::cast_possible_wrap, clippy::cast_precision_loss)] // sizes from 2^53 on may round up to the next shape
 pub fn shape(size: u64) -> u64 {
@@ -122,7 +122,7 @@ impl CostTable {
                 return at;
             }
         }
-        // Counters wrap around: longest ago is what is furthest behind.
+        // Counters wrap around, so the oldest row is the furthest behind.
         let now = self.measurements.load(Ordering::Relaxed);
         let age = |at: usize| match self.used[at].load(Ordering::Relaxed) {
             0 => u32::MAX,
@@ -134,7 +134,7 @@ impl CostTable {
         oldest
     }
 
-    /// Gives a row that `held` has to another key. `false`: another thread has given it to a third one.
+    /// Replaces the key `held` of a row with `key`. Returns `false` if another thread has replaced it with a third key.
     fn claim(&self, at: usize, held: u64, key: u64) -> bool {
         match self.slots[at].key.compare_exchange(held, key, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -169,39 +169,39 @@ impl CostTable {
         self.typical.load(Ordering::Relaxed)
     }
 
-    /// Counts one launch of a row that has no cost yet; gives how many there are now.
+    /// Counts one launch of a row without a cost, and returns the number so far.
     pub fn probe(&self, row: Row) -> u32 {
         self.slots[row.0 as usize].probes.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Launches of a row that went ahead before anything was known.
+    /// Launches of a row that went ahead before its cost was known.
     pub fn probes(&self, row: Row) -> u32 {
         self.slots[row.0 as usize].probes.load(Ordering::Acquire)
     }
 
-    /// A launch of a row was not measured after all: no launch need wait for that.
+    /// Notes a launch of a row as not measured after all, so that no launch waits for it.
     pub fn not_measured(&self, row: Row) {
         self.slots[row.0 as usize].probes.store(0, Ordering::Release);
     }
 
-    /// A row that is known may have become longer, which its samples do not prove: its next launch is to be measured alone.
+    /// Doubts a known row: it may have become longer, but its samples cannot prove it. The next launch is to be measured alone.
     pub fn doubt(&self, row: Row) {
         self.slots[row.0 as usize].probes.store(DOUBTED, Ordering::Release);
     }
 
-    /// Whether that was said of a row that is known.
+    /// Whether a known row is doubted.
     pub fn is_doubted(&self, row: Row) -> bool {
         self.probes(row) >= DOUBTED && self.known(row).is_some()
     }
 
-    /// Whether a launch is to be measured alone for that.
+    /// Whether a launch is to be measured alone because of a doubt.
     pub fn take_doubt(&self, row: Row) -> bool {
         let more = |probes| (probes < DOUBTED + MEASURED_FOR_A_DOUBT).then_some(probes + 1);
         let probes = &self.slots[row.0 as usize].probes;
         self.is_doubted(row) && probes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// One more sample of a row, in ns.
+    /// Learns from one more sample of a row, in ns.
     pub fn learn(&self, row: Row, sample: u64) {
         let slot = &self.slots[row.0 as usize];
         let measurements = self.measurements.fetch_add(1, Ordering::Relaxed);
@@ -221,17 +221,17 @@ impl CostTable {
         slot.probes.store(0, Ordering::Release);
     }
 
-    /// A row that is known costs this much, in ns.
+    /// Sets the cost of a known row, in ns.
     pub fn set(&self, row: Row, cost: u64) {
         let cost = cost.min(u64::from(u32::MAX - 1));
         #[allow(clippy::cast_possible_truncation)] // just bounded
         self.slots[row.0 as usize].cost.store(cost as u32 + 1, Ordering::Relaxed);
     }
 
-    /// Forgets what was measured for a handle that is gone: the next function there is another one.
+    /// Forgets the cost of a deleted handle, since the next function with this handle is a different function.
     pub fn forget(&self, handle: u64, shape: u64) {
         let (key, place) = key(handle, shape);
-        // One that was never launched here takes no row.
+        // A function never launched here has no row.
         if let Some(at) = near(place).find(|&at| self.slots[at].key.load(Ordering::Relaxed) == key) {
             self.reset(at);
             self.used[at].store(0, Ordering::Relaxed);
@@ -252,7 +252,7 @@ fn near(place: usize) -> impl Iterator<Item = usize> {
     (0..REACH).map(move |step| (place + step) % ROWS)
 }
 
-/// How many samples that may be too long must agree before they are believed.
+/// The number of possibly too long samples that must agree before they are believed.
 pub const SUSPECTS: u32 = 8;
 
 /// Samples in a row that lie above the cost of a row and may be too long.
@@ -260,17 +260,17 @@ pub const SUSPECTS: u32 = 8;
 pub struct Suspicion {
     count: u32,
     smallest: u64,
-    /// The cost itself is such a sample: the next one below it replaces it.
+    /// The cost itself is possibly too long, and the next sample below it replaces it.
     pub cost_itself: bool,
 }
 
 impl Suspicion {
-    /// Of a row whose first sample may have been too long, or not.
+    /// The suspicion of a row, given whether its first sample may have been too long.
     pub fn of_first(cost_itself: bool) -> Self {
         Self { cost_itself, ..Self::default() }
     }
 
-    /// One more; `Some` when there are enough: the cost that all of them prove.
+    /// Adds one sample. When there are enough, returns the cost proven by all of them.
     pub fn add(&mut self, sample: u64) -> Option<u64> {
         self.smallest = if self.count == 0 { sample } else { self.smallest.min(sample) };
         self.count += 1;
@@ -282,8 +282,8 @@ impl Suspicion {
     }
 }
 
-/// The part of such a sample that the kernel surely took, where turns are handed over up to `early` ns before they are over. It is
-/// not cut by more than a 64th: shares are kept to less than 2 %.
+/// The part of a possibly too long sample surely taken by the kernel, if turns are handed over up to `early` ns before they are
+/// over. The cut is at most a 64th, since shares are kept to less than 2 %.
 pub fn surely(sample: u64, early: u64) -> u64 {
     sample - early.min(sample / 64)
 }

@@ -1,10 +1,9 @@
-//! Kernel launching cycles of a process, as its helper thread sees them (Dilu, section 3.4.1).
+//! Kernel launching cycles of a process, as seen by its helper thread (Dilu, section 3.4.1).
 //!
-//! The launch path reads no clock, so a cycle is put together from counters that the helper looks at several times per
-//! millisecond while something runs: launches, and calls that wait for the device. A cycle begins when launches are seen
-//! and ends with the first such call after them, which is where a program waits for the result of an iteration; for a
-//! program that only polls, when nothing has been launched for `PAUSE`. A thread that waits for credit is in the middle of a launch,
-//! and no pause.
+//! The launch path reads no clock. The helper instead derives cycles from two counters, launches and calls that wait for the
+//! device, which it reads several times per millisecond while something runs. A cycle begins when launches are seen. It ends with
+//! the first waiting call after them, where a program waits for the result of an iteration, or, in a program that only polls, after
+//! a `PAUSE` without launches. A thread waiting for credit is in the middle of a launch, so its wait is no pause.
 //!
 //! First and last launch are each known to one look: 0.3 ms, where the published implementation counts in steps of 5 ms.
 
@@ -14,7 +13,7 @@ use gshare_core::{ClientId, Timestamp};
 /// Time without a launch after which a cycle is over, in ns.
 const PAUSE: u64 = 5_000_000;
 
-/// One cycle: when its first and last launch were seen, in ns, and how many there were.
+/// One cycle, as far as the helper thread has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cycle {
     /// When its first launch was seen, in ns.
@@ -26,7 +25,7 @@ pub struct Cycle {
 }
 
 impl Cycle {
-    /// The frame that reports it.
+    /// The frame that reports the cycle.
     pub fn report(self, client: ClientId) -> ToDaemon {
         let time = Timestamp::from_nanos;
         ToDaemon::Iteration {
@@ -38,7 +37,7 @@ impl Cycle {
     }
 }
 
-/// The cycle that is open, and the counters at the last look.
+/// The open cycle, and the counters at the last look.
 #[derive(Debug, Default)]
 pub struct Cycles {
     open: Option<Cycle>,
@@ -47,7 +46,7 @@ pub struct Cycles {
 }
 
 impl Cycles {
-    /// Looks at the counters; gives the cycle that ended since the last look.
+    /// Looks at the counters, and returns a cycle that has ended since the last look.
     pub fn look(&mut self, now: u64, launches: u64, syncs: u64, waiting: bool) -> Option<Cycle> {
         let new = launches.saturating_sub(self.launches);
         if new > 0 {

@@ -1,20 +1,21 @@
-//! How measurements change the predicted cost of a function.
+//! Corrects the predicted cost of a function by measurements.
 //!
 //! # Problem
-//! A measured interval is an upper bound of what its launches took: the stream may have run dry in between, another process's
-//! turn may have ended or begun beside it, other streams may have worked at the same time. Taken as it is, an interval makes a
-//! process pay for others; never believed, a kernel that becomes longer is undercharged for ever.
+//! A measured interval is an upper bound of the time of its launches: the stream may have run dry in between, another process's
+//! turn may have ended or begun beside it, and other streams may have worked at the same time. If every interval were believed, a
+//! process would pay for others. If none were, a kernel that becomes longer would be undercharged for ever.
 //!
 //! # Algorithm
-//! A sample (interval by launches) that lies below the known cost is believed at once, and so is its length with the calls in it,
-//! where these may have kept the device waiting. One above it is believed
-//! - at once, if the device worked all the while ([`Work`]) and no other work's time can be in it;
+//! A sample is the interval divided by its number of launches. Where launch calls may have kept the device waiting, any cost between
+//! the sample with and without these calls explains it. A sample below the known cost is believed at once. A sample above it is
+//! believed
+//! - at once, if the device worked all the while ([`Work`]) and the interval cannot hold other work's time;
 //! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if the device worked all the while but another turn's time may be in
 //!   the interval ([`Suspicion`]);
-//! - never, if the stream may have run dry: the excess is summed, and when it passes a bound the next launch of the row is
-//!   measured alone. The bound doubles while such measurements only confirm the known cost, so that they stay rare.
+//! - never, if the stream may have run dry. The excess is summed, and once it passes a bound, the next launch of the row is
+//!   measured alone. The bound doubles while such measurements only confirm the known cost, so they stay rare.
 //!
-//! A short launch is measured alone once after it became known: its samples may be the time of the launch call.
+//! A short launch is measured alone once after its cost became known, since its samples may be the time of the launch call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,20 +23,20 @@ use crate::cost::{CostTable, Row, Suspicion, surely};
 use crate::device::REMAINDER;
 use crate::segment::{Measured, SHORT_NS, Segment, Work};
 
-/// A launch that is measured alone confirms a known cost to this time, in ns.
+/// Tolerance, in ns, beyond a quarter of a known cost, within which a launch measured alone confirms it.
 const LEAST: u64 = 1_000;
-/// Unexplained time of segments after which a launch is measured alone, in ns, at first and after many confirmations.
+/// Unexplained time of segments after which a launch is measured alone, in ns: at first, and after many confirmations.
 const UNPROVEN: u64 = 1_000_000;
 const MOST_UNPROVEN: u64 = 16_000_000;
 
 /// Knowledge about the samples of one device's rows, beside their costs.
 #[derive(Debug)]
 pub(crate) struct Learning {
-    /// Rows whose last samples were above their cost and may have been too long.
+    /// Rows with last samples above their cost, which may have been too long.
     suspicions: BTreeMap<Row, Suspicion>,
-    /// Rows of which a launch was measured alone because of a doubt.
+    /// Rows with a launch that was measured alone because of a doubt.
     proven: BTreeSet<Row>,
-    /// Time that segments took beyond their charge since a launch was last measured alone, and its bound, in ns.
+    /// The time by which segments exceeded their charge since a launch was last measured alone, and its bound, in ns.
     unproven: u64,
     bound: u64,
 }
@@ -44,11 +45,11 @@ pub(crate) struct Learning {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) work: Work,
-    /// The part of the work's time that no other segment has taken, in ns.
+    /// The part of the work's time not taken by other segments, in ns.
     pub(crate) room: u64,
-    /// Whether another process's turn may be part of the interval.
+    /// Whether the interval may hold part of another process's turn.
     pub(crate) shared: bool,
-    /// Whether several threads launch: launches of others may lie within the interval.
+    /// Whether several threads launch, so the interval may hold launches of other threads.
     pub(crate) crowded: bool,
 }
 
@@ -85,7 +86,7 @@ impl Learning {
             let confirmed = !whole || each <= known + known / 4 + LEAST;
             self.bound = if confirmed { (2 * self.bound).min(MOST_UNPROVEN) } else { UNPROVEN };
         }
-        // Several streams that are never empty: launches of others lie between these.
+        // With several streams that are never empty, launches of others lie between these.
         let mingled = crowded && segment.of == Measured::Run && whole && self.proven.contains(&row);
         if asked && !shared && (whole || each <= known) || held && each <= known {
             self.suspicions.remove(&row);
@@ -94,7 +95,7 @@ impl Learning {
         } else if each > known && whole && shared && !mingled {
             match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
                 Some(proven) => costs.set(row, proven.max(known)),
-                // The measurements that must agree follow each other.
+                // The doubt stays, so the measurements that must agree follow each other.
                 None if asked && held => costs.doubt(row),
                 None => {}
             }
@@ -113,7 +114,7 @@ impl Learning {
         }
     }
 
-    /// The cost of a short launch may be the time of its call, unless one was measured to find that out: the next one is.
+    /// Doubts the cost of a short launch, which may be the time of its call, until one launch was measured alone to find out.
     fn doubt_unproven(&self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
         let short = costs.known(row).is_some_and(|cost| cost <= SHORT_NS);
         let of_calls = !sample.work.whole || segment.launches == 1 || sample.crowded;

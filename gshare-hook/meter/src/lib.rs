@@ -1,71 +1,42 @@
 //! Decisions of a process that shares a GPU.
 //!
 //! # Problem
-//! A launch takes 2 us, a question to the daemon 8 us and more. So a hooked process decides from a permission that it was given ahead
-//! of time. When to ask for one, what to let in, what a kernel cost, when to give the permission back and what to do without a daemon
-//! are decisions; reading clocks, sockets, counters and CUDA events is not. The decisions are here, so that they can be tested and
-//! simulated in virtual time; the library that programs load is a loop around them.
+//! A launch takes 2 us, and a question to the daemon 8 us and more. A hooked process therefore decides from a permission given ahead of
+//! time: when to ask for it, which launches to let in, the cost of each kernel, when to give the permission back, and how to go on
+//! without a daemon. These decisions are separate from clocks, sockets, counters and CUDA events, so they can be tested and simulated in
+//! virtual time. The library loaded by programs is a loop around them.
 //!
 //! # Terms
-//! Those of [`gshare_core::gate`]: spent, limit, in flight. A **segment** is a run of launches between two CUDA events.
-//! A **turn** is the time in which the process holds the daemon's token, **attachment** says who lets launches in on a device.
+//! [`gshare_core::gate`] defines spent, limit and in flight. A **segment** is a run of launches between two CUDA events. A **turn** is
+//! the time with a token of the daemon. The **attachment** of a device names the party that lets launches in there.
 //!
-//! # Use
-//! A host owns one [`Meter`] per process and gives it every event at its time:
-//! ```text
-//! 1. ThreadsSeen, then for each device Recorded and Completed for its segments, and Looked with its counters;
-//! 2. frames and failures of the connection, questions of threads, as they come;
-//! 3. DeadlineReached. Then it carries out the actions in order and sleeps until next_deadline, or until a thread waits.
-//! ```
-//! [`MeterAction::Connect`] is answered by `Connected` or `ConnectFailed`; [`MeterAction::Disconnect`] by what had come before
-//! (`Heard`), then `Lost`; a connection that fails, by the same two. Launching threads spend from the
-//! [`LaunchGate`](gshare_core::gate::LaunchGate) of the device's [`Ground`] and never wait for the meter while credit lasts.
-//! The meter is no [`Engine`](gshare_core::Engine): its only caller is the process itself, so a wrong call is a panic, not an error.
+//! # Algorithm
+//! A host owns one [`Meter`] per process. It first gives it `ThreadsSeen`, then for each device `Recorded`, `Completed` and `Looked`.
+//! Frames, failures of the connection and questions of threads follow as they come, and last `DeadlineReached`. The host then carries out
+//! the actions in order, and sleeps until [`Meter::next_deadline`] or until a thread waits. It answers [`MeterAction::Connect`] by
+//! `Connected` or `ConnectFailed`. After [`MeterAction::Disconnect`] or a failed connection, it gives the frames received before
+//! (`Heard`), then `Lost`. Threads spend from the [`LaunchGate`](gshare_core::gate::LaunchGate) of the device's [`Ground`], and never
+//! wait for the meter while credit lasts. The meter is no [`Engine`](gshare_core::Engine): its only caller is the process itself, so a
+//! wrong call is a panic, not an error.
 //!
-//! # Turns
-//! ```text
-//! Idle ── a thread waits: Use{Wants} ──▶ Wanting ── Allow ──▶ Holding ── launches, up to the bound in flight, as work completes
-//! Holding ── nearly spent: Use{Extends} ──▶ Holding ── Allow ──▶ Holding, up to a larger total
-//! Holding ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained: Use{Idle or Wants} ──▶ Idle or Wanting
-//! Holding, Draining ── Allow that is over: Use{Idle or Wants} ──▶ Idle or Wanting
-//! ```
-//! A kernel that runs is waited for before a token is given back: a client that is let in behind it would measure its end as its
-//! own. Near the end of its time the bound in flight shrinks with the time that is left, so that the queue drains by then. Every `Use`
-//! says the total that was used; one that is late or lost is made good by the next.
+//! A turn begins when a thread waits and the daemon allows launches. Launches stop when its time is spent, when it expires, or after 3 ms
+//! without a launch. The token is given back once the queue has drained, because another client would otherwise measure the end of this
+//! work as its own (`device/turn.rs`). If a thread still waits 100 ms after the work in flight should have completed, one launch is let
+//! in beyond the bound, since a stream may wait for it.
 //!
-//! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two are let in; each completion lets in one more. With 2 ms
-//! unspent more time is asked for. With the tenth launched and half a millisecond queued the token is given back. One kernel
-//! of 400 ms is charged its guess of 0.5 ms; the daemon takes the token back after its grace, and charges 10 ms. When the kernel is
-//! over, and before the process ends, the total grows to 400 ms.
-//!
-//! # Work that waits for work
-//! A stream may wait for another one, into which the program has yet to launch. If it fills the bound in flight, that launch
-//! would wait for ever. So when a thread waits while launches are allowed and nothing has completed for 100 ms beyond the time by which
-//! it should have, one launch is let in beyond the bound.
-//!
-//! # Without a daemon
-//! With policy *open* the process keeps its last part of the share by its own clock, and pays back what it overused before. With *closed* launches wait, and fail
-//! after [`Settings::daemon_wait`], 5 s by default. A daemon that says nothing for three fifths of that while a thread waits is
-//! probed by a second connection; if it does not greet, it is as good as gone (a stopped process keeps its sockets).
-//!
-//! With either policy it allocates within its last part of the memory: parts of the processes of an instance add up to the limit
-//! of the instance. A process whose run may have others ([`MemoryAccount::of_member`]) has no part before a daemon has stated one:
-//! allocations and looks at memory wait for that, until the daemon has been away for the same wait; then the allocations fail,
-//! and one line says why. The only process of a run has the whole limit.
-//!
-//! A daemon that *refuses* the process or a device ([`ToClient::Refused`]) stops its launches: they wait for as long, if another
-//! attempt may succeed, and fail then. Where the operator lets such processes run, the daemon says so ([`ToClient::Unserved`])
-//! and names the limits, which are kept as without a daemon. A device that the daemon does not manage is used
-//! within the process's own limits.
+//! Without a daemon, policy *open* keeps the last part of the share by the process's own clock, and pays back earlier overuse. Under
+//! policy *closed*, launches wait, and fail after [`Settings::daemon_wait`], 5 s by default. Memory stays within the process's last part
+//! of the instance's limit; the parts of all its processes add up to the limit. The only process of a run has the whole limit. A process
+//! whose run may have others ([`MemoryAccount::of_member`]) has no part before a daemon states one. Its allocations and looks at memory
+//! wait for a part; once the daemon has been away for the same wait, the allocations fail, and one line says why.
 //!
 //! # Invariants
 //! - Launches are let in while the device's turn is Holding, or by the local clock, and at no other time (asserted).
-//! - The total that the daemon is told never shrinks.
-//! - Every [`Ticket`] is answered once.
-//! - Without a daemon the process never holds more memory than its part.
+//! - The total use reported to the daemon never shrinks. Every [`Ticket`] is answered once.
+//! - Without a daemon, the process never holds more memory than its part.
 //!
 //! # Cost
-//! A look at a device is some hundred nanoseconds and a few microseconds for each segment that completed.
+//! Some hundred nanoseconds for a look at a device, and a few microseconds for each completed segment.
 #![forbid(unsafe_code)]
 
 mod allowance;
@@ -97,22 +68,22 @@ pub(crate) type Actions = Vec<MeterAction>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ordinal(pub u32);
 
-/// The host's number of a question that waits for an answer.
+/// The host's number of a question to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Facts about a process when it begins to be metered.
+/// A process's settings at the start of its metering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The frame that opens every connection: [`ToDaemon::Hello`].
     pub hello: ToDaemon,
-    /// Limits that hold until a daemon states others.
+    /// Limits in force until a daemon states others.
     pub spec: ResourceSpec,
     /// Treatment of launches when the daemon is gone.
     pub on_loss: OnDaemonLoss,
     /// How long launches and allocations wait for a daemon.
     pub daemon_wait: DaemonWait,
-    /// How the process asks to be treated beside others.
+    /// The class requested by the process, which orders its treatment beside others.
     pub class: Option<ServiceClass>,
     /// Seed of the delays between attempts to connect.
     pub seed: u64,
@@ -123,103 +94,103 @@ pub struct Settings {
 pub struct Facts {
     /// Kernels launched on the device so far.
     pub launches: u64,
-    /// Threads that wait for credit now.
+    /// Threads now waiting for credit.
     pub waiting: u64,
-    /// Threads that wait now until the cost of a kernel has been measured.
+    /// Threads now waiting for the measurement of a kernel's cost.
     pub measuring: u64,
-    /// Time that threads have waited for credit so far.
+    /// Total time of the threads' waits for credit so far.
     pub waited: Duration,
-    /// Charged cost of launches that are over and will not be measured, in ns; each is stated once.
+    /// Charged cost of completed launches that will not be measured, in ns; each is stated once.
     pub settled: u64,
-    /// Charged cost of launches that the driver refused, in ns; each is stated once.
+    /// Charged cost of launches refused by the driver, in ns; each is stated once.
     pub refused: u64,
-    /// Charged cost of open launches that were taken for complete ([`MeterAction::PresumeDone`]), in ns; each is stated once.
+    /// Charged cost of open launches presumed complete ([`MeterAction::PresumeDone`]), in ns; each is stated once.
     pub presumed: u64,
     /// Open launches of each run of each thread; a run keeps its place.
     pub open: Vec<OpenRun>,
 }
 
-/// Launches of one thread on one stream that no recorded event covers yet.
+/// Launches of one thread on one stream, not yet covered by a recorded event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenRun {
-    /// Their charged cost, in ns.
+    /// Charged cost of the launches, in ns.
     pub predicted: u64,
-    /// How much of that is presumed complete, in ns.
+    /// The part of the cost presumed complete, in ns.
     pub presumed: u64,
-    /// Credit that the thread holds for launches to come, in ns.
+    /// Credit held by the thread for later launches, in ns.
     pub prepaid: u64,
 }
 
-/// An event of the process. `G` is how the host shares a device's atomics.
+/// An event of the process. `G` is the host's way to share a device's atomics.
 #[derive(Debug)]
 pub enum MeterEvent<G> {
-    /// The connection that was asked for is there.
+    /// The requested connection was made.
     Connected,
     /// The connection could not be made.
     ConnectFailed,
-    /// The connection is gone; all that came before has been given as [`Heard`](Self::Heard).
+    /// The connection is gone, after all its frames were given as [`Heard`](Self::Heard).
     Lost,
     /// The daemon said something.
     Heard(ToClient),
-    /// The second connection was answered, with any answer.
+    /// The daemon answered on the second connection, with any frame.
     ProbeAnswered,
     /// The second connection could not be made, or ended.
     ProbeFailed,
-    /// The program uses a device for the first time, and a thread waits until it is known who serves it.
+    /// The program uses a device for the first time. A thread waits until it is known whether a daemon serves the device.
     DeviceFound {
-        /// The process's own number of it.
+        /// The process's number of the device.
         device: Ordinal,
         /// UUID of the GPU or MIG instance.
         uuid: DeviceUuid,
-        /// State that the launching threads share with the meter.
+        /// State shared by the launching threads and the meter.
         ground: G,
         /// To be answered: `true` if a daemon serves the device.
         ticket: Ticket,
     },
-    /// A thread waits for memory that its account did not have.
+    /// A thread waits for memory missing from its account.
     MemoryAsked {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// How much, all or nothing.
+        /// The requested amount, all or nothing.
         bytes: u64,
         /// To be answered: `true` when the memory has been reserved for the thread.
         ticket: Ticket,
     },
     /// Memory has left the account of the process, to be returned to the daemon.
     MemoryFreed {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// How much.
+        /// The returned amount.
         bytes: Bytes,
     },
-    /// A thread waits to know what the instance's other processes use.
+    /// A thread asks for the memory use of the instance's other processes.
     ViewAsked {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// To be answered: `false` if no daemon can say.
         ticket: Ticket,
     },
-    /// The counters of all threads, in an order that stays: launches, and calls that wait for the device.
+    /// The counters of all threads, always in the same order: launches, and calls that wait for the device.
     ThreadsSeen {
         /// Launches of each thread so far.
         launched: Vec<u64>,
         /// Synchronising calls of each thread so far.
         synced: Vec<u64>,
     },
-    /// The end of a segment was recorded: its measurement is under way.
+    /// The end of a segment was recorded, so its measurement is under way.
     Recorded {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// The host's number of it.
+        /// The host's number of the segment.
         id: SegmentId,
-        /// The launches that the segment covers.
+        /// The segment, with its launches.
         segment: Segment,
     },
     /// The device has passed the end of a segment.
     Completed {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// Number of the segment.
+        /// The host's number of the segment.
         id: SegmentId,
         /// When the segment began, on the node's clock.
         start: Timestamp,
@@ -228,12 +199,12 @@ pub enum MeterEvent<G> {
     },
     /// A segment cannot be measured any more.
     MeasurementLost {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
-        /// Number of the segment.
+        /// The host's number of the segment.
         id: SegmentId,
     },
-    /// The host has looked at a device. Segments that completed have been given before.
+    /// The host has looked at a device, after it gave the completed segments.
     Looked {
         /// The process's number of the device.
         device: Ordinal,
@@ -244,7 +215,7 @@ pub enum MeterEvent<G> {
     DeadlineReached,
     /// The process is about to end. Looks go on until the answer.
     Leaving {
-        /// To be answered when all that can be reported has been said, after 100 ms at most.
+        /// To be answered when all use has been reported, as far as possible, after 100 ms at most.
         ticket: Ticket,
     },
 }
@@ -267,9 +238,9 @@ pub enum MeterAction {
         /// The answer.
         granted: bool,
     },
-    /// Wake the threads that wait for credit or for a measurement on a device.
+    /// Wake all threads waiting for credit or for a measurement on a device.
     Wake(Ordinal),
-    /// No limit of time applies on a device, or one does: launches are metered only with `on == false`.
+    /// Let launches on a device pass without credit while `on`, because no limit of time applies.
     FreeRunning {
         /// The process's number of the device.
         device: Ordinal,
@@ -290,15 +261,15 @@ pub enum MeterAction {
         /// Whether all are measured.
         on: bool,
     },
-    /// Take the open launches of a run for complete, if they are what they were: their thread is elsewhere.
+    /// Presume the open launches of a run complete if they are unchanged, because their thread is elsewhere.
     PresumeDone {
-        /// On which device.
+        /// The process's number of the device.
         device: Ordinal,
         /// Place of the run in [`Facts::open`].
         run: usize,
-        /// Their charged cost, in ns.
+        /// Charged cost of the launches, in ns.
         predicted: u64,
     },
-    /// A line for the person who runs the program.
+    /// Print a line for the program's user.
     Tell(String),
 }

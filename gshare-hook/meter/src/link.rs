@@ -1,18 +1,22 @@
-//! The connection to the daemon: when it is made, tried again, and given up.
+//! The connection to the daemon: its attempts, its checks and its end.
+//!
+//! A daemon that says nothing for three fifths of [`Settings::daemon_wait`](crate::Settings::daemon_wait) while a thread waits is
+//! probed by a second connection. If it does not greet there, the process treats the daemon as gone, because a stopped process
+//! keeps its sockets.
 
 use gshare_core::wire::DaemonWait;
 
-/// First and longest delay between two attempts to connect to a daemon that is gone, in ns.
+/// First and longest delay, in ns, between two attempts to connect to a lost daemon.
 pub(crate) const RECONNECT: (u64, u64) = (10_000_000, 250_000_000);
 /// The longest delay while a daemon refuses the process, in ns.
 pub(crate) const REFUSED: u64 = 5_000_000_000;
 
-/// A time without a daemon that serves the process.
+/// A time without a serving daemon.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outage {
-    /// When it began, in ns.
+    /// When the outage began, in ns.
     pub(crate) since: u64,
-    /// Delay after the next attempt that fails, in ns.
+    /// Delay after the next failed attempt, in ns.
     pub(crate) delay: u64,
 }
 
@@ -21,7 +25,7 @@ impl Outage {
         Self { since, delay: RECONNECT.0 }
     }
 
-    /// When a process that waits for `daemon_wait` gives the daemon up, in ns.
+    /// The time, in ns, at which a process with this `daemon_wait` gives the daemon up.
     pub(crate) fn closed_at(&self, daemon_wait: DaemonWait) -> u64 {
         self.since + daemon_wait.get().as_nanos()
     }
@@ -30,16 +34,16 @@ impl Outage {
 /// The state of the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
-    /// There is none; the next attempt is made at `retry_at` (ns).
+    /// No connection; the next attempt is made at `retry_at` (ns).
     Down { retry_at: u64, outage: Outage },
-    /// The host makes it.
+    /// The host makes the connection.
     Connecting { outage: Outage },
-    /// Hello was said; Welcome must come by then (ns).
+    /// Hello was said, and Welcome must come before `by` (ns).
     Greeting { by: u64, outage: Outage },
-    /// The daemon has welcomed the process; what it said last came at `heard` (ns). `probe`: by when (ns) it must answer a second
-    /// connection.
+    /// The daemon has welcomed the process, and its last frame came at `heard` (ns). `probe`: the deadline, in ns, for its answer
+    /// on a second connection.
     Up { heard: u64, probe: Option<u64> },
-    /// The host ends it. `at_once`: the next one is to be made without a delay.
+    /// The host ends the connection. `at_once`: the next connection is made without a delay.
     Closing { outage: Outage, at_once: bool },
 }
 
@@ -48,7 +52,7 @@ impl Link {
         matches!(self, Self::Up { .. })
     }
 
-    /// The outage that lasts, if any.
+    /// The present outage, if any.
     pub(crate) fn outage(&self) -> Option<Outage> {
         match *self {
             Self::Up { .. } => None,
@@ -69,7 +73,7 @@ impl Jitter {
         Self(seed | 1)
     }
 
-    /// Between a half and three halves of `delay`.
+    /// A random delay between a half and three halves of `delay`.
     pub(crate) fn around(&mut self, delay: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         delay / 2 + (self.0 >> 33) % delay.max(1)

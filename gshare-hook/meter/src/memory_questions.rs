@@ -8,7 +8,7 @@ use gshare_core::{Bytes, ResourceSpec};
 use crate::allowance::MemoryAccount;
 use crate::{Action, Actions, Ticket};
 
-/// A reservation that waits for the daemon: its size, and how much of it was missing when the daemon was asked.
+/// A waiting reservation: its size, and the amount missing when the daemon was asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) bytes: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Shortage {
     pub(crate) ticket: Ticket,
 }
 
-/// A question of a thread between Attach and its answer, or before a daemon has said which part of the limit is the process's.
+/// A thread's question between Attach and its answer, or before a daemon has stated the process's part of the limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deferred {
     Reserve { bytes: u64, ticket: Ticket },
@@ -27,19 +27,19 @@ pub(crate) enum Deferred {
 /// The questions of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
-    /// Reservations that wait for the daemon, in the order in which it was asked.
+    /// Waiting reservations, in the order of the questions to the daemon.
     pub(crate) shortages: VecDeque<Shortage>,
-    /// Looks at the instance's other processes that wait for the daemon, and what it has said so far.
+    /// Waiting questions about the instance's other processes, and the part of the daemon's answer received so far.
     pub(crate) views: VecDeque<Ticket>,
     pub(crate) members: Vec<(u32, u64)>,
     pub(crate) deferred: Vec<Deferred>,
-    /// The memory that the daemon knows to be in use while there is no limit.
+    /// The memory in use as the daemon knows it while there is no limit.
     pub(crate) stated: u64,
 }
 
 impl Questions {
-    /// Takes another limit. `first`: the device has just been found. Gives the granted memory that is to be returned; `None`
-    /// if what is in use must be stated again, since the daemon was not told of it while there was no limit.
+    /// Takes another limit. `first`: the device has just been found. Returns the granted memory to give back, or `None` if the
+    /// memory in use must be stated again, because the daemon was not told of it while there was no limit.
     pub(crate) fn adopt(
         &mut self,
         memory: &MemoryAccount,
@@ -62,8 +62,8 @@ impl Questions {
         }
     }
 
-    /// The connection is gone: shortages are decided within the process's part, and views are answered without the others'. A
-    /// process that has not been told its part waits for the next daemon.
+    /// Settles the questions after a lost connection: shortages are decided within the process's part, and views are answered
+    /// without the other processes. A process without a stated part waits for the next daemon.
     pub(crate) fn lost(&mut self, memory: &MemoryAccount, actions: &mut Actions) {
         self.members.clear();
         if memory.awaits_part() {
@@ -82,13 +82,13 @@ impl Questions {
     }
 }
 
-/// The question that asks the daemon for what is missing, and for some more, so that small reservations need no question.
+/// Asks the daemon for the missing memory and some more, so that small reservations need no question.
 pub(crate) fn reserve(client: gshare_core::ClientId, memory: &MemoryAccount, missing: u64) -> ToDaemon {
     let wish = Bytes(missing.saturating_add(memory.chunk()));
     ToDaemon::MemoryReserve { client, bytes: Bytes(missing), wish }
 }
 
-/// Reserves within the process's own part while no daemon can be asked. Gives whether the memory was there.
+/// Reserves within the process's own part while no daemon can be asked. Returns whether the memory was there.
 pub(crate) fn reserve_alone(memory: &MemoryAccount, bytes: u64) -> bool {
     let Err(missing) = memory.reserve(bytes) else { return true };
     if missing <= memory.within_part() {
@@ -97,7 +97,7 @@ pub(crate) fn reserve_alone(memory: &MemoryAccount, bytes: u64) -> bool {
     memory.reserve(bytes).is_ok()
 }
 
-/// The line about an allocation that failed since no daemon was there.
+/// The line about an allocation that failed without a daemon.
 pub(crate) fn no_part(spec: ResourceSpec, waited: DaemonWait) -> String {
     let limit = spec.memory().unwrap_or(Bytes::ZERO);
     format!(

@@ -1,4 +1,9 @@
 //! The meter: one process and its daemon.
+//!
+//! A daemon may *refuse* the process or a device ([`ToClient::Refused`]). Launches then wait for [`Settings::daemon_wait`] if
+//! another attempt may succeed, and fail afterwards. Where the operator lets such processes run, the daemon says so and states the
+//! limits ([`ToClient::Unserved`]), which are kept as without a daemon. A device unmanaged by the daemon is used within the
+//! process's own limits.
 
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, ResourceSpec, ServiceClass, Timestamp};
@@ -9,24 +14,24 @@ use crate::memory_questions::{self, Deferred, Shortage};
 use crate::moving::Moving;
 use crate::{Action, Actions, Ground, MeterAction, MeterEvent, Ordinal, Settings, Ticket};
 
-/// How long a process that ends waits until all that it used is reported, in ns.
+/// The longest time a process waits at its end until all its use is reported, in ns.
 const LEAVE_WAIT: u64 = 100_000_000;
 
-/// Refusals after which the delay is its longest: as many count at once where asking again is in vain.
+/// Refusals after which the delay is its longest. A refusal that makes further attempts useless counts as this number of refusals.
 const LONG_REFUSAL: u32 = 6;
 
-/// Whether the daemon serves the process at all.
+/// The daemon's answer to the process as a whole.
 #[derive(Clone, Copy, Debug)]
 enum Standing {
-    /// As far as is known.
+    /// No refusal is known.
     Served,
-    /// The daemon refuses it. Launches that wait for another answer fail at `fails_at` (ns).
+    /// The daemon refuses the process. Launches wait for another answer until `fails_at` (ns), and then fail.
     Refused { fails_at: u64 },
-    /// The daemon refuses it, and lets it run under these limits.
+    /// The daemon refuses the process, but lets it run under these limits.
     Unserved(ResourceSpec),
 }
 
-/// The process is about to end; until when it waits, in ns.
+/// The wait of a process about to end, until `by` (ns).
 #[derive(Clone, Copy, Debug)]
 struct Leaving {
     ticket: Ticket,
@@ -43,25 +48,25 @@ pub struct Meter<G> {
     standing: Standing,
     /// Refusals in a row.
     refusals: u32,
-    /// A line about a refusal was printed, and one about memory that no daemon grants.
+    /// Whether a line about a refusal was printed, and a line about memory not granted by any daemon.
     told: bool,
     told_of_memory: bool,
-    /// Since when a thread waits for the daemon, in ns.
+    /// The time since which a thread waits for the daemon, in ns.
     waits_since: Option<u64>,
     devices: Vec<Device<G>>,
     syncing: Moving,
     launching: Moving,
-    /// Threads that wait for a device, calls that waited so far, and whether several threads launch.
+    /// The number of threads waiting for a device, the number of waiting calls so far, and whether several threads launch.
     waiters: usize,
     syncs: u64,
     crowded: bool,
-    /// How the daemon's configuration wants the process to be treated.
+    /// The process's class by the daemon's configuration.
     class: Option<ServiceClass>,
     leaving: Option<Leaving>,
 }
 
 impl<G: Ground> Meter<G> {
-    /// The meter of a process that has just begun to use a device; at the first event it asks for a connection.
+    /// The meter of a process that has just begun to use a device. It asks for a connection at the first event.
     pub fn new(now: Timestamp, settings: Settings) -> Self {
         let jitter = Jitter::new(settings.seed);
         Self {
@@ -85,10 +90,10 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Takes one event and appends what is to be done.
+    /// Takes one event, and appends the host's orders to `actions`.
     ///
     /// # Panics
-    /// When `now` lies before the last event's time, and when the event names a device or a segment that the meter does not know.
+    /// If `now` lies before the last event's time, or if the event names an unknown device or segment.
     pub fn handle(&mut self, now: Timestamp, event: MeterEvent<G>, actions: &mut Vec<MeterAction>) {
         assert!(now >= self.now, "time went back: now {now}, last event at {}", self.now);
         let measurement = matches!(
@@ -105,7 +110,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Whether the daemon refuses the process on this device: nothing is to be launched or allocated there.
+    /// Whether the daemon refuses the process on this device, so that launches and allocations there must not happen.
     pub fn refuses(&self, device: Ordinal) -> bool {
         self.devices.iter().filter(|known| known.ordinal == device).any(|known| match known.attachment {
             Attachment::Refused { .. } => true,
@@ -114,7 +119,7 @@ impl<G: Ground> Meter<G> {
         })
     }
 
-    /// When the host is to look again, even if nothing happens.
+    /// The time of the host's next look, even if nothing happens.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let link = match self.link {
             Link::Down { retry_at, .. } => retry_at,
@@ -222,7 +227,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Does what the time asks for, and what follows from the event that was just handled.
+    /// Acts on deadlines and on the consequences of the last event.
     fn advance(&mut self, now: u64, actions: &mut Actions) {
         match self.link {
             Link::Down { retry_at, outage } if now >= retry_at => {
@@ -269,7 +274,7 @@ impl<G: Ground> Meter<G> {
 
     fn connected(&mut self, now: u64, actions: &mut Actions) {
         let Link::Connecting { outage } = self.link else { return };
-        // A daemon that refuses at the door has said so and closed, perhaps before these: that is heard next.
+        // If the daemon has refused at the door and closed, perhaps before these frames, its answer is heard next.
         actions.push(Action::Say(self.settings.hello.clone()));
         if let Some(class) = self.settings.class {
             actions.push(Action::Say(ToDaemon::Class { class }));
@@ -282,21 +287,21 @@ impl<G: Ground> Meter<G> {
         self.back_off(now, outage);
     }
 
-    /// The next attempt comes a while later, and the one after that later still.
+    /// Schedules the next attempt, and doubles the delay for the attempt after it.
     fn back_off(&mut self, now: u64, outage: Outage) {
         let delay = self.jitter.around(outage.delay);
         let next = (outage.delay * 2).min(RECONNECT.1.max(outage.delay));
         self.link = Link::Down { retry_at: now + delay, outage: Outage { delay: next, ..outage } };
     }
 
-    /// Has the host end the connection; `at_once`: and make another one without a delay.
+    /// Has the host end the connection. `at_once`: the next connection is made without a delay.
     fn disconnect(&mut self, now: u64, at_once: bool, actions: &mut Actions) {
         let outage = self.link.outage().unwrap_or(Outage::new(now));
         self.link = Link::Closing { outage, at_once };
         actions.push(Action::Disconnect);
     }
 
-    /// The connection is gone: what was asked will not be answered.
+    /// The connection is gone, and open questions will not be answered.
     fn lost(&mut self, now: u64, actions: &mut Actions) {
         let (mut outage, at_once) = match self.link {
             Link::Up { .. } => (Outage::new(now), false),
@@ -324,7 +329,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Finds out whether a daemon is there that says nothing while a thread waits for it.
+    /// Probes the daemon if it says nothing while a thread waits for it.
     fn watch(&mut self, now: u64, actions: &mut Actions) {
         let Link::Up { heard, probe } = self.link else { return };
         if let Some(by) = probe {
@@ -349,7 +354,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Decides who lets launches in on devices that no daemon serves.
+    /// Decides about launches on devices without a serving daemon.
     fn settle(&mut self, now: u64, actions: &mut Actions) {
         let down = if let Link::Down { outage, .. } = self.link { Some(outage) } else { None };
         for device in &mut self.devices {
@@ -384,7 +389,7 @@ impl<G: Ground> Meter<G> {
     fn heard(&mut self, message: ToClient, now: u64, actions: &mut Actions) {
         match &mut self.link {
             Link::Up { heard, probe } => (*heard, *probe) = (now, None),
-            // The last part that a daemon named may be smaller: the difference has been given to another process.
+            // The daemon's last part may be smaller, since the difference has been given to another process.
             Link::Closing { .. } if matches!(message, ToClient::MemoryPart { .. }) => {}
             Link::Greeting { .. }
                 if matches!(
@@ -394,7 +399,7 @@ impl<G: Ground> Meter<G> {
             _ => return,
         }
         match message {
-            // A second one would have the devices attached twice.
+            // A second welcome would have the devices attached twice.
             ToClient::Welcome { .. } if self.link.is_up() => {}
             ToClient::Welcome { .. } => self.welcomed(now, actions),
             ToClient::Refused { code, text } => self.turned_away(code, &text, None, now, actions),
@@ -404,7 +409,7 @@ impl<G: Ground> Meter<G> {
             }
             ToClient::Class { class } => self.class = Some(class),
             ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
-                // An answer to no question would begin another count of turns.
+                // An unasked answer would begin another count of turns.
                 let of = |device: &Device<G>| device.asked && device.ordinal == Ordinal(ordinal);
                 let Some(index) = self.devices.iter().position(of) else { return };
                 let device = &mut self.devices[index];
@@ -426,7 +431,7 @@ impl<G: Ground> Meter<G> {
                     self.give_back(client, surplus, now, actions);
                 }
             }
-            // A throttled request stays in the daemon's wait queue: it is granted without asking again.
+            // A throttled request stays in the daemon's wait queue, and is granted without another question.
             ToClient::Throttle { client, until, .. } => {
                 if let Some(device) = self.of_client(client) {
                     device.throttled_until = until.as_nanos();
@@ -457,7 +462,7 @@ impl<G: Ground> Meter<G> {
                 let device = &mut self.devices[index];
                 let Some(shortage) = device.questions.shortages.pop_front() else { return };
                 let Shortage { bytes, missing, ticket } = shortage;
-                // Another thread may have freed some meanwhile.
+                // Another thread may have freed memory meanwhile.
                 match device.ground.memory().reserve(bytes) {
                     Ok(()) => actions.push(Action::Answer { ticket, granted: true }),
                     Err(less) if less < missing => self.reserve(index, bytes, ticket, actions),
@@ -509,7 +514,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// The daemon refuses a device or the process; `runs`: under these limits it may run all the same.
+    /// The daemon refuses a device or the process. `runs`: the limits within which it may run all the same.
     fn turned_away(
         &mut self,
         code: RefusalCode,
@@ -530,7 +535,7 @@ impl<G: Ground> Meter<G> {
         {
             let device = &mut self.devices[index];
             (device.asked, device.unserved) = (false, Some(code));
-            // No daemon shares out a device that the daemon does not manage.
+            // The daemon does not share out an unmanaged device.
             let unmanaged = (code == RefusalCode::UnknownDevice).then_some(self.settings.spec);
             let what = format!("device {}", device.ordinal.0);
             match runs.or(unmanaged) {
@@ -582,7 +587,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Questions about memory that have waited long enough for a daemon are answered: nothing is there.
+    /// Denies questions about memory that have waited long enough for a daemon.
     fn fail_memory(&mut self, now: u64, actions: &mut Actions) {
         let outage = self.link.outage();
         for device in &mut self.devices {
@@ -595,7 +600,7 @@ impl<G: Ground> Meter<G> {
                 match later {
                     Deferred::Reserve { ticket, .. } => {
                         actions.push(Action::Answer { ticket, granted: false });
-                        // Why the daemon refuses has been told.
+                        // The daemon's reason for refusing has been told.
                         if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
                             actions.push(Action::Tell(memory_questions::no_part(
                                 device.spec,
@@ -610,7 +615,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Asks the daemon what the instance's other processes use.
+    /// Asks the daemon for the memory use of the instance's other processes.
     fn view(&mut self, index: usize, ticket: Ticket, actions: &mut Actions) {
         let (up, device) = (self.link.is_up(), &mut self.devices[index]);
         match device.client() {
@@ -625,7 +630,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Takes memory for a thread that waits for it, and asks the daemon for what is missing.
+    /// Takes memory for a waiting thread, and asks the daemon for the missing amount.
     fn reserve(&mut self, index: usize, bytes: u64, ticket: Ticket, actions: &mut Actions) {
         let (up, device) = (self.link.is_up(), &mut self.devices[index]);
         if device.asked {
@@ -657,7 +662,7 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    /// Gives granted memory beyond a new limit back to the daemon; `None`: all of it is stated again.
+    /// Gives granted memory beyond a new limit back to the daemon. `None`: all memory is stated again, on a new connection.
     fn give_back(&mut self, client: ClientId, surplus: Option<Bytes>, now: u64, actions: &mut Actions) {
         match surplus {
             Some(Bytes::ZERO) => {}
@@ -672,7 +677,7 @@ fn is_of_a_device(code: RefusalCode) -> bool {
     matches!(code, RefusalCode::UnknownDevice | RefusalCode::BadSpec | RefusalCode::Full)
 }
 
-/// Whether asking again is in vain.
+/// Whether another attempt would be in vain.
 fn is_final(code: RefusalCode) -> bool {
     matches!(code, RefusalCode::UnknownDevice | RefusalCode::BadSpec | RefusalCode::NotAllowed)
 }

@@ -1,6 +1,6 @@
-//! How many threads are at something at the same time.
+//! The number of threads with the same kind of activity at the same time.
 
-/// How many of some counters have moved within a sampling interval.
+/// Counts the counters that have moved within a sampling interval.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
     counts: Vec<u64>,
@@ -12,7 +12,8 @@ impl Moving {
     /// Length of a sampling interval, in ns.
     const INTERVAL: u64 = 50_000_000;
 
-    /// Takes the counters as they are now; gives the larger number of those that have moved in this interval or the one before.
+    /// Takes the present counters, and returns the number of counters moved in this interval or in the previous one, whichever is
+    /// larger.
     pub(crate) fn look(&mut self, now: u64, counts: &[u64]) -> usize {
         let moved =
             counts.iter().enumerate().filter(|&(at, count)| self.counts.get(at) != Some(count)).count();

@@ -1,4 +1,4 @@
-//! The work of a process on one device: segments under way, and the part of the time line that completed ones took.
+//! The work of a process on one device: segments under way, and the part of the time line taken by completed segments.
 
 use std::collections::VecDeque;
 
@@ -8,28 +8,28 @@ use crate::learning::{Learning, Sample};
 use crate::segment::{Measured, Segment, SegmentId, Work};
 use crate::timing::{Behind, Coverage, Overlap, Turns};
 
-/// The device was idle for this process before a segment that began more than this behind the one before, in ns.
+/// Longest gap, in ns, between the end of known work and the start of a segment for which the device does not count as idle.
 const IDLE_GAP: u64 = 20_000;
-/// The work that may be queued while the cost of a kernel in it is not known yet, in ns.
+/// The work assumed to be queued while a kernel in it has no known cost, in ns.
 pub(crate) const UNKNOWN: u64 = 1_000_000_000;
 
 /// Segments under way and the time line of one device.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     coverage: Coverage,
-    /// Until when the device is known to have worked for this process, in ns.
+    /// The time until which the device is known to have worked for this process, in ns.
     pub(crate) worked_until: u64,
-    /// Since when a token keeps the device for this process, in ns; `u64::MAX` without one: others may be on it
-    /// whenever this process is not.
+    /// The time since which a token keeps the device for this process, in ns; `u64::MAX` without a token. Other processes may then
+    /// use the device whenever this process does not.
     pub(crate) turn_began: u64,
-    /// How long turns of this process waited for the end of others'.
+    /// The wait of this process's turns for the end of other processes' turns.
     behind: Behind,
     pub(crate) turns: Turns,
     pub(crate) overlap: Overlap,
     learning: Learning,
-    /// In the order in which their ends were recorded.
+    /// Segments in the order in which their ends were recorded.
     running: VecDeque<(SegmentId, Segment)>,
-    /// When something last completed, in ns.
+    /// Time of the last completion, in ns.
     pub(crate) moved: u64,
 }
 
@@ -52,14 +52,14 @@ impl Timeline {
         self.running.push_back((id, segment));
     }
 
-    /// Takes a segment out that is over.
+    /// Takes a completed segment out.
     pub(crate) fn take(&mut self, id: SegmentId) -> Segment {
         let at = self.running.iter().position(|(other, _)| *other == id);
         let taken = at.and_then(|at| self.running.remove(at));
         taken.unwrap_or_else(|| panic!("segment {} is not being measured", id.0)).1
     }
 
-    /// The measurement that has been under way for longest.
+    /// The measurement longest under way.
     pub(crate) fn oldest(&self) -> Option<SegmentId> {
         self.running.front().map(|(id, _)| *id)
     }
@@ -69,7 +69,7 @@ impl Timeline {
         self.running.is_empty()
     }
 
-    /// Gives the GPU time, in ns, that a segment which ran from `start` to `end` adds to the time line; learns from it.
+    /// Learns from a segment with this interval, and returns the GPU time, in ns, that it adds to the time line.
     pub(crate) fn measure(
         &mut self,
         costs: &CostTable,
@@ -80,8 +80,8 @@ impl Timeline {
         let oldest = self.running.iter().map(|(_, other)| other.opened).min();
         let oldest = oldest.map_or(segment.opened, |oldest| oldest.min(segment.opened));
         let length = end.saturating_sub(start);
-        // The first work of a turn may hold the end of another process's turn, and work that is over after its own turn was handed
-        // over the beginning of one. Keeping a stream waiting made the device idle by itself.
+        // The first work of a turn may hold the end of another process's turn. Work that ends after the handover may hold the
+        // beginning of one. A stream that was kept waiting made the device idle by itself.
         let held = segment.of == Measured::Held;
         let comes_first = self.is_first(if held { segment.opened } else { start });
         let shared = comes_first || self.turns.outlasted(segment.opened, end) || (held && crowded);
@@ -107,10 +107,10 @@ impl Timeline {
         growth
     }
 
-    /// GPU time that is queued now, in ns, where `in_flight` is launched: less what the device must have done since.
+    /// The GPU time queued now, in ns: `in_flight` less the work surely done since.
     pub(crate) fn queued(&self, costs: &CostTable, in_flight: u64, now: u64) -> u64 {
         if self.has_unknown_cost(costs) {
-            // The charge is a guess: only its end will tell.
+            // The charge is a guess until the work has ended.
             in_flight.max(UNKNOWN)
         } else if self.running.is_empty() {
             in_flight
@@ -126,15 +126,15 @@ impl Timeline {
         self.running.iter().any(unknown)
     }
 
-    /// When the oldest segment that is not known to be over began, at the latest, in ns.
+    /// The latest possible start of the oldest segment not known to be over, in ns.
     pub(crate) fn began_at(&self, now: u64) -> u64 {
         let Some((_, segment)) = self.running.front() else { return now };
         let behind = if self.is_first(segment.opened) { self.behind.most() } else { 0 };
         self.worked_until.max(segment.opened.saturating_add(behind)).min(now)
     }
 
-    /// Answers if another process's work may have been on the device just before `start` (ns): the device was idle for this process, and
-    /// none of its work is known to have ended within this turn.
+    /// Whether another process's work may have been on the device just before `start` (ns): the device was idle for this process,
+    /// and none of its work is known to have ended within this turn.
     fn is_first(&self, start: u64) -> bool {
         start > self.worked_until + IDLE_GAP && self.worked_until < self.turn_began
     }
@@ -148,11 +148,11 @@ mod tests {
     use crate::SHORT_NS;
     use crate::timing::CallTime;
 
-    /// A device with one stream, and a thread that calls its driver: what is queued when, and when it runs.
+    /// A device with one stream, and a thread with calls to its driver.
     #[derive(Clone, Copy, Debug)]
     struct Machine {
         now: u64,
-        /// When the stream has done all that is queued.
+        /// The time at which the stream has finished all queued work.
         until: u64,
         worked: u64,
         kernel: u64,
@@ -206,7 +206,7 @@ mod tests {
             }
         }
 
-        /// `count` launches between two events, after a wait of the stream for `wait` ns behind the first of them.
+        /// `count` launches between two events; the stream waits for `wait` ns after the first of them.
         fn measure(&mut self, count: u32, of: Measured, wait: u64) {
             let (row, known) = self.costs.find(1, 1);
             let machine = &mut self.machine;
@@ -265,14 +265,14 @@ mod tests {
             self.charged += self.line.measure(&self.costs, &segment, (start, start + machine.kernel), false);
         }
 
-        /// Launches for so long; the stream waits for `wait` ns in each measured run. Gives what was charged and what was worked.
+        /// Launches for `ns`; the stream waits for `wait` ns in each measured run. Returns the charged time and the worked time.
         fn run(&mut self, ns: u64, wait: u64) -> (u64, u64) {
             let (end, charged, worked) = (self.machine.now + ns, self.charged, self.machine.worked);
             while self.machine.now < end {
                 let (row, known) = self.costs.find(1, 1);
                 match known {
                     None => self.measure(1, Measured::First, 0),
-                    // Every fourth run is one launch alone where its stream waits.
+                    // Every fourth run is one launch alone, if its stream waits.
                     Some(cost)
                         if self.costs.take_doubt(row) || wait > 0 && self.measured.is_multiple_of(4) =>
                     {
@@ -288,7 +288,7 @@ mod tests {
                     }
                 }
                 self.measured += 1;
-                // What is in flight is bounded.
+                // Only 2 ms of work may be in flight.
                 self.machine.now = self.machine.now.max(self.machine.until.saturating_sub(2_000_000));
             }
             (self.charged - charged, self.machine.worked - worked)
@@ -304,7 +304,7 @@ mod tests {
                 kernel,
                 call,
                 record,
-                // Nothing tells a kernel that ran within its call from none but a hold, and only short ones are held.
+                // Only a hold tells a kernel that ran within its call from no kernel at all, and only short kernels are held.
                 early: early && holds && call < SHORT_NS,
                 holds,
             },
@@ -319,9 +319,9 @@ mod tests {
             let before = program.machine.now;
             let (charged, worked) = program.run(40_000_000, 0);
             let length = program.machine.now - before;
-            // Without a hold an event's own call cannot be told from a kernel as short.
+            // Without a hold, an event's own call looks like a kernel as short.
             let unknown = if machine.holds { 0 } else { length * machine.record / machine.call };
-            // The first call of a run is taken for a wait of the device, which it was not where the call queued early.
+            // The first call of a run counts as a wait of the device, although the call may have queued early.
             let most = length / if machine.early { 25 } else { 50 };
             prop_assert!(charged.abs_diff(worked) <= most + unknown, "{charged} for {worked} of {length}");
         }

@@ -1,29 +1,28 @@
-//! GPU time from intervals: how much of the device's time line a set of overlapping intervals takes.
+//! GPU time from intervals: the part of the device's time line taken by a set of overlapping intervals.
 //!
 //! # Problem
-//! Kernels are measured in **segments**, runs of launches on one stream between two CUDA events. Two streams that run at
-//! the same time use the device once. And the time between two events is not the time that the device worked: a launch call
-//! takes microseconds, and while the program is inside of it a stream with short kernels is empty. Segments become known in
-//! any order.
+//! Kernels are measured in **segments**, runs of launches on one stream between two CUDA events. Two streams with simultaneous work
+//! use the device once. The device also need not work all the time between two events: a launch call takes microseconds, during
+//! which a stream with short kernels is empty. Segments become known in any order.
 //!
-//! # What a segment takes
-//! An interval is never shorter than the kernels in it, but it is longer when the stream ran dry in between, or waited for the host or
-//! for another stream. [`Work`](crate::segment::Work) tells by two clocks: the stream cannot have run dry when every launch was queued
-//! before the device was done with the first, and the interval outlasts the calls that were made in it. Such a segment takes all of
-//! its interval; any other what its launches are predicted to take, and its interval at most. For a program that keeps the device
-//! waiting everything thus depends on the predicted cost of its kernels, and that is measured where the device does not wait: the hook
-//! keeps the stream waiting for one launch (`hold.rs` there).
+//! # Time of a segment
+//! An interval is never shorter than the kernels in it, but it is longer if the stream ran dry in between, or waited for the host
+//! or for another stream. [`Work`](crate::segment::Work) compares two clocks: the stream cannot have run dry if every launch was
+//! queued before the device had finished the first, and if the interval outlasts the calls made in it. Such a segment takes its
+//! whole interval. Any other segment takes the predicted cost of its launches, and its interval at most. A program with calls that keep
+//! the device waiting is thus charged by the predicted cost of its kernels. The hook measures this cost without such gaps: it keeps
+//! the stream waiting for one launch (`hold.rs` there).
 //!
 //! # Algorithm
-//! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with how much of it is taken. A segment spreads its work
-//! evenly over its interval, where there is room; the rest was another stream's at the same time. The time that it adds
-//! is its **growth**. The growths of segments without a pause sum to the length of the union, those of others to the sum
-//! of their work as long as that fits: kernels of several streams are held to run one after the other, unless both streams
-//! were seen to be busy throughout. Pieces more than [`MEMORY_NS`] behind the newest end, and behind all that still runs, are
-//! folded away; a straggler from further back finds that time taken.
+//! [`Coverage`] keeps disjoint pieces of the time line, sorted, each with its taken part. A segment spreads its work evenly over
+//! the room in its interval; another stream has used the rest at the same time. The time added by a segment is its **growth**. The
+//! growths of segments without a pause sum to the length of the union. Those of other segments sum to their work if it fits:
+//! kernels of several streams are taken to run one after the other, unless both streams were seen to be busy throughout. Pieces
+//! more than [`MEMORY_NS`] before the newest end and before all running work are folded away, so a later segment finds that time
+//! taken.
 //!
-//! Worked example, in us: [0, 10) without a pause grows 10; [5, 12) on another stream 2; [3, 7) nothing. Then [20, 30),
-//! which takes 4, grows 4; [20, 30) on another stream, which takes 4, grows 4; and a third one 2.
+//! Worked example, in us: [0, 10) without a pause grows 10; [5, 12) on another stream 2; [3, 7) nothing. Then [20, 30) with a work
+//! of 4 grows 4; [20, 30) on another stream with a work of 4 grows 4, and on a third stream 2.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
@@ -60,7 +59,7 @@ fn part(of: u64, some: u64, all: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(some) / u128::from(all.max(1))).unwrap_or(of)
 }
 
-/// The parts of a time line that are taken, in ns.
+/// The taken parts of a time line, in ns.
 #[derive(Debug, Default)]
 pub struct Coverage {
     /// Disjoint, ascending.
@@ -89,7 +88,7 @@ impl Coverage {
         end.saturating_sub(start) - taken
     }
 
-    /// Takes `amount` of `[start, end)`, evenly and where there is room; gives how much that was. Nothing that runs has begun before
+    /// Takes `amount` of `[start, end)`, evenly and where there is room; returns the time taken. No running work has begun before
     /// `oldest`.
     pub fn add(&mut self, start: u64, end: u64, amount: u64, oldest: u64) -> u64 {
         let whole = end.saturating_sub(start);
@@ -107,7 +106,7 @@ impl Coverage {
             piece.taken += fits;
             added += fits;
         }
-        // The part of the amount that did not fit in its place goes where there is room.
+        // The rest of the amount, which did not fit in its place, goes to pieces with room.
         for piece in &mut within {
             let fits = (amount - added).min(piece.room());
             piece.taken += fits;
@@ -118,7 +117,7 @@ impl Coverage {
         added
     }
 
-    /// Takes the pieces of `[start, end)` out, whole, with new ones where there are none; and where they were.
+    /// Takes the pieces of `[start, end)` out, whole, with new pieces in the gaps. Also returns the index at which they were.
     fn cut_out(&mut self, start: u64, end: u64) -> (usize, Vec<Piece>) {
         let mut first = self.pieces.partition_point(|piece| piece.end <= start);
         if let Some(piece) = self.pieces.get(first).copied().filter(|piece| piece.start < start) {
@@ -153,7 +152,7 @@ impl Coverage {
         (first, within)
     }
 
-    /// Puts pieces in their place; those that are full become one with full ones beside them.
+    /// Puts pieces back in their place, and merges full pieces with full neighbours.
     fn put_back(&mut self, first: usize, within: Vec<Piece>) {
         let mut at = first;
         for piece in within.into_iter().filter(|piece| piece.taken > 0) {
@@ -179,7 +178,7 @@ impl Coverage {
         }
     }
 
-    /// Folds away what is too far back to matter.
+    /// Folds pieces away once they are too old to matter.
     fn fold(&mut self, oldest: u64) {
         let newest = self.pieces.back().map_or(0, |piece| piece.end);
         let line = newest.min(oldest).saturating_sub(MEMORY_NS);
@@ -195,12 +194,13 @@ impl Coverage {
     }
 }
 
-/// How long turns of this process waited for the end of others' lately, in ns: the longest of that, a quarter less with each turn.
+/// The recent wait of this process's turns for the end of other processes' turns, in ns: a maximum, reduced by a quarter with each
+/// turn.
 ///
-/// Turns are handed over a little before they are over, by when they are predicted to be. If each took its work to begin when it
-/// was launched, it would be over later than predicted by what it waited, the next one later still, and so on, until kernels of
-/// several processes wait in the device and are measured with each other. What counts as waited is at most how much earlier
-/// turns are handed over: a turn that waited longer hands over a little less early, and so the excess goes away.
+/// Turns are handed over a little before their predicted end. Suppose each turn took its work to begin at the launch: it would end
+/// later than predicted by the time of its wait. The following turn would end later still, and so on, until kernels of several
+/// processes wait in the device and are measured with each other. The wait counts for at most the time by which turns are handed
+/// over early. A turn with a longer wait therefore hands over a little less early, and the excess goes away.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Behind(u64);
 
@@ -210,13 +210,13 @@ impl Behind {
         self.0 = waited.max(self.0 - self.0 / 4);
     }
 
-    /// How long the next one may wait, in ns.
+    /// The longest wait to expect of the following turn, in ns.
     pub fn most(self) -> u64 {
         self.0
     }
 }
 
-/// The turns of this process, as far as they touch others': how many it handed over, and when it did so last (in ns).
+/// The handovers of this process's turns to other processes: their number, and the time of the last, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Turns {
     handed_over: u64,
@@ -224,43 +224,44 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// The turn is another's from now on.
+    /// Hands the turn over to another process.
     pub fn hand_over(&mut self, now: u64) {
         (self.handed_over, self.last) = (self.handed_over + 1, now);
     }
 
-    /// True if the work of this turn is to be over before it is handed over: of the first four turns, and of one in sixteen. The
-    /// next process then measures its first kernel without the end of this turn, which it cannot tell from it.
+    /// Whether the turn's work must end before the handover, as for the first four turns and one in sixteen after them. The next
+    /// process then measures its first kernel without the end of this turn, which it could not tell apart.
     pub fn ends_first(self) -> bool {
         self.handed_over < 4 || self.handed_over.is_multiple_of(16)
     }
 
-    /// Whether what was launched at `opened` and over at `end` ran beside the beginning of another's turn.
+    /// Whether work launched at `opened` and over at `end` ran beside the beginning of another process's turn.
     pub fn outlasted(self, opened: u64, end: u64) -> bool {
         opened < self.last && self.last < end
     }
 }
 
-/// Short work that several threads wait for, each for its own, may run at the same time; and most of it is not measured. Now and
-/// then all of it is for a few milliseconds: what that covered, as a part of what it was predicted to take, is what the rest is
-/// charged until the next time.
+/// The charge for unmeasured short work of several threads, each of which waits for its own.
+///
+/// Such work may run at the same time, and most of it is not measured. Now and then all of it is measured for a few milliseconds.
+/// The time covered then, as a part of the predicted time, scales the charge for unmeasured work until the next such window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overlap {
-    /// The part, in 1024ths; `None` before it was first measured.
+    /// The part, in 1024ths; `None` before the first window.
     part: Option<u64>,
     predicted: u64,
     covered: u64,
-    /// Until when everything is measured, and when that begins again, in ns.
+    /// The end of the present window, in which everything is measured, and the start of the next, in ns.
     until: u64,
     next: u64,
 }
 
 impl Overlap {
-    /// For how long everything is measured, and how often, in ns: two events to a launch are a few hundredths of short ones.
+    /// Length of a window and interval between two windows, in ns: two events per launch add a few hundredths to short launches.
     const WINDOW: u64 = 4_000_000;
     const EVERY: u64 = 100_000_000;
 
-    /// Whether everything is to be measured now; `threads` wait for work of theirs.
+    /// Whether everything is to be measured now. `threads` wait for work of their own.
     pub fn look(&mut self, now: u64, threads: usize) -> bool {
         if now < self.until {
             return true;
@@ -280,7 +281,7 @@ impl Overlap {
         false
     }
 
-    /// Work that was launched at `opened`, predicted to take that long, covered so much that nothing else had.
+    /// Notes the launches from `opened`: their predicted time, and the time covered by them alone.
     pub fn seen(&mut self, opened: u64, predicted: u64, covered: u64) {
         if (self.until.saturating_sub(Self::WINDOW)..self.until).contains(&opened) {
             self.predicted += predicted;
@@ -288,26 +289,26 @@ impl Overlap {
         }
     }
 
-    /// The charge for work that was predicted to take this long and was not measured, in ns.
+    /// The charge, in ns, for unmeasured work with this predicted time.
     pub fn of(&self, predicted: u64) -> u64 {
         let part = self.part.unwrap_or(1024);
         u64::try_from(u128::from(predicted) * u128::from(part) / 1024).unwrap_or(predicted)
     }
 }
 
-/// How long a call that launches a kernel takes: the part of a measured interval in which the device waited for it.
+/// Duration of a launch call, which is the part of a measured interval in which the device waited for the call.
 ///
-/// A call that was interrupted takes longer, and its kernel may have run meanwhile. So at most twice the usual time is taken for the
-/// call's own. What is usual falls half-way to a shorter call, and rises by a quarter at most; a first call may load the kernel, and
+/// An interrupted call takes longer, and its kernel may have run meanwhile, so at most twice the usual duration is attributed to a
+/// call. The usual duration falls half-way to a shorter call, and rises by a quarter at most. A first call may load the kernel, and
 /// counts for no more than [`FIRST`](Self::FIRST).
 #[derive(Debug, Default)]
 pub struct CallTime(AtomicU64);
 
 impl CallTime {
-    /// The most that a first call counts for, in ns.
+    /// The most time counted for a first call, in ns.
     const FIRST: u64 = 50_000;
 
-    /// A call took this long, in ns.
+    /// Notes the duration of one call, in ns.
     pub fn seen(&self, ns: u64) {
         let next = match self.0.load(Ordering::Relaxed) {
             0 => ns.min(Self::FIRST),
@@ -317,7 +318,7 @@ impl CallTime {
         self.0.store(next, Ordering::Relaxed);
     }
 
-    /// The most that is taken for a call's own time, in ns.
+    /// The most time attributed to one call, in ns.
     pub fn most(&self) -> u64 {
         2 * self.0.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
-//! The totals of a process and of its daemon, behind a connection on which frames are late, come twice, and are lost when it breaks.
+//! The totals of a process and of its daemon, behind a connection with late, doubled and, when it breaks, lost frames.
 //!
-//! The daemon is a literal one: it believes what it hears, and remembers all of it.
+//! The daemon takes all frames literally and remembers them.
 
 use std::collections::VecDeque;
 
@@ -10,32 +10,33 @@ use gshare_core::{Duration, Timestamp, UseState};
 use gshare_meter::{MeterEvent, Ticket};
 use proptest::prelude::*;
 
-/// The longest kernel of a function of which nothing is known, in ns.
+/// The longest kernel of an unknown function, in ns.
 const STRANGE: u64 = MS;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Pass(u64),
-    /// Launches of one function; known to take as long as they do, or unknown.
+    /// Launches of one function, either unknown or known with its true length.
     Launch {
         count: usize,
         ns: u64,
         known: bool,
     },
-    /// The connection breaks: what is under way to the daemon is lost, or some of it has come.
+    /// The connection breaks: the daemon hears `heard` frames under way, and the others are lost.
     Lose {
         heard: usize,
     },
 }
 
-/// How the daemon goes about it: budgets and times of a turn, what it waits before it answers, and when it takes a token back, in ns.
+/// The daemon's behaviour: the budget and length of a turn, its delay before an answer, and its grace before it takes a token back,
+/// in ns.
 #[derive(Clone, Copy, Debug)]
 struct Manners {
     budget: u64,
     lasts: u64,
     thinks: u64,
     grace: u64,
-    /// How long frames take, and every how many of them comes twice.
+    /// Transport time of a frame, and the interval at which a frame comes twice.
     delay: u64,
     twice: u64,
     extends: bool,
@@ -78,7 +79,7 @@ struct Held {
 struct Case {
     bench: Bench,
     manners: Manners,
-    /// Frames under way, with the time at which they come.
+    /// Frames under way, with their time of arrival.
     to_daemon: VecDeque<(u64, ToDaemon)>,
     to_client: VecDeque<(u64, ToClient)>,
     frames: u64,
@@ -87,14 +88,14 @@ struct Case {
     held: Option<Held>,
     waits: Option<u64>,
     said: u64,
-    /// The total that it has charged, and how much of that may be more than was used.
+    /// The total charged, and the part of it that may exceed the use.
     charged: u64,
     surplus: u64,
     // ---- the client, as far as it has heard
     allowed: Option<Held>,
     most_allowed: u64,
     longest: u64,
-    /// The most that a function was taken for of which nothing was known, and what such launches took, in ns.
+    /// The highest guess for an unknown function, and the true time of such launches, in ns.
     guess: u64,
     strange: u64,
 }
@@ -124,7 +125,7 @@ impl Case {
         case
     }
 
-    /// A frame is under way; some are twice.
+    /// Sends a frame; now and then it comes twice.
     fn under_way<T: Clone>(
         &mut self,
         queue: fn(&mut Self) -> &mut VecDeque<(u64, T)>,
@@ -134,7 +135,7 @@ impl Case {
         self.frames += 1;
         let times = if often && self.frames.is_multiple_of(self.manners.twice) { 2 } else { 1 };
         let at = self.bench.now + self.manners.delay * (self.frames % 5) / 4;
-        // None overtakes another.
+        // Frames keep their order.
         let at = queue(self).back().map_or(at, |(before, _)| at.max(*before));
         queue(self).extend(core::iter::repeat_n((at, frame), times));
     }
@@ -213,7 +214,7 @@ impl Case {
         self.bench.hear(frame);
     }
 
-    /// Time passes, by pieces that are shorter than what is under way.
+    /// Lets time pass in pieces shorter than the transport time.
     fn pass(&mut self, ns: u64) {
         let until = self.bench.now + ns;
         while self.bench.now < until {
@@ -256,7 +257,7 @@ impl Case {
             let Some((_, frame)) = self.to_daemon.pop_front() else { break };
             self.hear(&frame);
         }
-        // The daemon knows neither what was lost, nor how much of the token was used.
+        // The daemon knows neither the lost frames nor the used part of the token.
         let lost = self.bench.used.saturating_sub(self.said);
         self.surplus += lost;
         if let Some(held) = self.held.take() {
@@ -284,9 +285,9 @@ impl Case {
         }
     }
 
-    /// The process ends, and all has been heard.
+    /// Ends the process, after all frames have arrived.
     fn end(&mut self) {
-        // What was launched is over, with a daemon that serves the process.
+        // All launches are over, and a daemon serves the process.
         self.bench.program.clear();
         while !self.bench.connected || self.bench.idle_since + 600 * MS > self.bench.now {
             self.pass(100 * MS);
@@ -297,7 +298,7 @@ impl Case {
     }
 }
 
-/// The next frame that has come.
+/// Takes the next frame that has arrived.
 fn come<T>(queue: &mut VecDeque<(u64, T)>, now: u64) -> Option<T> {
     queue.front().filter(|(at, _)| *at <= now)?;
     queue.pop_front().map(|(_, frame)| frame)
@@ -319,7 +320,7 @@ proptest! {
         case.end();
         let (charged, busy) = (case.charged, case.bench.busy);
         prop_assert!(charged >= busy, "{charged} ns charged of {busy} ns");
-        // A function that was never launched is charged a guess until it is measured, which later use makes good.
+        // An unknown function is charged a guess until its measurement, and later use makes up for the difference.
         let most = busy + case.surplus + 4 * case.guess;
         prop_assert!(charged <= most, "{charged} ns charged of {busy} ns, surplus {} ns", case.surplus);
         if losses == 0 && case.manners.grace > 300 * MS {

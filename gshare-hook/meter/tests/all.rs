@@ -1,4 +1,4 @@
-//! All tests of the meter as one program: what they use is linked once.
+//! All tests of the meter as one program, so that their dependencies are linked once.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Daemons that die, are stopped or refuse, in virtual time.
+//! Lost, stopped and refusing daemons, in virtual time.
 
 use crate::common::{self, Behind, Bench, Kernel, MS, limited, with_memory};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
@@ -50,7 +50,7 @@ fn with_the_closed_policy_launches_wait_five_seconds_and_fail() {
     assert!(bench.failed.is_empty() && bench.busy == 0);
     bench.run(200 * MS);
     assert!(bench.failed.first().is_some_and(|at| (5 * SECOND..5_100 * MS).contains(&(at - lost))));
-    // However often one is reached that does not greet.
+    // The same holds however often a silent daemon is reached.
     let mut bench = busy(limited(20), OnDaemonLoss::Closed);
     bench.run(MS);
     bench.lose(Behind::Daemon);
@@ -89,7 +89,7 @@ fn a_daemon_that_has_others_to_serve_is_waited_for() {
 
 #[test]
 fn a_refused_process_launches_nothing_and_comes_back_less_and_less_often() {
-    // Without a daemon it would run without a limit.
+    // Without a daemon, the process would run without a limit.
     let mut bench = Bench::new(ResourceSpec::UNLIMITED, OnDaemonLoss::Open, Behind::Daemon);
     bench.learn(KERNEL.function, KERNEL.ns);
     bench.launches(100, KERNEL);
@@ -107,7 +107,7 @@ fn a_refused_process_launches_nothing_and_comes_back_less_and_less_often() {
     assert_eq!(bench.lines.len(), 1, "{:?}", bench.lines);
     assert!((5..=12).contains(&bench.connects.len()), "{:?}", bench.connects);
     assert_eq!(bench.answer(0), Some(false));
-    // There is a place for it after all.
+    // The daemon then has a place for the process after all.
     while !bench.connected {
         bench.run(100 * MS);
     }
@@ -130,7 +130,7 @@ fn launches_of_a_process_that_may_not_use_the_daemon_fail_at_once() {
     }
 }
 
-/// A process that was served loses its daemon, and the next one refuses it.
+/// A served process loses its daemon, and the next daemon refuses it.
 #[test]
 fn a_refusal_ends_the_local_share() {
     let mut bench = busy(limited(20), OnDaemonLoss::Open);
@@ -159,7 +159,7 @@ fn strangers_that_may_run_keep_the_limits_that_the_daemon_names() {
     let unserved =
         || ToClient::Unserved { code: RefusalCode::DuplicateName, text: "taken".into(), spec: Some(spec) };
     bench.hear(unserved());
-    // Each refusal repeats the limits: a new clock with each would let in more.
+    // Each refusal repeats the limits, and a new clock for each would let in more.
     for _ in 0..200 {
         bench.run(10 * MS);
         if bench.connected {
@@ -216,7 +216,7 @@ fn memory_is_asked_for_granted_denied_and_called_back() {
     assert_eq!(said, [released, used]);
 }
 
-/// A daemon's grant ends with its connection: the next daemon does not know of it.
+/// A daemon's grant ends with its connection, since the next daemon does not know of it.
 #[test]
 fn memory_that_was_granted_and_not_used_is_given_up_with_the_connection() {
     let spec = with_memory(limited(50), 256 * MIB);

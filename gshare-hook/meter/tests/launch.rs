@@ -1,4 +1,4 @@
-//! The launch path against a literal one: a list of launches, of which nothing is added up before it is asked for.
+//! The launch path against a literal model: a plain list of launches, summed only on demand.
 
 use gshare_core::Duration;
 use gshare_core::gate::{Credit, LaunchGate};
@@ -19,7 +19,7 @@ fn ns(n: u64) -> Duration {
     Duration::from_nanos(n)
 }
 
-/// One that lets everything in.
+/// A gate that lets all launches in.
 fn open_gate() -> (LaunchGate, Credit) {
     let (gate, mut credit) = (LaunchGate::new(), Credit::new(ns(u64::MAX / 4)));
     credit.allow(&gate, ns(u64::MAX / 4));
@@ -34,12 +34,12 @@ fn row_of(costs: &CostTable, function: u64, cost: u64) -> Row {
     row
 }
 
-/// The end of a launch that was measured alone on a stream that had done all before, in a call that came back now.
+/// The end of a launch measured alone, whose call came back now, on a stream that was idle by then.
 fn end_at(now: u64) -> AloneEnd {
     AloneEnd { held: false, behind: false, called: now, recorded: now }
 }
 
-/// The run of one thread on one stream, with a host around it that records every event.
+/// The run of one thread on one stream, with a host that records every event.
 struct Host {
     run: Run<u64>,
     open: Open,
@@ -69,7 +69,7 @@ impl Host {
         }
     }
 
-    /// A launch, as the hook makes it. `None`: there is no credit.
+    /// Launches as the hook does. Returns `None` if there is no credit.
     fn launch(&mut self, gate: &LaunchGate, row: Row, cost: u64, accepted: bool) -> Option<Verdict> {
         let verdict = match self.run.admit(&self.open, row, cost) {
             Some(verdict) => verdict,
@@ -100,7 +100,7 @@ impl Host {
         Some(verdict)
     }
 
-    /// One that finds credit.
+    /// Launches with enough credit.
     fn launches(&mut self, gate: &LaunchGate, row: Row, cost: u64) {
         self.launch(gate, row, cost, true).expect("there is credit");
     }
@@ -140,7 +140,7 @@ fn short_launches_are_paid_ahead_and_others_as_they_come() {
     assert_eq!(host.launch(&gate, short, US, true), None, "closed");
     credit.allow(&gate, ns(MS));
     host.launch(&gate, short, US, true);
-    // A thirty-second of the millisecond that is left.
+    // A thirty-second of the remaining millisecond.
     assert_eq!((gate.spent(), prepaid(&host)), (ns(US + MS / 32), MS / 32));
     for _ in 0..MS / 32 / US {
         host.launch(&gate, short, US, true);
@@ -170,7 +170,7 @@ fn a_segment_ends_when_it_has_its_size_and_later_ones_are_longer() {
     assert!(host.ended.len() == 32 && host.ended.iter().all(|segment| segment.launches == 4));
     (0..40).for_each(|_| host.launches(&gate, row, 100 * US));
     assert_eq!(host.ended[32..].iter().map(|segment| segment.launches).collect::<Vec<_>>(), [20, 20]);
-    // Launches that cost nothing.
+    // Launches without a cost.
     let free = row_of(&host.costs, 2, 0);
     (0..SEGMENT_LAUNCHES).for_each(|_| host.launches(&gate, free, 0));
     assert_eq!(host.ended.last().map(|segment| segment.launches), Some(SEGMENT_LAUNCHES));
@@ -275,14 +275,14 @@ fn short_segments_that_a_thread_synchronises_with_are_measured_now_and_then() {
         host.ended.len() - before
     };
     let measured: usize = (0..1_000).map(|_| synchronise(&mut host, 12 * US)).sum();
-    // Every millisecond of GPU time.
+    // One measurement per millisecond of GPU time.
     assert!((9..=11).contains(&measured), "{measured} of 1,000");
     let measured: usize = (0..80).map(|_| synchronise(&mut host, 200 * US)).sum();
     assert!((9..=11).contains(&measured), "{measured} of 80 in doubt");
     let measured: usize = (0..10).map(|_| synchronise(&mut host, 900 * US)).sum();
     assert!(measured >= 9, "{measured} of 10 after long waits");
     assert_eq!([0, 1, 4, 6].map(is_timed), [true, false, true, false]);
-    // One that is worth it is measured each time.
+    // A worthwhile segment is measured each time.
     let long = row_of(&host.costs, 2, WORTHWHILE_NS);
     let before = host.ended.len();
     for _ in 0..20 {
@@ -323,13 +323,13 @@ fn a_launch_that_the_driver_refused_is_given_back_and_its_segment_proves_nothing
     assert_eq!((host.refused, host.open.as_run().predicted), (50 * US, 50 * US));
     host.end(Ending::Waiting, false, false);
     assert_eq!((host.ended[0].launches, host.ended[0].row), (1, None));
-    // The next one is of this function alone.
+    // The next segment holds launches of this function alone.
     host.launches(&gate, row, 50 * US);
     host.end(Ending::Waiting, false, false);
     assert_eq!(host.ended[1].row, Some(row));
 }
 
-/// An event behind it would hold up other streams.
+/// An event after the segment would hold up other streams.
 #[test]
 fn after_a_segment_that_could_not_be_ended_a_launch_is_measured_alone() {
     let mut host = Host::new();
@@ -342,7 +342,7 @@ fn after_a_segment_that_could_not_be_ended_a_launch_is_measured_alone() {
     assert_eq!(host.launch(&gate, row, 200 * US, true), Some(Verdict::Paid));
 }
 
-/// A run that went without a segment is full: its launches are carried into the next one, and were over before that's.
+/// When a run without a segment is full, its launches are carried into the next segment, and complete before its own launches.
 #[test]
 fn carried_launches_are_presumed_complete_before_later_ones() {
     let mut host = Host::new();
@@ -372,7 +372,7 @@ enum Step {
         measures_all: bool,
         passed: bool,
     },
-    /// The thread waits for credit: its run is closed, and what is prepaid is given back.
+    /// The thread waits for credit, so its run is closed and the prepaid credit is given back.
     Wait,
     Presume,
     Synchronised(u64),
@@ -404,7 +404,7 @@ proptest! {
         let mut host = Host::new();
         let (gate, mut credit) = open_gate();
         let rows: Vec<Row> = (0..).zip(costs).map(|(function, cost)| row_of(&host.costs, function, cost)).collect();
-        // The literal account: what was launched and accepted, by whether it is still open.
+        // The literal account of all accepted launches, by whether they are still open.
         let (mut paid, mut refunded, mut presumed) = (0, 0, 0);
         let mut open: Vec<u64> = Vec::new();
         for step in steps {
@@ -425,7 +425,7 @@ proptest! {
                             let segment = host.ended.last().copied().unwrap();
                             let total = segment.predicted + segment.presumed;
                             let by_launches = [FIRST_SEGMENT_LAUNCHES, SEGMENT_LAUNCHES].contains(&segment.launches);
-                            // It was full, and was not before.
+                            // The segment is full now, and was not full before.
                             prop_assert!(by_launches || total + cost.max(1) > FIRST_FULL_NS, "{segment:?}");
                             prop_assert!(total < FULL_NS + 3 * MS, "{segment:?}");
                             open.clear();
@@ -457,7 +457,7 @@ proptest! {
                 }
                 Step::Pass(time) => host.now += time,
             }
-            // Nothing is lost or made: what was paid is open, over, or prepaid.
+            // No cost is lost or made: every paid cost is open, over, or prepaid.
             let run = host.open.as_run();
             prop_assert_eq!(run.predicted, open.iter().sum::<u64>(), "open: {:?}", open);
             let not_presumed = run.predicted - run.presumed.min(run.predicted);
@@ -469,7 +469,7 @@ proptest! {
                 prop_assert!(!segment.dense || segment.presumed == 0);
             }
         }
-        // A run of one function, closed in good order, says what that takes.
+        // A run of one function, closed in good order, states the function's cost.
         host.end(Ending::Waiting, true, true);
         let before = host.ended.len();
         for _ in 0..400 {

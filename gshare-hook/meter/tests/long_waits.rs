@@ -1,4 +1,4 @@
-//! What the daemon is told about launches that wait long.
+//! The reports of long waits to the daemon.
 
 use crate::common::{Behind, Bench, CLIENT, Kernel, MS, limited};
 use gshare_core::Timestamp;
@@ -37,7 +37,7 @@ fn a_wait_is_told_after_ten_milliseconds_once_for_each_reason_and_when_it_is_ove
     assert_eq!(bench.long_waits()[3..], [(80, None)]);
 }
 
-/// Launches wait for one another all the time, each for a millisecond.
+/// Launches always wait for each other, each for a millisecond.
 #[test]
 fn short_waits_are_not_told_however_many_there_are() {
     let mut bench = served();

@@ -58,7 +58,7 @@ fn functions_and_sizes_have_rows_of_their_own() {
 fn functions_that_nobody_launches_any_more_make_room_for_new_ones() {
     let table = CostTable::new();
     let ours: Vec<u64> = (1..=50).map(|n| n << 20).collect();
-    // A program that compiles as it goes: 200,000 functions, each launched once, beside fifty that are launched all the time.
+    // A program with just-in-time compilation: 200,000 functions launched once each, and fifty functions launched all the time.
     for handle in 0..200_000u64 {
         let (row, known) = table.find(handle << 4 | 8, 0);
         assert_eq!(known, None, "a row that was another's says nothing about function {handle}");
@@ -99,14 +99,14 @@ fn a_handle_that_is_gone_is_unknown_again() {
 #[test]
 fn what_is_known_stays_when_a_handle_goes_that_was_never_launched_here() {
     let table = CostTable::new();
-    // As many as fill the table.
+    // Enough functions to fill the table.
     let rows: Vec<_> = (0..200_000u64).map(|handle| table.find(handle << 4 | 8, 0).0).collect();
     rows.iter().for_each(|&row| table.learn(row, 7));
     (200_000..300_000u64).for_each(|handle| table.forget(handle << 4 | 8, 0));
     assert!(rows.iter().all(|&row| table.known(row) == Some(7)));
 }
 
-/// The numbers that a first estimate and a change of mind depend on: what is said of them in the essays is what happens.
+/// Checks the numbers in the essays for the first estimate and for a change of a cost.
 #[test]
 fn an_unknown_function_is_taken_for_half_a_millisecond_and_eight_samples_change_a_cost() {
     assert_eq!(CostTable::new().guess(), 500_000);
@@ -160,7 +160,7 @@ fn what_streams_that_ran_dry_took_is_added_up_as_long_as_it_fits() {
     let mut coverage = Coverage::new();
     let mut taken = |start, end, amount| coverage.add(start, end, amount, u64::MAX);
     assert_eq!([taken(20, 30, 4), taken(20, 30, 4), taken(20, 30, 4)], [4, 4, 2]);
-    // Half of [40, 60) is full: what takes 12 of [30, 60) fits beside it.
+    // Half of [40, 60) is full, so a work of 12 in [30, 60) fits beside it.
     assert_eq!([taken(40, 60, 20), taken(30, 60, 12), taken(0, 60, 100)], [20, 10, 20]);
     assert_eq!(taken(0, 60, 100), 0, "all of it is taken");
 }
@@ -169,13 +169,13 @@ fn what_streams_that_ran_dry_took_is_added_up_as_long_as_it_fits() {
 fn what_runs_for_long_is_covered_however_much_comes_and_goes_beside_it() {
     let mut coverage = Coverage::new();
     let second = 1_000_000_000;
-    // A kernel of ten seconds that began at once, and short ones on another stream.
+    // A kernel of ten seconds from the start, and short kernels on another stream.
     let beside: u64 =
         (0..100).map(|n| coverage.add(n * second / 10, n * second / 10 + 1_000_000, 1_000_000, 0)).sum();
     assert_eq!(beside + coverage.add(0, 10 * second, 10 * second, u64::MAX), 10 * second);
 }
 
-/// A stream that was looked at a second late.
+/// A stream looked at a second late.
 #[test]
 fn a_straggler_of_the_last_two_seconds_takes_its_time() {
     let mut coverage = Coverage::new();
@@ -196,7 +196,7 @@ fn a_stream_that_ran_dry_is_charged_its_prediction_at_most() {
 }
 
 proptest! {
-    /// Against a bitmap of the time line.
+    /// Compares with a bitmap of the time line.
     #[test]
     fn growths_sum_to_the_union_in_any_order(intervals in prop::collection::vec((0usize..300, 0usize..60), 0..40)) {
         let mut coverage = Coverage::new();
@@ -209,7 +209,7 @@ proptest! {
         }
     }
 
-    /// Never more than there is room for, nor than is asked for, in any order; and no less where there is room.
+    /// A growth never exceeds the room or the request, in any order, and is no smaller where there is room.
     #[test]
     fn what_segments_take_fits(segments in prop::collection::vec((0u64..300, 1u64..60, 0u64..60), 0..40)) {
         let mut coverage = Coverage::new();
@@ -225,7 +225,7 @@ proptest! {
         prop_assert_eq!(coverage.room(0, 400) + total, 400);
     }
 
-    /// Far stragglers count for nothing twice, and memory stays bounded: the sum never passes the union.
+    /// Far stragglers are not counted twice, and memory stays bounded: the sum never exceeds the union.
     #[test]
     fn growth_never_passes_the_union_over_long_times(
         intervals in prop::collection::vec((0u64..20_000_000_000, 0u64..500_000_000), 0..60),
@@ -251,12 +251,12 @@ fn short_work_is_charged_the_part_that_it_covered_when_all_of_it_was_measured() 
     assert!(!overlap.look(ms, 1), "no other thread");
     assert!(overlap.look(2 * ms, 4) && overlap.look(3 * ms, 4));
     assert_eq!(overlap.of(80), 80, "nothing is known");
-    // Three of four segments that ran at the same time cover nothing new.
+    // Three of four simultaneous segments cover nothing new.
     (0..8).for_each(|n| overlap.seen(3 * ms, 80, if n % 4 == 0 { 80 } else { 0 }));
     overlap.seen(ms, 1_000, 1_000);
     assert!(!overlap.look(7 * ms, 4));
     assert_eq!(overlap.of(80), 20);
-    // The next time two do.
+    // In the next window, two of four segments do.
     assert!(overlap.look(103 * ms, 4));
     (0..8).for_each(|n| overlap.seen(104 * ms, 80, if n % 2 == 0 { 80 } else { 0 }));
     assert!(!overlap.look(108 * ms, 4));
@@ -273,7 +273,7 @@ fn what_a_turn_waits_for_the_one_before_does_not_add_up() {
     for turn in 0..300 {
         let own = &mut behind[turn % 3];
         let waited = u64::saturating_sub(free, launched);
-        // Otherwise a third of a millisecond more in each turn, to 100 ms.
+        // Otherwise each turn would wait a third of a millisecond longer, up to 100 ms.
         assert!(waited < 4 * early, "{waited} ns in turn {turn}");
         free = launched.max(free) + kernel;
         let handed_over = (launched + own.most() + kernel - early).min(free);
@@ -298,7 +298,7 @@ fn a_turn_in_sixteen_ends_before_it_is_handed_over_and_no_other_says_what_its_la
     let ended: Vec<u64> =
         (0..40).filter(|&turn| (turns.ends_first(), turns.hand_over(turn * 1_000)).0).collect();
     assert_eq!(ended, [0, 1, 2, 3, 16, 32]);
-    // The last was handed over at 39,000.
+    // The last handover was at 39,000.
     assert!(turns.outlasted(38_900, 39_400));
     assert!(!turns.outlasted(38_000, 38_900), "over before");
     assert!(!turns.outlasted(41_000, 42_000), "of the next turn");

@@ -1,4 +1,4 @@
-//! Any order of events: what must hold for anything that a daemon says and a program does.
+//! Random orders of events: invariants under any frames of a daemon and any actions of a program.
 
 use crate::common::{Behind, Bench, CLIENT, DEVICE, Kernel, MS, limited, with_memory};
 use gshare_core::token::ThrottleReason;
@@ -15,7 +15,7 @@ const LONGEST: u64 = MS;
 enum Step {
     Pass(u64),
     Launch(usize, u64),
-    /// About the turn that is on, or about one that is over. `lasts: 0` takes the token back.
+    /// An answer for the present turn, or for a finished turn. `lasts: 0` takes the token back.
     Allow {
         back: u32,
         budget: u64,
@@ -90,7 +90,7 @@ impl Case {
 
     fn take(&mut self, step: Step) {
         let memory = &self.bench.ground.memory;
-        // Bytes that it holds of a limit, in use or not.
+        // Bytes held under a limit, in use or not.
         let held = memory.used() + (memory.free_alone() - memory.within_part());
         match step {
             Step::Pass(ns) => self.bench.run(ns),

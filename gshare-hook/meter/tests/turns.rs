@@ -1,4 +1,4 @@
-//! Turns of a daemon's token, in virtual time: asked for, used within their bounds, and ended with the total that was used.
+//! Turns of a daemon's token, in virtual time: they are requested, used within their bounds, and ended with the total use.
 
 use crate::common::{BOUND, Behind, Bench, DEVICE, Kernel, MS, US, limited};
 use gshare_core::wire::{OnDaemonLoss, ToDaemon};
@@ -7,9 +7,9 @@ use gshare_meter::cost::Row;
 use gshare_meter::{Facts, Measured, MeterEvent, OpenRun, Segment, SegmentId, Ticket};
 
 const KERNEL: Kernel = Kernel { function: 0x100, ns: MS };
-/// A kernel of a function that was never launched before.
+/// A kernel of a function never launched before.
 const UNKNOWN: u64 = 0x900;
-/// Its charge until it is measured.
+/// The kernel's charge until it is measured.
 const GUESS: u64 = 500 * US;
 
 fn served() -> Bench {
@@ -18,7 +18,7 @@ fn served() -> Bench {
     bench
 }
 
-/// One launch of `row` that is predicted to take no time.
+/// One launch of `row` with a predicted time of 0.
 fn alone(row: Row, of: Measured, opened: u64) -> Segment {
     let row = Some(row);
     Segment {
@@ -143,14 +143,14 @@ fn a_token_is_given_back_when_what_is_queued_is_nearly_over() {
             bench.run(20 * US);
         }
         let early = bench.idle_since.saturating_sub(bench.now);
-        // Of the first four turns, all work is to be over.
+        // In the first four turns, all work must be over first.
         let expected = if turn < 4 { 0..=0 } else { 400 * US..=500 * US };
         assert!(expected.contains(&early), "turn {turn} ends {early} ns before its work");
         bench.run(10 * MS);
     }
 }
 
-/// A launch is counted when it asks, and short kernels are not measured: the wait must not count as idleness.
+/// A launch is counted at its request, and short kernels are not measured, so the wait must not count as idleness.
 #[test]
 fn a_turn_that_was_waited_for_outlasts_a_pause() {
     let mut bench = served();
@@ -167,8 +167,8 @@ fn a_turn_that_was_waited_for_outlasts_a_pause() {
     assert_eq!(returned, [0, 0, 0, 1], "kept for 3 ms without a launch");
 }
 
-/// A thread that has been elsewhere ends its segment while its launches are taken for complete: they were over twice, and so much more
-/// could be in flight from then on.
+/// A thread returns from elsewhere and ends its segment, whose launches were presumed complete. They once counted as complete
+/// twice, so more work could be in flight from then on.
 #[test]
 fn what_a_thread_takes_out_while_it_is_taken_for_complete_is_over_once() {
     let mut bench = served();
@@ -276,9 +276,9 @@ fn prediction_errors_are_part_of_the_total() {
     assert!(bench.used <= bench.busy && bench.busy - bench.used <= MS, "{} ns of {}", bench.used, bench.busy);
 }
 
-/// A program that waits for each of its kernels leaves the device idle in between. While it holds its token no other process's work
-/// can be there, so a function that takes longer than it did is charged at once; the first kernel of a turn may hold the end of
-/// another process's.
+/// A program that waits for each of its kernels leaves the device idle in between. While it holds its token, no other process's
+/// work can be there, so a longer kernel is charged at once. Only the first kernel of a turn may hold the end of another process's
+/// turn.
 #[test]
 fn within_a_turn_a_kernel_that_became_longer_is_charged_in_full() {
     let short = Kernel { ns: 20 * US, ..KERNEL };
@@ -308,7 +308,7 @@ fn within_a_turn_a_kernel_that_became_longer_is_charged_in_full() {
 
 #[test]
 fn a_kernel_that_outlasts_its_turn_is_reported_in_full() {
-    // Nothing is known of the kernel: it is charged a guess, and the daemon takes the token back while it runs.
+    // The kernel is unknown: it is charged a guess, and the daemon takes the token back while it runs.
     let mut bench = unknown(400 * MS);
     bench.run(70 * MS);
     assert_eq!(bench.used, GUESS);
@@ -319,13 +319,13 @@ fn a_kernel_that_outlasts_its_turn_is_reported_in_full() {
     assert_eq!(bench.uses().last(), Some(&(1, GUESS, UseState::Wants)), "a thread waits meanwhile");
     bench.run(35 * MS);
     assert_eq!(bench.uses().last(), Some(&(1, 400 * MS, UseState::Wants)));
-    // The next turn pays for it.
+    // The next turn pays for the rest.
     bench.allow_up_to(1, 400 * MS, bench.now + 50 * MS);
     bench.run(20 * MS);
     assert_eq!(bench.busy, 400 * MS);
 }
 
-/// A daemon that is late, and a kernel that was known to take a millisecond.
+/// A late daemon, and a kernel known to take a millisecond.
 #[test]
 fn a_token_is_kept_for_a_while_beyond_its_time_while_its_work_is_overdue() {
     for (kernel, kept) in [(110 * MS, 110 * MS), (400 * MS, 120 * MS)] {
@@ -386,7 +386,7 @@ fn a_process_that_ends_within_its_turn_gives_the_token_back() {
 #[test]
 fn a_launch_goes_in_beyond_the_bound_when_what_is_queued_does_not_end() {
     let mut bench = served();
-    // Ten seconds for one of a millisecond: it may wait for a launch that waits for credit.
+    // A kernel known to take a millisecond takes ten seconds, perhaps because it waits for a launch without credit.
     bench.launches(1, Kernel { ns: 10_000 * MS, ..KERNEL });
     bench.launches(6, KERNEL);
     bench.run(MS);
@@ -401,7 +401,7 @@ fn a_launch_goes_in_beyond_the_bound_when_what_is_queued_does_not_end() {
 
 // ---- reconnects -----------------------------------------------------------------------------------------------------
 
-/// What the last `Attach` stated: GPU time used, and the time that was allowed.
+/// The used and the allowed GPU time stated in the last `Attach`.
 fn stated(bench: &Bench) -> (u64, u64) {
     let attach = bench.said.iter().rev().find_map(|(_, message)| match message {
         ToDaemon::Attach { used, allowed, .. } => Some((used.as_nanos(), allowed.as_nanos())),
@@ -426,7 +426,7 @@ fn after_a_reconnect_the_totals_are_stated_again() {
     bench.allow(10 * MS, 60 * MS);
     bench.run(3 * MS);
     reconnect(&mut bench);
-    // The daemon has charged all of the token that was held.
+    // The daemon has charged the whole token.
     assert_eq!(stated(&bench), (5 * MS, 10 * MS));
     bench.run(MS);
     bench.allow(10 * MS, 60 * MS);
@@ -456,7 +456,7 @@ fn what_was_overused_is_stated_to_the_next_daemon_once() {
     assert_eq!(stated(&bench), (400 * MS, 400 * MS), "the daemon has taken it");
 }
 
-/// The local clock allows totals as a daemon does.
+/// The local clock allows totals, as a daemon does.
 #[test]
 fn what_the_last_daemon_is_owed_is_paid_back_by_the_local_clock() {
     let mut bench = Bench::served_as(limited(20), OnDaemonLoss::Open);
@@ -504,8 +504,8 @@ fn a_kernel_that_is_over_with_its_call_is_charged_nothing() {
     assert_eq!(bench.ground.gate.spent().as_nanos(), 0);
 }
 
-/// Beside a second thread each measurement alone may hold some of that thread's work: one that is above the cost proves nothing by
-/// itself. The next one came 16,384 launches later.
+/// Beside a second thread, each measurement alone may hold some of that thread's work, so a sample above the cost proves nothing by
+/// itself. The next measurement once came 16,384 launches later.
 #[test]
 fn a_cost_that_was_learned_too_low_is_put_right_by_measurements_that_follow_each_other() {
     let mut bench = served();

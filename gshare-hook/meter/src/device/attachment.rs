@@ -1,7 +1,7 @@
 //! The party that lets launches in: the daemon, the process itself by its own clock, or none.
 //!
-//! The host of the meter ([`Meter`](crate::Meter)) knows the connection and says what has become of it; this file says what a device
-//! does about it: which spec it takes, whether launches run free, wait or fail, and whether a permission of the party before ends.
+//! [`Meter`](crate::Meter) knows the connection and reports its changes. This file decides the consequences for a device: its spec,
+//! whether launches run free, wait or fail, and whether the previous party's permission ends.
 
 use gshare_core::wire::{DaemonWait, ToDaemon};
 use gshare_core::{Bytes, ClientId, Duration, Quota, ResourceSpec, SmShare, Timestamp};
@@ -11,9 +11,9 @@ use super::{Device, Ground, Turn};
 use crate::link::Outage;
 use crate::{Action, Actions};
 
-/// Bound of the GPU time in flight before the daemon has named one.
+/// Bound of the GPU time in flight until the daemon names one.
 pub(super) const IN_FLIGHT: Duration = Duration::from_millis(4);
-/// Window of the local clock before the daemon has named one.
+/// Window of the local clock until the daemon names one.
 pub(super) const LOCAL_WINDOW: Duration = Duration::from_millis(100);
 
 /// The party that lets launches in.
@@ -23,17 +23,18 @@ pub(crate) enum Attachment {
     Asking,
     /// The daemon, under this name.
     Served(ClientId),
-    /// No party: the daemon refuses the process or the device. Launches that wait for another answer fail at `fails_at` (ns).
+    /// No party: the daemon refuses the process or the device. Launches wait for another answer until `fails_at` (ns), and then
+    /// fail.
     Refused { fails_at: u64 },
     /// The process itself, by its own clock.
     Local(LocalClock),
 }
 
-/// A share that the process keeps by itself.
+/// A share kept by the process itself.
 #[derive(Debug)]
 pub(crate) struct LocalClock {
     pub(super) share: LocalShare,
-    /// When the next window begins, in ns.
+    /// Start of the next window, in ns.
     pub(super) window_end: u64,
 }
 
@@ -56,7 +57,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The daemon serves the device: launches may go on.
+    /// The daemon serves the device, so launches may go on.
     pub(crate) fn served(
         &mut self,
         client: ClientId,
@@ -68,7 +69,7 @@ impl<G: Ground> Device<G> {
         (self.asked, self.unserved) = (false, None);
         self.window = if window.is_zero() { LOCAL_WINDOW } else { window };
         self.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
-        // A permission of the local clock ends here, and the daemon has charged what was stated.
+        // The local clock's permission ends here, and the daemon has charged the stated use.
         self.stop_launches();
         self.credit.charged(self.used_stated);
         (self.turn, self.turns_over) = (Turn::Idle, 0);
@@ -87,14 +88,14 @@ impl<G: Ground> Device<G> {
         let share = LocalShare::new(Timestamp::from_nanos(now), limit, self.window, self.credit.allowed());
         self.adopt(spec, actions);
         self.attachment = Attachment::Local(LocalClock { share, window_end: 0 });
-        // A process that never had a daemon has only the environment's word: no time limit means none.
+        // A process without an earlier daemon knows only the environment's limits, in which no time limit means none.
         self.set_free_running(limit == Quota::WHOLE, actions);
         self.set_shut(false, actions);
         actions.push(Action::Wake(self.ordinal));
         self.answer_attach(false, actions);
     }
 
-    /// No launch is let in, and those that wait fail from `fails_at` on, unless the daemon thinks better of it.
+    /// Stops launches. Waiting launches fail from `fails_at` on, unless the daemon's answer changes.
     pub(crate) fn refuse(&mut self, fails_at: u64, actions: &mut Actions) {
         self.end_permission();
         let before = if let Attachment::Refused { fails_at } = self.attachment { fails_at } else { u64::MAX };
@@ -103,7 +104,7 @@ impl<G: Ground> Device<G> {
         self.answer_attach(false, actions);
     }
 
-    /// The connection is gone: what was requested will not be granted.
+    /// The connection is gone, and open requests will not be granted.
     pub(crate) fn lost(&mut self) {
         self.asked = false;
         if matches!(self.attachment, Attachment::Served(_)) {
@@ -112,8 +113,8 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The daemon refuses the process: no launch is let in until it is decided what becomes of the process. `runs`: as under this
-    /// spec before.
+    /// The daemon refuses the process, so launches stop until the process's treatment is decided. `runs`: the limits within which
+    /// it may run, which change nothing if it already runs within them.
     pub(crate) fn turn_away(&mut self, runs: Option<ResourceSpec>) {
         self.asked = false;
         let goes_on = matches!(self.attachment, Attachment::Local(_)) && runs == Some(self.spec);
@@ -123,14 +124,15 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The process runs unserved, within limits that no other process shares: all of the memory limit is its part.
+    /// The process runs unserved, within limits not shared with other processes, so its part is the whole memory limit.
     pub(crate) fn own_memory(&self, spec: ResourceSpec) {
         if let Some(limit) = spec.memory() {
             self.ground.memory().set_part(limit);
         }
     }
 
-    /// When questions are answered that wait for a daemon's word on the memory that the process may have; `None`: none wait.
+    /// The time at which to answer questions that wait for a daemon to state the process's part of the memory; `None` without such
+    /// questions.
     pub(crate) fn memory_fails_at(&self, outage: Option<Outage>, daemon_wait: DaemonWait) -> Option<u64> {
         let waits = !self.asked && !self.questions.deferred.is_empty() && self.ground.memory().awaits_part();
         waits.then(|| match self.attachment {
@@ -144,7 +146,7 @@ impl<G: Ground> Device<G> {
         self.turn = Turn::Idle;
     }
 
-    /// No launch is let in, and other processes may be on the device at any time.
+    /// Stops launches; other processes may be on the device at any time.
     pub(super) fn stop_launches(&mut self) {
         self.line.turn_began = u64::MAX;
         self.credit.stop(self.ground.gate());
@@ -156,14 +158,14 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// Without a daemon launches wait, under the last spec known.
+    /// Without a daemon, launches wait under the last known spec.
     pub(crate) fn wait_closed(&mut self, actions: &mut Actions) {
         self.adopt(self.spec, actions);
         self.set_free_running(false, actions);
         self.answer_attach(false, actions);
     }
 
-    /// Launches fail.
+    /// Makes launches fail.
     pub(crate) fn fail_launches(&mut self, actions: &mut Actions) {
         if !self.switches.shut {
             self.set_shut(true, actions);
@@ -172,8 +174,8 @@ impl<G: Ground> Device<G> {
         self.answer_attach(false, actions);
     }
 
-    /// Takes a spec: from the daemon, or the last one known. Gives the granted memory that is to be returned; `None` if what
-    /// is in use must be stated again, since the daemon was not told of it while there was no limit.
+    /// Takes a spec, either the daemon's or the last known. Returns the granted memory to give back, or `None` if the memory in use
+    /// must be stated again, because the daemon was not told of it while there was no limit.
     pub(crate) fn adopt(&mut self, spec: ResourceSpec, actions: &mut Actions) -> Option<Bytes> {
         let whole = spec.quota().request() == Quota::WHOLE && spec.sm() == SmShare::WHOLE;
         self.set_free_running(whole, actions);

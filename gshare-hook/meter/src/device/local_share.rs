@@ -1,11 +1,11 @@
-//! A share that a process keeps by its own clock while no daemon serves it ([`OnDaemonLoss::Open`]).
+//! A share kept by a process's own clock while no daemon serves it ([`OnDaemonLoss::Open`]).
 //!
 //! [`OnDaemonLoss::Open`]: gshare_core::wire::OnDaemonLoss::Open
 
 use gshare_core::{Duration, Quota, Timestamp};
 
-/// The total that the share allows. Each window adds the limit: to what is used, or to what was allowed if that is less. So overuse is
-/// paid back, of the last daemon's permission too, and time that was not used is not saved up.
+/// The total time allowed by the share. Each window adds the limit to the smaller of the used and the allowed total. Overuse is
+/// thus paid back, including overuse of the last daemon's permission, and unused time is not saved up.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LocalShare {
     limit: Duration,
@@ -15,13 +15,13 @@ pub(super) struct LocalShare {
 }
 
 impl LocalShare {
-    /// A share of `limit` in each `window`, from `now` on. `allowed`: the total that was allowed before.
+    /// A share of `limit` in each `window`, from `now` on. `allowed`: the total allowed before.
     pub(super) fn new(now: Timestamp, limit: Quota, window: Duration, allowed: Duration) -> Self {
         assert!(!window.is_zero(), "a share without a window");
         Self { limit: limit.of(window), window, window_end: now, allowed }
     }
 
-    /// The total that is allowed now where `used` is used, and the time at which that changes.
+    /// The total allowed now after a use of `used`, and the time of its next change.
     pub(super) fn allowed(&mut self, now: Timestamp, used: Duration) -> (Duration, Timestamp) {
         if now >= self.window_end {
             let windows = now.saturating_since(self.window_end).as_nanos() / self.window.as_nanos() + 1;
@@ -54,14 +54,14 @@ mod tests {
         assert_eq!(share.allowed(at(99), ms(35)), (ms(10), at(100)));
         assert_eq!(share.allowed(at(100), ms(35)), (ms(20), at(200)));
         assert_eq!(share.allowed(at(450), ms(35)), (ms(45), at(500)), "idle windows are not saved up");
-        // The last daemon allowed 30 ms, and 55 were used: three windows pay for that.
+        // The last daemon allowed 30 ms, and 55 were used, so three windows pay for the overuse.
         let mut share = LocalShare::new(at(7), limit, ms(100), ms(30));
         let allowed = [7, 107, 207, 307].map(|now| share.allowed(at(now), ms(55)).0);
         assert_eq!(allowed, [ms(40), ms(50), ms(60), ms(65)]);
     }
 
     proptest! {
-        /// Against windows that are counted one by one.
+        /// Compares with windows counted one by one.
         #[test]
         fn windows_can_be_counted_one_by_one(
             looks in prop::collection::vec((0u64..350, 0u64..40), 1..60),

@@ -1,4 +1,4 @@
-//! What the daemon is told about a launch that waits long: the reason, once it has waited for [`LONG_WAIT`], and again when the reason changes.
+//! Reports launches with a long wait to the daemon: the reason after a wait of [`LONG_WAIT`], and again when the reason changes.
 
 use gshare_core::reason::{LONG_WAIT, Wait};
 use gshare_core::wire::ToDaemon;
@@ -10,18 +10,18 @@ use crate::{Action, Actions, Facts};
 /// [`LONG_WAIT`] in ns.
 const LONG: u64 = LONG_WAIT.as_nanos();
 
-/// The present wait of launches on a device, and what the daemon was told about it.
+/// The present wait of launches on a device, and the daemon's last report of it.
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
-    /// Since when a launch waits and none that waited was let in, in ns; `None`: no launch waits.
+    /// The time, in ns, since which launches wait and none of them was let in; `None` without a waiting launch.
     since: Option<u64>,
-    /// How long finished waits took in all. When it grows, a launch was let in.
+    /// Total time of finished waits, which grows when a launch is let in.
     finished: Duration,
     told: Option<(ClientId, Wait)>,
 }
 
 impl LongWait {
-    /// When the device is to be looked at for the wait's sake, in ns.
+    /// The next look at the device for the wait's sake, in ns.
     pub(super) fn next_look(&self, now: u64) -> u64 {
         match self.since {
             Some(since) if now < since + LONG => since + LONG,
@@ -33,7 +33,7 @@ impl LongWait {
 }
 
 impl<G: Ground> Device<G> {
-    /// Tells the daemon about a launch that waits long, and when that wait is over.
+    /// Tells the daemon about a launch with a long wait, and about the end of the wait.
     pub(super) fn tell_long_wait(&mut self, facts: &Facts, now: u64, actions: &mut Actions) {
         let Attachment::Served(client) = self.attachment else {
             self.long_wait = LongWait::default();
@@ -54,7 +54,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// The reason for which a launch that finds no credit waits, as far as the process knows it.
+    /// The reason for the wait of a launch without credit, as far as the process knows it.
     fn wait_reason(&mut self, now: u64) -> Wait {
         let holds = !self.credit.balance(self.ground.gate()).unspent.is_zero();
         match self.turn {

@@ -1,4 +1,4 @@
-//! One device of the process: who lets launches in, and the token that it holds.
+//! One device of the process: its token, and its permission for launches.
 
 mod attachment;
 mod local_share;
@@ -23,29 +23,29 @@ use long_wait::LongWait;
 pub(crate) use turn::REMAINDER;
 use turn::Turn;
 
-/// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. As long as a window: a
-/// program that uses this to queue more than it should gains one launch per window.
+/// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. The interval is as long as a
+/// window, so a program that uses it to queue too much gains one launch per window.
 const OVERDUE: u64 = 100_000_000;
-/// Interval between two looks at a token that is used, in ns: each look takes a CPU from the program where all are busy. The
-/// shorter one holds where threads wait, and where launching cycles are told apart.
+/// Interval between two looks at a token in use, in ns: each look takes a CPU from the program if all are busy. The shorter
+/// interval holds while threads wait, and while launching cycles are told apart.
 const LOOK: u64 = 1_000_000;
 const CYCLE_LOOK: u64 = 300_000;
-/// The shortest interval between two looks at work that is about to be over, in ns.
+/// The shortest interval between two looks at work about to end, in ns.
 const SHORTEST_LOOK: u64 = 50_000;
 /// How long a run may stand still before its launches are presumed complete, in ns.
 const STALE: u64 = 3_000_000;
 
-/// State that the meter shares with the launching threads: all of it is atomic, and read while the meter decides.
+/// State shared between the meter and the launching threads. All of it is atomic, and changes while the meter decides.
 pub trait Ground {
     /// The credit of the device.
     fn gate(&self) -> &LaunchGate;
     /// The predicted costs of functions on the device.
     fn costs(&self) -> &CostTable;
-    /// The memory that the process may have there.
+    /// The process's memory there.
     fn memory(&self) -> &MemoryAccount;
 }
 
-/// A pointer to it serves: `&T`, `Arc<T>`.
+/// Lets pointers such as `&T` and `Arc<T>` serve as ground.
 impl<P: core::ops::Deref<Target: Ground>> Ground for P {
     fn gate(&self) -> &LaunchGate {
         self.deref().gate()
@@ -58,7 +58,7 @@ impl<P: core::ops::Deref<Target: Ground>> Ground for P {
     }
 }
 
-/// Switches that the launching threads obey now.
+/// Switches in force for the launching threads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Switches {
     free_running: bool,
@@ -66,14 +66,14 @@ struct Switches {
     measures_all: bool,
 }
 
-/// Launches so far, and when one was last asked for or waited for, in ns.
+/// Launches so far, and the time of the last request or wait for credit, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 struct Changing {
     count: u64,
     changed: u64,
 }
 
-/// The open launches of one run when they last changed, and when that was, in ns.
+/// The open launches of one run at their last change, and its time, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 struct Still {
     predicted: u64,
@@ -87,42 +87,42 @@ pub(crate) struct Device<G> {
     uuid: DeviceUuid,
     pub(crate) ground: G,
     pub(crate) attachment: Attachment,
-    /// An Attach was sent on this connection and has not been answered.
+    /// Whether an Attach was sent on this connection and has not been answered.
     pub(crate) asked: bool,
-    /// The daemon has refused this device: it is not attached again on this connection.
+    /// The daemon's refusal of this device, which is then not attached again on this connection.
     pub(crate) unserved: Option<RefusalCode>,
-    /// The thread that found the device waits for its attachment.
+    /// The question of the thread that found the device and waits for its attachment.
     pub(crate) attach_ticket: Option<Ticket>,
     pub(crate) spec: ResourceSpec,
     pub(crate) window: Duration,
     pub(crate) bound: Duration,
     credit: Credit,
     turn: Turn,
-    /// Turns that are over since the daemon took the device.
+    /// Finished turns since the daemon took the device.
     turns_over: u32,
-    /// GPU time used before this turn, and the total that the daemon was told with the device.
+    /// Total use stated to the daemon in the last Attach.
     used_stated: Duration,
     pub(crate) line: Timeline,
     cycles: Cycles,
     switches: Switches,
     launches: Changing,
-    /// Threads that wait for credit, and how long threads have waited in all.
+    /// Threads now waiting for credit, and the total time of all waits.
     pub(crate) waiting: u64,
     waited: Duration,
-    /// Credit that threads hold for launches to come, in ns.
+    /// Credit held by threads for later launches, in ns.
     prepaid: u64,
     still: Vec<Still>,
-    /// When the daemon was last told what is used, in ns, and the total that it was told.
+    /// The time of the last report to the daemon, in ns, and the total use stated in it.
     said: (u64, Duration),
-    /// When a launch was last let in because nothing completed, in ns.
+    /// The last time a launch was let in because nothing completed, in ns.
     let_in: u64,
-    /// Until when the daemon gives no token, in ns.
+    /// The time until which the daemon gives no token, in ns.
     pub(crate) throttled_until: u64,
     long_wait: LongWait,
     pub(crate) questions: Questions,
-    /// The process is about to end: nothing more is launched.
+    /// Whether the process is about to end, so that nothing more is launched.
     pub(crate) leaving: bool,
-    /// When the host is to look again, in ns.
+    /// The time of the host's next look, in ns.
     pub(crate) look_at: u64,
 }
 
@@ -165,7 +165,7 @@ impl<G: Ground> Device<G> {
         if let Attachment::Served(client) = self.attachment { Some(client) } else { None }
     }
 
-    /// A segment ran, from `start` to `end` (ns).
+    /// Charges a completed segment, which ran from `start` to `end` (ns).
     pub(crate) fn completed(
         &mut self,
         id: SegmentId,
@@ -176,7 +176,7 @@ impl<G: Ground> Device<G> {
     ) {
         let segment = self.line.take(id);
         let whole = self.line.measure(self.ground.costs(), &segment, interval, crowded);
-        // Time that was presumed complete is charged already.
+        // Time presumed complete is charged already.
         let measured = whole.saturating_sub(segment.presumed) + segment.carried;
         self.charge(&segment, measured, now);
         if segment.row.is_some() {
@@ -184,7 +184,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// A segment will not be measured: it is charged as predicted.
+    /// Charges a segment as predicted, because it will not be measured.
     pub(crate) fn measurement_lost(&mut self, id: SegmentId, now: u64) {
         let segment = self.line.take(id);
         if let Some(row) = segment.row {
@@ -199,7 +199,7 @@ impl<G: Ground> Device<G> {
         self.line.moved = now;
     }
 
-    /// Takes what the host has seen of the device, and decides. `waiters`: threads that wait for the device.
+    /// Takes the host's counters of the device, and decides.
     pub(crate) fn looked(&mut self, now: u64, facts: &Facts, around: Around, actions: &mut Actions) {
         // A launch is counted when it asks for credit, and may be let in a window later.
         if facts.launches != self.launches.count || facts.waiting.max(self.waiting) > 0 {
@@ -230,7 +230,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// Launches that are over without having been measured, or are taken for that, and launches that the driver refused.
+    /// Settles launches completed without a measurement, launches presumed complete, and launches refused by the driver.
     fn settle(&mut self, facts: &Facts) {
         let (settled, refused) = (facts.settled, facts.refused);
         let gate = self.ground.gate();
@@ -247,7 +247,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// Launches whose thread has gone elsewhere with its segment open are presumed complete after a while.
+    /// Presumes open launches complete after a while if their thread has gone elsewhere.
     fn presume(&mut self, open: &[OpenRun], now: u64, actions: &mut Actions) {
         self.still.resize(open.len(), Still { predicted: 0, since: now });
         self.prepaid = 0;
@@ -257,13 +257,16 @@ impl<G: Ground> Device<G> {
             if open.predicted != still.predicted {
                 *still = Still { predicted: open.predicted, since: now };
             } else if rest > 0 && now.saturating_sub(still.since) > STALE.max(2 * rest) {
-                // The thread may launch meanwhile: the next look tells what came of it.
+                // The thread may launch meanwhile; the next look shows the outcome.
                 actions.push(Action::PresumeDone { device: self.ordinal, run, predicted: open.predicted });
             }
         }
     }
 
-    /// Lets one launch in when a thread waits for credit and what is in flight is overdue: it may wait for that launch.
+    /// Lets one launch in beyond the bound if a thread waits for credit while the work in flight is overdue.
+    ///
+    /// The stream of that work may wait for another stream, into which the program has yet to launch. If the work fills the bound,
+    /// the launch would otherwise wait for ever.
     fn unstick(&mut self, now: u64, actions: &mut Actions) {
         if self.line.is_empty() || self.waiting == 0 {
             return;
@@ -279,7 +282,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// GPU time that is queued now, in ns.
+    /// GPU time queued now, in ns.
     fn queued(&self, now: u64) -> u64 {
         self.queued_of(self.in_flight(), now)
     }
@@ -293,12 +296,12 @@ impl<G: Ground> Device<G> {
         self.launched_of(self.credit.balance(self.ground.gate()).in_flight)
     }
 
-    /// The part of the time in flight that was launched, and not prepaid for launches to come, in ns.
+    /// The part of the time in flight for launches already made, without credit prepaid for later launches, in ns.
     fn launched_of(&self, in_flight: Duration) -> u64 {
         in_flight.as_nanos().saturating_sub(self.prepaid)
     }
 
-    /// How long the device needs no look, in ns; at most `longest` while a token is used.
+    /// The time for which the device needs no look, in ns; at most `longest` while a token is in use.
     fn next_look(&self, now: u64, longest: u64) -> u64 {
         if self.switches.free_running {
             return u64::MAX;
@@ -315,11 +318,11 @@ impl<G: Ground> Device<G> {
         let queued = self.queued(now);
         let credit = self.ground.gate().left().as_nanos();
         if holds && !waits && queued < UNKNOWN && credit > REMAINDER {
-            // Launches go on for the credit's time without a look, and a thread that finds nothing left asks for one.
+            // Launches use the remaining credit without a look, and a thread without credit asks for one.
             return credit.clamp(CYCLE_LOOK, longest).min(until_end);
         }
         if !self.line.is_empty() || matches!(self.turn, Turn::Draining { .. }) {
-            // Look again about when the oldest piece should be done, soon enough to keep the device busy.
+            // The next look comes about when the oldest piece should be done, soon enough to keep the device busy.
             return queued.saturating_sub(REMAINDER).clamp(SHORTEST_LOOK, CYCLE_LOOK);
         }
         if holds {
@@ -334,12 +337,12 @@ impl<G: Ground> Device<G> {
     }
 }
 
-/// The state of the process beside the device that is looked at.
+/// The state of the process apart from this device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Around {
-    /// Threads that wait for a device.
+    /// Threads waiting for any device.
     pub(crate) waiters: usize,
-    /// Calls that wait for a device, so far.
+    /// Calls that have waited for a device so far.
     pub(crate) syncs: u64,
     pub(crate) slo_sensitive: bool,
 }

@@ -1,17 +1,26 @@
-//! When a process asks for a token and gives it back.
+//! The token of the daemon: when a process asks for it, keeps it, and gives it back.
 //!
 //! ```text
-//! Idle --a thread waits--> Wanting --allowed--> Holding --spent, expired, nothing more to launch--> Draining --drained--> Idle, Wanting
-//!                                                  '---stopped by the daemon------------------------------'-------------> Idle, Wanting
+//! Idle ── a thread waits: Use{Wants} ──▶ Wanting ── Allow ──▶ Holding ── launches, up to the bound in flight, as work completes
+//! Holding ── nearly spent: Use{Extends} ──▶ Holding ── Allow ──▶ Holding, up to a larger total
+//! Holding ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained: Use{Idle or Wants} ──▶ Idle or Wanting
+//! Holding, Draining ── Allow already over: Use{Idle or Wants} ──▶ Idle or Wanting
 //! ```
-//! A **turn** is the time in which a token is held. Process and daemon count the turns that are over ([`gshare_core::wire`]).
+//! A **turn** is the time with a token. Process and daemon count finished turns ([`gshare_core::wire`]). Every `Use` states the
+//! total use, so the next `Use` makes up for a late or lost frame.
 //!
-//! - A token is asked for *ahead*: while one is held, when what is left of its time is less than what may be in flight.
-//! - Launches stop *early*: when what is still queued is shorter than a hand-over, so that the device does not run dry between two
+//! - A token is requested *ahead*: while one is held, once the rest of its time is less than the work allowed in flight.
+//! - The bound in flight shrinks with the rest of the token's time, so the queue drains before the token ends.
+//! - Launches stop *early*: once the queued work is shorter than a hand-over, so that the device does not run dry between two
 //!   holders.
-//! - The token is *kept* until what was queued has drained: a client that is let in earlier would wait behind that work, and
-//!   measure it as its own.
-//! - Work that outlasts its turn is reported when it is measured. The total grows by it, whichever turn it is then.
+//! - The token is *kept* until the queued work has drained. A client let in earlier would wait behind this work and measure it as
+//!   its own.
+//! - Work that outlasts its turn is reported when it is measured. The total grows by it in any later turn.
+//!
+//! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two kernels are let in, and each completion lets in one more.
+//! With 2 ms unspent, more time is requested. With the tenth kernel launched and half a millisecond queued, the token is given
+//! back. A kernel of 400 ms is charged its guess of 0.5 ms; the daemon takes the token back after its grace, and charges 10 ms.
+//! When the kernel is over, and before the process ends, the total grows to 400 ms.
 
 use gshare_core::gate::Balance;
 use gshare_core::wire::ToDaemon;
@@ -20,36 +29,36 @@ use gshare_core::{ClientId, Duration, Timestamp, UseState};
 use super::{Attachment, Device, Ground};
 use crate::{Action, Actions};
 
-/// GPU time, in ns, that may still be queued when a token is given back: the time of a hand-over where the CPUs are busy too.
-/// With less the device runs dry between two holders.
+/// GPU time, in ns, that may still be queued when a token is given back: the time of a hand-over with busy CPUs. With less, the
+/// device runs dry between two holders.
 pub(crate) const REMAINDER: u64 = 500_000;
 /// How long a token is kept while nothing is launched, in ns.
 const IDLE: u64 = 3_000_000;
-/// How long a token is kept whose last work is known to be over, however long ago that was launched, in ns.
+/// How long a token is kept after its last known work has ended, in ns, regardless of the time of its launch.
 const DONE: u64 = 1_000_000;
 /// How much longer than predicted the queue may take to drain, in ns.
 const DRAIN: u64 = 3_000_000;
-/// How long after its end a token is kept whose work is overdue, in ns. The daemon takes it back earlier, unless the daemon is late.
+/// How long a token with overdue work is kept after its end, in ns. A daemon that is not late takes it back earlier.
 const OVERTIME: u64 = 100_000_000;
 /// The shortest time between two reports, in ns.
 const REPORT: u64 = 10_000_000;
 
-/// The token of the daemon, from the question for it to its end.
+/// The token of the daemon, from its request to its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Turn {
-    /// No token is held, and none was asked for.
+    /// No token is held or requested.
     Idle,
-    /// A token was asked for.
+    /// A token is requested.
     Wanting,
-    /// Launches are let in until then (ns). `extends`: more time was asked for.
+    /// Launches are let in until `until` (ns). `extends`: more time is requested.
     Holding { until: u64, extends: bool },
-    /// Launches have stopped. The token is kept until the queue has drained: until `by` at most or, with work that is overdue,
-    /// until `overtime` (both ns).
+    /// Launches have stopped. The token is kept until the queue has drained, but no longer than `by`, or `overtime` if work is
+    /// overdue (both ns).
     Draining { by: u64, overtime: u64 },
 }
 
 impl<G: Ground> Device<G> {
-    /// The daemon allows launches up to a total and until a time, or takes the token back.
+    /// Takes the daemon's answer: launches are allowed up to a total and until a time, or the token is taken back.
     pub(crate) fn allowed(
         &mut self,
         client: ClientId,
@@ -57,7 +66,7 @@ impl<G: Ground> Device<G> {
         now: u64,
         actions: &mut Actions,
     ) {
-        // What the daemon said before it heard of the end of that turn is void.
+        // An answer is void if the daemon sent it before it heard of the turn's end.
         if turn != self.turns_over {
             return;
         }
@@ -70,13 +79,13 @@ impl<G: Ground> Device<G> {
             self.line.turn_began = now;
         }
         self.turn = Turn::Holding { until, extends: false };
-        // The end of the last turn has left a bound that would let next to nothing in.
+        // The last turn's end has left a bound close to zero.
         self.bound_in_flight(until, now);
         self.credit.allow(self.ground.gate(), allowed);
         actions.push(Action::Wake(self.ordinal));
     }
 
-    /// Says what there is to be said to the daemon, and lets in what may go.
+    /// Reports to the daemon, and lets launches in.
     pub(super) fn decide(&mut self, now: u64, actions: &mut Actions) {
         let may_launch = match self.attachment {
             Attachment::Served(_) => matches!(self.turn, Turn::Holding { .. }),
@@ -118,13 +127,13 @@ impl<G: Ground> Device<G> {
     ) {
         let wants = self.wants_more(now);
         let left = self.bound_in_flight(until, now);
-        // Threads go on spending meanwhile: what a kernel spends is to be found queued, too.
+        // Threads go on spending meanwhile, so both come from one balance: spent cost must also appear as queued.
         let Balance { in_flight, unspent } = self.credit.balance(self.ground.gate());
         let spent = unspent.is_zero() && self.queued_of(self.launched_of(in_flight), now) <= REMAINDER;
         if left == 0 || !wants || spent {
             self.credit.stop(self.ground.gate());
-            // Until then the device works for this process: a client that is let in earlier waits behind it, and
-            // measures that as its own.
+            // Until `by`, the device works for this process. A client let in earlier would wait behind this work and measure it as
+            // its own.
             let by = now + self.queued(now) + DRAIN;
             let overtime = by.max(until.saturating_add(OVERTIME));
             self.turn = Turn::Draining { by, overtime };
@@ -157,7 +166,7 @@ impl<G: Ground> Device<G> {
         self.credit.give_back(self.ground.gate());
     }
 
-    /// The turn is over: says so, with what was used, and asks for another one.
+    /// Ends the turn: reports the use, and asks for another turn if `again`.
     fn end_turn(&mut self, client: ClientId, again: bool, now: u64, actions: &mut Actions) {
         self.turns_over = self.turns_over.wrapping_add(1);
         self.turn = Turn::Idle;
@@ -193,8 +202,7 @@ impl<G: Ground> Device<G> {
         }
     }
 
-    /// Bounds what is in flight: nothing may be queued that would not be over when the token ends. Gives how long that
-    /// is, in ns.
+    /// Bounds the work in flight: all queued work must end before the token does. Returns the time until then, in ns.
     fn bound_in_flight(&mut self, until: u64, now: u64) -> u64 {
         let left = until.saturating_sub(now);
         let bound = self.bound.min(Duration::from_nanos(left));
@@ -204,8 +212,7 @@ impl<G: Ground> Device<G> {
         left
     }
 
-    /// Whether the program is going to launch more, as far as can be told: threads wait for credit or for work in flight, or
-    /// have just done either.
+    /// Whether the program will probably launch more: threads wait for credit or for work in flight, or did so a moment ago.
     fn wants_more(&self, now: u64) -> bool {
         let waits = self.waiting > 0 || self.in_flight() > 0;
         let lately = now.saturating_sub(self.launches.changed) < IDLE
@@ -213,12 +220,12 @@ impl<G: Ground> Device<G> {
         !self.leaving && (waits || lately)
     }
 
-    /// Whether the daemon has yet to answer a question for time.
+    /// Whether a request for time awaits the daemon's answer.
     pub(crate) fn awaits_time(&self) -> bool {
         matches!(self.turn, Turn::Wanting | Turn::Holding { extends: true, .. })
     }
 
-    /// Whether a process that leaves has measured all that it launched.
+    /// Whether all launches of a process about to end have been measured.
     pub(crate) fn is_settled(&self) -> bool {
         let over = self.line.is_empty() && self.in_flight() == 0;
         !matches!(self.attachment, Attachment::Served(_))
@@ -226,7 +233,7 @@ impl<G: Ground> Device<G> {
             || (matches!(self.turn, Turn::Idle | Turn::Wanting) && over)
     }
 
-    /// The process ends now: what still runs is charged as far as it has run, and the daemon hears the last total.
+    /// Ends the device's account: running work is charged up to now, and the daemon hears the last total.
     pub(crate) fn leave(&mut self, now: u64, actions: &mut Actions) {
         let Attachment::Served(client) = self.attachment else { return };
         while let Some(id) = self.line.oldest() {

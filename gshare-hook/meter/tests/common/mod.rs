@@ -1,4 +1,4 @@
-//! One process on one device in virtual time: a program that launches kernels, the meter, and a daemon that a test plays.
+//! One process on one device in virtual time: a program with kernels, the meter, and a daemon played by the test.
 #![allow(dead_code, unreachable_pub)] // each test file uses its part
 
 use std::collections::VecDeque;
@@ -20,10 +20,10 @@ pub const DEVICE: Ordinal = Ordinal(0);
 pub const CLIENT: ClientId = ClientId::new(3, 1);
 pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
-/// The bound of the GPU time in flight that the daemon names, in ns.
+/// The daemon's bound of the GPU time in flight, in ns.
 pub const BOUND: u64 = 2 * MS;
 
-/// The state that the launching threads share with the meter.
+/// State shared by the launching threads and the meter.
 #[derive(Debug)]
 pub struct Shared {
     pub gate: LaunchGate,
@@ -46,20 +46,20 @@ impl Ground for Shared {
 /// The peer behind the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// No daemon is there.
+    /// No peer is there.
     Nobody,
     /// A process that accepts connections.
     Daemon,
 }
 
-/// A kernel: its function, and how long it really takes, in ns.
+/// A kernel: its function, and its true duration, in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     pub function: u64,
     pub ns: u64,
 }
 
-/// A kernel on the device.
+/// A kernel queued on the device.
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     id: SegmentId,
@@ -77,32 +77,32 @@ pub struct Bench {
     pub said: Vec<(u64, ToDaemon)>,
     pub answers: Vec<(Ticket, bool)>,
     pub lines: Vec<String>,
-    /// When connections and probes were made, in ns.
+    /// Times of connection attempts and probes, in ns.
     pub connects: Vec<u64>,
     pub probes: Vec<u64>,
     pub connected: bool,
     pub free_running: bool,
     pub shut: bool,
-    /// Kernels yet to be launched by a thread that never synchronises.
+    /// Kernels yet to be launched, by a thread without synchronising calls.
     pub program: VecDeque<Kernel>,
-    /// Threads that wait for a measurement.
+    /// Threads waiting for a measurement.
     pub measuring: u64,
-    /// Launches that failed, with their time in ns.
+    /// Times of failed launches, in ns.
     pub failed: Vec<u64>,
-    /// GPU time that has been done, in ns.
+    /// Finished GPU time, in ns.
     pub busy: u64,
-    /// The most GPU time that was queued at once, in ns, and when the last kernel ended.
+    /// The most GPU time queued at once, in ns, and the end of the last kernel.
     pub most_queued: u64,
     pub idle_since: u64,
     queue: VecDeque<Queued>,
     launches: u64,
     waits: bool,
-    /// When the present wait began, in ns, and the number of launches before it; and what finished waits took in all.
+    /// The start of the present wait, in ns, the number of launches before it, and the total time of finished waits.
     waits_since: u64,
     launches_before: u64,
     waited: u64,
     next: u64,
-    /// Turns that are over, as the daemon counts them, and the last total that was said to it, in ns.
+    /// Finished turns by the daemon's count, and the last total reported to it, in ns.
     pub turn: u32,
     pub used: u64,
 }
@@ -117,7 +117,7 @@ pub fn with_memory(spec: ResourceSpec, bytes: u64) -> ResourceSpec {
 }
 
 impl Bench {
-    /// A process that uses its first device at second one, and whose run may have others.
+    /// A process whose run may have others; it uses its first device at second one.
     pub fn new(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind) -> Self {
         Self::with_memory(spec, on_loss, behind, MemoryAccount::of_member(16 << 30))
     }
@@ -175,7 +175,7 @@ impl Bench {
         bench
     }
 
-    /// One that a daemon serves.
+    /// A process served by a daemon.
     pub fn served(spec: ResourceSpec) -> Self {
         Self::served_as(spec, OnDaemonLoss::Open)
     }
@@ -200,7 +200,7 @@ impl Bench {
         self.hear(ToClient::Attached { ordinal, client, gpu, spec, window, in_flight });
     }
 
-    /// The daemon allows `budget` beyond what it has heard, until `lasts` from now (both ns).
+    /// The daemon allows `budget` beyond the reported use, for `lasts` from now (both ns).
     pub fn allow(&mut self, budget: u64, lasts: u64) {
         self.allow_up_to(self.turn, self.used + budget, self.now + lasts);
     }
@@ -210,7 +210,7 @@ impl Bench {
         self.hear(ToClient::Allow { client: CLIENT, turn, allowed, until });
     }
 
-    /// The daemon takes the token back, for which it has charged up to `allowed` (ns).
+    /// The daemon takes the token back, after it has charged up to `allowed` (ns).
     pub fn stop(&mut self, allowed: u64) {
         let turn = self.turn;
         self.turn += 1;
@@ -221,7 +221,7 @@ impl Bench {
         self.feed(MeterEvent::Heard(message));
     }
 
-    /// The daemon's connection breaks; `behind` stands behind the socket from then on.
+    /// The daemon's connection breaks, and `behind` is the new peer.
     pub fn lose(&mut self, behind: Behind) {
         (self.behind, self.connected) = (behind, false);
         self.feed(MeterEvent::Lost);
@@ -263,7 +263,7 @@ impl Bench {
         None
     }
 
-    /// The daemon hears what is said, at once.
+    /// Lets the daemon hear a frame at once.
     fn note(&mut self, message: &ToDaemon) {
         match *message {
             ToDaemon::Use { client, turn, used, .. } => {
@@ -282,14 +282,14 @@ impl Bench {
         self.next
     }
 
-    /// Sets the cost that a function is known to have, in ns.
+    /// Teaches the meter the cost of a function, in ns.
     pub fn learn(&self, function: u64, ns: u64) -> Row {
         let (row, _) = self.ground.costs.find(function, 0);
         self.ground.costs.learn(row, ns);
         row
     }
 
-    /// The thread launches what it can.
+    /// Launches kernels as far as credit allows.
     fn launch(&mut self) {
         let waited = core::mem::take(&mut self.waits);
         while let Some(&kernel) = self.program.front() {
@@ -340,7 +340,7 @@ impl Bench {
         }
     }
 
-    /// The host looks.
+    /// Lets the host look.
     pub fn look(&mut self) {
         while self.queue.front().is_some_and(|queued| queued.end <= self.now) {
             let Some(queued) = self.queue.pop_front() else { break };
@@ -355,7 +355,7 @@ impl Bench {
         self.feed(MeterEvent::DeadlineReached);
     }
 
-    /// Time passes; the program launches whenever it can.
+    /// Lets time pass; the program launches whenever it can.
     pub fn run(&mut self, ns: u64) {
         let until = self.now + ns;
         self.launch();
@@ -383,7 +383,7 @@ impl Bench {
         self.program.extend(core::iter::repeat_n(kernel, count));
     }
 
-    /// What was said about time since then: the turn, the total and the state.
+    /// The turn, total and state of each `Use` said so far.
     pub fn uses(&self) -> Vec<(u32, u64, UseState)> {
         let said = |(_, message): &(u64, ToDaemon)| match *message {
             ToDaemon::Use { turn, used, state, .. } => Some((turn, used.as_nanos(), state)),
@@ -392,7 +392,7 @@ impl Bench {
         self.said.iter().filter_map(said).collect()
     }
 
-    /// How often time was asked for.
+    /// The number of requests for time.
     pub fn requests(&self) -> usize {
         self.said_of(&[UseState::Wants, UseState::Extends])
     }
@@ -401,7 +401,7 @@ impl Bench {
         self.uses().iter().filter(|(_, _, state)| states.contains(state)).count()
     }
 
-    /// The total that was said with the end of each turn, in ns.
+    /// The total reported at the end of each turn, in ns.
     pub fn ends(&self) -> Vec<u64> {
         let uses = self.uses();
         let before = core::iter::once(0).chain(uses.iter().map(|(turn, ..)| *turn));
@@ -409,7 +409,7 @@ impl Bench {
         ends.map(|(_, (_, used, _))| *used).collect()
     }
 
-    /// What the daemon was told about launches that wait long: when, in ms since the bench began, and for what.
+    /// The reports of long waits: the time, in ms since the bench began, and the reason.
     pub fn long_waits(&self) -> Vec<(u64, Option<Wait>)> {
         let told = |(at, message): &(u64, ToDaemon)| match *message {
             ToDaemon::Waiting { reason, .. } => Some((at / MS - 1_000, reason)),
@@ -425,14 +425,14 @@ impl Bench {
         answer
     }
 
-    /// Asks what the instance's other processes use; gives the number of the question.
+    /// Asks for the memory use of the instance's other processes, and returns the number of the question.
     pub fn view(&mut self) -> u64 {
         let ticket = self.number();
         self.feed(MeterEvent::ViewAsked { device: DEVICE, ticket: Ticket(ticket) });
         ticket
     }
 
-    /// Asks for memory; gives the number of the question.
+    /// Asks for memory, and returns the number of the question.
     pub fn reserve(&mut self, bytes: u64) -> u64 {
         let ticket = self.number();
         self.feed(MeterEvent::MemoryAsked { device: DEVICE, bytes, ticket: Ticket(ticket) });
