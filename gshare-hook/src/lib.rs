@@ -6,7 +6,7 @@
 //!
 //! # Floors
 //!
-//! A file knows its own floor and those below it; `.ci/check_arrows.py` checks this.
+//! A file knows only its own floor and those below it, as `.ci/check_arrows.py` checks.
 //!
 //! - `exports`: the C functions that programs see, generated over the table of `gshare-cuda-abi`
 //! - `process`: beginning, forks and end; the helper thread, which carries [`gshare_meter`]'s decisions out
