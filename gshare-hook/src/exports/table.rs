@@ -1,4 +1,4 @@
-//! Which functions of the driver have a wrapper, by index into the table of symbols.
+//! The driver functions that have a wrapper, by index into the table of symbols.
 
 use core::ffi::c_void;
 
@@ -38,7 +38,7 @@ static WRAPPERS: Wrappers = Wrappers({
     all
 });
 
-/// The wrapper of this variant, if it has one.
+/// The wrapper of this variant, if there is any.
 pub(crate) fn wrapper(index: usize) -> Option<*mut c_void> {
     Some(WRAPPERS.0[index].cast_mut()).filter(|pointer| !pointer.is_null())
 }
