@@ -55,9 +55,9 @@ pub(crate) struct Device {
     pending: Lock<Vec<Pending>>,
     /// Launches on this device, counted only where there are several devices.
     pub(crate) launches: AtomicU64,
-    /// Charges for launches that are over and were not measured, as predicted.
+    /// Charged cost of launches that are over and were not measured, in ns.
     pub(crate) settled: AtomicU64,
-    /// Charges for launches that the driver refused, to be given back.
+    /// Charged cost of launches that the driver refused, in ns, to be given back.
     pub(crate) refused: AtomicU64,
     /// Whether every segment is to be measured: see [`gshare_meter::timing::Overlap`].
     pub(crate) measures_all: AtomicBool,
