@@ -32,8 +32,7 @@
 //! - Where a limit was asked for and cannot be kept, no launch and no allocation goes through, and stderr says why.
 //! - The hook never aborts the program. Without limits and without a daemon it stands aside after one look.
 //!
-//! `docs/operators.md` names the weaknesses of such limits, and `CHECKLIST.md` beside this crate the points at which such hooks
-//! fail.
+//! `docs/operators.md` names the weaknesses of such limits, and `CHECKLIST.md` beside this crate the points at which such hooks fail.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");

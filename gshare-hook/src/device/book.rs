@@ -9,11 +9,10 @@
 //! called. They are given back when the call fails, corrected when the driver tells the object's real size (pitch, arrays), and
 //! written into the [`Book`] under the pointer or handle.
 //!
-//! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of them is gone.
-//! Memory of another process or API (IPC, external memory, imported handles) is charged to its owner, never here. This holds even
-//! where the memory outlives its owner's reference, because the driver does not tell when the owner lets go. A context takes all
-//! its allocations with it. A pool pays for its allocations, but if it is destroyed before them, each of them is then charged by
-//! itself.
+//! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of them is gone. Memory
+//! of another process or API (IPC, external memory, imported handles) is charged to its owner, never here. This holds even where the
+//! memory outlives its owner's reference, because the driver does not tell when the owner lets go. A context takes all its allocations
+//! with it. A pool pays for its allocations, but if it is destroyed before them, each of them is then charged by itself.
 //!
 //! # Invariants
 //! The account's `used` is the sum of the device's records in the book and of the reservations under way. Records charged to no

@@ -69,7 +69,7 @@ struct Timeline {
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
-    /// The context that the helper thread makes current to ask about the events.
+    /// The context that the helper thread makes current for questions about the events.
     host: usize,
     pool: Lock<Pool>,
     timeline: Lock<Timeline>,
@@ -216,9 +216,8 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
-/// Makes calls that another thread's capture may forbid and that would spoil the capture. In a thread of the program they look at
-/// events, page-lock memory and free device memory. A capture may begin between our look at whether anything is captured and the
-/// call.
+/// Makes calls that another thread's capture may forbid and that would spoil the capture. In a thread of the program they look at events,
+/// page-lock memory and free device memory. A capture may begin between our look at whether anything is captured and the call.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let before = exchange_capture_mode(RELAXED);
     let done = work();
@@ -240,7 +239,7 @@ pub(crate) struct Pushed(());
 impl Pushed {
     pub(crate) fn new(handle: usize) -> Option<Self> {
         let push = real!(cuCtxPushCurrent_v2)?;
-        // SAFETY: a context that the program is using.
+        // SAFETY: the program is using the context.
         unsafe { push(core::ptr::with_exposed_provenance_mut(handle)) }.is_ok().then_some(Self(()))
     }
 }
@@ -255,8 +254,7 @@ impl Drop for Pushed {
     }
 }
 
-/// A green context, the primary context from which it was cut, and the handle under which it can be made current (0 before it has
-/// any).
+/// A green context, the primary context from which it was cut, and the handle under which it can be made current (0 before it has any).
 #[derive(Clone, Copy, Debug)]
 struct Green {
     context: usize,
@@ -264,8 +262,7 @@ struct Green {
     handle: usize,
 }
 
-/// A green context can be current in one thread at a time, namely a thread of the program, so this library's own thread uses the
-/// host.
+/// A green context can be current in one thread at a time, namely a thread of the program, so this library's own thread uses the host.
 static GREEN: Lock<Vec<Green>> = Lock::new(Vec::new());
 
 pub(crate) fn note_green(context: usize, host: usize) {
@@ -281,7 +278,7 @@ pub(crate) fn name_green(context: usize, handle: usize) {
     }
 }
 
-/// Forgets a green context that is about to be destroyed, and returns its handle.
+/// Forgets a green context before its destruction, and returns its handle.
 pub(crate) fn forget_green(context: usize) -> Option<usize> {
     let mut known = GREEN.lock();
     let at = known.iter().position(|green| green.context == context)?;
@@ -325,7 +322,7 @@ impl Contexts {
         Some(context)
     }
 
-    /// Marks a context that the program is about to destroy, so its events are not used from here on.
+    /// Marks a context before the program destroys it, so its events are not used from here on.
     pub(crate) fn destroying(&self, handle: usize) {
         let mut known = self.known.lock();
         known.retain(|context| {
@@ -337,7 +334,7 @@ impl Contexts {
         });
     }
 
-    /// Lets go of streams that have been kept waiting for long, since the launch call itself may wait for the device.
+    /// Lets go of streams that have waited for long, since the launch call itself may wait for the device.
     pub(crate) fn end_overdue_holds(&self, now: u64) {
         for context in self.known.lock().iter() {
             context.hold.end_if_overdue(now);

@@ -106,7 +106,7 @@ fn bit(ordinal: CUdevice) -> u64 {
     u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
 }
 
-/// The place of a device among the devices that can be metered.
+/// The place of a device, if the device can be metered.
 pub(crate) fn slot_of(ordinal: CUdevice) -> Option<usize> {
     usize::try_from(ordinal).ok().filter(|&slot| slot < DEVICES)
 }

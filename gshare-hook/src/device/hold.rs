@@ -7,10 +7,9 @@
 //! host, which never happens by itself in such a program.
 //!
 //! # Algorithm
-//! The stream is told to wait for a word of page-locked memory. Behind the wait the hook queues an event, a second event, the
-//! program's launch and a third event, and then writes the word. The device runs them back to back, at its own pace. The time from
-//! the first event to the second is an event's own time. The time from the second to the third, less an event's own time, is the
-//! launch's.
+//! The stream is told to wait for a word of page-locked memory. Behind the wait the hook queues an event, a second event, the program's
+//! launch and a third event, and then writes the word. The device runs them back to back, at its own pace. The time from the first event
+//! to the second is an event's own time. The time from the second to the third, less an event's own time, is the launch's.
 //!
 //! Where a driver's streams cannot wait for a word, they run a function on the host, which waits for the same word.
 //!
@@ -171,8 +170,7 @@ impl Hold {
         Begun::Never
     }
 
-    /// Lets the stream go on, where `held` says whether the stream has waited until now. Returns `false` if it went on before, by
-    /// itself.
+    /// Lets the stream go on, where `held` says whether the stream has waited until now. Returns `false` if it went on before, by itself.
     pub(crate) fn end(&self, held: bool) -> bool {
         let in_time = self.since.swap(0, Ordering::AcqRel) != 0;
         if in_time {
@@ -184,7 +182,7 @@ impl Hold {
         in_time && held
     }
 
-    /// Ends a hold that has lasted too long.
+    /// Ends an overlong hold.
     pub(crate) fn end_if_overdue(&self, now: u64) {
         let (since, number) = (self.since.load(Ordering::Acquire), self.number.load(Ordering::Acquire));
         let overdue = since != 0 && now.saturating_sub(since) > LONGEST;

@@ -1,4 +1,4 @@
-//! One GPU as a process launches on it: its credit and costs, the measurements under way, and the threads that wait for credit.
+//! One GPU as a process launches on it: its credit and costs, the measurements under way, and the threads waiting for credit.
 
 pub(crate) mod book;
 pub(crate) mod context;
@@ -25,7 +25,7 @@ pub(crate) struct Pending {
     pub(crate) segment: Segment,
 }
 
-/// Threads that wait for credit, in the order of their arrival.
+/// Threads waiting for credit, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     pub(crate) next: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Device {
     pub(crate) ordinal: i32,
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
-    /// The durations of calls that launch.
+    /// The durations of launch calls.
     pub(crate) calls: CallTime,
     pub(crate) memory: MemoryAccount,
     pending: Lock<Vec<Pending>>,
@@ -67,7 +67,7 @@ pub(crate) struct Device {
     pub(crate) turned_away: AtomicBool,
     /// Whether no launch and no allocation goes through, because the daemon refused the process, or is gone and the policy says so.
     pub(crate) shut: AtomicBool,
-    /// The number of threads that wait for credit, and of threads that wait for the measurement of a kernel's cost.
+    /// The number of threads waiting for credit, and of threads waiting for the measurement of a kernel's cost.
     pub(crate) waiting: AtomicU64,
     pub(crate) measuring: AtomicU64,
     pub(crate) waited_ns: AtomicU64,

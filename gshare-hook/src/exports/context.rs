@@ -35,8 +35,7 @@ struct Capture {
     context: usize,
 }
 
-/// Captures that have begun and not ended. One number may be there more than once, because each thread has a default stream of its
-/// own.
+/// Captures that have begun and not ended. One number may be there more than once, because each thread has a default stream of its own.
 fn captures() -> Guard<'static, Vec<Capture>> {
     static CAPTURES: Lock<Vec<Capture>> = Lock::new(Vec::new());
     CAPTURES.lock()
@@ -55,7 +54,7 @@ fn capture_ended(stream: usize) {
     }
 }
 
-/// Strikes out the captures of the streams of a context that is gone.
+/// Strikes out the captures of a destroyed context's streams.
 fn captures_gone(context: usize) {
     captures().retain(|capture| {
         let goes_on = capture.context != context;
@@ -66,7 +65,7 @@ fn captures_gone(context: usize) {
     });
 }
 
-/// Releases everything that a destroyed context held.
+/// Strikes out the captures of a destroyed context, and releases all memory held by it.
 fn destroyed(context: usize) {
     captures_gone(context);
     let Some(runtime) = PROCESS.runtime() else { return };
@@ -84,7 +83,7 @@ fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult
     result
 }
 
-/// Contexts that were attached and not detached, once for each attachment.
+/// Contexts attached and not yet detached, once for each attachment.
 fn attachments() -> Guard<'static, Vec<usize>> {
     static ATTACHMENTS: Lock<Vec<usize>> = Lock::new(Vec::new());
     ATTACHMENTS.lock()
@@ -141,7 +140,7 @@ fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
-/// The value that a successful call wrote to an out-pointer.
+/// The handle written to an out-pointer by a successful call.
 fn written<T>(out: *const *mut T) -> usize {
     // SAFETY: null, or written by the successful call.
     unsafe { out.as_ref() }.map_or(0, |handle| handle.addr())
@@ -208,8 +207,7 @@ fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// Makes a call that begins a capture. No event is recorded from before the call on, and afterwards only the begun capture forbids
-/// it.
+/// Makes a call that begins a capture. Recording of events stops before the call, and goes on at once if no capture began.
 fn begin_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     CONTROL.capture_began();

@@ -1,4 +1,4 @@
-//! Kernels, graphs and copies, which are all calls that take GPU time.
+//! Kernels, graphs and copies, which all take GPU time.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -131,7 +131,7 @@ struct Size {
 
 /// An argument of a copy, under its name in the driver's declaration.
 trait Argument: Copy {
-    /// The stream that the copy goes to, if this argument is a stream.
+    /// The copy's stream, if this argument is a stream.
     fn stream(self) -> Option<sys::CUstream> {
         None
     }

@@ -59,7 +59,7 @@ pub(super) fn device_at(location: CUmemLocation) -> Option<CUdevice> {
     }
 }
 
-/// The context that an allocation will belong to.
+/// The context to which an allocation will belong.
 pub(super) fn current_context() -> usize {
     let mut context: sys::CUcontext = core::ptr::null_mut();
     match real!(cuCtxGetCurrent) {

@@ -314,7 +314,7 @@ fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// Writes down a pool of host memory that the driver has named.
+/// Writes down a pool of host memory named by the driver.
 fn host_pool_named(pool: *const sys::CUmemoryPool, location: *const CUmemLocation) {
     // SAFETY: the driver has accepted the caller's location; it is plain integers.
     let on_host = unsafe { location.as_ref() }.is_some_and(|location| device_at(*location).is_none());
@@ -362,7 +362,7 @@ fn settle_graphs(devices: u64) {
     }
 }
 
-/// Notes a new node that allocates.
+/// Notes a new allocation node.
 fn note_allocation(params: *const sys::CUDA_MEM_ALLOC_NODE_PARAMS) {
     if params.is_null() {
         return;

@@ -93,8 +93,8 @@ unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Whether `RTLD_DEFAULT` would find a wrapper for a driver that the program does not have, since a probe for CUDA in a process
-/// without CUDA must find nothing. The function takes `dlsym`'s own arguments.
+/// Whether `RTLD_DEFAULT` would find a wrapper for a driver absent from the program, since a probe for CUDA in a process without
+/// CUDA must find nothing. The function takes `dlsym`'s own arguments.
 extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> bool {
     // SAFETY: dlsym was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) };
@@ -194,7 +194,7 @@ extern "C" fn dlvsym_of_ours(
     wrapped(name, real_dlvsym(handle, name, version))
 }
 
-/// A name of no library's function, by which this library's `dlsym` sees that a look-up has come to it.
+/// A name of no library's function, by which this library's `dlsym` recognises a look-up sent to test its path.
 const PROBE: &CStr = c"cuGshareProbe";
 static PROBED: AtomicBool = AtomicBool::new(false);
 

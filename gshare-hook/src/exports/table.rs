@@ -1,4 +1,4 @@
-//! The driver functions that have a wrapper, by index into the table of symbols.
+//! The driver functions with a wrapper, by index into the table of symbols.
 
 use core::ffi::c_void;
 

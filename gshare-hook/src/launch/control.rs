@@ -45,8 +45,7 @@ pub(crate) struct Control {
     captures: AtomicU32,
     /// The state of the launch path, set before `state` becomes `Active`. It is never freed, so a late reader is safe.
     metering: AtomicPtr<Metering>,
-    /// The count of destroyed streams and contexts, and the last of their names. Code that kept such a handle must not use it any
-    /// more.
+    /// The count of destroyed streams and contexts, and the last of their names. Code that kept such a handle must not use it any more.
     destroyed: AtomicU64,
     graves: [AtomicUsize; GRAVES],
     /// Whether the program ever made a stream that the legacy stream waits for.

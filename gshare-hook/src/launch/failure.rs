@@ -78,7 +78,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// Tells once that the process cannot be metered, and obeys the policy. Returns whether launches and allocations go through.
+/// Tells once of a failure to meter the process, and obeys the policy. Returns whether launches and allocations go through.
 #[cold]
 pub(crate) fn cannot_meter(policy: OnFailure, why: Why) -> bool {
     let runs = policy == OnFailure::Run;

@@ -1,8 +1,8 @@
-//! The launch path.
+//! The launch path, from the look for prepaid credit to the recorded events.
 //!
 //! # Problem
-//! A launch takes 2 us on a real device. Metering may cost a hundredth of this and takes no lock and no answer from elsewhere, yet
-//! it must hold the limit of a program that never synchronises.
+//! A launch takes 2 us on a real device. Metering it must cost a hundredth of this time, take no lock and ask neither a thread
+//! nor the daemon, and must still hold the limit for a program that never synchronises.
 //!
 //! # Terms
 //! - **row**: the known cost of this function at this size ([`gshare_meter::cost`]).
@@ -57,7 +57,7 @@ use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
 use crate::launch::ticket::Ticket;
 use crate::sys::clock;
 
-/// The fast path of a launch, whose cost is known and prepaid, with nothing else to be done.
+/// The fast path of a launch with a known and prepaid cost, while nothing else is to be done.
 #[inline(always)]
 pub(crate) fn admit_prepaid(handle: u64, size: u64, stream: usize) -> Option<Ticket> {
     let device = CONTROL.fast()?;

@@ -1,4 +1,4 @@
-//! Threads that wait for credit, first come, first served.
+//! Threads waiting for credit, first come, first served.
 
 use core::sync::atomic::Ordering;
 use std::time::Duration as StdDuration;

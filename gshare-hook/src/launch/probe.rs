@@ -75,7 +75,7 @@ impl Alone {
         let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
         match begun {
             Begun::Yes => self.lead = context.take_recorded(self.stream),
-            // A measurement would show the time of the call.
+            // Without a hold of its own, the measurement would show the time of the call.
             Begun::Busy => return,
             Begun::Never => {}
         }

@@ -1,6 +1,6 @@
 //! The runs of each thread: its launches by stream, behind the decisions of [`gshare_meter::launch`].
 //!
-//! A thread keeps [`RUNS`] of them, found by a hash of the stream. A stream whose place is taken ends the run there. One half of a
+//! A thread keeps [`RUNS`] of them, found by a hash of the stream. If its place is taken, the run there ends. One half of a
 //! run is touched by its thread only, and the other half is atomics, from which the helper thread learns of the work in flight.
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word
 
@@ -34,7 +34,7 @@ struct Place {
     own: UnsafeCell<Own>,
 }
 
-/// The part of a run that only its thread touches.
+/// The part of a run touched by its thread only.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Own {
@@ -121,7 +121,7 @@ pub(crate) struct Alone {
 #[repr(align(128))]
 pub(crate) struct ThreadRecord {
     pub(crate) launches: AtomicU64,
-    /// The number of calls that wait for the device.
+    /// The number of synchronising calls.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
     /// Whether the thread waits for credit.
@@ -129,7 +129,7 @@ pub(crate) struct ThreadRecord {
     /// The stream on which the thread ends a segment, or [`NO_STREAM`]. The stream is not destroyed meanwhile.
     pub(crate) ending: AtomicUsize,
     runs: [Place; RUNS],
-    /// The launch that is being measured alone, between its two events.
+    /// The launch being measured alone, between its two events.
     pub(crate) alone: UnsafeCell<Option<Alone>>,
 }
 
@@ -161,7 +161,7 @@ impl ThreadRecord {
         if run.is_on(device) { run.open.presume_done(predicted) } else { 0 }
     }
 
-    /// The run that a stream uses.
+    /// The run of a stream.
     ///
     /// # Safety
     /// Only the record's own thread may call this, and not while it holds a run.

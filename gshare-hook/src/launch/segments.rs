@@ -49,7 +49,7 @@ pub(crate) fn metered() -> Option<&'static ThreadRecord> {
     if CONTROL.state() == State::Active as u32 { own_record() } else { None }
 }
 
-/// Makes the run this stream's.
+/// Makes the run this stream's, after ending the run of another stream there.
 pub(crate) fn take_over(run: &mut Mine<'_>, stream: usize, device: &'static Device) {
     if run.is_on(stream, device) {
         return;
@@ -98,7 +98,7 @@ pub(crate) fn waits(stream: usize) {
     }
 }
 
-/// Notes that the calling thread is about to synchronise with the device.
+/// Prepares for the calling thread's synchronisation with the device.
 #[inline]
 pub(crate) fn synchronising() {
     if let Some(thread) = metered() {
@@ -130,8 +130,7 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Marks a stream, or [`ALL_STREAMS`] of a dead context, that is about to be destroyed. From here on no segment of any thread ends
-/// on it.
+/// Marks a stream, or [`ALL_STREAMS`] of a dead context, that is about to be destroyed. From here on no segment of any thread ends on it.
 ///
 /// A thread that found the stream alive is waited for, so its event is recorded before. The wait is bounded, because the driver's
 /// call may itself wait for the program's next action.

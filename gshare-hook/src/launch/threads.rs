@@ -1,4 +1,4 @@
-//! The program's threads, with a record for each that launches. A record is reused when its thread has ended.
+//! The program's threads, with a record for each launching thread. A record is reused when its thread has ended.
 #![allow(unsafe_code)] // a thread key and the thread's own word
 
 use core::ffi::c_void;

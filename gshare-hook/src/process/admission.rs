@@ -1,7 +1,6 @@
 //! A launch by the program, from the call to the driver's answer.
 //!
-//! The fast path needs only the `launch` floor. The slow path first decides whether the process is metered at all, and on which
-//! device.
+//! The fast path needs only the `launch` floor. The slow path first decides whether the process is metered at all, and on which device.
 
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::launch::{Call, Verdict};
@@ -15,8 +14,7 @@ use crate::process::runtime::{Metered, Runtime};
 
 /// Meters a launch by the program and makes the driver's own `call`.
 ///
-/// `handle` and `size` identify the launch's cost, and `stream` is its stream (see
-/// [`stream_of`](crate::launch::streams::stream_of)).
+/// `handle` and `size` identify the launch's cost, and `stream` is its stream (see [`stream_of`](crate::launch::streams::stream_of)).
 #[inline(always)]
 pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     launch_as(handle, size, stream, Call::Launch, call)

@@ -100,8 +100,7 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     if config.disabled {
         return Ok(Decision::Is(State::Off));
     }
-    // Asked before anything is made, since a runtime is permanent and comes with a thread and with a session under the process's
-    // name.
+    // Asked before anything is made, since a runtime is permanent and comes with a thread and with a session under the process's name.
     let asked = settings::ask_for_a_limit(&config);
     if driver::loaded_driver().is_some() && asked {
         let missing = NEEDED.into_iter().find(|&index| driver::pointer(index).is_none());

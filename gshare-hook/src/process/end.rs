@@ -1,4 +1,4 @@
-//! The end of the process.
+//! The process's end: the last reports, and an exit in place of the program's last thread.
 #![allow(unsafe_code)] // atexit, and an exit in the place of the program's last thread
 
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -8,13 +8,12 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::PROCESS;
 
-/// Longest wait at the end of the process for its last reports. It exceeds the meter's own bound, since busy CPUs delay the helper
-/// thread.
+/// Longest wait at the end of the process for its last reports. It is longer than the meter takes, since busy CPUs delay the helper thread.
 const LEAVE_WAIT: StdDuration = StdDuration::from_secs(1);
 /// The thread that ends the process in place of the program's last thread, or 0.
 static ENDS: AtomicI32 = AtomicI32::new(0);
 
-/// Registers the handler that reports the process's use at exit.
+/// Registers a handler to report the process's use at exit.
 pub(crate) fn report_at_exit() {
     // SAFETY: the handler touches values that are never freed.
     unsafe { libc::atexit(at_exit) };

@@ -33,7 +33,7 @@ const DEAF_SLEEP: u64 = 10_000_000;
 const SHORTEST_SLEEP: u64 = 20_000;
 /// Longest wait at the end of the process for its last report, in ns.
 const LEAVE_WAIT: u64 = 500_000_000;
-/// Number of a machine's first PID namespace.
+/// Inode number of a machine's first PID namespace.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Runs until the process ends or the hook stands aside.
@@ -58,8 +58,8 @@ pub(crate) fn run(runtime: &'static Runtime) {
     }
 }
 
-/// Looks up the driver functions that this thread will call. Later the loader's lock may be held by a thread that waits for this
-/// thread, such as one in a launching constructor of a library.
+/// Looks up the driver functions for this thread's later calls. By then the loader's lock may be held by a thread that waits for
+/// this thread, such as a thread in a library's launching constructor.
 pub(crate) fn look_up() {
     use crate::sys::driver::pointer;
     use gshare_cuda_abi::index as of;
@@ -270,7 +270,7 @@ impl Helper {
             && granted
             && let Some((device, bytes)) = memory
         {
-            // The thread no longer waits.
+            // The thread no longer waits, so the bytes go back.
             self.runtime.release(device.ordinal, bytes);
         }
     }
@@ -306,7 +306,7 @@ impl Helper {
         }
     }
 
-    /// Hears the daemon's frames.
+    /// Hears the daemon's frames and passes them to the meter.
     fn listen(&mut self) {
         while let Some(connection) = &mut self.connection {
             match connection.receive() {

@@ -8,8 +8,7 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::Runtime;
 
-/// Longest wait of a look at memory for the use of the instance's other processes. The daemon waits less than this for their
-/// answers.
+/// Longest wait of a look at memory for the use of the instance's other processes. The daemon waits less than this for their answers.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 
 impl Runtime {
@@ -43,7 +42,7 @@ impl Runtime {
         true
     }
 
-    /// Takes bytes that this process may take without asking. As for launches, a device that is shut gives no byte.
+    /// Takes bytes that this process may take without asking. As for launches, a shut device gives no byte.
     pub(crate) fn reserve_at_once(&self, device: &Device, bytes: u64) -> bool {
         !is_shut(device) && !is_turned_away(device) && device.memory.reserve(bytes).is_ok()
     }

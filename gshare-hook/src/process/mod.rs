@@ -1,4 +1,4 @@
-//! The process: its beginning, its forks and its end, and the helper thread that speaks with the daemon.
+//! The process: its beginning, its forks and its end, and the helper thread, which speaks with the daemon.
 //!
 //! * The library's constructor finds the real `dlsym` and marks the pages that a fork empties. It does little else, because most
 //!   processes that inherit `LD_PRELOAD` never use CUDA.

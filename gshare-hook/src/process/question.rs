@@ -20,7 +20,7 @@ pub(crate) enum Request {
     View(&'static Device, Answer),
     /// Give memory back.
     Release(&'static Device, Bytes),
-    /// Report the use of a process that is about to end.
+    /// Report the use of a process about to end.
     Leave(Answer),
 }
 

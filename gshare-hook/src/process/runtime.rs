@@ -1,4 +1,4 @@
-//! The state of a metered process, and the page that leads to it.
+//! The state of a metered process, and the page by which it is found.
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -21,7 +21,7 @@ use crate::sys::lock::Lock;
 
 /// Longest wait for the daemon at the first use of a device, in all.
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
-/// Most memory for the state of one device.
+/// Upper bound on the memory for one device's state.
 const DEVICE_BYTES: usize = 1 << 20;
 
 /// Whether a process, device or call is metered.
@@ -84,7 +84,7 @@ impl Runtime {
             return Ok(device);
         }
         let _one_at_a_time = self.attaching.lock();
-        // Another thread may have been faster.
+        // Another thread may have attached the device meanwhile.
         if let Some(device) = self.metering.devices.get(ordinal) {
             return Ok(device);
         }

@@ -31,7 +31,7 @@ impl Rope {
     }
 }
 
-/// The end that becomes readable.
+/// The helper thread polls the end that becomes readable.
 impl AsFd for Rope {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.heard.as_fd()
@@ -59,7 +59,7 @@ impl Bell {
     /// Wakes the helper thread, or lets it find its work at its next look.
     pub(crate) fn ring(&self) {
         if let Some(rope) = self.rope() {
-            // A full pipe means that the helper thread has been woken already.
+            // A full pipe means an earlier ring, so the helper thread has been woken already.
             let _ = rustix::io::write(&rope.pulled, &[1]);
         }
     }

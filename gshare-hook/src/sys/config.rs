@@ -47,7 +47,7 @@ pub(crate) enum OnFailure {
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Whether the hook stands aside entirely.
+    /// Whether the hook stands aside entirely and passes every call to the driver.
     pub(crate) disabled: bool,
     /// The daemon's socket.
     pub(crate) socket: OsString,
@@ -59,7 +59,7 @@ pub(crate) struct Config {
     pub(crate) spec: ResourceSpec,
     /// Whether any limit was asked for, which then holds even without a daemon.
     pub(crate) limited: bool,
-    /// The treatment beside others that the process asks for.
+    /// The requested treatment beside others.
     pub(crate) class: Option<ServiceClass>,
     /// The reaction to the loss of the daemon.
     pub(crate) on_loss: OnDaemonLoss,

@@ -51,14 +51,13 @@ impl Connection {
         }
     }
 
-    /// The next message that has arrived, if any.
+    /// The next arrived message, if any.
     pub(crate) fn receive(&mut self) -> io::Result<Option<ToClient>> {
         self.check()?;
         let mut frame = [0u8; MAX_FRAME + 1];
         let mut received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         if let Err(Errno::CONNRESET) = received {
-            // The daemon closed the socket with a frame of ours unread. The kernel reports this first, and then gives the earlier
-            // frames.
+            // The daemon closed the socket with a frame of ours unread. The kernel reports this first, and then gives the earlier frames.
             received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         }
         let length = match received {

@@ -79,7 +79,7 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
 }
 
 /// Whether the function that the program got under this name of the table is the driver's. The loader is asked once, because a
-/// driver that was found stays loaded and the answer stays true.
+/// driver, once found, stays loaded and the answer stays true.
 pub(crate) fn is_drivers(index: usize, found: *mut c_void) -> bool {
     REAL[index].load(Ordering::Relaxed) == found || DRIVER.holds(found) || {
         let is = lies_in(found, b"libcuda.so");
@@ -90,8 +90,8 @@ pub(crate) fn is_drivers(index: usize, found: *mut c_void) -> bool {
     }
 }
 
-/// The addresses of the driver that the program has loaded, from the first to behind the last. They are known once one of the
-/// driver's functions was found.
+/// The address range of the driver loaded by the program, from the first address to behind the last. The range is known once one of
+/// the driver's functions was found.
 #[derive(Debug)]
 struct Extent {
     first: AtomicUsize,

@@ -31,7 +31,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// A condition that threads wait for with a lock.
+/// A condition for which threads wait with a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Condvar);
 
@@ -40,7 +40,7 @@ impl Signal {
         Self(Condvar::new())
     }
 
-    /// Wakes all threads that wait.
+    /// Wakes all waiting threads.
     pub(crate) fn notify(&self) {
         self.0.notify_all();
     }

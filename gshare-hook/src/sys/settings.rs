@@ -34,7 +34,7 @@ pub(crate) fn read() -> Config {
     Config::read(variable)
 }
 
-/// Whether the process must wait for a daemon that is absent.
+/// Whether the process must wait for an absent daemon.
 pub(crate) fn names_a_daemon(config: &Config) -> bool {
     config.name.is_some() || variable("GSHARE_SOCKET").is_some()
 }
