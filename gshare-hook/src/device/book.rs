@@ -112,12 +112,12 @@ impl Book {
         self.shard(key).get(&key).copied()
     }
 
-    /// Counts one more reference or mapping. Returns `false` for an unknown object.
+    /// Counts one more reference or mapping, or returns `false` for an unknown object.
     pub(crate) fn link(&self, key: Key) -> bool {
         self.shard(key).get_mut(&key).map(|record| record.links += 1).is_some()
     }
 
-    /// Counts one reference or mapping less. Returns the record if this was the last.
+    /// Counts one reference or mapping less, and returns the record if this was the last.
     pub(crate) fn unlink(&self, key: Key) -> Option<Record> {
         let mut shard = self.shard(key);
         let record = shard.get_mut(&key)?;

@@ -88,7 +88,7 @@ impl Context {
         current_handle() == Some(self.handle)
     }
 
-    /// Whether the context is destroyed. Another context may have the same handle by then.
+    /// Whether the context is destroyed, since another context may have the same handle by then.
     pub(crate) fn is_dead(&self) -> bool {
         self.timeline.lock().dead
     }
@@ -108,7 +108,7 @@ impl Context {
         None
     }
 
-    /// An event, new or used before. The context must be current.
+    /// An event, new or used before, of this context, which must be current.
     fn take_event(&self) -> Option<Event> {
         let mut pool = self.pool.lock();
         if let Some(event) = pool.free.pop() {
@@ -153,7 +153,7 @@ impl Context {
         }
     }
 
-    /// The place of a pair on the time line, once the device has passed the pair. The helper thread calls this.
+    /// The place of a pair on the time line, as asked by the helper thread, once the device has passed the pair.
     pub(crate) fn progress(&self, pair: Pair) -> Progress {
         let mut line = self.timeline.lock();
         if line.dead || !self.make_current() {

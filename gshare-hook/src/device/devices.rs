@@ -14,7 +14,7 @@ use crate::sys::lock::Lock;
 /// Most devices of a process.
 pub(crate) const DEVICES: usize = 64;
 
-/// The devices by ordinal. A device, once entered, stays for good.
+/// The devices by ordinal, where a device, once entered, stays for good.
 #[derive(Debug)]
 pub(crate) struct Devices {
     /// The only device with a context, if there is exactly one.

@@ -81,7 +81,7 @@ impl Word {
         found.then_some(device)
     }
 
-    /// Has a stream wait until the word is at least `number`. Returns `false` if the stream cannot.
+    /// Has a stream wait until the word is at least `number`, or returns `false` if the stream cannot.
     fn keeps_waiting(self, stream: usize, number: u32) -> bool {
         let stream = core::ptr::with_exposed_provenance_mut(stream);
         let by_device = self.device.zip(real!(cuStreamWaitValue32_v2)).is_some_and(|(address, wait)| {

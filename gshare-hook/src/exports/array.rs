@@ -11,7 +11,7 @@ use crate::exports::memory::{allocate, free, handle, metered, metering};
 use crate::process::runtime::Metered;
 use crate::sys::driver::real;
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical memory
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own, but the program maps physical memory
 /// into it, and the mapped memory is counted as such.
 const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;

@@ -116,7 +116,7 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if left > 0 { call() } else { let_go(device, call) }
 }
 
-/// Notes a context made beside the primary context; green contexts count.
+/// Notes a context made beside the primary context, which may be a green context.
 fn made_on(device: CUdevice) {
     PROCESS.own_contexts.made_on(device);
     CONTROL.context_on(device);
@@ -196,7 +196,7 @@ fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Makes a call that destroys a stream. The stream's events are recorded before it or never.
+/// Makes a call that destroys a stream, before which the stream's last events must be recorded.
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     segments::destroying(stream.addr());

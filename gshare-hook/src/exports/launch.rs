@@ -224,7 +224,7 @@ silent!(
 macro_rules! copies {
     ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
         $(copy!($class $flavor $index $name $args);)*
-        /// The wrappers of all copies, by index into the table; the other rows repeat the first.
+        /// The wrappers of all copies, by index into the table, where the other rows repeat the first.
         pub(super) const COPIES: &[(usize, *const c_void)] = &copies_only([$(copy_address!($class $index $name)),*]);
     };
 }

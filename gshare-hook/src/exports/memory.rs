@@ -36,7 +36,7 @@ macro_rules! metered {
 }
 pub(super) use metered;
 
-/// The runtime, if this process is metered. Calls that need no context name their `device`.
+/// The runtime, if this process is metered, where calls that need no context name their `device`.
 pub(super) fn metering(device: Option<CUdevice>) -> Metered<&'static Runtime> {
     if CONTROL.state() == State::Off as u32 { Metered::No } else { arm(device) }
 }
@@ -119,7 +119,7 @@ pub(super) fn write_down(runtime: &'static Runtime, key: Key, record: Record) {
     }
 }
 
-/// Takes bytes from the account. If they are not there, pools give their spare memory up.
+/// Takes bytes from the account, for which pools give their spare memory up if the bytes are not there.
 pub(super) fn reserve(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> bool {
     if runtime.reserve(device, bytes) {
         return true;
@@ -366,7 +366,7 @@ wrappers! { MEMORY:
         result
     }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |real| {
-        // The driver fills both in one call; a caller may leave one out.
+        // The driver fills both figures in one call, although a caller may leave one out.
         let (mut real_free, mut real_total) = (0usize, 0usize);
         // SAFETY: valid out-pointers.
         let result = unsafe { real(&raw mut real_free, &raw mut real_total) };
@@ -412,7 +412,7 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
     Some(runtime.view(device, free, total))
 }
 
-/// The memory limit of a device. Before the device has a context, only the environment tells a limit.
+/// The memory limit of a device, which only the environment tells before the device has a context.
 fn limit_of(device: c_int) -> Option<u64> {
     if CONTROL.state() == State::Off as u32 {
         return None;

@@ -78,7 +78,7 @@ fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
     result.is_ok().then_some(value)
 }
 
-/// The pool of a key. The key of graphs' memory has no pool.
+/// The pool of a key, except for the key of graphs' memory, which has no pool.
 fn pool_of(key: Key) -> sys::CUmemoryPool {
     core::ptr::with_exposed_provenance_mut(usize::try_from(key.1).unwrap_or(0))
 }
@@ -153,7 +153,7 @@ pub(super) fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
     }
 }
 
-/// The device of a stream. The driver is asked only where several devices are in use.
+/// The device of a stream, for which the driver is asked only where several devices are in use.
 fn device_of_stream(runtime: &'static Runtime, stream: usize) -> Metered<&'static Device> {
     if let Some(device) = runtime.metering.devices.sole() {
         return Metered::Yes(device);

@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
 #[unsafe(naked)]
 unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
-        // RTLD_DEFAULT is 0 and RTLD_NEXT is -1: both are at most 1 after adding 1, as unsigned numbers.
+        // RTLD_DEFAULT is 0 and RTLD_NEXT is -1, so both are at most 1 after adding 1, as unsigned numbers.
         "lea rax, [rdi + 1]",
         "cmp rax, 1",
         "ja 4f",
@@ -221,10 +221,10 @@ pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     if PROBED.load(Ordering::Relaxed) { None } else { driver::library_of(first) }
 }
 
-/// Places for the names of the driver's functions: four for each.
+/// The number of places for the names of the driver's functions, four for each.
 const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
 
-/// The table's indices by the hash of the exported name, each with 1 added; 0 is an empty place.
+/// The table's indices by the hash of the exported name, each with 1 added, while 0 is an empty place.
 static BY_NAME: [u16; PLACES] = {
     let (mut places, mut index) = ([0u16; PLACES], 0);
     while index < SYMBOLS.len() {
@@ -241,7 +241,7 @@ static BY_NAME: [u16; PLACES] = {
     places
 };
 
-/// The first place of a name. The hash takes eight bytes at a time, which spares half of a look-up.
+/// The first place of a name, by a hash of eight bytes at a time, which spares half of a look-up.
 const fn place_of(name: &[u8]) -> usize {
     let (mut hash, mut at) = (name.len() as u64, 0);
     while at < name.len() {

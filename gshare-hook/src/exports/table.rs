@@ -6,7 +6,7 @@ use gshare_cuda_abi::{SYMBOLS, index};
 
 use crate::exports::{array, context, launch, memory, pools, resolve, waits};
 
-/// Wrappers by index into the table; null for none.
+/// Wrappers by index into the table, with null for a function without a wrapper.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
 
 // SAFETY: addresses of functions.

@@ -177,7 +177,7 @@ impl Control {
         self.metering.store(core::ptr::from_ref(metering).cast_mut(), Ordering::Release);
     }
 
-    /// Makes the page empty in forked children. The library's constructor calls this once.
+    /// Makes the page empty in forked children, as called once by the library's constructor.
     pub(crate) fn wipe_on_fork(&self) {
         let page = core::ptr::from_ref(self).cast_mut().cast();
         // SAFETY: the page is this static, page-aligned and page-sized, and the advice takes effect in children only. The handler

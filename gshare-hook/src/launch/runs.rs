@@ -126,7 +126,7 @@ pub(crate) struct ThreadRecord {
     pub(crate) taken: AtomicBool,
     /// Whether the thread waits for credit.
     pub(crate) waits: AtomicBool,
-    /// The stream on which the thread ends a segment, or [`NO_STREAM`]. The stream is not destroyed meanwhile.
+    /// The stream on which the thread ends a segment, or [`NO_STREAM`], so the stream is not destroyed meanwhile.
     pub(crate) ending: AtomicUsize,
     runs: [Place; RUNS],
     /// The launch being measured alone, between its two events.

@@ -21,7 +21,7 @@ use gshare_cuda_abi::types::CUresult;
 const DESTROY_STEP: Duration = Duration::from_micros(100);
 const DESTROY_STEPS: u32 = 5_000;
 
-/// Begins a segment. Returns `true` if this launch is to be measured alone.
+/// Begins a segment, and returns `true` if this launch is to be measured alone.
 #[cold]
 pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, call: Call) -> bool {
     let (open, Some(device)) = (run.open, run.device()) else { return false };

@@ -14,7 +14,7 @@ static KEY: AtomicI64 = AtomicI64::new(-1);
 /// Whether the thread of `main` has ended before the process.
 static MAIN_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Makes the key, unless it exists. Returns `false` if the program has taken all keys. The library's constructor calls this before
+/// Makes the key, unless it exists, or returns `false` if the program has taken all keys. The library's constructor calls this before
 /// the program can take any.
 pub(crate) fn make_key() -> bool {
     if KEY.load(Ordering::Acquire) >= 0 {

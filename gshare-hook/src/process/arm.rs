@@ -22,7 +22,7 @@ use crate::sys::lock::Lock;
 use crate::sys::stderr::tell;
 use crate::sys::{clock, driver, settings};
 
-/// Longest wait for another thread's decision, in ms. A decision takes less time.
+/// Longest wait for another thread's decision, in ms, which is more than a decision takes.
 const DECIDES_FOR: u32 = 10_000;
 
 /// The driver functions without which no limit can be enforced.

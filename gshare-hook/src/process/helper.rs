@@ -425,7 +425,7 @@ fn ordinal_of(device: &Device) -> Ordinal {
     Ordinal(device.ordinal.unsigned_abs())
 }
 
-/// The identity of this process. Its process id belongs to its own PID namespace, where the first process of every container is 1.
+/// The identity of this process, with a process id from its own PID namespace, where the first process of every container is 1.
 fn hello(runtime: &Runtime) -> ToDaemon {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // Field 2 is the program's name in parentheses and may hold any character; field 22 is the start time.

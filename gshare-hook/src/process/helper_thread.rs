@@ -9,7 +9,7 @@ use crate::process::helper;
 use crate::process::runtime::Runtime;
 use crate::sys::{dlsym, signals};
 
-/// Stack size of the helper thread; untouched pages cost nothing.
+/// Stack size of the helper thread, which may be large because untouched pages cost nothing.
 const STACK: usize = 1 << 20;
 
 /// Starts the helper thread, unless it was started before. All signals are blocked in it, because the program's handlers run in the

@@ -17,7 +17,7 @@ impl Runtime {
         self.config.daemon_wait.get().into()
     }
 
-    /// Takes bytes from a device's account, asking the daemon if need be. Returns `false` when out of memory.
+    /// Takes bytes from a device's account, asking the daemon if need be, or returns `false` when out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
         if self.reserve_at_once(device, bytes) {
             return true;
@@ -48,14 +48,14 @@ impl Runtime {
     }
 
     /// Free and total memory of a device as the program shall see them, from the driver's figures. Each look asks the daemon for
-    /// the use of the instance's other processes, so the figures are exact; programs look rarely.
+    /// the use of the instance's other processes, so the figures are exact, and programs look rarely.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
         let shared = self.look_at_siblings(device);
         let (free, total) = device.memory.view(free, total);
         (if shared { free } else { free.min(device.memory.free_alone()) }, total)
     }
 
-    /// Updates the use of the instance's other processes. Returns `false` if there is no daemon.
+    /// Updates the use of the instance's other processes, or returns `false` if there is no daemon.
     pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
         if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
             return true;

@@ -34,7 +34,7 @@ enum Outcome {
     Abandoned,
 }
 
-/// The place where an answer arrives: `true` for yes.
+/// The place where an answer arrives, which is `true` for yes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer(Arc<(Lock<Outcome>, Signal)>);
 

@@ -68,7 +68,7 @@ impl Runtime {
     /// A device by ordinal, attached if need be.
     pub(crate) fn device(&'static self, ordinal: CUdevice) -> Metered<&'static Device> {
         if self.metering.devices.get(ordinal).is_none() && !exists(ordinal) {
-            // Host memory or a device unknown to this process: the driver fails the call by itself.
+            // For host memory, or a device unknown to this process, the driver fails the call by itself.
             return Metered::No;
         }
         match self.attach(ordinal) {
@@ -166,7 +166,7 @@ impl Process {
         self.arming.store(0, Ordering::Release);
     }
 
-    /// Makes the page empty in forked children. The library's constructor calls this once.
+    /// Makes the page empty in forked children, as called once by the library's constructor.
     pub(crate) fn wipe_on_fork(&self) {
         let page = core::ptr::from_ref(self).cast_mut().cast();
         // SAFETY: the page is this static, page-aligned and page-sized, and the advice takes effect in children only. The handler

@@ -16,7 +16,7 @@ const LOWEST: i32 = 512;
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
-    /// The identity of its file: device and inode.
+    /// The identity of its file, as device and inode.
     file: Option<(u64, u64)>,
 }
 

@@ -10,9 +10,9 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// The next `dlsym` of the program; null until [`find_dlsym`] ran.
+/// The next `dlsym` of the program, or null until [`find_dlsym`] ran.
 pub(crate) static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-/// The C library's `dlvsym`; null until [`find_dlvsym`] ran.
+/// The C library's `dlvsym`, or null until [`find_dlvsym`] ran.
 pub(crate) static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Calls the real `dlsym`, for handles of opened libraries, where the caller does not matter.

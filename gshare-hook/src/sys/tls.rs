@@ -20,7 +20,7 @@ global_asm!(
     ".popsection",
 );
 
-/// The calling thread's own word, which is 0 in a new thread. No other thread reads or writes it.
+/// The calling thread's own word, which is 0 in a new thread, and which no other thread reads or writes.
 #[inline(always)]
 pub(crate) fn word() -> *mut usize {
     let address: *mut usize;
