@@ -6,7 +6,7 @@
 //!
 //! # Floors
 //!
-//! A file knows its own floor and those below it; `.ci/check_arrows.py` checks this.
+//! A file knows only its own floor and those below it, as `.ci/check_arrows.py` checks.
 //!
 //! - `exports`: the C functions that programs see, generated over the table of `gshare-cuda-abi`
 //! - `process`: beginning, forks and end; the helper thread, which carries [`gshare_meter`]'s decisions out
@@ -30,9 +30,9 @@
 //! - GPU time is charged as measured, merged over streams. Overuse is carried as debt.
 //! - Memory beyond the limit is `CUDA_ERROR_OUT_OF_MEMORY`. `cuMemGetInfo`, `cuDeviceTotalMem` and NVML agree.
 //! - Where a limit was asked for and cannot be kept, no launch and no allocation goes through, and stderr says why.
-//! - The hook never aborts the program. Without limits and daemon it stands aside after one look.
+//! - The hook never aborts the program. Without limits and without a daemon it stands aside after one look.
 //!
-//! `docs/operators.md` names what such a limit cannot do, `CHECKLIST.md` beside this crate the points at which such hooks fail.
+//! `docs/operators.md` names the weaknesses of such limits, and `CHECKLIST.md` beside this crate the points at which such hooks fail.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("gshare-hook interposes dlsym and thread-local storage by hand: Linux on x86-64 only");

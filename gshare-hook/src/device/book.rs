@@ -1,26 +1,25 @@
 //! Device memory: the program's objects and their sizes.
 //!
 //! # Problem
-//! Two threads, or two processes of one tenant, must not both pass with the last bytes; a free must find the device that
-//! the memory was taken from, with any context current by then; and the views that a program can ask for must agree.
+//! Two threads, or two processes of one tenant, must not both pass with the last bytes. A free must find the device that supplied
+//! the memory, with any context current by then. The views of memory offered to a program must agree.
 //!
 //! # Algorithm
 //! *Reserve, allocate, commit.* The bytes are taken from the [`MemoryAccount`](gshare_meter::MemoryAccount) before the driver is
-//! called; they are given back when the call fails, corrected when the driver tells the object's real size (pitch, arrays),
-//! and written into the [`Book`] under the pointer or handle.
+//! called. They are given back when the call fails, corrected when the driver tells the object's real size (pitch, arrays), and
+//! written into the [`Book`] under the pointer or handle.
 //!
-//! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of
-//! them is gone. Memory that another process or API owns (IPC, external memory, imported handles) is charged to its
-//! owner, never here, also where it outlives its owner's reference: the driver does not tell when the owner lets go.
-//! A context takes all its allocations with it. A pool pays for its allocations, until it is destroyed before its
-//! allocations: then each of them is charged by itself.
+//! A physical handle (`cuMemCreate`) is counted once, however many references and mappings it has, until the last of them is gone. Memory
+//! of another process or API (IPC, external memory, imported handles) is charged to its owner, never here. This holds even where the
+//! memory outlives its owner's reference, because the driver does not tell when the owner lets go. A context takes all its allocations
+//! with it. A pool pays for its allocations, but if it is destroyed before them, each of them is then charged by itself.
 //!
 //! # Invariants
-//! The account's `used` is the sum of the book's records of its device (and of reservations under way). Records that are
-//! charged to no device have device -1.
+//! The account's `used` is the sum of the device's records in the book and of the reservations under way. Records charged to no
+//! device have device -1.
 //!
 //! # Cost
-//! One locked shard of a hash map per call, for any number of live allocations.
+//! Each call locks one shard of a hash map, for any number of live allocations.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -29,10 +28,10 @@ use crate::sys::lock::{Guard, Lock};
 
 const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
 
-/// What kind of name an object has.
+/// The kind of an object's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    /// A device pointer, out of a pool or not: an address has one record, of the call that gave it last.
+    /// A device pointer, from a pool or not. An address has one record, from the call that gave it last.
     Pointer,
     /// A physical memory handle.
     Handle,
@@ -42,24 +41,24 @@ pub(crate) enum Kind {
     Array,
     /// A memory pool, charged at its reserved size.
     Pool,
-    /// A context's heap for `malloc` in kernels, as far as it is larger than by default.
+    /// A context's heap for `malloc` in kernels, as far as it exceeds the default size.
     Heap,
 }
 
-/// An object of the driver's.
+/// The name of an object of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(pub Kind, pub u64);
 
 /// The record of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Bytes charged for it; for a mapping, its length; for a pointer out of a pool, the bytes asked for.
+    /// Bytes charged for the object. For a mapping this is its length, and for a pointer from a pool the bytes asked for.
     pub(crate) bytes: u64,
-    /// Ordinal of the device it was charged to; -1 for none.
+    /// Ordinal of the charged device, or -1 for none.
     pub(crate) device: i32,
-    /// The context it dies with; 0 for none.
+    /// The context with which the object dies, or 0 for none.
     pub(crate) context: usize,
-    /// References and mappings; for a mapping, the handle; for a pointer out of a pool, the pool.
+    /// The number of references and mappings. For a mapping this is its handle, and for a pointer from a pool the pool.
     pub(crate) links: u64,
 }
 
@@ -98,12 +97,12 @@ impl Book {
         self.shards[spread as usize % SHARDS].lock()
     }
 
-    /// Writes an object down; gives the record it replaces, if its name was in use.
+    /// Writes an object down, and returns the record it replaces if its name was in use.
     pub(crate) fn insert(&self, key: Key, record: Record) -> Option<Record> {
         self.shard(key).insert(key, record)
     }
 
-    /// Strikes an object out.
+    /// Strikes an object out, and returns its record.
     pub(crate) fn remove(&self, key: Key) -> Option<Record> {
         self.shard(key).remove(&key)
     }
@@ -113,12 +112,12 @@ impl Book {
         self.shard(key).get(&key).copied()
     }
 
-    /// One more reference or mapping; `false` for an unknown object.
+    /// Counts one more reference or mapping, or returns `false` for an unknown object.
     pub(crate) fn link(&self, key: Key) -> bool {
         self.shard(key).get_mut(&key).map(|record| record.links += 1).is_some()
     }
 
-    /// One reference or mapping less; gives the record when that was the last.
+    /// Counts one reference or mapping less, and returns the record if this was the last.
     pub(crate) fn unlink(&self, key: Key) -> Option<Record> {
         let mut shard = self.shard(key);
         let record = shard.get_mut(&key)?;
@@ -126,12 +125,12 @@ impl Book {
         if record.links == 0 { shard.remove(&key) } else { None }
     }
 
-    /// Sets the charge of an object; gives the charge before.
+    /// Sets the charge of an object, and returns the previous charge.
     pub(crate) fn recharge(&self, key: Key, bytes: u64) -> Option<u64> {
         self.shard(key).get_mut(&key).map(|record| core::mem::replace(&mut record.bytes, bytes))
     }
 
-    /// Strikes out all objects that match, and gives them.
+    /// Strikes out all matching objects, and returns them.
     pub(crate) fn drain(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
         let mut gone = Vec::new();
         for shard in &self.shards {
@@ -147,7 +146,7 @@ impl Book {
         gone
     }
 
-    /// All objects that match, as they are now.
+    /// All matching objects at present.
     pub(crate) fn select(&self, matches: impl Fn(&Key, &Record) -> bool) -> Vec<(Key, Record)> {
         let mut found = Vec::new();
         for shard in &self.shards {

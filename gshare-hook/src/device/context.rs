@@ -1,11 +1,10 @@
-//! CUDA contexts as the meter needs them: a pool of events each, and a time line.
+//! CUDA contexts as the meter needs them, each with a pool of events and a time line.
 //!
-//! An event belongs to the context it was made in, and dies with it. So each context has its own pool, a lock that a
-//! destroying thread and the helper thread share (no other thread takes it), and a time line: all of its events are timed
-//! against one **anchor**, an event with a roughly known place on `CLOCK_MONOTONIC`: not later than any event was seen
-//! to have passed. Time lines of several contexts of one device are thereby comparable; within one context differences
-//! are exact. The driver gives differences as
-//! `f32` milliseconds, which is 60 ns coarse at one second, so the anchor moves along.
+//! An event belongs to the context in which it was made, and dies with it. So each context has its own pool, its own time line, and
+//! a lock against its destruction by another thread. On a time line all events of the context are timed against one **anchor**, an
+//! event with a roughly known place on `CLOCK_MONOTONIC`. The place is such that no event lies later than the time at which it was
+//! seen to have passed. Time lines of several contexts of one device are thereby comparable, and differences within one context are
+//! exact. The driver gives differences as `f32` milliseconds, with a resolution of 60 ns at one second, so the anchor moves along.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_uint;
@@ -18,14 +17,14 @@ use crate::sys::clock;
 use crate::sys::driver::real;
 use crate::sys::lock::Lock;
 
-/// At most this many events per context; a launch that finds none free is charged without being measured.
+/// Most events per context. A launch that finds no free event is charged without a measurement.
 const EVENTS: usize = 1024;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(crate) const RELAXED: c_uint = 2;
-/// How old an anchor may become, in ns.
+/// Greatest age of an anchor, in ns.
 const ANCHOR_AGE: u64 = 500_000_000;
 
-/// An event of some context's pool.
+/// An event from the pool of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event(usize);
 
@@ -35,8 +34,8 @@ impl Event {
     }
 }
 
-/// Two events around some launches. Where a third event came right before them, the time from it to the start is an event's own
-/// time, which is then left out.
+/// Two events around some launches. If a third event came right before them, the time from it to the start is an event's own time,
+/// which is then left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
     pub(crate) lead: Option<Event>,
@@ -44,14 +43,14 @@ pub(crate) struct Pair {
     pub(crate) end: Event,
 }
 
-/// How far a pair has come.
+/// The progress of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The device has not passed the end.
     Running,
-    /// It ran from here to there, in ns.
+    /// The device ran the launches from the first time to the second, in ns.
     Ran(u64, u64),
-    /// Its context is gone, or the driver would not say.
+    /// The context is gone, or the driver would not say.
     Lost,
 }
 
@@ -67,35 +66,34 @@ struct Timeline {
     anchor: Option<(Event, u64)>,
 }
 
-/// One context.
 #[derive(Debug)]
 pub(crate) struct Context {
     handle: usize,
-    /// The context that the helper thread makes current to ask about its events.
+    /// The context that the helper thread makes current for questions about the events.
     host: usize,
     pool: Lock<Pool>,
     timeline: Lock<Timeline>,
-    /// With which its streams are kept waiting while a launch is measured.
+    /// Keeps the context's streams waiting while a launch is measured.
     pub(crate) hold: Hold,
 }
 
 impl Context {
-    /// Its handle, as the driver gave it.
+    /// The context's handle, as the driver gave it.
     pub(crate) fn handle(&self) -> usize {
         self.handle
     }
 
-    /// Whether it is the calling thread's current context.
+    /// Whether the context is the calling thread's current context.
     pub(crate) fn is_current(&self) -> bool {
         current_handle() == Some(self.handle)
     }
 
-    /// True once it is destroyed: another context may have its handle by then.
+    /// Whether the context is destroyed, since another context may have the same handle by then.
     pub(crate) fn is_dead(&self) -> bool {
         self.timeline.lock().dead
     }
 
-    /// Makes it current in the calling thread while the result lives; `None` where it is destroyed.
+    /// Makes the context current in the calling thread while the result lives, or returns `None` if the context is destroyed.
     pub(crate) fn made_current(&self) -> Option<Pushed> {
         if self.is_dead() { None } else { Pushed::new(self.handle) }
     }
@@ -110,7 +108,7 @@ impl Context {
         None
     }
 
-    /// An event, new or used before. The context must be current.
+    /// An event, new or used before, of this context, which must be current.
     fn take_event(&self) -> Option<Event> {
         let mut pool = self.pool.lock();
         if let Some(event) = pool.free.pop() {
@@ -133,11 +131,11 @@ impl Context {
 
     fn record(event: Event, stream: usize) -> bool {
         let Some(record) = real!(cuEventRecord) else { return false };
-        // SAFETY: the event is alive; the program is launching on this stream.
+        // SAFETY: the event is alive, and the program is launching on this stream.
         unsafe { record(event.raw(), core::ptr::with_exposed_provenance_mut(stream)) }.is_ok()
     }
 
-    /// Whether all work of a stream of the current context is over, as far as the host can see: the device's end is seen some
+    /// Whether all work of a stream of the current context is over, as far as the host can see. The host sees the device's end some
     /// microseconds later.
     pub(crate) fn is_idle(stream: usize) -> bool {
         let Some(query) = real!(cuStreamQuery) else { return false };
@@ -155,7 +153,7 @@ impl Context {
         }
     }
 
-    /// Where a pair lies on the time line, once the device has passed it. Called by the helper thread.
+    /// The place of a pair on the time line, as asked by the helper thread, once the device has passed the pair.
     pub(crate) fn progress(&self, pair: Pair) -> Progress {
         let mut line = self.timeline.lock();
         if line.dead || !self.make_current() {
@@ -169,7 +167,7 @@ impl Context {
         let Some(length) = elapsed(pair.start, pair.end) else { return Progress::Lost };
         let start = match line.anchor {
             Some((anchor, at)) => match elapsed(anchor, pair.start) {
-                // A start before the anchor: streams are measured out of order.
+                // The start lies before the anchor if streams are measured out of order.
                 Some(since) => at.saturating_add_signed(since),
                 None => return Progress::Lost,
             },
@@ -184,7 +182,7 @@ impl Context {
             }
             None => start,
         };
-        // Seen to be over before the time line says so: the line is late, by at least this much.
+        // The end was seen before its time on the line, so the line is late by at least this much.
         let late = end.saturating_sub(clock::now_ns());
         let (start, end) = (start.saturating_sub(late), end - late);
         if let Some((_, at)) = &mut line.anchor {
@@ -204,12 +202,12 @@ impl Context {
 
     fn make_current(&self) -> bool {
         let Some(set) = real!(cuCtxSetCurrent) else { return false };
-        // SAFETY: the context is alive: `dead` is false, and a thread that destroys it takes the same lock first.
+        // SAFETY: the context is alive, because `dead` is false and a thread that destroys it takes the same lock first.
         unsafe { set(core::ptr::with_exposed_provenance_mut(self.host)) }.is_ok()
     }
 }
 
-/// Time between two events that the device has passed, in ns.
+/// The time in ns between two events that the device has passed.
 fn elapsed(start: Event, end: Event) -> Option<i64> {
     let mut milliseconds = 0f32;
     // SAFETY: a valid out-pointer and two live events of one context.
@@ -218,8 +216,8 @@ fn elapsed(start: Event, end: Event) -> Option<i64> {
     result.is_ok().then_some((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
-/// Makes calls that a capture of another thread may forbid, and that would spoil the capture: looks at events, page-locks memory and frees
-/// device memory, in a thread of the program's. It may begin between our look at whether anything is captured and the call.
+/// Makes calls that another thread's capture may forbid and that would spoil the capture. In a thread of the program they look at events,
+/// page-lock memory and free device memory. A capture may begin between our look at whether anything is captured and the call.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let before = exchange_capture_mode(RELAXED);
     let done = work();
@@ -227,21 +225,21 @@ pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Sets the calling thread's capture mode; gives the mode before.
+/// Sets the calling thread's capture mode, and returns the previous mode.
 pub(crate) fn exchange_capture_mode(mut mode: c_uint) -> Option<c_uint> {
     // SAFETY: a valid in-out pointer; the mode is this thread's own.
     let exchanged = unsafe { real!(cuThreadExchangeStreamCaptureMode)?(&raw mut mode) };
     exchanged.is_ok().then_some(mode)
 }
 
-/// A context that is current in this thread while this lives, above the program's own.
+/// A context that is current in this thread while this value lives, above the program's own.
 #[derive(Debug)]
 pub(crate) struct Pushed(());
 
 impl Pushed {
     pub(crate) fn new(handle: usize) -> Option<Self> {
         let push = real!(cuCtxPushCurrent_v2)?;
-        // SAFETY: a context that the program is using.
+        // SAFETY: the program is using the context.
         unsafe { push(core::ptr::with_exposed_provenance_mut(handle)) }.is_ok().then_some(Self(()))
     }
 }
@@ -250,14 +248,13 @@ impl Drop for Pushed {
     fn drop(&mut self) {
         let mut popped: sys::CUcontext = core::ptr::null_mut();
         if let Some(pop) = real!(cuCtxPopCurrent_v2) {
-            // SAFETY: a valid out-pointer; this takes the pushed context back.
+            // SAFETY: a valid out-pointer; the call takes the pushed context back.
             let _ = unsafe { pop(&raw mut popped) };
         }
     }
 }
 
-/// A green context, the primary context that it was cut from, and the handle under which it can be made current; 0 before it has
-/// one.
+/// A green context, the primary context from which it was cut, and the handle under which it can be made current (0 before it has any).
 #[derive(Clone, Copy, Debug)]
 struct Green {
     context: usize,
@@ -265,7 +262,7 @@ struct Green {
     handle: usize,
 }
 
-/// A green context can be current in one thread at a time, which is the program's: this library's own thread uses its host.
+/// A green context can be current in one thread at a time, namely a thread of the program, so this library's own thread uses the host.
 static GREEN: Lock<Vec<Green>> = Lock::new(Vec::new());
 
 pub(crate) fn note_green(context: usize, host: usize) {
@@ -274,14 +271,14 @@ pub(crate) fn note_green(context: usize, host: usize) {
     known.push(Green { context, host, handle: 0 });
 }
 
-/// A green context has this handle.
+/// Notes the handle of a green context.
 pub(crate) fn name_green(context: usize, handle: usize) {
     for green in GREEN.lock().iter_mut().filter(|green| green.context == context) {
         green.handle = handle;
     }
 }
 
-/// A green context is about to be destroyed; gives the handle that goes with it.
+/// Forgets a green context before its destruction, and returns its handle.
 pub(crate) fn forget_green(context: usize) -> Option<usize> {
     let mut known = GREEN.lock();
     let at = known.iter().position(|green| green.context == context)?;
@@ -292,7 +289,7 @@ fn host_of(handle: usize) -> usize {
     GREEN.lock().iter().find(|green| green.handle == handle).map_or(handle, |green| green.host)
 }
 
-/// The handle of the calling thread's current context, if it has one.
+/// The handle of the calling thread's current context, if any.
 pub(crate) fn current_handle() -> Option<usize> {
     let mut handle: sys::CUcontext = core::ptr::null_mut();
     // SAFETY: a valid out-pointer.
@@ -325,7 +322,7 @@ impl Contexts {
         Some(context)
     }
 
-    /// The program is about to destroy this context: its events are not used from here on.
+    /// Marks a context before the program destroys it, so its events are not used from here on.
     pub(crate) fn destroying(&self, handle: usize) {
         let mut known = self.known.lock();
         known.retain(|context| {
@@ -337,14 +334,14 @@ impl Contexts {
         });
     }
 
-    /// Lets go of streams that have been kept waiting for long: the launch call itself may wait for the device.
+    /// Lets go of streams that have waited for long, since the launch call itself may wait for the device.
     pub(crate) fn end_overdue_holds(&self, now: u64) {
         for context in self.known.lock().iter() {
             context.hold.end_if_overdue(now);
         }
     }
 
-    /// The program is exiting: no event is used from here on.
+    /// Marks all contexts at the program's exit, so no event is used from here on.
     pub(crate) fn exiting(&self) {
         for context in self.known.lock().iter() {
             context.timeline.lock().dead = true;

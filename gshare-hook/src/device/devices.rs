@@ -11,13 +11,13 @@ use crate::device::Device;
 use crate::sys::driver::real;
 use crate::sys::lock::Lock;
 
-/// Devices of a process, at most.
+/// Most devices of a process.
 pub(crate) const DEVICES: usize = 64;
 
-/// The devices by ordinal. One is there for good once it is there.
+/// The devices by ordinal, where a device, once entered, stays for good.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    /// The only device with a context, if there is only one.
+    /// The only device with a context, if there is exactly one.
     sole: AtomicPtr<Device>,
     all: [AtomicPtr<Device>; DEVICES],
     uuids: Lock<Vec<(i32, DeviceUuid)>>,
@@ -32,7 +32,7 @@ impl Devices {
         }
     }
 
-    /// The only device with a context, if there is only one.
+    /// The only device with a context, if there is exactly one.
     pub(crate) fn sole(&self) -> Option<&'static Device> {
         // SAFETY: null or a leaked device.
         unsafe { self.sole.load(Ordering::Acquire).as_ref() }
@@ -43,7 +43,7 @@ impl Devices {
         self.sole.store(pointer, Ordering::Release);
     }
 
-    /// A device by ordinal, if it is there.
+    /// The device of an ordinal, if it was entered.
     pub(crate) fn get(&self, ordinal: CUdevice) -> Option<&'static Device> {
         // SAFETY: null or a leaked device.
         unsafe { self.all.get(slot_of(ordinal)?)?.load(Ordering::Acquire).as_ref() }
@@ -55,13 +55,13 @@ impl Devices {
         }
     }
 
-    /// All that are there.
+    /// All entered devices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'static Device> {
         // SAFETY: null or a leaked device.
         self.all.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
     }
 
-    /// A device has this UUID.
+    /// Notes the UUID of a device.
     pub(crate) fn name(&self, ordinal: CUdevice, uuid: DeviceUuid) {
         let mut uuids = self.uuids.lock();
         uuids.retain(|(known, _)| *known != ordinal);
@@ -83,7 +83,7 @@ impl Devices {
     }
 }
 
-/// Devices with contexts beside the primary one, as bits, whether the process is metered yet or not.
+/// Devices with contexts beside the primary context, as bits. They are noted even before the process is metered.
 #[derive(Debug)]
 pub(crate) struct OwnContexts(AtomicU64);
 
@@ -96,7 +96,7 @@ impl OwnContexts {
         self.0.fetch_or(bit(ordinal), Ordering::AcqRel);
     }
 
-    /// Whether one was ever made on another device.
+    /// Whether such a context was ever made on another device.
     fn are_beside(&self, ordinal: CUdevice) -> bool {
         self.0.load(Ordering::Acquire) & !bit(ordinal) != 0
     }
@@ -106,7 +106,7 @@ fn bit(ordinal: CUdevice) -> u64 {
     u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)).unwrap_or(0)
 }
 
-/// The place of a device among those that can be metered.
+/// The place of a device, if the device can be metered.
 pub(crate) fn slot_of(ordinal: CUdevice) -> Option<usize> {
     usize::try_from(ordinal).ok().filter(|&slot| slot < DEVICES)
 }
@@ -119,7 +119,7 @@ pub(crate) fn current_ordinal() -> Option<CUdevice> {
     result.is_ok().then_some(ordinal)
 }
 
-/// UUID (of the MIG instance, where there is one) and memory of a device; `None` where the driver has no such device.
+/// UUID and memory of a device, or `None` where the driver has no such device. On a MIG instance the UUID is the instance's.
 pub(crate) fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     type GetUuid = unsafe extern "C" fn(*mut sys::CUuuid, CUdevice) -> CUresult;
     let read = |get: GetUuid| {
@@ -133,7 +133,7 @@ pub(crate) fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     let mut total = 0usize;
     // SAFETY: a valid out-pointer.
     let sized = unsafe { real!(cuDeviceTotalMem_v2)?(&raw mut total, ordinal) };
-    // The first version names the GPU, the second one the MIG instance, where there is one.
+    // The first version names the GPU, and the second version names the MIG instance, where there is one.
     let gpu = real!(cuDeviceGetUuid).and_then(read);
     let named = real!(cuDeviceGetUuid_v2).and_then(read);
     let uuid = match (named, gpu) {
@@ -143,7 +143,7 @@ pub(crate) fn identity(ordinal: CUdevice) -> Option<(DeviceUuid, u64)> {
     sized.is_ok().then_some((uuid, total as u64))
 }
 
-/// How many devices the process sees.
+/// The number of devices that the process sees.
 pub(crate) fn visible_devices() -> c_int {
     let mut count = 0;
     match real!(cuDeviceGetCount) {

@@ -1,31 +1,31 @@
-//! Keeping a stream waiting while a launch on it is measured.
+//! Keeps a stream waiting while a launch on it is measured.
 //!
 //! # Problem
-//! A program whose kernels are shorter than the calls that launch them keeps the device waiting. For all its launches, the time
-//! between two events in its stream is the time of its calls: an empty kernel and one of a microsecond look the same, and so does the
-//! end event, whose own call comes after the kernel is over. The kernel's own time can be seen only when the device does not wait
-//! for the host, and for such a program that never happens by itself.
+//! A program with kernels shorter than their launch calls keeps the device waiting. For all its launches, the time between two
+//! events in the stream is the time of the calls. An empty kernel and a kernel of a microsecond look the same, since even the end
+//! event's own call comes after the kernel is over. The kernel's own time can be seen only when the device does not wait for the
+//! host, which never happens by itself in such a program.
 //!
 //! # Algorithm
-//! The stream is told to wait for a word of page-locked memory. Behind that are queued an event, a second event, the program's launch
-//! and a third event; then the word is written. The device runs them back to back, at its own pace: the time from the first event to
-//! the second is an event's own time, and the time from the second to the third, less this, is the launch's.
+//! The stream is told to wait for a word of page-locked memory. Behind the wait the hook queues an event, a second event, the program's
+//! launch and a third event, and then writes the word. The device runs them back to back, at its own pace. The time from the first event
+//! to the second is an event's own time. The time from the second to the third, less an event's own time, is the launch's.
 //!
-//! A driver whose streams cannot wait for a word runs a function on the host there, which waits for the same word.
+//! Where a driver's streams cannot wait for a word, they run a function on the host, which waits for the same word.
 //!
-//! Calls are never deferred: the program's launch is made when the program makes it, and its work starts later by the time of four
-//! short calls. One launch is measured so when its function's cost became known and was short, and then one for every few milliseconds
-//! that segments took beyond their prediction.
+//! Calls are never deferred. The program's launch is made when the program makes it, and its work starts later by the time of four
+//! short calls. A launch is measured in this way when its function's cost became known and was short, and later once for every few
+//! milliseconds that segments took beyond their prediction.
 //!
 //! # Dangers
-//! A launch call that itself waits for the device would wait for ever: under a debugger, or when the first launch of a function loads
-//! it. So no first launch is held; nor is any where `CUDA_LAUNCH_BLOCKING` is set. And the helper thread ends a hold after
-//! [`LONGEST`]; its measurement is not used, and after [`FAILURES`] such in a row there are no more in this context.
-//! Nor is a measurement used whose first event had passed before the word was written. A driver that can wait for neither is not asked
-//! again. A hold in the legacy default stream would keep other streams waiting,
-//! so there is none where the program has made streams that wait for it.
+//! A launch call that itself waits for the device would wait for ever, for example under a debugger, or when the first launch of a
+//! function loads it. So no first launch is held, and no launch at all where `CUDA_LAUNCH_BLOCKING` is set. The helper thread ends
+//! a hold after [`LONGEST`] and its measurement is not used. After [`FAILURES`] such holds in a row, there are no more in this
+//! context. A measurement is not used either if its first event had passed before the word was written. A driver that offers
+//! neither wait is not asked again. A hold in the legacy default stream would keep other streams waiting, so there is none where
+//! the program has made streams that wait for the legacy stream.
 //!
-//! The word's page is the hook's own and stays when its context is gone: a late write harms nothing.
+//! The word's page is the hook's own and stays when its context is gone, so a late write does no harm.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_void;
@@ -37,16 +37,16 @@ use crate::sys::clock;
 use crate::sys::driver::real;
 use gshare_cuda_abi::types::sys;
 
-/// The longest that a stream is kept waiting, in ns.
+/// Longest wait of a held stream, in ns.
 const LONGEST: u64 = 1_000_000;
-/// Holds in a row that took longer, after which there are no more.
+/// The number of overlong holds in a row after which there are no more.
 const FAILURES: u32 = 3;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const DEVICEMAP: u32 = 2;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 const AT_LEAST: u32 = 0;
 
-/// A page for one word: the driver locks whole pages.
+/// A page for one word, because the driver locks whole pages.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 struct Page {
@@ -54,7 +54,7 @@ struct Page {
     rest: [u8; 4092],
 }
 
-/// A word as the host sees it, and as the device does where a stream can wait for it.
+/// A word as the host sees it, and as the device sees it where a stream can wait for it.
 #[derive(Clone, Copy, Debug)]
 struct Word {
     host: &'static AtomicU32,
@@ -62,30 +62,30 @@ struct Word {
 }
 
 impl Word {
-    /// It is for the calling thread's current context.
+    /// Makes a word for the calling thread's current context.
     fn make() -> Self {
         let page: &'static Page = Box::leak(Box::new(Page { word: AtomicU32::new(0), rest: [0; 4092] }));
         Self { host: &page.word, device: Self::mapped(page) }
     }
 
-    /// The address by which the device reads a page.
+    /// The device's address of a page.
     fn mapped(page: &'static Page) -> Option<u64> {
         let address = core::ptr::from_ref(page).cast_mut().cast::<c_void>();
         let register = real!(cuMemHostRegister_v2)?;
-        // SAFETY: a page of this library's own that is never freed.
+        // SAFETY: the page is this library's own and is never freed.
         let locked = relaxed(|| unsafe { register(address, size_of::<Page>(), DEVICEMAP) });
         let mut device = 0;
-        // SAFETY: a valid out-pointer, and a page that was just registered.
+        // SAFETY: a valid out-pointer, and a page registered just before.
         let found = locked.is_ok()
             && unsafe { real!(cuMemHostGetDevicePointer_v2)?(&raw mut device, address, 0) }.is_ok();
         found.then_some(device)
     }
 
-    /// Has a stream wait until the word is at least `number`. `false`: it cannot.
+    /// Has a stream wait until the word is at least `number`, or returns `false` if the stream cannot.
     fn keeps_waiting(self, stream: usize, number: u32) -> bool {
         let stream = core::ptr::with_exposed_provenance_mut(stream);
         let by_device = self.device.zip(real!(cuStreamWaitValue32_v2)).is_some_and(|(address, wait)| {
-            // SAFETY: a word that the device can read and that stays; the stream is the one that the program is launching on.
+            // SAFETY: the device can read the word, which stays, and the program is launching on the stream.
             unsafe { wait(stream, address, number, AT_LEAST) }.is_ok()
         });
         by_device || self.keeps_waiting_by_host(stream, number)
@@ -94,24 +94,24 @@ impl Word {
     fn keeps_waiting_by_host(self, stream: sys::CUstream, number: u32) -> bool {
         let Some(call) = real!(cuLaunchHostFunc) else { return false };
         let request = Box::into_raw(Box::new(Awaited { word: self.host, number }));
-        // SAFETY: as above; the function takes what it is given back.
+        // SAFETY: as above, and the function takes back the pointer it is given.
         let queued = unsafe { call(stream, Some(wait_on_host), request.cast()) }.is_ok();
         if !queued {
-            // SAFETY: no function was queued that would do so.
+            // SAFETY: no function was queued to free the pointer.
             drop(unsafe { Box::from_raw(request) });
         }
         queued
     }
 }
 
-/// The number that a function on the host waits for.
+/// The number for which a function on the host waits.
 #[derive(Debug)]
 struct Awaited {
     word: &'static AtomicU32,
     number: u32,
 }
 
-/// Waits for a word, in a thread of the driver's.
+/// Waits for a word, in a thread of the driver.
 ///
 /// # Safety
 /// The argument is a boxed [`Awaited`], passed once.
@@ -124,13 +124,13 @@ unsafe extern "C" fn wait_on_host(argument: *mut c_void) {
     }
 }
 
-/// Whether a stream is kept waiting.
+/// The outcome of an attempt to keep a stream waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     Yes,
-    /// Another one of this context is.
+    /// Another stream of this context is kept waiting.
     Busy,
-    /// None of this context can be.
+    /// No stream of this context can be kept waiting.
     Never,
 }
 
@@ -139,10 +139,10 @@ pub(crate) enum Begun {
 pub(crate) struct Hold {
     word: OnceLock<Option<Word>>,
     taken: AtomicBool,
-    /// The number that the stream waits for, which rises from hold to hold; since when, in ns, or 0.
+    /// The number for which the stream waits, which rises from hold to hold, and the start of the hold in ns, or 0.
     number: AtomicU32,
     since: AtomicU64,
-    /// Holds in a row that took too long.
+    /// The number of overlong holds in a row.
     failures: AtomicU32,
 }
 
@@ -170,7 +170,7 @@ impl Hold {
         Begun::Never
     }
 
-    /// The stream goes on; `held`: it has waited until now. `false`: it has gone on before, by itself.
+    /// Lets the stream go on, where `held` says whether the stream has waited until now. Returns `false` if it went on before, by itself.
     pub(crate) fn end(&self, held: bool) -> bool {
         let in_time = self.since.swap(0, Ordering::AcqRel) != 0;
         if in_time {
@@ -182,7 +182,7 @@ impl Hold {
         in_time && held
     }
 
-    /// Ends a hold that has lasted too long.
+    /// Ends an overlong hold.
     pub(crate) fn end_if_overdue(&self, now: u64) {
         let (since, number) = (self.since.load(Ordering::Acquire), self.number.load(Ordering::Acquire));
         let overdue = since != 0 && now.saturating_sub(since) > LONGEST;
@@ -192,7 +192,7 @@ impl Hold {
         }
     }
 
-    /// The word only rises: a late write of an earlier number holds nothing up.
+    /// The word only rises, so a late write of an earlier number holds nothing up.
     fn let_go(&self, number: u32) {
         if let Some(Some(word)) = self.word.get() {
             word.host.fetch_max(number, Ordering::AcqRel);

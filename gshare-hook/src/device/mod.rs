@@ -1,4 +1,4 @@
-//! One GPU as a process launches on it: its credit and costs, what awaits measurement, and the threads that wait for credit.
+//! One GPU as a process launches on it: its credit and costs, the measurements under way, and the threads waiting for credit.
 
 pub(crate) mod book;
 pub(crate) mod context;
@@ -25,7 +25,7 @@ pub(crate) struct Pending {
     pub(crate) segment: Segment,
 }
 
-/// Threads that wait for credit, in the order of their coming.
+/// Threads waiting for credit, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     pub(crate) next: u64,
@@ -35,11 +35,11 @@ pub(crate) struct Line {
 /// The end of a launch's wait for credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passed {
-    /// Its cost is spent.
+    /// The launch's cost is spent.
     Paid,
-    /// Launches are not metered any more: nothing is spent.
+    /// Launches are no longer metered, so nothing is spent.
     Unmetered,
-    /// It must fail.
+    /// The launch must fail.
     Failed,
 }
 
@@ -49,25 +49,25 @@ pub(crate) struct Device {
     pub(crate) ordinal: i32,
     pub(crate) gate: LaunchGate,
     pub(crate) costs: CostTable,
-    /// How long calls that launch take.
+    /// The durations of launch calls.
     pub(crate) calls: CallTime,
     pub(crate) memory: MemoryAccount,
     pending: Lock<Vec<Pending>>,
-    /// Launches on this device, counted where there are several.
+    /// Launches on this device, counted only where there are several devices.
     pub(crate) launches: AtomicU64,
-    /// Launches that are over and were not measured: charged as predicted.
+    /// Charged cost of launches that are over and were not measured, in ns.
     pub(crate) settled: AtomicU64,
-    /// Launches that the driver refused: charged, to be given back.
+    /// Charged cost of launches that the driver refused, in ns, to be given back.
     pub(crate) refused: AtomicU64,
-    /// Every segment is to be measured: see [`gshare_meter::timing::Overlap`].
+    /// Whether every segment is to be measured: see [`gshare_meter::timing::Overlap`].
     pub(crate) measures_all: AtomicBool,
-    /// No limit of time applies: nothing is spent.
+    /// Whether no limit of time applies, so nothing is spent.
     pub(crate) free_running: AtomicBool,
-    /// The daemon refuses the process for now: launches and allocations wait.
+    /// Whether the daemon refuses the process for now, so launches and allocations wait.
     pub(crate) turned_away: AtomicBool,
-    /// Nothing is launched and no memory is taken: the daemon has refused the process, or is gone and that is the policy.
+    /// Whether no launch and no allocation goes through, because the daemon refused the process, or is gone and the policy says so.
     pub(crate) shut: AtomicBool,
-    /// Threads that wait for credit, and those that wait until the cost of a kernel has been measured.
+    /// The number of threads waiting for credit, and of threads waiting for the measurement of a kernel's cost.
     pub(crate) waiting: AtomicU64,
     pub(crate) measuring: AtomicU64,
     pub(crate) waited_ns: AtomicU64,
@@ -116,9 +116,9 @@ impl Device {
         core::mem::take(&mut *self.pending.lock())
     }
 
-    /// Something changed that a waiting thread may be waiting for.
+    /// Wakes the waiting threads after a change that may concern them.
     pub(crate) fn wake(&self) {
-        // A thread that has just looked in vain is asleep before the line is free.
+        // A thread that has just looked in vain is asleep by the time the line is free.
         drop(self.line.lock());
         self.moved.notify();
     }
@@ -127,7 +127,7 @@ impl Device {
         self.pending.lock().push(pending);
     }
 
-    /// Waits while something is `pending`, and for `most` at most; looks again whenever something has changed.
+    /// Waits while `pending` holds, for `most` at most, and looks again after each change.
     pub(crate) fn wait_while(&self, most: StdDuration, mut pending: impl FnMut() -> bool) {
         let line = self.line.lock();
         drop(self.moved.wait_while(line, most, |_| pending()));

@@ -1,4 +1,4 @@
-//! CUDA arrays: charged at the driver's own figure of their size.
+//! CUDA arrays, charged at the driver's own figure of their size.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_uint, c_void};
@@ -11,8 +11,8 @@ use crate::exports::memory::{allocate, free, handle, metered, metering};
 use crate::process::runtime::Metered;
 use crate::sys::driver::real;
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. The program maps physical
-/// memory into it, which is counted as such.
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own, but the program maps physical memory
+/// into it, and the mapped memory is counted as such.
 const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;
 
@@ -34,14 +34,14 @@ fn description(
     if desc.is_null() {
         return None;
     }
-    // SAFETY: the caller's own description; the format is read as the integer that it is in C.
+    // SAFETY: the caller's own description; the format is read as the integer it is in C.
     unsafe {
         let format = (&raw const (*desc).Format).cast::<c_uint>().read();
         Some(((*desc).Width, (*desc).Height, (*desc).Depth, format, (*desc).NumChannels, (*desc).Flags))
     }
 }
 
-/// The size of an array of this description: a twin without memory tells its requirements.
+/// The size of an array of this description, learned from the requirements of a twin without memory.
 fn required(
     desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
     levels: Option<c_uint>,
@@ -107,19 +107,19 @@ fn allocate_array<T>(
     allocate(bytes, call, || (Key(Kind::Array, handle(out)), bytes), || {})
 }
 
-/// A description of CUDA 2, 32-bit integers in a row, as a current one: `FIELDS` is 4 (2-D) or 6 (3-D).
+/// Converts a description of CUDA 2, a row of 32-bit integers, to a current description. `FIELDS` is 4 (2-D) or 6 (3-D).
 fn modern<const FIELDS: usize>(
     desc: *const c_void,
 ) -> Option<core::mem::MaybeUninit<sys::CUDA_ARRAY3D_DESCRIPTOR>> {
     if desc.is_null() {
         return None;
     }
-    // SAFETY: the caller's own description, which is that many integers.
+    // SAFETY: the caller's own description, which consists of `FIELDS` integers.
     let old = unsafe { desc.cast::<[c_uint; FIELDS]>().read_unaligned() };
     let (depth, format, channels, flags) =
         if FIELDS == 4 { (0, old[2], old[3], 0) } else { (old[2], old[3], old[4], old[5]) };
     let mut full = core::mem::MaybeUninit::<sys::CUDA_ARRAY3D_DESCRIPTOR>::zeroed();
-    // SAFETY: inside the zeroed description; the format is written as the integer that it is in C.
+    // SAFETY: inside the zeroed description; the format is written as the integer it is in C.
     unsafe {
         let to = full.as_mut_ptr();
         ((*to).Width, (*to).Height, (*to).Depth) = (old[0] as usize, old[1] as usize, depth as usize);
@@ -129,7 +129,7 @@ fn modern<const FIELDS: usize>(
     Some(full)
 }
 
-/// A 2-D description as a 3-D one.
+/// Converts a 2-D description to a 3-D description.
 fn flat(
     desc: *const sys::CUDA_ARRAY_DESCRIPTOR,
 ) -> Option<core::mem::MaybeUninit<sys::CUDA_ARRAY3D_DESCRIPTOR>> {
@@ -137,7 +137,7 @@ fn flat(
         return None;
     }
     let mut full = core::mem::MaybeUninit::<sys::CUDA_ARRAY3D_DESCRIPTOR>::zeroed();
-    // SAFETY: the caller's own description; the format is copied as the integer that it is in C.
+    // SAFETY: the caller's own description; the format is copied as the integer it is in C.
     unsafe {
         let to = full.as_mut_ptr();
         (*to).Width = (*desc).Width;
@@ -151,7 +151,7 @@ fn flat(
 
 wrappers! { ARRAYS:
     // SAFETY (of the blocks below): the caller's own arguments, passed on.
-    // The creations of CUDA 2.
+    // CUDA 2 creates arrays by these functions.
     cuArrayCreate(out: *mut sys::CUarray, desc: *const c_void) |real| {
         // SAFETY: as above.
         let call = || unsafe { real(out, desc) };

@@ -1,4 +1,4 @@
-//! Contexts, streams, capture and synchronisation: nothing is metered here, but the meter must know.
+//! Contexts, streams, capture and synchronisation. Nothing is metered here, but the meter must know of these calls.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_void};
@@ -18,7 +18,7 @@ use crate::sys::lock::{Guard, Lock};
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-/// A context is about to be destroyed: its events are not touched from here on.
+/// Marks a context that is about to be destroyed, so its events are not touched from here on.
 fn destroying(context: usize) {
     segments::synchronising();
     if let Some(runtime) = PROCESS.runtime() {
@@ -27,21 +27,21 @@ fn destroying(context: usize) {
     segments::destroying(ALL_STREAMS);
 }
 
-/// A stream with a capture of its own, and its context (green, if it has a green context). Streams that join a capture have none of
-/// their own.
+/// A stream with a capture of its own, and its context (green, if it has a green context). Streams that join a capture have no
+/// capture of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capture {
     origin: usize,
     context: usize,
 }
 
-/// Captures that have begun and not ended. One number may be there more than once: each thread has a default stream of its own.
+/// Captures that have begun and not ended. One number may be there more than once, because each thread has a default stream of its own.
 fn captures() -> Guard<'static, Vec<Capture>> {
     static CAPTURES: Lock<Vec<Capture>> = Lock::new(Vec::new());
     CAPTURES.lock()
 }
 
-/// The capture of this stream has ended, if it had one of its own.
+/// Strikes out the capture of this stream, which has ended, if the stream had a capture of its own.
 fn capture_ended(stream: usize) {
     let context = (stream <= PER_THREAD_STREAM).then(|| streams::context_of(stream));
     let own = |capture: &Capture| {
@@ -54,7 +54,7 @@ fn capture_ended(stream: usize) {
     }
 }
 
-/// A context is gone, and with it the captures of its streams.
+/// Strikes out the captures of a destroyed context's streams.
 fn captures_gone(context: usize) {
     captures().retain(|capture| {
         let goes_on = capture.context != context;
@@ -65,7 +65,7 @@ fn captures_gone(context: usize) {
     });
 }
 
-/// A context is gone, with all it held.
+/// Strikes out the captures of a destroyed context, and releases all memory held by it.
 fn destroyed(context: usize) {
     captures_gone(context);
     let Some(runtime) = PROCESS.runtime() else { return };
@@ -83,20 +83,20 @@ fn destroy(context: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult
     result
 }
 
-/// Contexts that were attached and not detached, once for each time.
+/// Contexts attached and not yet detached, once for each attachment.
 fn attachments() -> Guard<'static, Vec<usize>> {
     static ATTACHMENTS: Lock<Vec<usize>> = Lock::new(Vec::new());
     ATTACHMENTS.lock()
 }
 
-/// References to primary contexts that were taken through the hook, by device.
+/// References to primary contexts taken through the hook, by device.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
 fn retained(device: CUdevice) -> Option<&'static AtomicU32> {
     RETAINED.get(usize::try_from(device).ok()?)
 }
 
-/// A primary context is in use, perhaps from now on.
+/// Counts a reference to a primary context, which may be in use only from now on.
 fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if result.is_ok() {
@@ -108,7 +108,7 @@ fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// A reference to a primary context is given back. Only the last one may be the end of it.
+/// Gives a reference to a primary context back. Only the last reference may be the end of the context.
 fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let left = retained(device).map_or(0, |retained| {
         retained.try_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1)).map_or(0, |n| n - 1)
@@ -116,7 +116,7 @@ fn release(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     if left > 0 { call() } else { let_go(device, call) }
 }
 
-/// A context beside the primary context was made; green contexts count.
+/// Notes a context made beside the primary context, which may be a green context.
 fn made_on(device: CUdevice) {
     PROCESS.own_contexts.made_on(device);
     CONTROL.context_on(device);
@@ -126,13 +126,13 @@ fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if result.is_ok() {
         made_on(device);
-        // A new context is current at once.
+        // A new context becomes current at once.
         segments::switching(context::current_handle().unwrap_or(0));
     }
     result
 }
 
-/// A stream was made with these flags.
+/// Notes a stream made with these flags.
 fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
     if flags & NON_BLOCKING == 0 {
         CONTROL.blocking_stream_made();
@@ -140,9 +140,9 @@ fn stream_made(flags: c_uint, call: impl FnOnce() -> CUresult) -> CUresult {
     call()
 }
 
-/// The value that a successful call has written to an out-pointer.
+/// The handle written to an out-pointer by a successful call.
 fn written<T>(out: *const *mut T) -> usize {
-    // SAFETY: null, or as said.
+    // SAFETY: null, or written by the successful call.
     unsafe { out.as_ref() }.map_or(0, |handle| handle.addr())
 }
 
@@ -154,7 +154,7 @@ fn primary(device: CUdevice) -> Option<usize> {
     if !known.is_ok() || active == 0 {
         return None;
     }
-    // A reference of our own tells its handle, and is given back at once.
+    // A reference of our own tells the context's handle, and is given back at once.
     let mut context: sys::CUcontext = core::ptr::null_mut();
     // SAFETY: a valid out-pointer.
     let kept = unsafe { real!(cuDevicePrimaryCtxRetain)?(&raw mut context, device) };
@@ -166,7 +166,7 @@ fn primary(device: CUdevice) -> Option<usize> {
     Some(context.addr())
 }
 
-/// A primary context may be destroyed by this call.
+/// Makes a call that may destroy a primary context.
 fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let matters = PROCESS.runtime().is_some() || CONTROL.capturing();
     let context = if matters { primary(device) } else { None };
@@ -183,20 +183,20 @@ fn let_go(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Another context becomes current.
+/// Makes a call after which another context is current.
 fn switch(to: sys::CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::switching(to.addr());
     call()
 }
 
-/// The context before becomes current again; which, is known only then.
+/// Makes a call after which the previous context is current again. Only then is this context known.
 fn switch_back(call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     segments::switching(context::current_handle().unwrap_or(0));
     result
 }
 
-/// A stream is about to be destroyed: its events are recorded now or never.
+/// Makes a call that destroys a stream, before which the stream's last events must be recorded.
 fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     segments::destroying(stream.addr());
@@ -207,7 +207,7 @@ fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// From before the call on, no event is recorded; afterwards only if the capture did begin.
+/// Makes a call that begins a capture. Recording of events stops before the call, and goes on at once if no capture began.
 fn begin_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     CONTROL.capture_began();
@@ -220,7 +220,7 @@ fn begin_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Some errors end a capture too, others do not: the stream is asked.
+/// Makes a call that may end a capture. Some errors end a capture too and others do not, so the stream is asked.
 fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     let before = CONTROL.capturing() && streams::is_captured(stream);
     let result = call();
@@ -316,7 +316,7 @@ wrappers! { CONTEXTS:
         // SAFETY: as above.
         switch_back(|| unsafe { real(context) })
     }
-    // Its streams go with it.
+    // The context's streams go with it.
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
             let handle = context::forget_green(context.addr());

@@ -1,4 +1,4 @@
-//! Kernels, graphs and copies: everything that takes GPU time.
+//! Kernels, graphs and copies, which all take GPU time.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -11,7 +11,7 @@ use crate::launch::gate;
 use crate::launch::streams::stream_of;
 use crate::process::admission::{launch, launch_as};
 
-/// Threads of a launch: grid times block.
+/// The number of a launch's threads, grid times block.
 #[inline(always)]
 fn threads(grid: [c_uint; 3], block: [c_uint; 3]) -> u64 {
     let product = |[x, y, z]: [c_uint; 3]| u64::from(x).wrapping_mul(y.into()).wrapping_mul(z.into());
@@ -70,7 +70,7 @@ wrappers! { LAUNCHES:
         bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void) |real| {
         kernel!(real, true, f, [gx, gy, gz, bx, by, bz], stream, (f, gx, gy, gz, bx, by, bz, shared, stream, params))
     }
-    // One launch on several devices: charged as one on the first, where its cost is learned.
+    // One launch on several devices is charged as one launch on the first device, where its cost is learned.
     cuLaunchCooperativeKernelMultiDevice(list: *mut sys::CUDA_LAUNCH_PARAMS, devices: c_uint, flags: c_uint) |real| {
         // SAFETY: null, or the caller's own list.
         let Some(first) = (unsafe { list.as_ref() }).filter(|_| devices > 0) else {
@@ -104,7 +104,7 @@ wrappers! { LAUNCHES:
         }
         result
     }
-    // The launches of CUDA 2, on the default stream.
+    // CUDA 2 launches by these functions, on the default stream.
     cuLaunch(f: sys::CUfunction) |real| {
         // SAFETY: the caller's own arguments.
         launch(f.addr() as u64, 1, 0, move || unsafe { real(f) })
@@ -121,7 +121,7 @@ wrappers! { LAUNCHES:
     }
 }
 
-/// How large a copy is: bytes or elements, or operations where it is not known better.
+/// The size of a copy: bytes or elements, or operations where these are unknown.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     all: u64,
@@ -131,11 +131,11 @@ struct Size {
 
 /// An argument of a copy, under its name in the driver's declaration.
 trait Argument: Copy {
-    /// The stream it goes to.
+    /// The copy's stream, if this argument is a stream.
     fn stream(self) -> Option<sys::CUstream> {
         None
     }
-    /// The size, as it is known with this argument.
+    /// The size, as far as it is known with this argument.
     fn size(self, _name: &str, so_far: Size) -> Size {
         so_far
     }
@@ -151,12 +151,12 @@ impl Argument for usize {
     #[inline(always)]
     fn size(self, name: &str, so_far: Size) -> Size {
         let all = match name {
-            // What describes a batch's operations is less than they are.
+            // The descriptions of a batch's operations are fewer than the operations.
             "numAttrs" | "numPrefetchLocs" => so_far.all,
-            // Behind the width.
+            // The height follows the width.
             "Height" => so_far.all.wrapping_mul(self as u64),
             "count" if !so_far.each.is_null() => {
-                // SAFETY: the caller's own list, which is that long.
+                // SAFETY: the caller's own list of this length.
                 let each = unsafe { core::slice::from_raw_parts(so_far.each, self) };
                 each.iter().fold(0u64, |sum, &size| sum.wrapping_add(size as u64))
             }
@@ -220,11 +220,11 @@ silent!(
     *mut sys::CUmemDecompressParams,
 );
 
-/// Every function of class copy gets the same wrapper. Its cost is learned per function and size.
+/// Gives every function of class copy the same wrapper. The cost is learned per function and size.
 macro_rules! copies {
     ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
         $(copy!($class $flavor $index $name $args);)*
-        /// The wrappers of all copies, by index into the table; the other rows repeat the first.
+        /// The wrappers of all copies, by index into the table, where the other rows repeat the first.
         pub(super) const COPIES: &[(usize, *const c_void)] = &copies_only([$(copy_address!($class $index $name)),*]);
     };
 }
@@ -244,7 +244,7 @@ macro_rules! copy {
                 size = Argument::size($arg, stringify!($arg), size);
                 stream = Argument::stream($arg).or(stream);
             )*
-            // A call without a stream may wait for the work itself.
+            // A call without a stream may itself wait for the work.
             let kind = match stream {
                 None => Call::Blocking,
                 Some(_) if is_within_devices(stringify!($name)) => Call::Launch,
@@ -258,7 +258,7 @@ macro_rules! copy {
     ($($other:tt)*) => {};
 }
 
-/// Whether a function of this name works on memory of devices alone. Another one may touch memory of the host in the call.
+/// Whether a function of this name works on memory of devices alone. Other functions may touch memory of the host in the call.
 #[inline(always)]
 fn is_within_devices(name: &str) -> bool {
     ["cuMemset", "cuMemcpyDtoD", "cuMemcpyPeer", "cuMemcpy3DPeer"].iter().any(|start| name.starts_with(start))

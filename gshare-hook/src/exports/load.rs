@@ -1,4 +1,4 @@
-//! What happens when the library is loaded, in every process: most of them never use CUDA.
+//! The library's constructor, which runs in every process although most processes never use CUDA.
 #![allow(unsafe_code)] // a constructor, and the environment before the program has a thread
 
 use crate::exports::resolve::dlsym_before_ours;
@@ -14,7 +14,7 @@ extern "C" fn constructor() {
     dlsym::find_dlsym();
     CONTROL.wipe_on_fork();
     PROCESS.wipe_on_fork();
-    // Before the program takes all keys, and before it has another root.
+    // The key must come before the program takes all keys, and the settings must be read before it has another root.
     if make_key() {
         watch_this_thread((&raw const NO_RECORD).cast());
     }
@@ -28,8 +28,8 @@ extern "C" fn constructor() {
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
-/// Another library's `dlsym` leads the program past this one, and with it most calls of the driver. Where a limit is asked for, the
-/// driver is told to show no device, since there is no other door to close.
+/// Handles another library's `dlsym` that leads the program past this library, and with it most calls of the driver. Where a limit
+/// is asked for, the driver is told to show no device, since there is no other door to close.
 fn bypassed(library: &[u8]) {
     let config = settings::read();
     if config.disabled || !settings::ask_for_a_limit(&config) {

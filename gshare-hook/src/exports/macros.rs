@@ -1,4 +1,4 @@
-//! How a wrapper is written.
+//! The macro for defining wrappers.
 
 /// Defines wrappers: `real` is the driver's function of the same name.
 macro_rules! wrappers {

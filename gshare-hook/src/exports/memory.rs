@@ -1,4 +1,4 @@
-//! Device memory: allocations, physical handles, and the figures of memory that the program sees.
+//! Device memory: allocations, physical handles, and the memory figures seen by the program.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -24,7 +24,7 @@ const LOCATION_DOMAIN: c_uint = 6;
 const LIMIT_HEAP: c_uint = 2;
 const HEAP: u64 = 8 << 20;
 
-/// The metered value; or else the driver's call, or its refusal.
+/// The metered value. Without a value it returns the driver's call or a refusal.
 macro_rules! metered {
     ($metered:expr, $call:ident) => {
         match $metered {
@@ -36,12 +36,12 @@ macro_rules! metered {
 }
 pub(super) use metered;
 
-/// The runtime, if this process meters; `device` is named by a call that needs no context.
+/// The runtime, if this process is metered, where calls that need no context name their `device`.
 pub(super) fn metering(device: Option<CUdevice>) -> Metered<&'static Runtime> {
     if CONTROL.state() == State::Off as u32 { Metered::No } else { arm(device) }
 }
 
-/// The same, for calls that take no memory.
+/// Like [`metering`], for calls that take no memory.
 pub(super) fn runtime_if_metered(device: Option<CUdevice>) -> Option<&'static Runtime> {
     match metering(device) {
         Metered::Yes(runtime) => Some(runtime),
@@ -49,17 +49,17 @@ pub(super) fn runtime_if_metered(device: Option<CUdevice>) -> Option<&'static Ru
     }
 }
 
-/// The device that a location is on; `None` for host memory.
+/// The device of a location, or `None` for host memory.
 pub(super) fn device_at(location: CUmemLocation) -> Option<CUdevice> {
     match location.kind {
         LOCATION_DEVICE => Some(location.id),
-        // The lowest byte is the device, the byte above it the domain.
+        // The lowest byte is the device, and the byte above it is the domain.
         LOCATION_DOMAIN => Some(location.id & 0xff),
         _ => None,
     }
 }
 
-/// The context that an allocation will belong to.
+/// The context to which an allocation will belong.
 pub(super) fn current_context() -> usize {
     let mut context: sys::CUcontext = core::ptr::null_mut();
     match real!(cuCtxGetCurrent) {
@@ -69,7 +69,7 @@ pub(super) fn current_context() -> usize {
     }
 }
 
-/// Reserve, allocate, commit, on the current device. `made` gives the new object's key and real size.
+/// Reserves, allocates and commits on the current device. `made` gives the new object's key and real size.
 pub(super) fn allocate(
     bytes: u64,
     call: impl FnOnce() -> CUresult,
@@ -112,24 +112,24 @@ pub(super) fn allocate_on(
     result
 }
 
-/// Writes an object down. The driver may give a name again that was never freed through us.
+/// Writes an object down. The driver may reuse a name that was never freed through the hook.
 pub(super) fn write_down(runtime: &'static Runtime, key: Key, record: Record) {
     if let Some(stale) = runtime.book.insert(key, record) {
         runtime.release(stale.device, stale.bytes);
     }
 }
 
-/// Takes bytes from the account; when they are not there, pools give their spare memory up.
+/// Takes bytes from the account, for which pools give their spare memory up if the bytes are not there.
 pub(super) fn reserve(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> bool {
     if runtime.reserve(device, bytes) {
         return true;
     }
     trim_pools(runtime, device.ordinal);
-    // Also if that freed nothing: another thread may have trimmed them meanwhile.
+    // The second attempt is made even if this freed nothing, since another thread may have trimmed the pools meanwhile.
     runtime.reserve(device, bytes)
 }
 
-/// Frees: the record is struck out first, since the driver may give the name to another thread at once.
+/// Frees an object. The record is struck out first, because the driver may give the name to another thread at once.
 pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(runtime) = PROCESS.metering() else {
         return call();
@@ -157,12 +157,12 @@ pub(super) fn free(key: Key, call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// The value of an out-pointer after a success.
 pub(super) fn read<T: Copy + Default>(pointer: *const T) -> T {
-    // SAFETY: null, or written by the driver in the call that succeeded.
+    // SAFETY: null, or written by the driver in the successful call.
     unsafe { pointer.as_ref() }.copied().unwrap_or_default()
 }
 
 pub(super) fn handle<T>(pointer: *const *mut T) -> u64 {
-    // SAFETY: null, or written by the driver in the call that succeeded.
+    // SAFETY: null, or written by the driver in the successful call.
     unsafe { pointer.as_ref() }.map_or(0, |handle| handle.addr() as u64)
 }
 
@@ -172,7 +172,7 @@ pub(super) fn pointer(address: u64) -> Key {
 
 // ---- physical handles -----------------------------------------------------------------------------------------------
 
-/// After the call that took a reference or mapping away: `last` is the record that went with it, if it was the last one.
+/// Follows a call that took a reference or mapping away. `last` is the object's record, if no other reference was left.
 fn unlinked(runtime: &'static Runtime, key: Key, last: Option<Record>, result: CUresult) {
     match last {
         Some(record) if result.is_ok() => runtime.release(record.device, record.bytes),
@@ -188,7 +188,7 @@ fn unlinked(runtime: &'static Runtime, key: Key, last: Option<Record>, result: C
 
 // ---- heaps ----------------------------------------------------------------------------------------------------------
 
-/// The program sets the size of its context's heap for `malloc` in kernels.
+/// Makes a call that sets the size of the context's heap for `malloc` in kernels.
 fn resize_heap(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let runtime = metered!(metering(None), call);
     let device = metered!(runtime.current_device(), call);
@@ -209,7 +209,7 @@ fn resize_heap(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Writes to the caller's out-pointer, which may have been left out.
+/// Writes to the caller's out-pointer, unless the caller left it out.
 pub(super) fn write<T>(pointer: *mut T, value: T) {
     if !pointer.is_null() {
         // SAFETY: the caller's own out-pointer.
@@ -287,7 +287,7 @@ wrappers! { MEMORY:
             // SAFETY: as above.
             return unsafe { real(physical) };
         };
-        // Struck out first: the driver may give the name to another thread at once.
+        // Struck out first, because the driver may give the name to another thread at once.
         let last = runtime.book.unlink(key);
         // SAFETY: as above.
         let result = unsafe { real(physical) };
@@ -306,7 +306,7 @@ wrappers! { MEMORY:
         kind: sys::CUmemAllocationHandleType) |real| {
         // SAFETY: as above.
         let result = unsafe { real(out, shared, kind) };
-        // Another process's memory is not in the book. This process's own may come back under its old name.
+        // Another process's memory is not in the book, but this process's own memory may come back under its old name.
         if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
             runtime.book.link(Key(Kind::Handle, read(out)));
         }
@@ -337,12 +337,12 @@ wrappers! { MEMORY:
             Some(record) => { runtime.book.remove(key); vec![(key, record)] }
             None => runtime.book.drain(|key, _| key.0 == Kind::Mapping && (address..end).contains(&key.1)),
         };
-        // Struck out first, the handles too: the driver may give their names to another thread at once.
+        // The mappings and their handles are struck out first, because the driver may give their names to another thread at once.
         let handles: Vec<_> = gone.iter().map(|(_, mapping)| Key(Kind::Handle, mapping.links)).collect();
         let last: Vec<_> = handles.iter().map(|handle| runtime.book.unlink(*handle)).collect();
         // SAFETY: as above.
         let result = unsafe { real(address, bytes) };
-        // Backwards: of several mappings of one handle, the last had its record.
+        // The order is backwards, because of several mappings of one handle the last took its record.
         for ((handle, last), (key, mapping)) in handles.into_iter().zip(last).zip(gone).rev() {
             unlinked(runtime, handle, last, result);
             if !result.is_ok() {
@@ -366,7 +366,7 @@ wrappers! { MEMORY:
         result
     }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |real| {
-        // The driver fills both in one call; a caller may leave one out.
+        // The driver fills both figures in one call, although a caller may leave one out.
         let (mut real_free, mut real_total) = (0usize, 0usize);
         // SAFETY: valid out-pointers.
         let result = unsafe { real(&raw mut real_free, &raw mut real_total) };
@@ -412,7 +412,7 @@ fn seen(free: u64, total: u64) -> Option<(u64, u64)> {
     Some(runtime.view(device, free, total))
 }
 
-/// The memory limit of a device. Before it has a context, the environment's word is all there is.
+/// The memory limit of a device, which only the environment tells before the device has a context.
 fn limit_of(device: c_int) -> Option<u64> {
     if CONTROL.state() == State::Off as u32 {
         return None;

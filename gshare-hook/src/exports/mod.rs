@@ -1,7 +1,7 @@
 //! The C functions that programs see in place of the driver's.
 //!
-//! A wrapper does its part and calls the real function of *the same variant*, with the caller's arguments, in the
-//! caller's thread; result and order are the driver's own. [`table::wrapper`] tells which variants have one; the table of the
+//! A wrapper does its part and calls the real function of *the same variant*, with the caller's arguments and in the caller's
+//! thread, so result and order are the driver's own. [`table::wrapper`] tells which variants have a wrapper. The table of the
 //! driver's symbols is walked at compile time, so a wrapper with a wrong signature does not compile.
 //!
 //! # Waived

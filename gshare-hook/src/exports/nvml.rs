@@ -1,11 +1,11 @@
 //! NVML's view of memory, so `nvidia-smi` and frameworks see the same limit as `cuMemGetInfo`.
 //!
-//! All devices are altered on which a memory limit applies or will apply, from the program's first look on: before a device is in use,
-//! the limit of the settings counts, and nothing is used there. Altered are `nvmlDeviceGetMemoryInfo` (version 1) and its `_v2`, and
-//! `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`: the process sees its instance's processes, itself
-//! first, each with its memory. Of how busy each process keeps the device (`nvmlDeviceGetProcessUtilization`,
-//! `nvmlDeviceGetProcessesUtilizationInfo`) it sees its instance's processes, too. The look-up by `dlsym` is how every client reaches
-//! NVML, so nothing is exported.
+//! The view is altered on all devices on which a memory limit applies or will apply, from the program's first look on. Before a
+//! device is in use, the limit of the settings counts, and no memory is used there. The hook alters `nvmlDeviceGetMemoryInfo`
+//! (version 1) and its `_v2`, and `nvmlDeviceGetComputeRunningProcesses` with its `_v2` and `_v3`. The process sees its instance's
+//! processes, itself first, each with its memory. It also sees only its instance's processes in `nvmlDeviceGetProcessUtilization`
+//! and `nvmlDeviceGetProcessesUtilizationInfo`, which tell how busy each process keeps the device. Every client reaches NVML by the
+//! look-up of `dlsym`, so nothing is exported.
 #![allow(unsafe_code)] // NVML's functions and structures
 
 use core::ffi::{c_char, c_uint, c_void};
@@ -97,7 +97,7 @@ const INSUFFICIENT_SIZE: c_uint = 7;
 /// No instance of a partitioned device.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-/// The wrapper of this name, if there is one and `found` is NVML's own.
+/// The wrapper of this name, if there is any and `found` is NVML's own function.
 pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
     let (slot, wrapper) = match name {
         b"nvmlDeviceGetMemoryInfo" => (&REAL_V1, memory_info_v1 as *mut c_void),
@@ -120,14 +120,14 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
 /// The program's view of a device with a memory limit.
 #[derive(Clone, Copy, Debug)]
 enum View {
-    /// The device is in use.
+    /// A device in use.
     Used(&'static Device),
-    /// The device is not in use yet: the limit.
+    /// A device not in use yet, with its limit.
     Unused(u64),
 }
 
 impl View {
-    /// Bytes that the instance uses, and its limit.
+    /// The bytes that the instance uses, and its limit.
     fn memory(self) -> Option<(u64, u64)> {
         match self {
             Self::Used(device) => Some((device.memory.used_by_all(), device.memory.limit()?)),
@@ -135,7 +135,7 @@ impl View {
         }
     }
 
-    /// The processes of the instance, with the bytes of each; this process first.
+    /// The processes of the instance, this process first, with the bytes of each.
     fn processes(self) -> Vec<(c_uint, u64)> {
         match self {
             Self::Used(device) => {
@@ -148,7 +148,7 @@ impl View {
     }
 }
 
-/// This NVML device, where a limit applies, with the use of the instance's processes brought up to date.
+/// The view of an NVML device where a limit applies, with the use of the instance's processes brought up to date.
 fn view_of(nvml_device: *mut c_void) -> Option<View> {
     if CONTROL.state() == State::Off as u32 {
         return None;
@@ -171,12 +171,12 @@ fn uuid_of(nvml_device: *mut c_void) -> Option<[u8; 96]> {
         return None;
     }
     let get = real_dlsym(handle, c"nvmlDeviceGetUUID".as_ptr());
-    // SAFETY: balances the dlopen above; NVML stays loaded by the program that is calling it.
+    // SAFETY: balances the dlopen above; NVML stays loaded by the calling program.
     unsafe { libc::dlclose(handle) };
     if get.is_null() {
         return None;
     }
-    // SAFETY: NVML's function of that name has this signature.
+    // SAFETY: NVML's function of this name has this signature.
     let get = unsafe { core::mem::transmute::<*mut c_void, Uuid>(get) };
     let mut text = [0u8; 96];
     // SAFETY: a valid buffer with its length.
@@ -184,7 +184,7 @@ fn uuid_of(nvml_device: *mut c_void) -> Option<[u8; 96]> {
 }
 
 extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_uint {
-    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own function first.
     let real =
         unsafe { core::mem::transmute::<*mut c_void, MemoryInfo<MemoryV1>>(REAL_V1.load(Ordering::Acquire)) };
     // SAFETY: the caller's arguments.
@@ -202,7 +202,7 @@ extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_ui
 }
 
 extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_uint {
-    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own function first.
     let real =
         unsafe { core::mem::transmute::<*mut c_void, MemoryInfo<MemoryV2>>(REAL_V2.load(Ordering::Acquire)) };
     // SAFETY: the caller's arguments.
@@ -220,7 +220,7 @@ extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_ui
     result
 }
 
-/// The processes of the instance, as NVML lists processes; `entry` makes an entry from pid and bytes.
+/// Lists the processes of the instance as NVML lists processes. `entry` makes an entry from pid and bytes.
 fn processes<T>(
     version: usize,
     device: *mut c_void,
@@ -229,7 +229,7 @@ fn processes<T>(
     entry: impl Fn(c_uint, u64) -> T,
 ) -> c_uint {
     let pointer = REAL_PROCESSES[version].load(Ordering::Acquire);
-    // SAFETY: only `wrapper` gives the functions below out, and it stored NVML's own of the same version first.
+    // SAFETY: only `wrapper` gives the functions below out, and it stored NVML's own function of the same version first.
     let real = unsafe { core::mem::transmute::<*mut c_void, Processes<T>>(pointer) };
     let Some(view) = (if count.is_null() { None } else { view_of(device) }) else {
         // SAFETY: the caller's arguments.
@@ -243,7 +243,7 @@ fn processes<T>(
         return INSUFFICIENT_SIZE;
     }
     for (index, (pid, used)) in all.into_iter().enumerate() {
-        // SAFETY: the caller has room for `room` entries, which is at least as many as these.
+        // SAFETY: the caller has room for `room` entries, which is at least the number of entries here.
         unsafe { list.add(index).write_unaligned(entry(pid, used)) };
     }
     0
@@ -265,8 +265,8 @@ extern "C" fn processes_v3(device: *mut c_void, count: *mut c_uint, list: *mut P
     processes(2, device, count, list, with_instances)
 }
 
-/// Keeps the entries of a list that are about processes of the instance, in their order. Without any it answers as NVML does when
-/// no process has used the device.
+/// Keeps a list's entries about processes of the instance, in their order. Without any entry it answers as NVML does when no
+/// process has used the device.
 ///
 /// # Safety
 /// `list` has `count` entries.
@@ -283,7 +283,7 @@ unsafe fn keep_own<T: Copy>(
         // SAFETY: as the caller promises.
         let entry = unsafe { list.add(index as usize).read_unaligned() };
         if own.contains(&pid(&entry)) {
-            // SAFETY: no more are kept than there were.
+            // SAFETY: the kept entries are no more than the entries read.
             unsafe { list.add(kept as usize).write_unaligned(entry) };
             kept += 1;
         }
@@ -293,7 +293,7 @@ unsafe fn keep_own<T: Copy>(
 }
 
 extern "C" fn samples(device: *mut c_void, list: *mut Sample, count: *mut c_uint, since: u64) -> c_uint {
-    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own function first.
     let real = unsafe { core::mem::transmute::<*mut c_void, Samples>(REAL_SAMPLES.load(Ordering::Acquire)) };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, list, count, since) };
@@ -309,7 +309,7 @@ extern "C" fn samples(device: *mut c_void, list: *mut Sample, count: *mut c_uint
 }
 
 extern "C" fn rates(device: *mut c_void, all: *mut Rates) -> c_uint {
-    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own first.
+    // SAFETY: only `wrapper` gives this function out, and it stored NVML's own function first.
     let real = unsafe { core::mem::transmute::<*mut c_void, AllRates>(REAL_RATES.load(Ordering::Acquire)) };
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, all) };

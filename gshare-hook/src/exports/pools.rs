@@ -1,10 +1,11 @@
 //! Memory pools and the memory of graphs.
 //!
-//! A pool is charged at its reserved size, which the driver decides: it keeps freed memory, cannot always use the memory it keeps, and
-//! grows in large steps. Before an allocation there must be room for the pool's memory in use and the new bytes; afterwards the charge
-//! follows the pool's size. If there is no room for the charge, all pools give their spare memory up; if there is still none, the
-//! allocation is undone, and the caller's pointer left as it was. Some memory cannot be undone: memory that is freed when its stream
-//! gets there, and memory of graphs, which exists once they run. Its charge takes the rest of the limit: the next allocation fails.
+//! A pool is charged at its reserved size, which the driver decides: the driver keeps freed memory, cannot always use the memory it
+//! keeps, and grows pools in large steps. Before an allocation there must be room for the pool's memory in use and the new bytes.
+//! Afterwards the charge follows the pool's size. If there is no room for the charge, all pools give their spare memory up. If
+//! there is still no room, the allocation is undone, and the caller's pointer is left as it was. Some memory cannot be undone:
+//! memory that is freed when its stream gets there, and memory of graphs, which exists once they run. Its charge takes the rest of
+//! the limit, so the next allocation fails.
 //!
 //! A device's pools change one at a time, and no thread waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
@@ -43,10 +44,10 @@ fn left(device: &Device) -> u64 {
     device.memory.limit().map_or(u64::MAX, |limit| limit.saturating_sub(device.memory.used()))
 }
 
-/// Takes as much of `bytes` as there is; gives how much that was.
+/// Takes as much of `bytes` as there is, and returns this amount.
 fn reserve_what_is_left(runtime: &'static Runtime, device: &'static Device, bytes: u64) -> u64 {
     let (mut part, mut taken) = (bytes.min(left(device)), 0);
-    // Other processes may have taken some of it, and only the daemon knows.
+    // Other processes may have taken some of the rest, and only the daemon knows.
     while part > 0 {
         if runtime.reserve(device, part) {
             taken += part;
@@ -62,8 +63,8 @@ fn reserve_what_is_left(runtime: &'static Runtime, device: &'static Device, byte
 
 // ---- pools ----------------------------------------------------------------------------------------------------------
 
-/// One pool operation at a time on a device. Guarded: how much was left by this process's own count when no more could be had for
-/// what pools and graphs hold.
+/// Admits one pool operation at a time on a device. The guarded number is the rest of the limit, by this process's own count, at
+/// the last time when no more could be had for the memory of pools and graphs.
 static LOCKS: [Lock<u64>; DEVICES] = [const { Lock::new(0) }; DEVICES];
 
 fn one_at_a_time(ordinal: i32) -> Guard<'static, u64> {
@@ -77,7 +78,7 @@ fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
     result.is_ok().then_some(value)
 }
 
-/// The pool that a key names. Graphs' memory has a key without a pool.
+/// The pool of a key, except for the key of graphs' memory, which has no pool.
 fn pool_of(key: Key) -> sys::CUmemoryPool {
     core::ptr::with_exposed_provenance_mut(usize::try_from(key.1).unwrap_or(0))
 }
@@ -86,7 +87,7 @@ fn pool_key(pool: sys::CUmemoryPool) -> Key {
     Key(Kind::Pool, pool.expose_provenance() as u64)
 }
 
-/// Memory that a pool, or a device's graphs, have reserved.
+/// Memory reserved by a pool, or by a device's graphs.
 fn reserved_by(key: Key, ordinal: i32) -> u64 {
     if key.1 < GRAPHS {
         return pool_attribute(pool_of(key), POOL_RESERVED).unwrap_or(0);
@@ -101,13 +102,13 @@ fn reserved_by(key: Key, ordinal: i32) -> u64 {
     }
 }
 
-/// Writes a pool down with its device; -1 for a pool that is not charged here.
+/// Writes a pool down with its device, which is -1 for a pool not charged here.
 fn enter_pool(runtime: &'static Runtime, key: Key, device: i32) {
     write_down(runtime, key, Record { bytes: 0, device, context: 0, links: 1 });
 }
 
-/// Brings the charge of a pool in line with its reserved size, out of the charge and of `held` bytes that were reserved for
-/// it beforehand. Gives the missing bytes.
+/// Brings the charge of a pool in line with its reserved size, out of the charge and of the `held` bytes reserved for it
+/// beforehand. Returns the missing bytes.
 fn settle(runtime: &'static Runtime, _locked: &Guard<'_, u64>, key: Key, ordinal: i32, held: u64) -> u64 {
     // Pools leave the book before they are destroyed.
     let Some(record) = runtime.book.get(key) else {
@@ -121,13 +122,13 @@ fn settle(runtime: &'static Runtime, _locked: &Guard<'_, u64>, key: Key, ordinal
     reserved - charge
 }
 
-/// The same, where nothing can be undone: the missing bytes take the rest of the limit.
+/// Like [`settle`], where nothing can be undone, so the missing bytes take the rest of the limit.
 pub(super) fn settle_for_good(runtime: &'static Runtime, key: Key, ordinal: i32) {
     let locked = one_at_a_time(ordinal);
     let (missing, refused) = (settle(runtime, &locked, key, ordinal, 0), *locked);
     drop(locked);
     let Some(device) = runtime.metering.devices.get(ordinal).filter(|_| missing > 0) else { return };
-    // Without this every launch of a graph would ask the daemon in vain.
+    // Without this check every launch of a graph would ask the daemon in vain.
     if left(device) <= refused {
         return;
     }
@@ -145,14 +146,14 @@ pub(super) fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
         if key.1 >= GRAPHS || runtime.book.get(key).is_none() {
             continue;
         }
-        // SAFETY: pools leave the book before they are destroyed, and with their device locked.
+        // SAFETY: pools leave the book before they are destroyed, and this happens with their device locked.
         if relaxed(|| unsafe { trim(pool_of(key), 0) }).is_ok() {
             settle(runtime, &locked, key, ordinal, 0);
         }
     }
 }
 
-/// The device of a stream. Only where several are in use the driver must be asked.
+/// The device of a stream, for which the driver is asked only where several devices are in use.
 fn device_of_stream(runtime: &'static Runtime, stream: usize) -> Metered<&'static Device> {
     if let Some(device) = runtime.metering.devices.sole() {
         return Metered::Yes(device);
@@ -167,13 +168,13 @@ fn ordinal_of_stream(stream: usize) -> Option<CUdevice> {
     if real!(cuStreamGetDevice).is_some_and(|get| unsafe { get(handle, &raw mut ordinal) }.is_ok()) {
         return Some(ordinal);
     }
-    // Drivers before 12.8.
+    // Drivers before 12.8 do not tell a stream's device.
     streams::in_context_of(stream, current_ordinal)
 }
 
-/// The device of a pool that this process did not make while it was counted; -1 for one of host memory.
+/// The device of a pool that this process did not make while it was counted, or -1 for a pool of host memory.
 fn ordinal_of_pool(pool: sys::CUmemoryPool) -> Option<i32> {
-    // Half of the 64 bits is written; drivers before 13.1 do not know it.
+    // The driver writes half of the 64 bits, and drivers before 13.1 do not know the attribute.
     let kind = pool_attribute(pool, POOL_LOCATION).and_then(|kind| c_uint::try_from(kind).ok());
     if kind.is_some_and(|kind| device_at(CUmemLocation { kind, id: 0 }).is_none()) {
         return Some(-1);
@@ -198,7 +199,7 @@ fn default_pool(ordinal: CUdevice) -> Option<sys::CUmemoryPool> {
     (result.is_ok() && !pool.is_null()).then_some(pool)
 }
 
-/// A stream-ordered allocation. On a captured stream it becomes part of a graph.
+/// Makes a stream-ordered allocation, which becomes part of a graph on a captured stream.
 fn allocate_async(
     pool: Option<sys::CUmemoryPool>,
     bytes: u64,
@@ -214,7 +215,7 @@ fn allocate_async(
         if captured {
             return call();
         }
-        // No pools: an allocation like any other.
+        // Without pools the allocation is like any other.
         let made = || (pointer(read(address)), bytes);
         return allocate_on(runtime, device, current_context(), bytes, call, made, || {});
     };
@@ -228,7 +229,7 @@ fn allocate_async(
         graphs_allocate_on(ordinal);
         return call();
     }
-    // Host memory is not charged; nor is an imported pool, which another process owns and pays for.
+    // Host memory is not charged, and neither is an imported pool, which another process owns and pays for.
     let device = metered!(runtime.device(ordinal), call);
     let mut locked = one_at_a_time(ordinal);
     if runtime.book.get(key).is_none() {
@@ -257,7 +258,7 @@ fn allocate_async(
     if !result.is_ok() {
         return result;
     }
-    // The pool pays; the record says which pool to look at when it is freed.
+    // The pool pays, and the record names the pool to look at when the pointer is freed.
     let record = Record { bytes, device: -1, context: 0, links: key.1 };
     write_down(runtime, pointer(read(address)), record);
     while missing > 0 {
@@ -289,7 +290,7 @@ fn free_again(address: CUdeviceptr, stream: sys::CUstream, per_thread: bool) {
     }
 }
 
-/// A pool goes. Its allocations stay until they are freed, and pay for themselves from now on.
+/// Makes a call that destroys a pool. The pool's allocations stay until they are freed, and pay for themselves from now on.
 fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
     let key = pool_key(pool);
     let Some(runtime) = PROCESS.runtime() else { return call() };
@@ -313,7 +314,7 @@ fn destroy_pool(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// A pool of host memory that the driver has named.
+/// Writes down a pool of host memory named by the driver.
 fn host_pool_named(pool: *const sys::CUmemoryPool, location: *const CUmemLocation) {
     // SAFETY: the driver has accepted the caller's location; it is plain integers.
     let on_host = unsafe { location.as_ref() }.is_some_and(|location| device_at(*location).is_none());
@@ -327,17 +328,17 @@ fn host_pool_named(pool: *const sys::CUmemoryPool, location: *const CUmemLocatio
 /// From here on, names of pools stand for the memory of a device's graphs.
 pub(super) const GRAPHS: u64 = u64::MAX - 4096;
 
-/// Devices that graphs of this process hold memory of, a bit for each.
+/// Devices on which graphs of this process hold memory, a bit for each.
 static GRAPH_MEMORY: AtomicU64 = AtomicU64::new(0);
 
-/// From now on graphs may hold memory of this device.
+/// Notes that graphs may hold memory of this device from now on.
 fn graphs_allocate_on(ordinal: i32) {
     if let Some(bit) = u32::try_from(ordinal).ok().and_then(|ordinal| 1u64.checked_shl(ordinal)) {
         GRAPH_MEMORY.fetch_or(bit, Ordering::Release);
     }
 }
 
-/// Charges what graphs have reserved: a graph launched on one device may allocate on another.
+/// Charges the memory reserved by graphs. A graph launched on one device may allocate on another.
 #[inline]
 pub(super) fn graph_launched() {
     let devices = GRAPH_MEMORY.load(Ordering::Relaxed);
@@ -361,7 +362,7 @@ fn settle_graphs(devices: u64) {
     }
 }
 
-/// A node is added that allocates.
+/// Notes a new allocation node.
 fn note_allocation(params: *const sys::CUDA_MEM_ALLOC_NODE_PARAMS) {
     if params.is_null() {
         return;
@@ -373,11 +374,11 @@ fn note_allocation(params: *const sys::CUDA_MEM_ALLOC_NODE_PARAMS) {
     }
 }
 
-/// A node is added by its general description.
+/// Notes a new node by its general description.
 fn note_node(params: *const sys::CUgraphNodeParams) {
     // SAFETY: null, or the caller's own description, which begins with its kind.
     if unsafe { params.cast::<c_uint>().as_ref() } == Some(&NODE_ALLOCATES) {
-        // SAFETY: not null; what follows the kind is that kind's description.
+        // SAFETY: not null; the description of its kind follows the kind.
         note_allocation(unsafe { &raw const (*params).__bindgen_anon_1 }.cast());
     }
 }

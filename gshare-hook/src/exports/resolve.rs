@@ -2,21 +2,21 @@
 //!
 //! # `dlsym`
 //! The hook exports `dlsym` and `dlvsym`. A look-up with `RTLD_NEXT` or `RTLD_DEFAULT` is resolved relative to its *return
-//! address*; a hook that forwards such a call changes the caller, and a library that asks for the next `malloc` gets
-//! its own back. So `dlsym` is a naked function: it looks at the handle and jumps to the real one, arguments and
-//! return address untouched. `RTLD_DEFAULT` finds the hook's own exports by the ordinary order of the program's
-//! libraries. With any other handle, the answer to a name of the table becomes its wrapper if it lies in the driver.
+//! address*. A hook that forwards such a call changes the caller, and a library that asks for the next `malloc` gets its own back.
+//! So `dlsym` is a naked function, which looks at the handle and jumps to the real function with arguments and return address
+//! untouched. `RTLD_DEFAULT` finds the hook's own exports by the ordinary order of the program's libraries. With any other handle,
+//! the answer to a name of the table becomes its wrapper if the answer lies in the driver.
 //!
 //! # `cuGetProcAddress`
-//! The real one answers first. Only a success is looked at: the table says which variant that is (base name, release,
-//! flag), and if the hook wraps exactly that variant, its wrapper is given instead. Status and NULL answers, unknown
-//! names and the empty probe pass through. Two traps:
+//! The real function answers first, and only a success is looked at. The table tells the variant of the answer (base name, release,
+//! flag), and if the hook wraps exactly this variant, its wrapper is given instead. Status and NULL answers, unknown names and the
+//! empty probe pass through. Two traps:
 //!
-//! * an old driver answers with the newest variant *it* knows, so the table is asked with the smaller of both releases;
-//! * a driver newer than the table may answer with a variant that the table does not have: then the real one is asked
-//!   again at the table's newest release, and the wrapper is given only if both answers are the same function.
+//! * An old driver answers with the newest variant *it* knows, so the table is asked with the smaller of both releases.
+//! * A driver newer than the table may answer with a variant absent from the table. Then the real function is asked again at the
+//!   table's newest release, and the wrapper is given only if both answers are the same function.
 //!
-//! `cuGetExportTable`, private functions by UUID, is never touched.
+//! The private functions by UUID of `cuGetExportTable` are never touched.
 #![allow(unsafe_code)] // the loader's interface
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -41,14 +41,14 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     core::arch::naked_asm!("jmp {own}", own = sym own_dlsym)
 }
 
-/// The same under a name that is this library's alone: `dlsym` leads to the first one of the program, from here too.
+/// `dlsym` under a name of this library alone, because `dlsym` itself leads to the first `dlsym` of the program, from here too.
 ///
 /// # Safety
 /// As for `dlsym(3)`.
 #[unsafe(naked)]
 unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
-        // RTLD_DEFAULT is 0 and RTLD_NEXT is -1: both are at most 1 after adding 1, as unsigned numbers.
+        // RTLD_DEFAULT is 0 and RTLD_NEXT is -1, so both are at most 1 after adding 1, as unsigned numbers.
         "lea rax, [rdi + 1]",
         "cmp rax, 1",
         "ja 4f",
@@ -93,8 +93,8 @@ unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Whether `RTLD_DEFAULT` would find a wrapper for a driver that the program does not have. A probe for CUDA in a
-/// process without CUDA must find nothing. Takes `dlsym`'s own arguments.
+/// Whether `RTLD_DEFAULT` would find a wrapper for a driver absent from the program, since a probe for CUDA in a process without
+/// CUDA must find nothing. The function takes `dlsym`'s own arguments.
 extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> bool {
     // SAFETY: dlsym was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) };
@@ -104,13 +104,13 @@ extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> 
 
 extern "C" fn dlsym_by_handle(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     if handle.is_null() {
-        // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT. A library behind this one may answer.
+        // Only a probe for CUDA without CUDA comes here as RTLD_DEFAULT, and a library behind this library may answer it.
         return real_dlsym(libc::RTLD_NEXT, name);
     }
     wrapped(name, real_dlsym(handle, name))
 }
 
-/// The answer to a look-up by handle: the wrapper of the function found, or the function itself.
+/// The answer to a look-up by handle: the wrapper of the found function, or the function itself.
 fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
     if name.is_null() {
         return found;
@@ -171,8 +171,9 @@ pub(crate) unsafe extern "C" fn dlvsym(
     )
 }
 
-/// This library's answer to a look-up with a version; null: the real function answers. A library before this library that looks for
-/// the next `dlsym` gets this library's, so the two make a chain. A library behind it must not: their calls would go round in a circle.
+/// This library's answer to a look-up with a version, or null where the real function answers. A library before this library,
+/// looking for the next `dlsym`, gets this library's, so the two make a chain. A library behind this library must not, because
+/// their calls would go round in a circle.
 extern "C" fn dlvsym_of_ours(
     handle: *mut c_void,
     name: *const c_char,
@@ -193,12 +194,12 @@ extern "C" fn dlvsym_of_ours(
     wrapped(name, real_dlvsym(handle, name, version))
 }
 
-/// A name that no library has, by which this library's `dlsym` sees that a look-up has come to it.
+/// A name of no library's function, by which this library's `dlsym` recognises a look-up sent to test its path.
 const PROBE: &CStr = c"cuGshareProbe";
 static PROBED: AtomicBool = AtomicBool::new(false);
 
-/// The library whose `dlsym` the program's look-ups reach in place of this library's, if there is such a library. A library that passes its
-/// look-ups on to this library is none.
+/// The library with the `dlsym` that answers the program's look-ups in place of this library's, if there is any. A library that
+/// passes its look-ups on to this library does not count.
 pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     let first = real_dlsym(libc::RTLD_DEFAULT, c"dlsym".as_ptr());
     if first.is_null() || driver::are_in_one_library(first, own_dlsym as *const c_void) {
@@ -220,10 +221,10 @@ pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     if PROBED.load(Ordering::Relaxed) { None } else { driver::library_of(first) }
 }
 
-/// Places for the names of the driver's functions: four for each.
+/// The number of places for the names of the driver's functions, four for each.
 const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
 
-/// The table's indices by the hash of the exported name, each with 1 added; 0 is an empty place.
+/// The table's indices by the hash of the exported name, each with 1 added, while 0 is an empty place.
 static BY_NAME: [u16; PLACES] = {
     let (mut places, mut index) = ([0u16; PLACES], 0);
     while index < SYMBOLS.len() {
@@ -240,7 +241,7 @@ static BY_NAME: [u16; PLACES] = {
     places
 };
 
-/// The first place of a name: eight bytes at a time, which spares half of a look-up.
+/// The first place of a name, by a hash of eight bytes at a time, which spares half of a look-up.
 const fn place_of(name: &[u8]) -> usize {
     let (mut hash, mut at) = (name.len() as u64, 0);
     while at < name.len() {
@@ -288,8 +289,8 @@ fn driver_release() -> u32 {
     u32::try_from(version).unwrap_or(NEWEST_RELEASE)
 }
 
-/// The answer to a successful look-up: the wrapper of exactly that variant, or the driver's answer.
-/// `ask_again` is the same look-up at another release.
+/// The answer to a successful look-up: the wrapper of exactly this variant, or the driver's answer. `ask_again` repeats the look-up
+/// at another release.
 fn substitute(
     name: *const c_char,
     found: *mut c_void,
@@ -310,7 +311,7 @@ fn substitute(
     if asked > NEWEST_RELEASE && ask_again(NEWEST_RELEASE.cast_signed()) != found {
         return found;
     }
-    // A driver that is bound to this library's exports may answer with the wrapper itself.
+    // A driver bound to this library's exports may answer with the wrapper itself.
     if found != wrapper {
         driver::remember(symbol.index, found);
     }

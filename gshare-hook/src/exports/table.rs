@@ -1,4 +1,4 @@
-//! Which functions of the driver have a wrapper, by index into the table of symbols.
+//! The driver functions with a wrapper, by index into the table of symbols.
 
 use core::ffi::c_void;
 
@@ -6,7 +6,7 @@ use gshare_cuda_abi::{SYMBOLS, index};
 
 use crate::exports::{array, context, launch, memory, pools, resolve, waits};
 
-/// Wrappers by index into the table; null for none.
+/// Wrappers by index into the table, with null for a function without a wrapper.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
 
 // SAFETY: addresses of functions.
@@ -38,7 +38,7 @@ static WRAPPERS: Wrappers = Wrappers({
     all
 });
 
-/// The wrapper of this variant, if it has one.
+/// The wrapper of this variant, if there is any.
 pub(crate) fn wrapper(index: usize) -> Option<*mut c_void> {
     Some(WRAPPERS.0[index].cast_mut()).filter(|pointer| !pointer.is_null())
 }

@@ -1,7 +1,7 @@
-//! Calls that make a stream wait: for the host, for a word of memory, for another stream or another owner's semaphore.
+//! Calls that make a stream wait for the host, a word of memory, another stream or another owner's semaphore.
 //!
-//! They take no GPU time, and the time of the wait is not the program's use of the device. The launch path is told, so that a
-//! segment with a wait in it is charged what its launches are predicted to take.
+//! These calls take no GPU time, and the time of the wait is not the program's use of the device. The launch path is told of each,
+//! so a segment with a wait in it is charged the predicted time of its launches.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_uint, c_void};

@@ -6,8 +6,8 @@
 //!   └───── nothing to enforce, or GSHARE_DISABLE ─────────────────────────────────────────────────▶ Off
 //! fork: the child's page is zero, and zero is Armed: it starts over, with none of the parent's locks or threads
 //! ```
-//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), for every system call that makes one. `vfork` shares the page
-//! with its parent, rightly: that child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
+//! The kernel zeroes the page in a child (`MADV_WIPEONFORK`), for every system call that makes a child. `vfork` shares the page
+//! with the parent, rightly, because such a child may only call `exec`. A `pthread_atfork` handler does the same for kernels before
 //! 4.14, and empties the word of the child's one thread.
 #![allow(unsafe_code)] // memory advice on one static page
 
@@ -32,9 +32,9 @@ pub(crate) enum State {
     Shut = 3,
 }
 
-/// How many destroyed handles are remembered by name.
+/// The number of destroyed handles remembered by name.
 const GRAVES: usize = 16;
-/// In place of a stream: all streams of some context.
+/// Stands for all streams of a context, in place of one stream.
 pub(crate) const ALL_STREAMS: usize = usize::MAX;
 
 /// State of the process that a forked child must not inherit.
@@ -43,17 +43,17 @@ pub(crate) struct Control {
     state: AtomicU32,
     /// Captures under way, as far as the wrappers saw.
     captures: AtomicU32,
-    /// The state of the launch path, set before `state` becomes `Active`; never freed, so a late reader is safe.
+    /// The state of the launch path, set before `state` becomes `Active`. It is never freed, so a late reader is safe.
     metering: AtomicPtr<Metering>,
-    /// Counts destroyed streams and contexts, and names the last of them: code that kept such a handle must not use it any more.
+    /// The count of destroyed streams and contexts, and the last of their names. Code that kept such a handle must not use it any more.
     destroyed: AtomicU64,
     graves: [AtomicUsize; GRAVES],
-    /// Whether there ever was a stream that the legacy stream waits for.
+    /// Whether the program ever made a stream that the legacy stream waits for.
     blocking_streams: AtomicBool,
-    /// The causes that were told, as bits: see [`cannot_meter`](crate::launch::failure::cannot_meter).
+    /// The causes told so far, as bits: see [`cannot_meter`](crate::launch::failure::cannot_meter).
     told: AtomicU32,
-    /// The device that every launch goes to, while nothing but spending credit has to be done for one: metering, one
-    /// device, no capture under way. Null otherwise.
+    /// The device of every launch, while a launch has to do nothing but spend credit: launches are metered, there is one device,
+    /// and no capture is under way. Null otherwise.
     fast: AtomicPtr<Device>,
     updating: Lock<()>,
 }
@@ -81,16 +81,16 @@ impl Control {
         self.update();
     }
 
-    /// The device for the short way through a launch.
+    /// The device of the fast path, if there is a fast path.
     #[inline(always)]
     pub(crate) fn fast(&self) -> Option<&'static Device> {
         // SAFETY: null or a leaked device.
         unsafe { self.fast.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Something changed that decides whether there is a short way.
+    /// Decides again whether there is a fast path, after a change.
     pub(crate) fn update(&self) {
-        // Two updates must not cross: the later one's answer would be lost.
+        // Two updates must not cross, or the later answer would be lost.
         let _one_at_a_time = self.updating.lock();
         let open = self.state() == State::Active as u32 && !self.capturing();
         let device = self.metering().filter(|_| open).and_then(|metering| metering.devices.sole());
@@ -99,11 +99,11 @@ impl Control {
         self.fast.store(device, Ordering::Release);
     }
 
-    /// A context was made on this device: if it is not the only one, every launch must ask where it goes.
+    /// Notes a context made on this device. If another device has a context, every launch must ask where it goes.
     pub(crate) fn context_on(&self, ordinal: i32) {
         let Some(metering) = self.metering() else { return };
         if let Some(sole) = metering.devices.sole().filter(|device| device.ordinal != ordinal) {
-            // From here on each device counts its own.
+            // From here on each device counts its own launches.
             let launches =
                 metering.threads.all().iter().map(|thread| thread.launches.load(Ordering::Relaxed)).sum();
             sole.launches.store(launches, Ordering::Relaxed);
@@ -123,7 +123,7 @@ impl Control {
     }
 
     pub(crate) fn capture_ended(&self) {
-        // An end without a beginning that we saw must not wrap below zero.
+        // An end without a seen beginning must not wrap below zero.
         let _ = self.captures.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| n.checked_sub(1));
         self.update();
     }
@@ -133,7 +133,7 @@ impl Control {
         self.destroyed.load(Ordering::Acquire)
     }
 
-    /// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context.
+    /// Notes that a stream, or [`ALL_STREAMS`] of a context, is about to be destroyed.
     pub(crate) fn handle_destroyed(&self, stream: usize) {
         let _one_at_a_time = self.updating.lock();
         let count = self.destroyed.load(Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Control {
         self.destroyed.store(count + 1, Ordering::Release);
     }
 
-    /// Whether this stream was, or may have been, destroyed since that count.
+    /// Whether this stream was, or may have been, destroyed since the count was `since`.
     pub(crate) fn is_destroyed(&self, stream: usize, since: u64) -> bool {
         if self.destroyed() == since {
             return false;
@@ -161,12 +161,12 @@ impl Control {
         self.blocking_streams.store(true, Ordering::Relaxed);
     }
 
-    /// Whether this cause has yet to be told.
+    /// Whether this cause has yet to be told, which the caller then does.
     pub(crate) fn tells(&self, cause: u32) -> bool {
         self.told.fetch_or(cause, Ordering::AcqRel) & cause == 0
     }
 
-    /// The state of the launch path, once it is there.
+    /// The state of the launch path, if there is any.
     #[inline(always)]
     pub(crate) fn metering(&self) -> Option<&'static Metering> {
         // SAFETY: the pointer is null or leads to a value that is never freed.
@@ -177,11 +177,11 @@ impl Control {
         self.metering.store(core::ptr::from_ref(metering).cast_mut(), Ordering::Release);
     }
 
-    /// Makes the page empty in children. Called once, by the library's constructor.
+    /// Makes the page empty in forked children, as called once by the library's constructor.
     pub(crate) fn wipe_on_fork(&self) {
         let page = core::ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the page is this static, page-aligned and page-sized; the advice takes effect in children only. The
-        // handler stores to atomics and to its own thread's word.
+        // SAFETY: the page is this static, page-aligned and page-sized, and the advice takes effect in children only. The handler
+        // stores to atomics and to its own thread's word.
         unsafe {
             libc::madvise(page, size_of::<Self>(), libc::MADV_WIPEONFORK);
             libc::pthread_atfork(None, None, Some(forget));

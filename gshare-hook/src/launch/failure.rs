@@ -1,7 +1,7 @@
-//! What happens when a limit was asked for and cannot be kept.
+//! The response when a limit was asked for and cannot be kept.
 //!
-//! No launch and no allocation goes through then, unless the operator has said `GSHARE_ON_FAILURE=run`. Each cause is told once. Most
-//! causes may pass (a container at its limit of threads, memory that is short), so the next launch or allocation tries again.
+//! No launch and no allocation goes through then, unless the operator has set `GSHARE_ON_FAILURE=run`. Each cause is told once.
+//! Most causes may pass (a container at its limit of threads, a shortage of memory), so the next launch or allocation tries again.
 
 use core::fmt;
 
@@ -10,26 +10,26 @@ use crate::launch::control::{CONTROL, State};
 use crate::sys::config::OnFailure;
 use crate::sys::stderr::tell;
 
-/// Why this process cannot be metered.
+/// The reason why this process cannot be metered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// No thread is to be had.
+    /// No thread can be made.
     Thread(i32),
-    /// The program has taken all keys for data of threads.
+    /// The program has taken all keys for thread data.
     Key,
-    /// No memory is to be had.
+    /// No memory can be had.
     Memory,
     /// The driver lacks this function.
     Driver(&'static str),
-    /// The driver does not say what this device is, or its number is too high.
+    /// The driver does not name this device, or the device's number is too high.
     Device(i32),
     /// Another thread has been deciding for seconds.
     Undecided,
     /// A decision ended in a panic.
     Panic,
-    /// The helper thread does not run any more, or has ended in a panic: its account is lost.
+    /// The helper thread no longer runs or has ended in a panic, so its account is lost.
     Helper,
-    /// Look-ups of the program go past this library.
+    /// The program's look-ups go past this library.
     Bypassed,
 }
 
@@ -48,7 +48,7 @@ impl Why {
         }
     }
 
-    /// Whether it stays so for the life of the process.
+    /// Whether the reason stays for the life of the process.
     fn lasts(self) -> bool {
         matches!(self, Self::Helper | Self::Bypassed)
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// The process cannot be metered. Tells it once, obeys the policy; gives whether launches and allocations go through.
+/// Tells once of a failure to meter the process, and obeys the policy. Returns whether launches and allocations go through.
 #[cold]
 pub(crate) fn cannot_meter(policy: OnFailure, why: Why) -> bool {
     let runs = policy == OnFailure::Run;

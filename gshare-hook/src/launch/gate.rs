@@ -1,42 +1,42 @@
-//! The launch path.
+//! The launch path, from the look for prepaid credit to the recorded events.
 //!
 //! # Problem
-//! A launch takes 2 us on a real device. Metering it must cost a hundredth of that, must not ask anybody, must not
-//! take a lock, and must still hold the limit for a program that never synchronises.
+//! A launch takes 2 us on a real device. Metering it must cost a hundredth of this time, take no lock and ask neither a thread
+//! nor the daemon, and must still hold the limit for a program that never synchronises.
 //!
 //! # Terms
-//! - **row**: what is known about the cost of this function at this size ([`gshare_meter::cost`]).
+//! - **row**: the known cost of this function at this size ([`gshare_meter::cost`]).
 //! - **run**: consecutive launches of one thread on one stream. A thread keeps [`RUNS`] of them.
-//! - **segment**: the part of a run between two CUDA events. It is what is measured.
+//! - **segment**: the part of a run between two CUDA events, which is the unit of measurement.
 //!
 //! # Algorithm
-//! [`gshare_meter::launch`] decides; this is where the program's threads meet it.
-//! While credit lasts: read the switch, find the row, subtract its cost from what the run has prepaid, call the driver.
-//! A run prepays out of the credit of the device, with one atomic operation for many short launches. All else is colder still:
+//! [`gshare_meter::launch`] decides; here the program's threads meet its decisions. While credit lasts, a launch reads the switch,
+//! finds the row, subtracts its cost from the run's prepaid credit, and calls the driver. A run prepays out of the device's credit,
+//! with one atomic operation for many short launches. All other cases are colder still:
 //!
 //! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess ([`crate::launch::probe`]).
 //! 2. *Segment full*: its end event is recorded and the pair goes to the helper thread, which measures, corrects the account and
 //!    lets credit in.
-//! 3. *No credit*: the thread records the end of its own segments, so that their completion can be seen, and waits its
-//!    turn, first come, first served, before the real call and with no lock held.
-//! 4. *A synchronising call*: segments worth measuring are ended before it; short ones are settled as predicted, but for one
-//!    now and then, and for the next ones after a call that waited longer than what was open explains. One in four is timed.
+//! 3. *No credit*: the thread records the end of its own segments, so their completion can be seen. Then it waits its turn, first
+//!    come, first served, before the real call and with no lock held.
+//! 4. *A synchronising call*: segments worth measuring are ended before it. Short segments are settled as predicted, except for one
+//!    now and then, and for the next few after a call that waited longer than the open launches explain. One call in four is timed.
 //! 5. *Another context becomes current*: segments end while their events can still be recorded.
 //! 6. *Doubt*: segments that took longer than predicted prove nothing when their stream may have run dry. Now and then the next
-//!    launch is measured alone; a short one with its stream kept waiting meanwhile, so that the time of the launch call is not
+//!    launch is measured alone. The stream of a short launch is kept waiting meanwhile, so the time of the launch call is not
 //!    measured with it ([`crate::device::hold`]).
 //!
-//! The time between two events holds the call of the first launch when the stream was empty before it: the device cannot begin earlier.
-//! Where that was so it is left out (`lead`). The calls of later launches count only when they keep the device waiting, and a segment
-//! in which they may have is charged what was predicted.
+//! When the stream was empty before, the time between two events holds the call of the first launch, because the device cannot
+//! begin earlier. The time of this call is left out (`lead`). Calls of later launches count only when they keep the device waiting,
+//! and a segment in which they may have done so is charged its prediction.
 //!
-//! Launches on a stream that is being captured pass free and untouched; they are charged when the graph is launched. While
-//! any stream is being captured no event is recorded anywhere.
+//! Launches on a stream under capture pass free and untouched, and are charged when the graph is launched. During a capture of any
+//! stream no event is recorded anywhere.
 //!
 //! # Cost
-//! Hot case: a few loads, and additions to the thread's own record. No clock, lock, system call or allocation; two event
-//! records per segment. What is prepaid and not launched is charged like work in flight, and given back when its thread
-//! waits or ends: at most [`MOST_PREPAID_NS`](gshare_meter::launch::MOST_PREPAID_NS) for each stream that a thread uses.
+//! The hot case takes a few loads, and additions to the thread's own record, with no clock, lock, system call or allocation. Each
+//! segment takes two event records. Prepaid credit without a launch is charged like work in flight, and given back when its thread
+//! waits or ends. It is at most [`MOST_PREPAID_NS`](gshare_meter::launch::MOST_PREPAID_NS) for each stream that a thread uses.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::Ordering;
@@ -57,7 +57,7 @@ use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
 use crate::launch::ticket::Ticket;
 use crate::sys::clock;
 
-/// The short way of a launch: its cost is known and prepaid, and nothing else is to be done.
+/// The fast path of a launch with a known and prepaid cost, while nothing else is to be done.
 #[inline(always)]
 pub(crate) fn admit_prepaid(handle: u64, size: u64, stream: usize) -> Option<Ticket> {
     let device = CONTROL.fast()?;
@@ -75,7 +75,7 @@ pub(crate) fn admit_prepaid(handle: u64, size: u64, stream: usize) -> Option<Tic
     Some(Ticket { verdict, cost })
 }
 
-/// The way of a launch on this device that finds nothing prepaid, or anything to be done.
+/// The path of a launch on this device that finds nothing prepaid, or other work to be done.
 pub(crate) fn admit(
     metering: &'static Metering,
     device: &'static Device,
@@ -107,7 +107,7 @@ pub(crate) fn admit(
         Passed::Unmetered => return Ticket::PASS,
         Passed::Failed => return Ticket::FAIL,
     }
-    // SAFETY: as above; the last borrow has ended.
+    // SAFETY: as above, and the last borrow has ended.
     let mut run = unsafe { thread.run(stream) };
     if run.run.is_due() && begin(metering, &mut run, cost, row, call) {
         return measure_alone(launch, cost);
@@ -116,7 +116,7 @@ pub(crate) fn admit(
     Ticket { verdict: run.run.launch(open, row, cost), cost }
 }
 
-/// After the call: the segment ends, the launch was measured alone, or the driver refused it.
+/// Follows the call when the segment ends, the launch was measured alone, or the driver refused it.
 #[cold]
 pub(crate) fn conclude(ticket: Ticket, stream: usize, result: CUresult) {
     match CONTROL.metering() {
@@ -153,12 +153,12 @@ fn pay(metering: &Metering, device: &Device, thread: &ThreadRecord, stream: usiz
     if run.run.pay(open, &device.gate, cost) {
         return Passed::Paid;
     }
-    // Waiting ends all segments of this thread and gives back what they have prepaid.
+    // Waiting ends all segments of this thread and gives their prepaid credit back.
     wait_for_credit(metering, device, thread, cost)
 }
 
-/// A function handle is gone: what was learned about it says nothing about the next one there. Its launches may have gone to any
-/// device.
+/// Forgets a function handle that is gone, since its learned cost says nothing about the next function there. Its launches may have
+/// gone to any device.
 pub(crate) fn forget(handle: u64, size: u64) {
     for device in CONTROL.metering().into_iter().flat_map(|metering| metering.devices.iter()) {
         device.costs.forget(handle, shape(size));

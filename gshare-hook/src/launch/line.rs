@@ -1,4 +1,4 @@
-//! Threads that wait for credit, first come, first served.
+//! Threads waiting for credit, first come, first served.
 
 use core::sync::atomic::Ordering;
 use std::time::Duration as StdDuration;
@@ -13,11 +13,11 @@ use crate::launch::runs::ThreadRecord;
 use crate::launch::segments::end_to_wait;
 use crate::sys::clock;
 
-/// How long a thread waits in line without the line moving before it stops waiting for those ahead.
+/// Longest wait in a line that does not move. Then the thread stops waiting for the threads ahead.
 const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
-/// How long a thread sleeps before it looks again.
+/// Longest sleep of a thread before it looks again.
 const LOOK: StdDuration = StdDuration::from_millis(10);
-/// The same in a signal handler, where nothing can wake it.
+/// The sleep in a signal handler, where nothing can wake the thread.
 const LOOK_IN_HANDLER: StdDuration = StdDuration::from_micros(200);
 
 /// The reason for which a wait ends, or none.
@@ -32,7 +32,7 @@ fn look(metering: &Metering, device: &Device, watch: &mut Watch, now: u64) -> Fo
     if device.shut.load(Ordering::Acquire) || state == State::Shut as u32 {
         Found::Ended(Passed::Failed)
     } else if state != State::Active as u32 || device.free_running.load(Ordering::Acquire) {
-        // Switched off while waiting: nothing would ever let credit in.
+        // Metering was switched off during the wait, so nothing would ever let credit in.
         Found::Ended(Passed::Unmetered)
     } else if watch.sees_it_gone(metering, now) {
         Found::HelperGone
@@ -50,7 +50,7 @@ pub(crate) fn wait_for_credit(
     cost: u64,
 ) -> Passed {
     let began = clock::now_ns();
-    // A signal handler that launches while its thread waits: the thread may hold the line's lock, and its own place in line does not
+    // A signal handler launches while its thread waits. The thread may hold the line's lock, and its own place in line does not
     // move before the handler returns.
     if thread.waits.swap(true, Ordering::Relaxed) {
         return wait_in_handler(metering, device, cost, began);

@@ -1,4 +1,4 @@
-//! The launch path: the cost of a launch, whether it goes now, and the measurement of its time on the device.
+//! The launch path: the cost of a launch, the decision whether it goes now, and the measurement of its time on the device.
 
 pub(crate) mod control;
 pub(crate) mod failure;

@@ -1,8 +1,8 @@
-//! A launch that is measured alone: one of unknown cost, or one whose cost is in doubt.
+//! A launch measured alone, because its cost is unknown or in doubt.
 //!
-//! It gets an event pair of its own. While one of unknown cost is being measured, the next one of the same row waits for the result
-//! ([`launch::awaits_measurement`]). A short kernel's stream is kept waiting meanwhile ([`crate::device::hold`]), so that the
-//! time of the launch call is not measured with it.
+//! The launch gets an event pair of its own. While a launch of unknown cost is being measured, the next launch of the same row
+//! waits for the result ([`launch::awaits_measurement`]). A short kernel's stream is kept waiting meanwhile
+//! ([`crate::device::hold`]), so the time of the launch call is not measured with it.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::Ordering;
@@ -26,11 +26,11 @@ use crate::launch::streams::LEGACY_STREAM;
 use crate::launch::ticket::Ticket;
 use crate::sys::clock;
 
-/// A launch whose cost is not known: measured alone.
+/// Decides about a launch of unknown cost, which is measured alone.
 #[cold]
 pub(crate) fn probe(of: Launch) -> Ticket {
     let Launch { metering, device, thread, row, stream, .. } = of;
-    // Not in a signal handler whose thread waits: it may hold the line's lock.
+    // A signal handler does not wait here while its thread waits, since the thread may hold the line's lock.
     let in_handler = thread.waits.load(Ordering::Relaxed);
     if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
         end_to_wait(thread);
@@ -48,7 +48,7 @@ pub(crate) fn probe(of: Launch) -> Ticket {
             Passed::Failed => return Ticket::FAIL,
         }
     }
-    // The run's own segment, if any, has a stranger in it from now on.
+    // From now on the run's own segment, if any, has a foreign launch in it.
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.run.interrupted();
     measure_alone(of, cost)
@@ -66,16 +66,16 @@ pub(crate) struct Launch {
 }
 
 impl Alone {
-    /// Records the event before it, with its stream kept waiting if it is short.
+    /// Records the event before the launch, and keeps the stream waiting for a short launch.
     fn record_start(&mut self, context: Arc<Context>) {
-        // On an idle stream the start passes at once, and the kernel starts when the launch has come through.
+        // On an idle stream the start event passes at once, and the kernel starts when the launch has come through.
         let idle = self.timing.may_be_late() && Context::is_idle(self.stream);
         let short = self.timing.is_short(&self.device.costs);
         let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
         let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
         match begun {
             Begun::Yes => self.lead = context.take_recorded(self.stream),
-            // What would be measured is the time of the call.
+            // Without a hold of its own, the measurement would show the time of the call.
             Begun::Busy => return,
             Begun::Never => {}
         }
@@ -93,7 +93,7 @@ impl Alone {
     }
 }
 
-/// Records the event before a launch; its cost has been paid.
+/// Records the event before a launch with a paid cost.
 #[cold]
 pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
     let Launch { metering, device, thread, row, stream, call } = of;

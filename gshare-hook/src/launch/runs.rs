@@ -1,7 +1,7 @@
 //! The runs of each thread: its launches by stream, behind the decisions of [`gshare_meter::launch`].
 //!
-//! A thread keeps [`RUNS`] of them, found by a hash of the stream; a stream whose place is taken ends what was there. A run has a half
-//! that only its thread touches, and a half of atomics that the helper thread reads to know what is in flight.
+//! A thread keeps [`RUNS`] of them, found by a hash of the stream. If its place is taken, the run there ends. One half of a
+//! run is touched by its thread only, and the other half is atomics, from which the helper thread learns of the work in flight.
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word
 
 use core::cell::UnsafeCell;
@@ -15,10 +15,10 @@ use crate::device::Device;
 use crate::device::context::{Context, Event};
 use crate::sys::tls;
 
-/// Streams that a thread's launches are tracked on at once.
+/// The number of streams on which a thread's launches are tracked at once.
 pub(crate) const RUNS: usize = 4;
 
-/// In place of a stream: none.
+/// Stands for no stream, in place of a stream.
 pub(crate) const NO_STREAM: usize = usize::MAX;
 
 /// The first event of a segment, in its context.
@@ -28,19 +28,19 @@ pub(crate) type Mark = (Event, Arc<Context>);
 #[derive(Debug)]
 #[repr(C, align(128))] // found by a shift; a launch reads and writes the first line only
 struct Place {
-    /// Null or leaked; only the owner writes it.
+    /// Null or leaked, and written by the owner only.
     device: AtomicPtr<Device>,
     open: Open,
     own: UnsafeCell<Own>,
 }
 
-/// The part of a run that only its thread touches.
+/// The part of a run touched by its thread only.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Own {
     pub(crate) stream: usize,
     pub(crate) run: Run<Mark>,
-    /// The count of destroyed handles when the segment began.
+    /// The count of destroyed handles at the beginning of the segment.
     pub(crate) destroyed: u64,
 }
 
@@ -89,7 +89,7 @@ impl Mine<'_> {
         unsafe { self.device.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// Gives back what is prepaid.
+    /// Gives the prepaid credit back.
     pub(crate) fn refund(&mut self) {
         let prepaid = self.open.take_prepaid();
         if let Some(device) = self.device().filter(|_| prepaid > 0) {
@@ -97,7 +97,7 @@ impl Mine<'_> {
         }
     }
 
-    /// The run is this stream's from now on.
+    /// Makes the run this stream's from now on.
     pub(crate) fn becomes(&mut self, stream: usize, device: &'static Device) {
         self.run.taken_over();
         self.stream = stream;
@@ -111,30 +111,30 @@ pub(crate) struct Alone {
     pub(crate) device: &'static Device,
     pub(crate) stream: usize,
     pub(crate) timing: launch::Alone,
-    /// The event before it, unless none could be recorded, and one before that where the stream is kept waiting.
+    /// The event before the launch, unless none could be recorded, and the event before that where the stream is kept waiting.
     pub(crate) start: Option<Mark>,
     pub(crate) lead: Option<Event>,
 }
 
-/// What the meter keeps about a thread. Never freed; reused when its thread is gone.
+/// The meter's record of a thread, which is never freed, and reused when its thread is gone.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ThreadRecord {
     pub(crate) launches: AtomicU64,
-    /// Calls that wait for the device.
+    /// The number of synchronising calls.
     pub(crate) syncs: AtomicU64,
     pub(crate) taken: AtomicBool,
-    /// It waits for credit.
+    /// Whether the thread waits for credit.
     pub(crate) waits: AtomicBool,
-    /// The stream on which it ends a segment, or [`NO_STREAM`]: the stream is not destroyed meanwhile.
+    /// The stream on which the thread ends a segment, or [`NO_STREAM`], so the stream is not destroyed meanwhile.
     pub(crate) ending: AtomicUsize,
     runs: [Place; RUNS],
-    /// The launch that is being measured alone, between its two events.
+    /// The launch being measured alone, between its two events.
     pub(crate) alone: UnsafeCell<Option<Alone>>,
 }
 
-// SAFETY: `alone` and the `own` part of each run are touched by the record's own thread only (`run`, `all_runs` and `alone` say
-// so); the rest is atomic. `taken` passes the record from one thread to the next.
+// SAFETY: only the record's own thread touches `alone` and the `own` part of each run (`run`, `all_runs` and `alone` say so), and
+// the rest is atomic. `taken` passes the record from one thread to the next.
 unsafe impl Sync for ThreadRecord {}
 
 impl ThreadRecord {
@@ -150,7 +150,7 @@ impl ThreadRecord {
         }
     }
 
-    /// The open launches of each run on a device, for the helper.
+    /// The open launches of each run on a device, for the helper thread.
     pub(crate) fn open_runs(&self, device: &Device) -> [OpenRun; RUNS] {
         self.runs.each_ref().map(|run| if run.is_on(device) { run.open.as_run() } else { OpenRun::default() })
     }
@@ -161,7 +161,7 @@ impl ThreadRecord {
         if run.is_on(device) { run.open.presume_done(predicted) } else { 0 }
     }
 
-    /// The run that a stream uses.
+    /// The run of a stream.
     ///
     /// # Safety
     /// Only the record's own thread may call this, and not while it holds a run.
@@ -184,7 +184,7 @@ impl ThreadRecord {
     }
 }
 
-/// Which of a thread's runs a stream uses: the upper bits of its low half times an odd number.
+/// The index of a stream's run in its thread: the upper bits of the stream's low half times an odd number.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // the low half
 pub(crate) fn place(stream: usize) -> usize {
@@ -198,7 +198,7 @@ pub(crate) fn own_record() -> Option<&'static ThreadRecord> {
     unsafe { core::ptr::with_exposed_provenance::<ThreadRecord>(*tls::word()).as_ref() }
 }
 
-/// The thread is gone: what it left open is settled as predicted, without a call to the driver.
+/// Retires the record of a thread that is gone. Its open launches are settled as predicted, without a call to the driver.
 pub(crate) fn retire(thread: &ThreadRecord) {
     // SAFETY: the record is the calling thread's own, which is at its end.
     for mut run in unsafe { thread.all_runs() } {

@@ -1,4 +1,4 @@
-//! The CUDA events around segments. When one begins and ends, and what it proves, [`gshare_meter::launch`] decides.
+//! The CUDA events around segments. [`gshare_meter::launch`] decides when a segment begins and ends, and judges its proof.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::{Ordering, fence};
@@ -16,11 +16,12 @@ use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 use crate::sys::{clock, signals};
 use gshare_cuda_abi::types::CUresult;
 
-/// How long a thread that destroys a stream waits for one that ends a segment there: some microseconds, and about a second at most.
+/// One step of a destroying thread's wait for a thread that ends a segment on the stream. The wait takes some microseconds, and
+/// about a second at most.
 const DESTROY_STEP: Duration = Duration::from_micros(100);
 const DESTROY_STEPS: u32 = 5_000;
 
-/// Begins a segment. `true`: measure this launch alone.
+/// Begins a segment, and returns `true` if this launch is to be measured alone.
 #[cold]
 pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row, call: Call) -> bool {
     let (open, Some(device)) = (run.open, run.device()) else { return false };
@@ -48,7 +49,7 @@ pub(crate) fn metered() -> Option<&'static ThreadRecord> {
     if CONTROL.state() == State::Active as u32 { own_record() } else { None }
 }
 
-/// Makes the run this stream's.
+/// Makes the run this stream's, after ending the run of another stream there.
 pub(crate) fn take_over(run: &mut Mine<'_>, stream: usize, device: &'static Device) {
     if run.is_on(stream, device) {
         return;
@@ -69,14 +70,14 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
     }
 }
 
-/// Ends them because the calling thread will wait for credit. A signal handler that launches meanwhile waits as well, and must not keep
-/// locks from the helper thread that its own thread holds here.
+/// Ends the calling thread's segments because it will wait for credit. A signal handler that launches meanwhile waits as well, and
+/// must not keep from the helper thread the locks that its own thread holds here. So signals are blocked.
 pub(crate) fn end_to_wait(thread: &ThreadRecord) {
     signals::blocked(|| end_segments(thread, Ending::Waiting));
 }
 
-/// Another context becomes current in the calling thread, or has just become: segments of others end, if possible while their
-/// events can still be recorded.
+/// Ends the segments of other contexts, because the context `to` becomes current in the calling thread or has just become current.
+/// If possible the segments end while their events can still be recorded.
 pub(crate) fn switching(to: usize) {
     let Some(thread) = metered().filter(|_| to != 0) else { return };
     // SAFETY: the record is the calling thread's own.
@@ -87,7 +88,7 @@ pub(crate) fn switching(to: usize) {
     }
 }
 
-/// The calling thread makes a stream wait: see [`Run::waits`](gshare_meter::launch::Run::waits).
+/// Notes that the calling thread makes a stream wait: see [`Run::waits`](gshare_meter::launch::Run::waits).
 pub(crate) fn waits(stream: usize) {
     let Some(thread) = metered() else { return };
     // SAFETY: the record is the calling thread's own.
@@ -97,7 +98,7 @@ pub(crate) fn waits(stream: usize) {
     }
 }
 
-/// The calling thread is about to synchronise with the device.
+/// Prepares for the calling thread's synchronisation with the device.
 #[inline]
 pub(crate) fn synchronising() {
     if let Some(thread) = metered() {
@@ -106,7 +107,7 @@ pub(crate) fn synchronising() {
     }
 }
 
-/// The calling thread synchronises with the device, by `call`. One in four that has launches to wait for is timed.
+/// Synchronises the calling thread with the device, by `call`. One call in four with launches to wait for is timed.
 #[inline]
 pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(thread) = metered() else { return call() };
@@ -129,10 +130,10 @@ pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// A stream is about to be destroyed, or [`ALL_STREAMS`] of a context that is dead: no segment of any thread ends on it any more.
+/// Marks a stream, or [`ALL_STREAMS`] of a dead context, that is about to be destroyed. From here on no segment of any thread ends on it.
 ///
-/// A thread that found it alive is waited for, so that the event is recorded before. Not for ever: the driver's call may itself wait
-/// for what the program does next.
+/// A thread that found the stream alive is waited for, so its event is recorded before. The wait is bounded, because the driver's
+/// call may itself wait for the program's next action.
 pub(crate) fn destroying(stream: usize) {
     CONTROL.handle_destroyed(stream);
     fence(Ordering::SeqCst);
@@ -142,7 +143,7 @@ pub(crate) fn destroying(stream: usize) {
     };
     let Some(metering) = CONTROL.metering().filter(|metering| metering.threads.any(ends)) else { return };
     for thread in metering.threads.all() {
-        // By steps, of which a process that was stopped for a while loses one.
+        // The wait goes in steps, and a process that was stopped for a while loses only one step.
         for _ in 0..DESTROY_STEPS {
             if !ends(thread) {
                 break;
@@ -152,7 +153,7 @@ pub(crate) fn destroying(stream: usize) {
     }
 }
 
-/// Ends the segment of a run, if any; what is open without one is settled as predicted.
+/// Ends the segment of a run, if any. Open launches without a segment are settled as predicted.
 pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     let (open, Some(device)) = (run.open, run.device()) else { return };
     let measures_all = device.measures_all.load(Ordering::Relaxed);
@@ -162,7 +163,8 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
         device.settled.fetch_add(predicted, Ordering::AcqRel);
     };
     let Some((start, context)) = closed.mark.take() else { return settle() };
-    // Said before the stream is looked at: a thread that destroys it meanwhile waits for this one, or is seen by it.
+    // The mark comes before the look at the stream: a thread that destroys it meanwhile waits for this thread, or this thread sees
+    // the destruction.
     let thread = own_record();
     if let Some(thread) = thread {
         thread.ending.store(run.stream, Ordering::Relaxed);
@@ -170,14 +172,14 @@ pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     }
     let gone = context.is_dead()
         || run.stream > PER_THREAD_STREAM && CONTROL.is_destroyed(run.stream, run.destroyed);
-    // Later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with it: there
-    // launches are measured alone.
+    // If recorded later than right behind its launch, an event in the legacy stream holds up streams that have nothing to do with
+    // it. There, launches are measured alone.
     let barrier = why != Ending::Full && run.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
     if barrier {
         run.run.barred(&closed);
     }
-    // Under another context the default stream is another one, and an event made would be that context's: a program that has
-    // popped the context, or set another one, gets it back for the time of one event.
+    // Under another context the default stream is another stream, and an event made there would belong to this other context. A
+    // program that has popped the context, or set another, gets it back for the time of one event.
     let mut pushed = None;
     let mut can_record = || {
         context.is_current() || {

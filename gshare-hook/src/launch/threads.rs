@@ -1,4 +1,4 @@
-//! The program's threads: a record for each that launches, reused when its thread has ended.
+//! The program's threads, with a record for each launching thread. A record is reused when its thread has ended.
 #![allow(unsafe_code)] // a thread key and the thread's own word
 
 use core::ffi::c_void;
@@ -9,13 +9,13 @@ use crate::sys::leak::leak;
 use crate::sys::lock::Lock;
 use crate::sys::tls;
 
-/// The key by which the end of a thread is noticed; negative while there is none.
+/// The key that notices the end of a thread, or a negative number while there is no key.
 static KEY: AtomicI64 = AtomicI64::new(-1);
-/// The thread that `main` ran in has ended, and the process has not.
+/// Whether the thread of `main` has ended before the process.
 static MAIN_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Makes the key, unless it is there. `false`: the program has taken all of them. The library's constructor makes it, before the
-/// program can take any.
+/// Makes the key, unless it exists, or returns `false` if the program has taken all keys. The library's constructor calls this before
+/// the program can take any.
 pub(crate) fn make_key() -> bool {
     if KEY.load(Ordering::Acquire) >= 0 {
         return true;
@@ -26,7 +26,7 @@ pub(crate) fn make_key() -> bool {
         return false;
     }
     if KEY.compare_exchange(-1, key.into(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        // SAFETY: just made, and known to nobody.
+        // SAFETY: just made, and unknown to all other code.
         unsafe { libc::pthread_key_delete(key) };
     }
     true
@@ -49,7 +49,7 @@ pub(crate) fn main_has_ended() -> bool {
 pub(crate) static NO_RECORD: u8 = 0;
 
 extern "C" fn thread_ends(record: *mut c_void) {
-    // SAFETY: no more than two numbers of the kernel's.
+    // SAFETY: the calls only return two numbers of the kernel.
     if unsafe { libc::gettid() == libc::getpid() } {
         MAIN_ENDED.store(true, Ordering::Relaxed);
     }
@@ -64,12 +64,12 @@ extern "C" fn thread_ends(record: *mut c_void) {
     }
 }
 
-/// The records of all threads, in the order in which they were made.
+/// The records of all threads, in the order of their making.
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Lock<Vec<&'static ThreadRecord>>);
 
 impl Threads {
-    /// Gives the calling thread a record; `None` where there is no memory for it.
+    /// Gives the calling thread a record, or returns `None` where there is no memory for it.
     #[cold]
     pub(crate) fn enlist(&self) -> Option<&'static ThreadRecord> {
         let mut threads = self.0.lock();
@@ -93,7 +93,7 @@ impl Threads {
         Some(record)
     }
 
-    /// Whether any record is so.
+    /// Whether `is` holds for any record.
     pub(crate) fn any(&self, is: impl Fn(&ThreadRecord) -> bool) -> bool {
         self.0.lock().iter().any(|record| is(record))
     }

@@ -2,11 +2,11 @@
 
 use gshare_meter::launch::Verdict;
 
-/// What is decided about a launch before it is made.
+/// The decision about a launch, taken before the launch is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) verdict: Verdict,
-    /// What was charged, in ns.
+    /// The charged cost, in ns.
     pub(crate) cost: u64,
 }
 

@@ -1,6 +1,6 @@
 //! A launch by the program, from the call to the driver's answer.
 //!
-//! The short way needs the launch floor alone. The long way decides first whether the process is metered at all, and on which device.
+//! The fast path needs only the `launch` floor. The slow path first decides whether the process is metered at all, and on which device.
 
 use gshare_cuda_abi::types::CUresult;
 use gshare_meter::launch::{Call, Verdict};
@@ -12,15 +12,15 @@ use crate::launch::ticket::Ticket;
 use crate::process::arm::arm;
 use crate::process::runtime::{Metered, Runtime};
 
-/// A launch by the program: `call` is the real one.
+/// Meters a launch by the program and makes the driver's own `call`.
 ///
-/// `handle` and `size` name its cost, `stream` is where it goes (see [`stream_of`](crate::launch::streams::stream_of)).
+/// `handle` and `size` identify the launch's cost, and `stream` is its stream (see [`stream_of`](crate::launch::streams::stream_of)).
 #[inline(always)]
 pub(crate) fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     launch_as(handle, size, stream, Call::Launch, call)
 }
 
-/// A launch by a call of this kind.
+/// Like [`launch`], for a call of the given kind.
 #[inline(always)]
 pub(crate) fn launch_as(
     handle: u64,
@@ -58,7 +58,7 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
     if runtime.metering.devices.sole().is_some() {
         return admit_here();
     }
-    // With several devices the stream says which one it is, and events are made in its context.
+    // With several devices the stream determines the device, and events must be made in the stream's context.
     in_context_of(stream, admit_here)
 }
 

@@ -1,4 +1,4 @@
-//! The decision, once per process, whether to meter it.
+//! The decision, made once per process, whether to meter it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration as StdDuration;
@@ -22,10 +22,10 @@ use crate::sys::lock::Lock;
 use crate::sys::stderr::tell;
 use crate::sys::{clock, driver, settings};
 
-/// Longest wait, in ms, for another thread's decision; a decision takes less.
+/// Longest wait for another thread's decision, in ms, which is more than a decision takes.
 const DECIDES_FOR: u32 = 10_000;
 
-/// The functions of the driver without which nothing can be limited.
+/// The driver functions without which no limit can be enforced.
 const NEEDED: [usize; 10] = {
     use gshare_cuda_abi::index as of;
     [
@@ -42,18 +42,17 @@ const NEEDED: [usize; 10] = {
     ]
 };
 
-/// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     Is(State),
-    /// Too early to say: the driver has no such context or device, and fails the call by itself.
+    /// The driver has no such context or device, so it is too early to decide, and the driver fails the call by itself.
     TooEarly,
 }
 
-/// Decides whether this process is metered, if that is not decided yet. `device` is named by a call that needs no context.
+/// Decides whether this process is metered, unless that is decided already. Calls that need no context name their `device`.
 #[cold]
 pub(crate) fn arm(device: Option<CUdevice>) -> Metered<&'static Runtime> {
-    // One thread decides. This word is on the page that a fork empties, so a child starts over.
+    // One thread decides. Its mark is on the page that a fork empties, so a child starts over.
     for _ in 0..DECIDES_FOR {
         if CONTROL.state() != State::Armed as u32 {
             break;
@@ -81,7 +80,7 @@ pub(crate) fn arm(device: Option<CUdevice>) -> Metered<&'static Runtime> {
     }
 }
 
-/// `Err`: the call fails.
+/// Returns `Err` if the call must fail.
 fn decide_or_fail(device: Option<CUdevice>) -> Result<Decision, ()> {
     let decided = std::panic::catch_unwind(|| decide(device)).unwrap_or(Err(Why::Panic));
     match decided {
@@ -101,7 +100,7 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     if config.disabled {
         return Ok(Decision::Is(State::Off));
     }
-    // Looked at before anything is made: a runtime is there for good, with a thread and a session that has the process' name.
+    // Asked before anything is made, since a runtime is permanent and comes with a thread and with a session under the process's name.
     let asked = settings::ask_for_a_limit(&config);
     if driver::loaded_driver().is_some() && asked {
         let missing = NEEDED.into_iter().find(|&index| driver::pointer(index).is_none());
@@ -139,7 +138,7 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     }
     CONTROL.install(&runtime.metering);
     end::report_at_exit();
-    // One that was named may come later.
+    // A daemon named in the settings may come later.
     let settled = !daemon_expected || runtime.served.load(Ordering::Relaxed);
     let idle = settled && device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
     Ok(Decision::Is(if idle && only && visible_devices() == 1 { State::Off } else { State::Active }))

@@ -1,4 +1,4 @@
-//! The end of the process.
+//! The process's end: the last reports, and an exit in place of the program's last thread.
 #![allow(unsafe_code)] // atexit, and an exit in the place of the program's last thread
 
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -8,13 +8,12 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::PROCESS;
 
-/// How long the end of the process waits for its last reports: longer than the meter takes, where CPUs are so busy that the helper thread
-/// is late.
+/// Longest wait at the end of the process for its last reports. It is longer than the meter takes, since busy CPUs delay the helper thread.
 const LEAVE_WAIT: StdDuration = StdDuration::from_secs(1);
-/// The thread that ends the process in the place of its last one, or 0.
+/// The thread that ends the process in place of the program's last thread, or 0.
 static ENDS: AtomicI32 = AtomicI32::new(0);
 
-/// Has the end of the process reported.
+/// Registers a handler to report the process's use at exit.
 pub(crate) fn report_at_exit() {
     // SAFETY: the handler touches values that are never freed.
     unsafe { libc::atexit(at_exit) };
@@ -22,7 +21,7 @@ pub(crate) fn report_at_exit() {
 
 extern "C" fn at_exit() {
     let Some(runtime) = PROCESS.runtime() else { return };
-    // SAFETY: no more than a number of the kernel's.
+    // SAFETY: the call only returns a number of the kernel.
     let in_helper = unsafe { libc::gettid() } == ENDS.load(Ordering::Relaxed);
     if CONTROL.state() == State::Active as u32 {
         if !in_helper {
@@ -35,19 +34,19 @@ extern "C" fn at_exit() {
     runtime.metering.contexts.exiting();
 }
 
-/// Whether all threads that the program made have ended: `main` by `pthread_exit`, and the others somehow.
+/// Whether all threads of the program have ended: `main` by `pthread_exit`, and the others in any way.
 pub(crate) fn program_has_ended() -> bool {
     let own = std::process::id().to_string();
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
     threads.flatten().all(|thread| {
-        // The main thread stays in the list until the last one is gone.
+        // The main thread stays in the list until the last thread is gone.
         thread.file_name().to_str() == Some(&own)
             || std::fs::read_to_string(thread.path().join("comm"))
                 .is_ok_and(|name| is_not_the_programs(name.trim_end()))
     })
 }
 
-/// Whether a thread of this name is the hook's, the driver's or the simulated driver's.
+/// Whether a thread of this name belongs to the hook, the driver or the simulated driver.
 fn is_not_the_programs(name: &str) -> bool {
     let numbered = name
         .strip_prefix("cuda")
@@ -55,10 +54,10 @@ fn is_not_the_programs(name: &str) -> bool {
     numbered || ["gshare", "cuda-EvtHandlr", "sim-cuda-host"].contains(&name)
 }
 
-/// Ends the process as the end of its last thread does. The helper thread has reported before.
+/// Ends the process as the end of its last thread would. The helper thread has reported the use before.
 pub(crate) fn end_process() -> ! {
-    // SAFETY: the mask and the number are this thread's own; `exit` runs the program's handlers, as the C library does when the last
-    // thread ends.
+    // SAFETY: the mask and the number belong to this thread. `exit` runs the program's handlers, as the C library does when the
+    // last thread ends.
     unsafe {
         ENDS.store(libc::gettid(), Ordering::Relaxed);
         let mut none = core::mem::zeroed();

@@ -1,9 +1,9 @@
-//! The helper thread: tells the [`Meter`] of events, and carries its decisions out.
+//! The helper thread, which passes events to the [`Meter`] and carries out the meter's decisions.
 //!
-//! One thread per process, signals blocked, asleep unless something is under way. In each turn it takes the requests of the
-//! program's threads and the daemon's frames, looks at counters and at CUDA events, and sleeps until the meter's next deadline, the
-//! daemon's next frame, or until a thread wakes it. Every decision is the meter's; the launch path sees the credit
-//! in the [`LaunchGate`](gshare_core::gate::LaunchGate) and the switches of the [`Device`].
+//! Each process has one helper thread. It blocks all signals and sleeps unless work is under way. In each turn it takes the
+//! requests of the program's threads and the daemon's frames, and looks at counters and CUDA events. Then it sleeps until the
+//! meter's next deadline, until the daemon's next frame, or until a thread wakes it. The meter makes every decision, and the launch
+//! path sees the credit in the [`LaunchGate`](gshare_core::gate::LaunchGate) and the switches of the [`Device`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -25,14 +25,15 @@ use crate::sys::clock;
 use crate::sys::connection::Connection;
 use crate::sys::stderr::tell;
 
-/// The longest and the shortest sleep, in ns.
+/// The longest sleep, in ns.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
-/// The longest sleep while no other thread can wake this one, in ns: the program may have used up its descriptors.
+/// The longest sleep, in ns, while no other thread can wake this thread because the program may have used up its descriptors.
 const DEAF_SLEEP: u64 = 10_000_000;
+/// The shortest sleep, in ns.
 const SHORTEST_SLEEP: u64 = 20_000;
-/// How long the end of the process waits for its last report, in ns.
+/// Longest wait at the end of the process for its last report, in ns.
 const LEAVE_WAIT: u64 = 500_000_000;
-/// Number of the PID namespace that a machine starts with.
+/// Inode number of a machine's first PID namespace.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Runs until the process ends or the hook stands aside.
@@ -57,8 +58,8 @@ pub(crate) fn run(runtime: &'static Runtime) {
     }
 }
 
-/// Looks up what this thread will call of the driver. Later on the loader's lock may be held by a thread that waits for this
-/// one: by a library's constructor that launches.
+/// Looks up the driver functions for this thread's later calls. By then the loader's lock may be held by a thread that waits for
+/// this thread, such as a thread in a library's launching constructor.
 pub(crate) fn look_up() {
     use crate::sys::driver::pointer;
     use gshare_cuda_abi::index as of;
@@ -84,16 +85,16 @@ fn relax() {
     }
 }
 
-/// A device with its measurements under way.
+/// A device and its measurements under way.
 #[derive(Debug)]
 struct Watched {
     device: &'static Device,
     running: VecDeque<(SegmentId, Pending)>,
-    /// Charged cost of launches that were presumed complete since the last look, in ns.
+    /// Charged cost of launches presumed complete since the last look, in ns.
     presumed: u64,
 }
 
-/// A thread's question; `memory`: the bytes reserved for it with the answer.
+/// A thread's question, with the bytes that a positive answer reserves for the thread.
 #[derive(Debug)]
 struct Question {
     answer: Answer,
@@ -111,7 +112,7 @@ struct Helper {
     questions: BTreeMap<Ticket, Question>,
     /// The number of the next ticket or segment.
     next: u64,
-    /// What carrying out the meter's actions has caused.
+    /// Events caused by carrying out the meter's actions.
     events: VecDeque<MeterEvent<&'static Device>>,
     actions: Vec<MeterAction>,
 }
@@ -141,7 +142,7 @@ impl Helper {
         }
     }
 
-    /// Gives the meter an event, and carries its decisions out.
+    /// Passes an event to the meter and carries out the meter's decisions.
     fn feed(&mut self, event: MeterEvent<&'static Device>) {
         self.events.push_back(event);
         while let Some(event) = self.events.pop_front() {
@@ -169,7 +170,7 @@ impl Helper {
                 if let Some(connection) = &mut self.connection
                     && connection.send(&message).is_err()
                 {
-                    // The daemon may have said why.
+                    // The daemon may have sent its reason before.
                     self.disconnect();
                 }
             }
@@ -217,7 +218,7 @@ impl Helper {
 
     // ---- threads ------------------------------------------------------------------------------------------------------
 
-    /// Passes the requests of the program's threads on.
+    /// Passes the requests of the program's threads to the meter.
     fn serve(&mut self, requests: Vec<Request>) {
         for request in requests {
             match request {
@@ -246,7 +247,7 @@ impl Helper {
         }
     }
 
-    /// The process ends: its use is reported, within [`LEAVE_WAIT`].
+    /// Reports the use of the ending process, within [`LEAVE_WAIT`].
     fn leave(&mut self) {
         let (answer, by) = (Answer::default(), clock::now_ns() + LEAVE_WAIT);
         self.serve(vec![Request::Leave(answer.clone())]);
@@ -269,7 +270,7 @@ impl Helper {
             && granted
             && let Some((device, bytes)) = memory
         {
-            // The thread does not wait any more.
+            // The thread no longer waits, so the bytes go back.
             self.runtime.release(device.ordinal, bytes);
         }
     }
@@ -287,7 +288,7 @@ impl Helper {
         self.events.push_back(event);
     }
 
-    /// Ends the connection; frames that had come before are heard first.
+    /// Ends the connection after hearing the frames that came before.
     fn disconnect(&mut self) {
         self.probe = None;
         if let Some(mut connection) = self.connection.take() {
@@ -305,13 +306,13 @@ impl Helper {
         }
     }
 
-    /// Hears the daemon's frames.
+    /// Hears the daemon's frames and passes them to the meter.
     fn listen(&mut self) {
         while let Some(connection) = &mut self.connection {
             match connection.receive() {
                 Ok(Some(message)) => {
                     if matches!(message, ToClient::Welcome { .. }) {
-                        // Memory returned before Attach states the use must not be returned after it again.
+                        // Attach states the use, so memory returned before it must not be returned again afterwards.
                         self.serve(self.runtime.take_requests());
                     }
                     self.feed(MeterEvent::Heard(message));
@@ -335,7 +336,7 @@ impl Helper {
 
     // ---- devices ------------------------------------------------------------------------------------------------------
 
-    /// Looks at the counters of threads and devices and at the events passed by the devices.
+    /// Looks at the counters of threads and devices, and at the events passed by the devices.
     fn look(&mut self) {
         self.runtime.metering.contexts.end_overdue_holds(clock::now_ns());
         self.threads = self.runtime.metering.threads.all();
@@ -355,7 +356,7 @@ impl Helper {
         self.feed(MeterEvent::DeadlineReached);
     }
 
-    /// Passes on which measurements have begun, and which are over.
+    /// Tells the meter which measurements have begun and which are over.
     fn measure(&mut self, index: usize) {
         let device = self.devices[index].device;
         let ordinal = ordinal_of(device);
@@ -399,7 +400,7 @@ impl Helper {
     /// Sleeps until there is something to do.
     fn sleep(&self) {
         let bell = self.runtime.metering.bell.rope();
-        // The end of a thread rings no bell.
+        // The end of a thread rings no bell, so its detection needs short sleeps.
         let hears = bell.is_some() && !main_has_ended();
         let longest = if hears { LONGEST_SLEEP } else { DEAF_SLEEP };
         let next = self.meter.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
@@ -424,15 +425,15 @@ fn ordinal_of(device: &Device) -> Ordinal {
     Ordinal(device.ordinal.unsigned_abs())
 }
 
-/// The identity of this process. Its number belongs to its own namespace: the first of every container is 1.
+/// The identity of this process, with a process id from its own PID namespace, where the first process of every container is 1.
 fn hello(runtime: &Runtime) -> ToDaemon {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Field 2 is the program's name in parentheses and may hold anything; field 22 is the start time.
+    // Field 2 is the program's name in parentheses and may hold any character; field 22 is the start time.
     let (head, tail) = stat.rsplit_once(") ").unwrap_or(("", ""));
     let program = head.split_once(" (").map_or_else(String::new, |(_, name)| name.to_owned());
     let pid_start = tail.split(' ').nth(19).and_then(|field| field.parse().ok()).unwrap_or(0);
     let pid = std::process::id();
-    // As in "pid:[4026531836]".
+    // The link reads like "pid:[4026531836]".
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok();
     let namespace =
         namespace.and_then(|link| link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok());

@@ -1,4 +1,4 @@
-//! How the helper thread begins.
+//! The start of the helper thread.
 #![allow(unsafe_code)] // a thread by hand, and signal masks
 
 use core::ffi::c_void;
@@ -9,18 +9,18 @@ use crate::process::helper;
 use crate::process::runtime::Runtime;
 use crate::sys::{dlsym, signals};
 
-/// Stack of the helper thread; untouched pages cost nothing.
+/// Stack size of the helper thread, which may be large because untouched pages cost nothing.
 const STACK: usize = 1 << 20;
 
-/// Starts the helper thread, unless it was started, with all signals blocked: the program's handlers run in the program's threads. Not
-/// by the standard library: its threads register destructors first, under the loader's lock, and the thread that waits for this one may
-/// hold that lock.
+/// Starts the helper thread, unless it was started before. All signals are blocked in it, because the program's handlers run in the
+/// program's threads. The standard library does not start it, since its threads first register destructors under the loader's lock,
+/// which the thread waiting for the helper thread may hold.
 pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     if runtime.helped.load(Ordering::Acquire) {
         return Ok(());
     }
     let mut thread = 0;
-    // SAFETY: all-zero is there to be initialised, and the pointers are valid; the runtime is never freed.
+    // SAFETY: all-zero attributes are there to be initialised, the pointers are valid, and the runtime is never freed.
     let errno = signals::blocked(|| unsafe {
         let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
@@ -38,21 +38,21 @@ pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     Ok(())
 }
 
-/// The C library's part of a thread's stack, mostly thread-local storage of all libraries.
+/// The C library's part of a thread's stack, mostly the thread-local storage of all libraries.
 fn taken_of_stack(attributes: &libc::pthread_attr_t) -> usize {
     let found = dlsym::real_dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
     if found.is_null() {
         return 0;
     }
     type Get = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
-    // SAFETY: what glibc has under this name since 2.15 has this signature.
+    // SAFETY: glibc's function of this name has had this signature since 2.15.
     let get = unsafe { core::mem::transmute::<*mut c_void, Get>(found) };
-    // SAFETY: initialised attributes.
+    // SAFETY: the attributes are initialised.
     unsafe { get(attributes) }
 }
 
 extern "C" fn helper_thread(runtime: *mut c_void) -> *mut c_void {
-    // SAFETY: the runtime that `start` passed, never freed.
+    // SAFETY: `start` passed the runtime, which is never freed.
     let Some(runtime) = (unsafe { runtime.cast::<Runtime>().as_ref() }) else { return core::ptr::null_mut() };
     if std::panic::catch_unwind(|| helper::run(runtime)).is_err() {
         cannot_meter(runtime.config.on_failure, Why::Helper);

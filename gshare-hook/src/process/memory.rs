@@ -1,4 +1,4 @@
-//! Memory of a device: reserved, given back, and looked at, with the daemon asked where this process does not know.
+//! Memory of a device: it is reserved, given back and looked at, and the daemon is asked for facts unknown to this process.
 
 use core::sync::atomic::Ordering;
 use std::time::Duration as StdDuration;
@@ -8,16 +8,16 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::Runtime;
 
-/// Longest wait of a look at memory for the use of the instance's other processes; the daemon waits less for their answers.
+/// Longest wait of a look at memory for the use of the instance's other processes. The daemon waits less than this for their answers.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 
 impl Runtime {
-    /// How long an allocation waits for the daemon's answer.
+    /// Longest wait of an allocation for the daemon's answer.
     fn answer_wait(&self) -> StdDuration {
         self.config.daemon_wait.get().into()
     }
 
-    /// Takes bytes from a device's account, asking the daemon if need be. `false`: out of memory.
+    /// Takes bytes from a device's account, asking the daemon if need be, or returns `false` when out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
         if self.reserve_at_once(device, bytes) {
             return true;
@@ -29,7 +29,7 @@ impl Runtime {
         if is_shut(device) || is_turned_away(device) {
             return false;
         }
-        // The helper thread takes them for this one as soon as they are granted: another thread cannot be faster.
+        // The helper thread takes the bytes for this thread as soon as they are granted, so another thread cannot be faster.
         let answer = Answer::default();
         self.ask(Request::Memory(device, bytes, answer.clone()));
         if answer.wait(self.answer_wait()) != Some(true) {
@@ -42,20 +42,20 @@ impl Runtime {
         true
     }
 
-    /// Takes bytes that this process may take without asking. The door is the launches' own: a device that is shut gives no byte.
+    /// Takes bytes that this process may take without asking. As for launches, a shut device gives no byte.
     pub(crate) fn reserve_at_once(&self, device: &Device, bytes: u64) -> bool {
         !is_shut(device) && !is_turned_away(device) && device.memory.reserve(bytes).is_ok()
     }
 
-    /// Free and total memory of a device as the program shall see them, from the driver's figures. The daemon tells the use of
-    /// the instance's other processes, so the figures are exact: a program looks rarely.
+    /// Free and total memory of a device as the program shall see them, from the driver's figures. Each look asks the daemon for
+    /// the use of the instance's other processes, so the figures are exact, and programs look rarely.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
         let shared = self.look_at_siblings(device);
         let (free, total) = device.memory.view(free, total);
         (if shared { free } else { free.min(device.memory.free_alone()) }, total)
     }
 
-    /// Updates the use of the instance's other processes. `false`: there is no daemon.
+    /// Updates the use of the instance's other processes, or returns `false` if there is no daemon.
     pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
         if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
             return true;

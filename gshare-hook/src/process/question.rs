@@ -1,4 +1,4 @@
-//! Requests of the program's threads to the helper thread, and the wait for its answer.
+//! Requests of the program's threads to the helper thread, and the wait for the answer.
 
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
@@ -20,7 +20,7 @@ pub(crate) enum Request {
     View(&'static Device, Answer),
     /// Give memory back.
     Release(&'static Device, Bytes),
-    /// Report the use of a process that is about to end.
+    /// Report the use of a process about to end.
     Leave(Answer),
 }
 
@@ -30,16 +30,16 @@ enum Outcome {
     #[default]
     Pending,
     Given(bool),
-    /// The thread that asked waits no longer.
+    /// The asking thread no longer waits.
     Abandoned,
 }
 
-/// The place where an answer arrives: `true` for yes.
+/// The place where an answer arrives, which is `true` for yes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer(Arc<(Lock<Outcome>, Signal)>);
 
 impl Answer {
-    /// `false`: too late, no thread waits.
+    /// Returns `false` if the answer is too late and no thread waits.
     pub(crate) fn give(&self, answer: bool) -> bool {
         let mut outcome = self.0.0.lock();
         let waits = *outcome == Outcome::Pending;
@@ -51,12 +51,13 @@ impl Answer {
         waits
     }
 
-    /// Whether it was given.
+    /// Whether the answer was given.
     pub(crate) fn is_given(&self) -> bool {
         matches!(*self.0.0.lock(), Outcome::Given(_))
     }
 
-    /// Waits while the process is awake: in steps, of which a process that was stopped for a while loses one.
+    /// Waits for an answer while the process is awake. The wait goes in steps, and a process that was stopped for a while loses
+    /// only one step.
     pub(crate) fn wait(&self, at_most: StdDuration) -> Option<bool> {
         let answer = (0..at_most.as_nanos() / u128::from(LOOK_NS)).find_map(|_| self.step());
         answer.or_else(|| {

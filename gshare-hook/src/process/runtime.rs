@@ -1,4 +1,4 @@
-//! The state of a metered process, and the page that leads to it.
+//! The state of a metered process, and the page by which it is found.
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -19,35 +19,35 @@ use crate::sys::config::Config;
 use crate::sys::leak::{is_there, leak};
 use crate::sys::lock::Lock;
 
-/// How long the first use of a device waits for the daemon, in all.
+/// Longest wait for the daemon at the first use of a device, in all.
 const ATTACH_WAIT: StdDuration = StdDuration::from_secs(2);
-/// Memory for the state of one device, at most.
+/// Upper bound on the memory for one device's state.
 const DEVICE_BYTES: usize = 1 << 20;
 
-/// Whether something is metered.
+/// Whether a process, device or call is metered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Metered<T> {
-    /// It is, with this.
+    /// Metering applies, by means of this value.
     Yes(T),
-    /// It is not: the driver is called.
+    /// Metering does not apply, so the driver is called.
     No,
-    /// It cannot be: the call fails.
+    /// Metering is impossible, so the call fails.
     Refused,
 }
 
-/// A metered process: settings, launch path, memory and requests to the helper thread.
+/// A metered process: its settings, launch path, memory, and requests to the helper thread.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) config: Config,
-    /// The number of its run: the environment's, or one of its own, which it keeps over reconnects.
+    /// The run's number, from the environment or made by the process, which keeps it over reconnects.
     pub(crate) run: RunId,
     pub(crate) metering: Metering,
     pub(crate) book: Book,
     pub(crate) attaching: Lock<()>,
     pub(crate) requests: Lock<Vec<Request>>,
-    /// The helper thread was started.
+    /// Whether the helper thread was started.
     pub(crate) helped: AtomicBool,
-    /// A daemon has taken a device.
+    /// Whether a daemon has accepted a device.
     pub(crate) served: AtomicBool,
 }
 
@@ -59,7 +59,7 @@ impl Runtime {
         current_ordinal().map_or(Metered::No, |ordinal| self.device(ordinal))
     }
 
-    /// The device that the calling thread launches on.
+    /// The device of the calling thread's launches.
     #[inline(always)]
     pub(crate) fn launch_device(&'static self) -> Metered<&'static Device> {
         self.metering.devices.sole().map_or_else(|| self.current_device(), Metered::Yes)
@@ -68,7 +68,7 @@ impl Runtime {
     /// A device by ordinal, attached if need be.
     pub(crate) fn device(&'static self, ordinal: CUdevice) -> Metered<&'static Device> {
         if self.metering.devices.get(ordinal).is_none() && !exists(ordinal) {
-            // Host memory, or no device of this process: the driver fails the call by itself.
+            // For host memory, or a device unknown to this process, the driver fails the call by itself.
             return Metered::No;
         }
         match self.attach(ordinal) {
@@ -78,13 +78,13 @@ impl Runtime {
         }
     }
 
-    /// The same; why not.
+    /// Like [`device`](Self::device), but with the reason for a failure.
     pub(crate) fn attach(&self, ordinal: CUdevice) -> Result<&'static Device, Why> {
         if let Some(device) = self.metering.devices.get(ordinal) {
             return Ok(device);
         }
         let _one_at_a_time = self.attaching.lock();
-        // Another thread may have been faster.
+        // Another thread may have attached the device meanwhile.
         if let Some(device) = self.metering.devices.get(ordinal) {
             return Ok(device);
         }
@@ -93,13 +93,13 @@ impl Runtime {
         if !is_there(DEVICE_BYTES) {
             return Err(Why::Memory);
         }
-        // A process without a number of a run has no siblings.
+        // A process without a run number has no siblings.
         let memory = match self.config.run {
             Some(_) => MemoryAccount::of_member(total),
             None => MemoryAccount::new(total),
         };
         let device = leak(Device::new(ordinal, memory)).ok_or(Why::Memory)?;
-        // Until a daemon says otherwise, however long that takes.
+        // The limit holds until a daemon sets another, however long that takes.
         if let Some(limit) = self.config.spec.memory() {
             device.memory.limit_to(Some(limit));
         }
@@ -124,14 +124,14 @@ impl Runtime {
     }
 }
 
-/// State of the process that a forked child must not inherit; [`CONTROL`] beside it is read by each launch.
+/// State of the process that a forked child must not inherit. Each launch reads only [`CONTROL`] beside it.
 #[repr(C, align(4096))]
 pub(crate) struct Process {
-    /// Never freed, so a late reader is safe.
+    /// The runtime is never freed, so a late reader is safe.
     runtime: AtomicPtr<Runtime>,
-    /// Devices with contexts beside the primary one.
+    /// Devices with contexts beside the primary context.
     pub(crate) own_contexts: OwnContexts,
-    /// Whether a thread decides about metering.
+    /// Whether a thread is deciding about metering.
     arming: AtomicU32,
 }
 
@@ -142,14 +142,14 @@ pub(crate) static PROCESS: Process = Process {
 };
 
 impl Process {
-    /// The runtime of this process, once it is there.
+    /// The runtime of this process, if there is any.
     #[inline(always)]
     pub(crate) fn runtime(&self) -> Option<&'static Runtime> {
         // SAFETY: the pointer is null or leads to a value that is never freed.
         unsafe { self.runtime.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The same, while launches are metered.
+    /// The runtime, while launches are metered.
     pub(crate) fn metering(&self) -> Option<&'static Runtime> {
         self.runtime().filter(|_| CONTROL.state() == State::Active as u32)
     }
@@ -166,11 +166,11 @@ impl Process {
         self.arming.store(0, Ordering::Release);
     }
 
-    /// Makes the page empty in children. Called once, by the library's constructor.
+    /// Makes the page empty in forked children, as called once by the library's constructor.
     pub(crate) fn wipe_on_fork(&self) {
         let page = core::ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the page is this static, page-aligned and page-sized; the advice takes effect in children only. The
-        // handler stores to atomics.
+        // SAFETY: the page is this static, page-aligned and page-sized, and the advice takes effect in children only. The handler
+        // only stores to atomics.
         unsafe {
             libc::madvise(page, size_of::<Self>(), libc::MADV_WIPEONFORK);
             libc::pthread_atfork(None, None, Some(forget));

@@ -1,4 +1,4 @@
-//! The bell by which the program's threads wake the helper thread: a pipe, made again where the program has closed it.
+//! The bell by which the program's threads wake the helper thread: a pipe, made again when the program has closed it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Rope {
     }
 }
 
-/// The end that becomes readable.
+/// The helper thread polls the end that becomes readable.
 impl AsFd for Rope {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.heard.as_fd()
@@ -56,10 +56,10 @@ impl Bell {
         rope.clone()
     }
 
-    /// Wakes the thread, or has it find its work when it looks next.
+    /// Wakes the helper thread, or lets it find its work at its next look.
     pub(crate) fn ring(&self) {
         if let Some(rope) = self.rope() {
-            // A full pipe means that the thread has been woken already.
+            // A full pipe means an earlier ring, so the helper thread has been woken already.
             let _ = rustix::io::write(&rope.pulled, &[1]);
         }
     }

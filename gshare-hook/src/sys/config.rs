@@ -14,27 +14,27 @@
 //! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
 //! | `GSHARE_ON_FAILURE` | when a limit cannot be kept (no thread to be had, no memory, a driver that lacks functions): `closed`: launches and allocations fail; `run`: the program runs without limits | `closed` |
 //!
-//! A file `share.env` beside the library, of lines `GSHARE_QUOTA=30%:80%`, goes before the environment: a program that clears its
-//! environment (`su`, `sudo`, `cron`, `env -i`) keeps the share that its container was given.
+//! A file `share.env` beside the library, of lines such as `GSHARE_QUOTA=30%:80%`, takes precedence over the environment. So a
+//! program that clears its environment (`su`, `sudo`, `cron`, `env -i`) keeps the share of its container.
 //!
-//! The daemon's own configuration goes before the variables. With no daemon and no limits the hook stands aside.
-//! A value that cannot be read is reported on stderr, once, and left out: the hook never stops a program from starting.
+//! The daemon's own configuration takes precedence over the variables. Without a daemon and without limits the hook stands aside. A
+//! value that cannot be read is reported once on stderr and left out, because the hook never stops a program from starting.
 
 use std::ffi::OsString;
 
 use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, ServiceClass, SmShare};
 
-/// Where the daemon listens unless told otherwise.
+/// The daemon's socket, unless the settings name another.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
 
-/// The value that a line `KEY=VALUE` of the file gives; the last one of several.
+/// The value in a line `KEY=VALUE` of the file, where the last of several lines counts.
 pub(crate) fn line<'a>(file: &'a str, key: &str) -> Option<&'a str> {
     let lines = file.lines().rev().filter_map(|line| line.trim().split_once('='));
     lines.filter(|(name, _)| name.trim_end() == key).map(|(_, value)| value.trim_start()).next()
 }
 
-/// What to do when a limit was asked for and cannot be kept.
+/// The reaction when a limit was asked for and cannot be kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnFailure {
     /// Launches and allocations fail.
@@ -47,7 +47,7 @@ pub(crate) enum OnFailure {
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Stand aside entirely.
+    /// Whether the hook stands aside entirely and passes every call to the driver.
     pub(crate) disabled: bool,
     /// The daemon's socket.
     pub(crate) socket: OsString,
@@ -57,17 +57,17 @@ pub(crate) struct Config {
     pub(crate) run: Option<RunId>,
     /// The resources asked for.
     pub(crate) spec: ResourceSpec,
-    /// Whether any limit was asked for, so one must hold even without a daemon.
+    /// Whether any limit was asked for, which then holds even without a daemon.
     pub(crate) limited: bool,
-    /// How it wants to be treated beside others.
+    /// The requested treatment beside others.
     pub(crate) class: Option<ServiceClass>,
-    /// What to do when the daemon is gone.
+    /// The reaction to the loss of the daemon.
     pub(crate) on_loss: OnDaemonLoss,
-    /// How long launches and allocations wait for a daemon.
+    /// Longest wait of launches and allocations for a daemon.
     pub(crate) daemon_wait: DaemonWait,
-    /// What to do when the process cannot be metered.
+    /// The reaction when the process cannot be metered.
     pub(crate) on_failure: OnFailure,
-    /// What could not be read, for people.
+    /// Messages for people about settings that could not be read.
     pub(crate) complaints: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The connection to the daemon: frames in, frames out, nothing blocks for long.
+//! The connection to the daemon, which carries frames both ways and never blocks for long.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use crate::sys::descriptor::Descriptor;
 
-/// One connection; dropped at the first error.
+/// One connection, dropped at the first error.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Descriptor,
@@ -33,7 +33,7 @@ impl Connection {
         })
     }
 
-    /// Sends one message. Waits up to 100 ms for room, once: a daemon that reads nothing is as good as gone.
+    /// Sends one message. The call waits up to 100 ms for room, once, because a daemon that reads nothing is as good as gone.
     pub(crate) fn send(&mut self, message: &ToDaemon) -> io::Result<()> {
         self.check()?;
         self.buffer.clear();
@@ -51,13 +51,13 @@ impl Connection {
         }
     }
 
-    /// The next message that is there, if any.
+    /// The next arrived message, if any.
     pub(crate) fn receive(&mut self) -> io::Result<Option<ToClient>> {
         self.check()?;
         let mut frame = [0u8; MAX_FRAME + 1];
         let mut received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         if let Err(Errno::CONNRESET) = received {
-            // Closed with something of ours unread: that is told first, and then the frames before.
+            // The daemon closed the socket with a frame of ours unread. The kernel reports this first, and then gives the earlier frames.
             received = rustix::net::recv(&self.socket, &mut frame, RecvFlags::DONTWAIT);
         }
         let length = match received {
@@ -71,7 +71,7 @@ impl Connection {
         Ok(Some(message))
     }
 
-    /// Lets nothing more in, and gives the frames that had come before.
+    /// Stops the arrival of frames, and returns the earlier frames.
     pub(crate) fn end(&mut self) -> Vec<ToClient> {
         if self.check().is_err() {
             return Vec::new();

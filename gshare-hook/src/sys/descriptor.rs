@@ -1,22 +1,22 @@
-//! File descriptors of the hook's in a program that does not know of them.
+//! The hook's file descriptors, in a program unaware of them.
 //!
-//! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files get their
-//! numbers next. So the hook's descriptors have numbers that are not reused soon, and each is compared with its file before it is used;
-//! a descriptor that is gone is made again. That needs files that can be told apart: a pipe or a socket has an inode of its own, while all
-//! eventfds of a machine share one.
+//! A program may close descriptors that it did not open (`close_range`, a loop over all numbers), and its own files then get these
+//! numbers. So the hook gives its descriptors numbers that are not reused soon, and compares each with its file before use. A
+//! descriptor that is gone is made again. The comparison needs files that can be told apart: a pipe or a socket has its own inode,
+//! while all eventfds of a machine share one.
 #![allow(unsafe_code)] // a descriptor that is closed by hand
 
 use core::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The lowest number that a descriptor of the hook's has, where the process may have that many.
+/// The lowest number of the hook's descriptors, where the process may have this many.
 const LOWEST: i32 = 512;
 
-/// A descriptor of the hook's, as long as the program leaves it alone.
+/// A descriptor of the hook, as long as the program leaves it alone.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
-    /// Which file it is: device and inode.
+    /// The identity of its file, as device and inode.
     file: Option<(u64, u64)>,
 }
 
@@ -27,7 +27,7 @@ impl Descriptor {
         Self { fd: ManuallyDrop::new(fd), file }
     }
 
-    /// Whether its number still means the same file.
+    /// Whether the number still means the same file.
     pub(crate) fn is_ours(&self) -> bool {
         file_of(&self.fd) == self.file
     }
@@ -36,7 +36,7 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         if self.is_ours() {
-            // SAFETY: nothing uses it after its drop.
+            // SAFETY: nothing uses the value after its drop.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }

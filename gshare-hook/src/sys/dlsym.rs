@@ -1,7 +1,7 @@
-//! The real `dlsym` and `dlvsym`, and where a library stands in the program's order.
+//! The real `dlsym` and `dlvsym`, and a library's place in the program's order.
 //!
-//! This library exports both names, so it cannot import them. The real `dlvsym` is read from the symbol table of the C library; the
-//! real `dlsym` is the next after this library: the C library's, or another preloaded library's.
+//! This library exports both names, so it cannot import them. The real `dlvsym` is read from the symbol table of the C library. The
+//! real `dlsym` is the next after this library, from the C library or another preloaded library.
 #![allow(unsafe_code)] // the loader's interface and an ELF symbol table
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -10,12 +10,12 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// The next `dlsym` of the program; null until [`find_dlsym`] ran.
+/// The next `dlsym` of the program, or null until [`find_dlsym`] ran.
 pub(crate) static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-/// The C library's `dlvsym`; null until [`find_dlvsym`] ran.
+/// The C library's `dlvsym`, or null until [`find_dlvsym`] ran.
 pub(crate) static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The real `dlsym`, called: for handles that libraries were opened with, where the caller does not matter.
+/// Calls the real `dlsym`, for handles of opened libraries, where the caller does not matter.
 pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let mut pointer = REAL_DLSYM.load(Ordering::Relaxed);
     if pointer.is_null() {
@@ -28,11 +28,11 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_voi
     let dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(pointer) };
     // SAFETY: handle and name come from our caller, under dlsym's own contract.
     let found = unsafe { dlsym(handle, name) };
-    // Something to do after the call: a jump in its place would have RTLD_NEXT start from our caller.
+    // Work after the call keeps the compiler from replacing it by a jump, which would have RTLD_NEXT start from our caller.
     core::hint::black_box(found)
 }
 
-/// The real `dlvsym`, called: for handles that libraries were opened with, where the caller does not matter.
+/// Calls the real `dlvsym`, for handles of opened libraries, where the caller does not matter.
 pub(crate) fn real_dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
     let mut pointer = REAL_DLVSYM.load(Ordering::Relaxed);
     if pointer.is_null() {
@@ -49,10 +49,10 @@ pub(crate) fn real_dlvsym(handle: *mut c_void, name: *const c_char, version: *co
     core::hint::black_box(found)
 }
 
-/// Finds the next `dlsym` after this library. Runs in the constructor, or earlier when another constructor calls `dlsym`.
+/// Finds the next `dlsym` after this library. The constructor calls this, or another constructor does earlier by calling `dlsym`.
 pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
-    // Every glibc for x86-64 has this version. Asked for a version that it lacks, it allocates for its message: a wrapper of
-    // `malloc` that looks up the next `malloc` would come here again, without end.
+    // Every glibc for x86-64 has this version. For a missing version glibc allocates a message, and a wrapper of `malloc` that
+    // looks up the next `malloc` would come here again, without end.
     let found = real_dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), c"GLIBC_2.2.5".as_ptr());
     if !found.is_null() {
         REAL_DLSYM.store(found, Ordering::Release);
@@ -63,7 +63,7 @@ pub(crate) extern "C" fn find_dlsym() -> *mut c_void {
 /// Finds the C library's `dlvsym`.
 pub(crate) extern "C" fn find_dlvsym() -> *mut c_void {
     let mut found: *mut c_void = core::ptr::null_mut();
-    // SAFETY: the function and its argument fit together; it is called while this function waits.
+    // SAFETY: the function and its argument fit together, and all calls happen while this function waits.
     unsafe { libc::dl_iterate_phdr(Some(look_into), (&raw mut found).cast()) };
     if !found.is_null() {
         REAL_DLVSYM.store(found, Ordering::Release);
@@ -71,16 +71,16 @@ pub(crate) extern "C" fn find_dlvsym() -> *mut c_void {
     found
 }
 
-/// Looks for `dlvsym` in one library; ends the walk (1) once it is found.
+/// Looks for `dlvsym` in one library, and ends the walk (1) once it is found.
 unsafe extern "C" fn look_into(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
     // SAFETY: the loader passes a valid description.
     let info = unsafe { &*info };
     if info.dlpi_name.is_null() {
         return 0;
     }
-    // SAFETY: a C string of the loader's.
+    // SAFETY: a C string of the loader.
     let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-    // It is in libdl before glibc 2.34.
+    // Before glibc 2.34 the function is in libdl.
     if ![&b"/libc.so.6"[..], b"/libdl.so.2"].iter().any(|name| path.ends_with(name)) {
         return 0;
     }
@@ -111,7 +111,7 @@ const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 
-/// The address of a defined function, by the library's hash table; null for none.
+/// The address of a defined function, found by the library's hash table, or null.
 ///
 /// # Safety
 /// The library is loaded by glibc, which has turned the addresses of its dynamic section into absolute ones.
@@ -141,7 +141,8 @@ unsafe fn symbol_of(info: &libc::dl_phdr_info, name: &CStr) -> *mut c_void {
     let wanted =
         name.to_bytes().iter().fold(5381u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
     let words = at(hash).cast::<u32>();
-    // SAFETY: the table is buckets, first symbol, words of the filter, shift; the filter; the buckets; the chains.
+    // SAFETY: the table holds the number of buckets, the first symbol, the filter's words and its shift, and then the filter, the
+    // buckets and the chains.
     unsafe {
         let (buckets, first, filter) = (words.read(), words.add(1).read(), words.add(2).read());
         let bucket = words.add(4 + 2 * filter as usize);
@@ -166,25 +167,25 @@ unsafe fn symbol_of(info: &libc::dl_phdr_info, name: &CStr) -> *mut c_void {
     none
 }
 
-/// Which of two addresses lies in a library that the program searches earlier.
+/// The places of two addresses' libraries in the order in which the program searches its libraries.
 #[derive(Debug)]
 struct Order {
     addresses: [usize; 2],
-    /// Places of their libraries, once they are found.
+    /// The places of the libraries, once found.
     places: [Option<usize>; 2],
     next: usize,
 }
 
-/// Whether `one` lies in a library that stands before the library of `other` in the order of the program's start.
+/// Whether the library of `one` stands before the library of `other` in the order of the program's start.
 pub(crate) fn stands_before(one: *const c_void, other: *const c_void) -> bool {
     let mut order = Order { addresses: [one.addr(), other.addr()], places: [None, None], next: 0 };
-    // SAFETY: the function and its argument fit together; it is called while this function waits.
+    // SAFETY: the function and its argument fit together, and all calls happen while this function waits.
     unsafe { libc::dl_iterate_phdr(Some(note_place), (&raw mut order).cast()) };
     matches!(order.places, [Some(one), Some(other)] if one < other)
 }
 
 unsafe extern "C" fn note_place(info: *mut libc::dl_phdr_info, _: usize, order: *mut c_void) -> c_int {
-    // SAFETY: the loader passes a valid description, and `stands_before` its own structure.
+    // SAFETY: the loader passes a valid description, and `stands_before` passes its own structure.
     let (info, order) = unsafe { (&*info, &mut *order.cast::<Order>()) };
     // SAFETY: the loader's own array.
     let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };

@@ -1,8 +1,8 @@
 //! The real driver: one saved pointer per variant of the table.
 //!
-//! A pointer arrives when the program looks the function up (the answer it would have got is kept), or when a wrapper
-//! or the hook itself first needs it; then it is looked up by its exported name in the `libcuda.so.1` that the program
-//! has loaded. The hook never loads a driver: a program without CUDA stays without CUDA.
+//! A pointer arrives when the program looks the function up, and the program's original answer is kept. Otherwise a wrapper or the
+//! hook itself looks the exported name up at the first need, in the `libcuda.so.1` that the program has loaded. The hook never
+//! loads a driver, so a program without CUDA stays without CUDA.
 #![allow(unsafe_code)] // function pointers of the driver, and dladdr
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -15,7 +15,7 @@ use crate::sys::dlsym;
 static REAL: [AtomicPtr<c_void>; SYMBOLS.len()] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; SYMBOLS.len()];
 
-/// The real function of this exported name, typed; `None` when the driver has no such function.
+/// The real function of this exported name, with its type, or `None` when the driver has no such function.
 macro_rules! real {
     ($name:ident) => {
         $crate::sys::driver::typed::<gshare_cuda_abi::signature::$name>(gshare_cuda_abi::index::$name)
@@ -23,11 +23,11 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// For [`real!`] alone, which pairs a name's index with its signature.
+/// Serves only [`real!`], which pairs a name's index with its signature.
 #[inline(always)]
 pub(crate) fn typed<Function: Copy>(index: usize) -> Option<Function> {
     const { assert!(size_of::<Function>() == size_of::<*mut c_void>()) };
-    // SAFETY: the slot of a name holds that function of the driver, and the table gives its C signature.
+    // SAFETY: the slot of a name holds the driver's function of this name, and the table gives its C signature.
     pointer(index).map(|pointer| unsafe { core::mem::transmute_copy(&pointer) })
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn pointer(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     }
 }
 
-/// Keeps the answer to a look-up; the first one stays, and so does the driver, however often the program closes it.
+/// Keeps the answer to a look-up. The first answer stays, and so does the driver, however often the program closes it.
 pub(crate) fn remember(index: usize, pointer: *mut c_void) {
     let _ = loaded_driver();
     let _ = REAL[index].compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Relaxed);
@@ -48,13 +48,13 @@ pub(crate) fn remember(index: usize, pointer: *mut c_void) {
 #[cold]
 fn look_up(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     let handle = loaded_driver()?;
-    // Exported names are short; the longest is below 64 bytes.
+    // The longest exported name is below 64 bytes.
     let name = SYMBOLS[index].name.as_bytes();
     let mut buffer = [0u8; 96];
     buffer.get_mut(..name.len())?.copy_from_slice(name);
     let name = CStr::from_bytes_until_nul(&buffer).ok()?;
-    // The next library in the program's order: the driver, or another preloaded library before it. A driver
-    // that was opened privately is in no order and is asked itself.
+    // The first choice is the next library in the program's order: the driver, or another preloaded library before it. A driver
+    // opened privately is in no order and is asked itself.
     let next = dlsym::real_dlsym(libc::RTLD_NEXT, name.as_ptr());
     let found = if next.is_null() { dlsym::real_dlsym(handle, name.as_ptr()) } else { next };
     let found = core::ptr::NonNull::new(found)?;
@@ -62,14 +62,14 @@ fn look_up(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     Some(found)
 }
 
-/// A handle of the driver that the program has loaded, if it has.
+/// A handle of the driver, if the program has loaded it.
 pub(crate) fn loaded_driver() -> Option<*mut c_void> {
     static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     let known = HANDLE.load(Ordering::Acquire);
     if !known.is_null() {
         return Some(known);
     }
-    // SAFETY: a valid C string; RTLD_NOLOAD loads nothing. The reference is kept for the process's life.
+    // SAFETY: a valid C string, and RTLD_NOLOAD loads nothing. The reference is kept for the life of the process.
     let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;
@@ -78,8 +78,8 @@ pub(crate) fn loaded_driver() -> Option<*mut c_void> {
     Some(handle)
 }
 
-/// Whether a function that the program was given under this name of the table is the driver's. Where it lies is asked once: a driver
-/// that was found stays loaded, and so does the answer.
+/// Whether the function that the program got under this name of the table is the driver's. The loader is asked once, because a
+/// driver, once found, stays loaded and the answer stays true.
 pub(crate) fn is_drivers(index: usize, found: *mut c_void) -> bool {
     REAL[index].load(Ordering::Relaxed) == found || DRIVER.holds(found) || {
         let is = lies_in(found, b"libcuda.so");
@@ -90,7 +90,8 @@ pub(crate) fn is_drivers(index: usize, found: *mut c_void) -> bool {
     }
 }
 
-/// The addresses of the driver that the program has loaded, once one of its functions was found: from the first to behind the last.
+/// The address range of the driver loaded by the program, from the first address to behind the last. The range is known once one of
+/// the driver's functions was found.
 #[derive(Debug)]
 struct Extent {
     first: AtomicUsize,
@@ -104,7 +105,7 @@ impl Extent {
         (self.first.load(Ordering::Relaxed)..self.end.load(Ordering::Acquire)).contains(&address.addr())
     }
 
-    /// Takes the extent of the loaded driver, where the address lies in it: another copy of a driver may be unloaded again.
+    /// Takes the extent of the loaded driver, where the address lies in it, since another copy of a driver may be unloaded again.
     fn note(&self, address: *mut c_void) {
         let Some(driver) = loaded_driver() else { return };
         let own = dlsym::real_dlsym(driver, c"cuInit".as_ptr());
@@ -118,12 +119,12 @@ impl Extent {
     }
 }
 
-/// The extent of the library that an address lies in, as it is loaded.
+/// The extent of the library around an address, as it is loaded.
 fn extent_of(address: *mut c_void) -> Option<(usize, usize)> {
     unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, sought: *mut c_void) -> c_int {
-        // SAFETY: the loader's own record, and the caller's of below.
+        // SAFETY: the loader passes its own record, and the caller below passes this structure.
         let (info, sought) = unsafe { (&*info, &mut *sought.cast::<(usize, Option<(usize, usize)>)>()) };
-        // SAFETY: the loader's own table of so many entries.
+        // SAFETY: the loader's own table has this many entries.
         let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let base = usize::try_from(info.dlpi_addr).unwrap_or(0);
         let size = |size: u64| usize::try_from(size).unwrap_or(0);
@@ -138,17 +139,17 @@ fn extent_of(address: *mut c_void) -> Option<(usize, usize)> {
         found.is_some().into()
     }
     let mut sought = (address.addr(), None);
-    // SAFETY: the function takes the loader's records and this one, which outlives the call.
+    // SAFETY: the function takes the loader's records and `sought`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut sought).cast()) };
     sought.1
 }
 
-/// Whether an address lies in a library with this beginning of its file name.
+/// Whether an address lies in a library with a file name of this beginning.
 pub(crate) fn lies_in(address: *const c_void, prefix: &[u8]) -> bool {
     library_of(address).is_some_and(|path| file_name(&path).starts_with(prefix))
 }
 
-/// The path of the library that an address lies in, as the loader has it.
+/// The loader's path of the library around an address.
 pub(crate) fn library_of(address: *const c_void) -> Option<Vec<u8>> {
     // SAFETY: all-zero is a valid Dl_info, and dladdr fills it or fails.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
@@ -156,7 +157,7 @@ pub(crate) fn library_of(address: *const c_void) -> Option<Vec<u8>> {
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: dli_fname is a C string of the loader's, alive while the library is loaded.
+    // SAFETY: dli_fname is a C string of the loader, alive while the library is loaded.
     Some(unsafe { CStr::from_ptr(info.dli_fname.cast::<c_char>()) }.to_bytes().to_owned())
 }
 

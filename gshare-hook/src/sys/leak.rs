@@ -1,10 +1,10 @@
-//! Values that are never freed, from memory that may not be there.
+//! Values that are never freed, in memory that may be unavailable.
 #![allow(unsafe_code)] // an allocation that may fail
 
 use core::ptr::NonNull;
 use std::alloc::Layout;
 
-/// Puts a value where it stays; `None` where the process gets no memory for it.
+/// Puts a value in memory for good, or returns `None` where the process gets no memory for it.
 pub(crate) fn leak<T>(value: T) -> Option<&'static T> {
     const { assert!(size_of::<T>() > 0) };
     // SAFETY: the size is not zero.
@@ -16,7 +16,7 @@ pub(crate) fn leak<T>(value: T) -> Option<&'static T> {
     }
 }
 
-/// Whether the process still gets this much memory. Asked before allocations that must not fail.
+/// Whether the process still gets this much memory. Callers ask before allocations that must not fail.
 pub(crate) fn is_there(bytes: usize) -> bool {
     const PAGE: usize = 4096;
     let Ok(layout) = Layout::from_size_align(bytes.max(PAGE), PAGE) else { return false };
@@ -25,7 +25,7 @@ pub(crate) fn is_there(bytes: usize) -> bool {
     if place.is_null() {
         return false;
     }
-    // SAFETY: just allocated like this.
+    // SAFETY: the place was just allocated with this layout.
     unsafe { std::alloc::dealloc(place, layout) };
     true
 }

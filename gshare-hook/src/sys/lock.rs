@@ -1,8 +1,8 @@
-//! A lock that survives a panic of its owner: guarded values change in single steps, so they are sound whenever it is free.
+//! A lock that survives a panic of its owner. Guarded values change in single steps, so they are sound whenever the lock is free.
 //!
-//! The standard library's lock, and not `parking_lot`'s. `parking_lot` keeps a table for all locks of a process, and a forked child
-//! may find this table locked. Its thread-local has a destructor, and registering that takes the loader's lock: a constructor of a
-//! library may hold the loader's lock while it waits for the helper thread.
+//! The lock is the standard library's, not `parking_lot`'s. `parking_lot` keeps a table for all locks of a process, and a forked
+//! child may find this table locked. Its thread-local has a destructor, which is registered under the loader's lock, and a
+//! library's constructor may hold the loader's lock while it waits for the helper thread.
 
 use core::time::Duration;
 use std::sync::{Condvar, PoisonError};
@@ -25,13 +25,13 @@ impl<T> Lock<T> {
         Self(Mutex::new(guarded))
     }
 
-    /// Locks it, after a panic too.
+    /// Takes the lock, even after a panic of its owner.
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Something that threads wait for with a lock.
+/// A condition for which threads wait with a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Condvar);
 
@@ -40,7 +40,7 @@ impl Signal {
         Self(Condvar::new())
     }
 
-    /// Wakes all threads that wait.
+    /// Wakes all waiting threads.
     pub(crate) fn notify(&self) {
         self.0.notify_all();
     }
@@ -48,12 +48,12 @@ impl Signal {
 
 #[cfg(not(loom))]
 impl Signal {
-    /// Lets go of the lock until it is notified, for `most` at most.
+    /// Lets go of the lock until a notification, for `most` at most.
     pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, most: Duration) -> Guard<'a, T> {
         self.0.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The same, again and again while `pending`, and for `most` in all.
+    /// Waits like [`wait`](Self::wait), again and again while `pending` holds, and for `most` in all.
     pub(crate) fn wait_while<'a, T>(
         &self,
         guard: Guard<'a, T>,

@@ -1,4 +1,4 @@
-//! Where settings come from: the file `share.env` beside the library, which no program clears, or else the environment.
+//! The sources of settings: the file `share.env` beside the library, which no program clears, or else the environment.
 #![allow(unsafe_code)] // random numbers of the kernel
 
 use std::ffi::{OsStr, OsString};
@@ -11,10 +11,10 @@ use gshare_core::RunId;
 use crate::sys::config::{self, Config};
 use crate::sys::driver;
 
-/// The file beside the library.
+/// The name of the file beside the library.
 const FILE: &str = "share.env";
 
-/// The text of the file. It is read when the library is loaded: later the program may have another root.
+/// The text of the file, read when the library is loaded, since the program may have another root later.
 pub(crate) fn file() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -24,7 +24,7 @@ pub(crate) fn file() -> &'static str {
     })
 }
 
-/// The value of a variable.
+/// The value of a variable, from the file or else from the environment.
 pub(crate) fn variable(key: &str) -> Option<OsString> {
     config::line(file(), key).map(OsString::from).or_else(|| std::env::var_os(key))
 }
@@ -34,17 +34,17 @@ pub(crate) fn read() -> Config {
     Config::read(variable)
 }
 
-/// Whether a daemon is to be waited for, where none is there.
+/// Whether the process must wait for an absent daemon.
 pub(crate) fn names_a_daemon(config: &Config) -> bool {
     config.name.is_some() || variable("GSHARE_SOCKET").is_some()
 }
 
-/// Whether a limit is asked for: by the settings, or by the daemon that is there.
+/// Whether a limit is asked for, by the settings or by the presence of a daemon.
 pub(crate) fn ask_for_a_limit(config: &Config) -> bool {
     config.limited || names_a_daemon(config) || std::fs::metadata(&config.socket).is_ok()
 }
 
-/// `GSHARE_MEM`, for questions that come before any device is in use. Read once.
+/// The limit `GSHARE_MEM`, read once, for questions before any device is in use.
 pub(crate) fn memory_limit() -> Option<u64> {
     static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -53,7 +53,8 @@ pub(crate) fn memory_limit() -> Option<u64> {
     })
 }
 
-/// A number that no other process can compute; none where the kernel gives no random numbers: the daemon goes by the process then.
+/// A number that no other process can compute. Where the kernel gives no random numbers it is [`RunId::NONE`], and the daemon goes
+/// by the process.
 pub(crate) fn own_run() -> RunId {
     let mut bits = [0; 16];
     // SAFETY: a buffer with its length.

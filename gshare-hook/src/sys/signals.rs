@@ -1,7 +1,7 @@
 //! The signals of the calling thread.
 #![allow(unsafe_code)] // the C library's signal masks
 
-/// Keeps all signals from the calling thread while `f` runs. A thread that `f` starts gets none at all.
+/// Keeps all signals from the calling thread while `f` runs. A thread started by `f` gets no signals at all.
 pub(crate) fn blocked<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: all-zero is a valid signal set to be filled, and the pointers are valid.
     let before = unsafe {

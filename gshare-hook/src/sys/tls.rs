@@ -1,9 +1,9 @@
 //! One word per thread, at the price of two instructions.
 //!
-//! `thread_local!` in a shared library goes through a function call and a lazy-state check; a launch that costs 3 ns
-//! cannot afford either. A library that is preloaded is part of the program's initial set, so its thread-local block
-//! has a fixed place (the *initial-exec* model), which Rust cannot ask for yet. So the word is declared and addressed
-//! in assembly: one load of its offset, one addition of the thread pointer.
+//! `thread_local!` in a shared library goes through a function call and a lazy-state check, and a launch that costs 3 ns can afford
+//! neither. A preloaded library is part of the program's initial set, so its thread-local block has a fixed place (the
+//! *initial-exec* model). Rust cannot ask for this model yet, so the word is declared and addressed in assembly: one load of its
+//! offset, and one addition of the thread pointer.
 #![allow(unsafe_code)] // a thread-local declared in assembly
 
 use core::arch::{asm, global_asm};
@@ -20,7 +20,7 @@ global_asm!(
     ".popsection",
 );
 
-/// The calling thread's own word; 0 in a new thread. No other thread reads or writes it.
+/// The calling thread's own word, which is 0 in a new thread, and which no other thread reads or writes.
 #[inline(always)]
 pub(crate) fn word() -> *mut usize {
     let address: *mut usize;
