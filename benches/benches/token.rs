@@ -25,7 +25,8 @@ fn events() -> usize {
 type Log = Vec<(Timestamp, TokenEvent)>;
 
 fn share(rng: &mut Rng, clients: u32) -> Share {
-    let most = (20_000 / u64::from(clients)).clamp(2, 9_000);
+    // Together at most the whole.
+    let most = (10_000 / u64::from(clients)).clamp(1, 9_000);
     let quota = |points: u64| u16::try_from(points).ok().and_then(Quota::new).expect("at most 10000");
     let request = rng.between(1, most);
     let sm = u16::try_from(rng.between(1_000, 5_000)).ok().and_then(SmShare::new).expect("at most 10000");

@@ -497,7 +497,7 @@ fn a_kernel_that_is_over_with_its_call_is_charged_nothing() {
         ..alone(row, Measured::First, bench.now)
     };
     bench.feed(MeterEvent::Recorded { device: DEVICE, id, segment: calls });
-    let at = |ns: u64| gshare_core::Timestamp::from_nanos(ns);
+    let at = |ns: u64| Timestamp::from_nanos(ns);
     let (start, end) = (at(bench.now), at(bench.now + 6 * US));
     bench.now += MS;
     bench.feed(MeterEvent::Completed { device: DEVICE, id, start, end });

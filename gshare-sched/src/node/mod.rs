@@ -38,9 +38,9 @@
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
 //! 11. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
-//!    node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
-//!    in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
-//!    revoke) are counted and otherwise ignored.
+//!     node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
+//!     in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
+//!     revoke) are counted and otherwise ignored.
 //!
 //! # Invariants
 //! Each client has a session and a place among its tenant's members. The parts of a tenant's members add up to its limit, and the memory

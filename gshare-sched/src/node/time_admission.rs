@@ -16,6 +16,7 @@
 
 use super::Percent;
 use crate::pack::SlotTable;
+use crate::token::MOST_SLOTS;
 use gshare_core::{ConfigError, DeviceUuid, Quota, Share};
 
 /// Requests on one device that cannot be met together.
@@ -61,7 +62,7 @@ fn can_be_met(shares: &[Share]) -> bool {
     // The answer must not depend on the order of arrival, since a restarted daemon sees its clients in another order.
     wants.sort_unstable();
     let wants: Vec<_> = wants.into_iter().zip(0u32..).map(|((quota, sm), n)| (n, quota, sm)).collect();
-    SlotTable::arrange(&wants).is_some()
+    wants.len() <= MOST_SLOTS && SlotTable::arrange(&wants).is_some()
 }
 
 /// The sum of the requests, in basis points.

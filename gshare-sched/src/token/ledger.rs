@@ -17,7 +17,7 @@
 //! # Cost
 //! O(log n) per event for n clients on the GPU, O(n log n) once a window. About 250 bytes per client.
 
-use super::MultiTokenConfig;
+use super::{MOST_SLOTS, MultiTokenConfig};
 use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, ThrottleReason};
 use gshare_core::{
@@ -577,10 +577,12 @@ impl Ledger {
     /// Clients came to a GPU, left it or changed their shares.
     fn reshuffle(&mut self, index: usize) {
         let requests = self.gpus[index].clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let sum: u32 = requests.map(|client| u32::from(client.share.quota.request().get())).sum();
+        let requests = requests.map(|client| u32::from(client.share.quota.request().get()));
+        let (sum, count) =
+            requests.fold((0, 0), |(sum, count), request| (sum + request, count + usize::from(request > 0)));
         let gpu = &mut self.gpus[index];
         (gpu.dirty, gpu.reshuffled, gpu.shuffles) = (true, true, gpu.shuffles + 1);
-        let by_slots = sum > u32::from(Quota::WHOLE.get()) && gpu.clients.len() <= super::slots::MOST;
+        let by_slots = sum > u32::from(Quota::WHOLE.get()) && count <= MOST_SLOTS;
         if core::mem::replace(&mut gpu.by_slots, by_slots) != by_slots {
             for slot in gpu.clients.clone() {
                 let (client, gpu) = self.pair(slot);

@@ -8,3 +8,4 @@ pub mod multi_token;
 mod slots;
 
 pub use multi_token::{MultiToken, MultiTokenConfig};
+pub(crate) use slots::MOST_SLOTS;

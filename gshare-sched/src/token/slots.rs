@@ -28,7 +28,7 @@
 //! they give their tokens back in time.
 //!
 //! # Cost
-//! O(n^2) per dispatch for n clients that want something on a GPU, of which there are [`MOST`]; finding a table O(n^3), once after a change.
+//! O(n^2) per dispatch for n clients that want something on a GPU, of which there are [`MOST_SLOTS`]; finding a table O(n^3), once after a change.
 
 use super::ledger::{Filed, Ledger, Rank};
 use crate::pack::{Slot, SlotTable};
@@ -47,9 +47,9 @@ pub(super) struct Slots {
     changes: Vec<(Timestamp, i32)>,
 }
 
-/// The most clients of a GPU for which slots are kept: a dispatch compares each with each. More clients whose requests add up to more
-/// than the whole are served by missed time.
-pub(super) const MOST: usize = 64;
+/// The most clients with requests for which a GPU keeps slots: a dispatch compares each of them with each. The requests of more clients
+/// must not add up to more than the whole; where an operator lists such requests, missed time decides.
+pub(crate) const MOST_SLOTS: usize = 64;
 
 /// The table of a GPU in force, and the same in ns of the window.
 #[derive(Debug, Default)]
