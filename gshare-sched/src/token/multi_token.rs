@@ -12,7 +12,7 @@
 //! - **used**: GPU time charged in this window, plus the **overuse** (beyond the limit) carried into it;
 //! - **occupied** by a token: the time since its grant, or its charge if the charge is more once the token is over;
 //! - **lag**: GPU time missing from a client's share, as in EEVDF and BFQ; negative for a client beyond its share;
-//! - **eligible**: a client with a lag still positive after full occupation of its token;
+//! - **eligible**: a client that would still have a positive lag after occupying all of its token;
 //! - **surplus**: time beyond the request in earlier windows, fading by an eighth each window;
 //! - **throttled**: waiting with no limit left; **paced**: waiting to pay overuse back, where limits leave time over; **ready**: otherwise.
 //!
@@ -68,7 +68,7 @@ crate::settings_table::settings! {
         /// The most overuse carried. With 10 s, a client with one endless kernel is not locked out for ever.
         #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
         pub max_debt: Duration = Duration::from_secs(10), with_max_debt;
-        /// Number of ready clients examined behind a reservation. 16, as more rarely find more.
+        /// Number of ready clients examined behind a reservation. 16, as a longer search rarely finds more.
         pub backfill_depth: u32 = 16, with_backfill_depth;
         /// Number of client slots. 4,096.
         pub max_clients: u32 = 4096, with_max_clients;

@@ -9,7 +9,7 @@
 //! # Terms
 //! - **slot**: the part of every window in which a client's SMs are kept for it, as long as its request. A slot may wrap round the
 //!   window's end, and is then two **stretches** of each window.
-//! - **claim**: a stretch, from now on, of an unmet client with a token or a request for a token.
+//! - **claim**: a stretch, from now on, of an unmet client that holds a token or waits for a token.
 //! - **horizon** of a client: the first instant at which its SMs, the tokens of others and the claims of others need more than the whole.
 //!
 //! # Algorithm
@@ -50,7 +50,7 @@ struct Schedule {
     table: SlotTable<ClientId>,
     /// Sorted by begin.
     stretches: Vec<Stretch>,
-    /// The window, the GPU's changes and its clients at the time of the search for the table.
+    /// The window in which the table was found; `shuffles` and `owners` record the GPU's changes and clients at the time.
     window: u64,
     shuffles: u64,
     owners: Vec<(ClientId, Share)>,
