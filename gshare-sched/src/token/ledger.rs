@@ -1,21 +1,21 @@
-//! The accounts of the token scheduler: how much each client has used, which clients hold a token, which wait.
+//! The accounts of the token scheduler: each client's use, the token holders and the waiting clients.
 //!
 //! The [`Ledger`] does steps 1 and 2 of an event (see [`multi_token`](super::multi_token)), marks the GPUs on which a client may now
-//! be served ([`Gpu::dirty`]), and carries out a grant. The dispatch decides which client is next.
+//! be served ([`Gpu::dirty`]), and carries out a grant. The dispatch picks the next client.
 //!
 //! # Totals
-//! A client's `charged` total follows its `used` total: `charged = max(charged, used)`. Time that a token allows counts for the window of
-//! the token, and time beyond that for the window in which it is heard. A token that is taken back charges its client up to the total
-//! that it allowed.
+//! Each report sets `heard` to the client's total, and `charged = max(charged, heard)` follows. Time within a token's allowance counts
+//! for the token's window, and time beyond the allowance counts for the window of the report. A client is charged up to a token's
+//! `allowed` total when the ledger takes the token back.
 //!
 //! # Invariants
-//! - `used <= charged`;
+//! - `heard <= charged`;
 //! - the SMs of all holders and the free SMs add up to the whole;
-//! - a client is at most one of ready, paced and throttled; only waiting clients are any of these;
+//! - a client is at most one of ready, paced and throttled, and only a waiting client is any of these;
 //! - every holder is in the table of release times.
 //!
 //! # Cost
-//! O(log n) per event for n clients on the GPU, O(n log n) once a window. About 250 bytes per client.
+//! An event costs O(log n) for n clients on the GPU, and the end of a window costs O(n log n). A client takes about 250 bytes.
 
 use super::{MOST_SLOTS, MultiTokenConfig};
 use gshare_core::slots::NamedSlots;
@@ -36,98 +36,98 @@ pub(super) struct Ledger {
     pub(super) gpus: Vec<Gpu>,
 }
 
-/// A token that a client holds.
+/// A token held by a client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
-    /// Number of the window that it belongs to.
+    /// Number of the window to which the token belongs.
     pub(super) window: u64,
-    /// The total at which it begins: the charge of its client, or the total that a token of an earlier window allowed, which may be in
-    /// use still.
+    /// The client's total at which the token begins: the larger of its charge and the allowed total of a replaced token, which may still be
+    /// in use.
     base: Duration,
-    /// The total that its client had said when it was granted.
+    /// The client's reported total at the time of the grant.
     heard: Duration,
-    /// The total that it allows.
+    /// The client's total up to which it may use the GPU.
     allowed: Duration,
     pub(super) until: Timestamp,
-    /// When it was granted, extensions aside.
+    /// The time of the grant; an extension does not change it.
     since: Timestamp,
-    /// The part of its client's lag that was taken for it so far.
+    /// Time taken off the client's lag for this token so far.
     occupied: Duration,
-    /// SMs counted for it.
+    /// SMs counted for the token.
     pub(super) sm: u16,
 }
 
-/// How long a token is waited for: `grace` beyond its end, and for work of `max_debt` at most.
+/// How long the ledger waits for a token: until `grace` after its end, and for at most `max_debt` of work known to run.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     grace: Duration,
     max_debt: Duration,
 }
 
-/// A time that is less than 292 years, to be compared with others.
+/// A time in ns as a signed number, for comparisons; a time of 292 years or more saturates.
 fn signed(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// How much of a window of this `length` a limit takes to pay `overuse` back; at most all of it.
+/// The part of a window of this `length` in which a `limit` pays `overuse` back; at most the whole window.
 fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
     length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
 }
 
-/// Time beyond a `request` of which `used` was used, with a `lag` that is below zero by what was occupied beyond it. Hand-overs
-/// cost those more who get many short tokens, so it is what was used; but a host that pauses pays for half of what it occupied.
+/// A client's time beyond its `request`: its use beyond the request, or half of a negative `lag` if this is more. Use comes first because
+/// hand-overs let many short tokens occupy more time, but a pausing host still pays for half of its occupied time.
 fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
     used.saturating_sub(request).max(Duration::from_nanos(lag.min(0).unsigned_abs() / 2))
 }
 
-/// A window that has ended, for one client.
+/// One client's account of an ended window.
 #[derive(Debug, Clone, Copy)]
 struct Past {
     used: Duration,
     request: Duration,
-    /// Missed time of earlier windows that was carried into it.
+    /// Missed time of earlier windows, carried into this window.
     brought: Duration,
-    /// The part of its limit that was not used, and of those of windows after it in which nothing happened.
+    /// The unused part of the limit and of the time brought in, plus the limits of later windows without an event.
     left: Duration,
 }
 
-/// The window before this one: use of a token of that window is heard in this one.
+/// The previous window's account, kept because reports of its tokens' use may arrive in this window.
 #[derive(Debug, Clone, Copy, Default)]
 struct Last {
-    /// The part of its request that was not used; no bound where nothing counts as surplus.
+    /// The unused part of the request; unbounded where no time counts as surplus.
     unused: Duration,
-    /// The part of its request and of missed time of earlier windows that was not used.
+    /// The unused part of the request and of the missed time brought in from earlier windows.
     missed: Duration,
-    /// The lag that was kept.
+    /// The positive lag kept at the window's end.
     lag: Duration,
-    /// The part of its limit that was not used: use beyond that is overuse.
+    /// The unused part of the limit: late use beyond this part is overuse.
     left: Duration,
 }
 
-/// Place of a ready client in the order of dispatch.
+/// Place of a ready client in the order of dispatch; the smallest rank goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) ineligible: bool,
-    /// Eligible: minus its lag in proportion to its request, less a part of the time that it waits. Ineligible: time beyond its
-    /// request in proportion to its limit.
+    /// Eligible: minus the lag in proportion to the request, less a part of the waiting time. Ineligible: time beyond the request in
+    /// proportion to the limit.
     pub(super) key: i64,
     pub(super) asked: u64,
     pub(super) slot: u32,
 }
 
-/// A whole request, and a whole window, in the order of dispatch.
+/// A whole request or a whole window, in units of [`Rank::key`].
 const WHOLE: i64 = 1 << 16;
-/// The time that a client waits counts as lag by this divisor, up to `AGED` windows. Whole kernels divide windows into equal
-/// parts but for microseconds: the longer wait decides then.
+/// A client's waiting time, up to `AGED` windows, counts as lag after division by `AGING`. Whole kernels often divide windows into parts
+/// equal to within microseconds, and the longer wait then decides.
 const AGING: i64 = 12;
 const AGED: u64 = 4;
 
-/// Where a client is filed. Only one that waits is filed anywhere.
+/// A client's place among the waiting clients; a client that does not wait is filed `Nowhere`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filed {
     Nowhere,
     Ready(Rank),
-    /// Ready from then on.
+    /// Ready from this time on.
     Paced(Timestamp),
     Throttled,
 }
@@ -142,53 +142,54 @@ pub(super) struct Client {
     /// The largest limit in force in this window.
     pub(super) largest: Duration,
     pub(super) used: Duration,
-    /// The overuse that was brought into this window.
+    /// Overuse carried into this window.
     carried: Duration,
-    /// GPU time that it is short of its share, in ns; below zero: beyond it.
+    /// GPU time missing from the client's share, in ns; negative for a client beyond its share.
     lag: i64,
-    /// The lag of earlier windows that its limit of this one was raised by.
+    /// Lag of earlier windows, by which the limit of this window is raised.
     brought: Duration,
-    /// The client came or its share changed in this window: it may lack a part of a whole one.
+    /// The client joined or its share changed in this window, so it may not have had a whole window.
     fresh: bool,
-    /// Time beyond its request that no other client claimed, fading.
+    /// Time beyond the request, claimed by no other client and fading.
     pub(super) surplus: Duration,
-    /// The last window, as far as it is known.
+    /// The previous window, as far as known.
     last: Last,
-    /// GPU time since it joined: as it said, and as it was charged.
+    /// GPU time since the client joined, as reported and as charged.
     heard: Duration,
     charged: Duration,
-    /// Time by the clock that its last token occupied beyond its charge.
+    /// Clock time occupied by the client's last token beyond its charge.
     idled: Duration,
-    /// Serial number and time of the request that this token answered.
+    /// Serial number and time of the request answered by the latest token.
     answered: (u64, Timestamp),
     pub(super) holds: Option<Token>,
-    /// Serial number and time of the request that has not been answered by a grant.
+    /// Serial number and time of the request not yet answered by a grant.
     pub(super) asked: Option<(u64, Timestamp)>,
     pub(super) filed: Filed,
-    /// Whether it was notified that it is throttled.
+    /// Whether the client has been notified of its throttling.
     pub(super) notified: bool,
 }
 
 impl Client {
-    /// GPU time that was charged under a token.
+    /// GPU time charged under a token.
     fn spent(&self, token: &Token) -> Duration {
         self.charged.saturating_sub(token.base)
     }
 
-    /// GPU time that its token of this window still allows.
+    /// GPU time still allowed by the client's token of this window.
     pub(super) fn outstanding(&self, window: u64) -> Duration {
         let token = self.holds.filter(|token| token.window == window);
         token.map_or(Duration::ZERO, |token| token.allowed.saturating_sub(self.charged.max(token.base)))
     }
 
-    /// GPU time charged for its token that cannot have run yet: a kernel is charged when it is launched.
+    /// GPU time charged for the token beyond the time since its grant. This time cannot have run yet, since a kernel is charged when it is
+    /// launched.
     pub(super) fn running(&self, now: Timestamp) -> Duration {
         self.holds.map_or(Duration::ZERO, |token| {
             self.spent(&token).saturating_sub(now.saturating_since(token.since))
         })
     }
 
-    /// How long its token still keeps the GPU at least.
+    /// The least time for which the client's token still keeps the GPU.
     pub(super) fn left(&self, window: u64, now: Timestamp) -> Duration {
         self.outstanding(window).max(self.running(now))
     }
@@ -197,18 +198,18 @@ impl Client {
         self.used.saturating_add(self.outstanding(window))
     }
 
-    /// When its token is taken back, if it is not given back: work that is known to run is waited for, up to a bound.
+    /// When the ledger takes an unreturned token back. It waits for work known to run, up to a bound.
     fn release_at(&self, token: &Token, patience: Patience) -> Timestamp {
         let runs = self.spent(token).min(patience.max_debt);
         token.until.max(token.since.saturating_add(runs)).saturating_add(patience.grace)
     }
 
-    /// How long a token has kept the GPU, as far as it is known.
+    /// How long a token has kept the GPU, as far as known.
     fn lasted(&self, token: &Token) -> Duration {
         token.occupied.max(self.spent(token))
     }
 
-    /// Takes the time that its token has occupied by `now` off its lag.
+    /// Takes the time occupied by the token until `now` off the client's lag.
     fn occupy(&mut self, now: Timestamp) {
         let Some(token) = &mut self.holds else { return };
         let more = now.saturating_since(token.since).saturating_sub(token.occupied);
@@ -216,14 +217,14 @@ impl Client {
         self.lag = self.lag.saturating_sub(signed(more));
     }
 
-    /// Ends a token: GPU time charged beyond the time that it occupied comes off the lag as well.
+    /// Ends a token: GPU time charged beyond its occupied time comes off the lag as well.
     fn settle(&mut self, token: Token) {
         let charged = self.spent(&token);
         self.lag = self.lag.saturating_sub(signed(charged.saturating_sub(token.occupied)));
         self.idled = token.occupied.saturating_sub(charged);
     }
 
-    /// Its lag once all is used that it holds.
+    /// The client's lag after full use of its token.
     fn lag_then(&self, gpu: &Gpu) -> i64 {
         if gpu.by_slots {
             return signed(self.request).saturating_sub(signed(self.committed(gpu.window)));
@@ -240,8 +241,8 @@ impl Client {
         self.asked.is_some() || self.holds.is_some()
     }
 
-    /// Minus the overuse that it carries, as far as the GPU time of that is over: at most this lag goes with it. Zero or less,
-    /// or no bound at all.
+    /// The most lag allowed beside carried overuse: minus the overuse, without the part still to run. The bound is negative, or absent
+    /// (`i64::MAX`) where no overuse remains.
     fn debt(&self) -> i64 {
         let running =
             self.holds.map_or(Duration::ZERO, |token| self.spent(&token).saturating_sub(token.occupied));
@@ -251,15 +252,15 @@ impl Client {
         }
     }
 
-    /// The lag that it may keep at the end of a window, while tokens of its GPU last up to `longest`. A client that wanted nothing, or
-    /// came in that window, has missed nothing.
+    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined or
+    /// changed its share in the window, has missed nothing.
     fn carried_lag(&self, longest: Duration, length: Duration) -> i64 {
         let windows = 1 + longest.as_nanos().div_ceil(length.as_nanos());
         let most = if self.wants() && !self.fresh { signed(self.request.saturating_mul(windows)) } else { 0 };
         self.lag.min(most).min(self.debt())
     }
 
-    /// Keeps `lag` of the lag that it had at the end of the window that is `past`.
+    /// Starts a window with `lag`, the kept part of the client's lag at the end of the `past` window.
     fn begin_window(&mut self, past: Past, lag: i64, counts: bool, window: u64) {
         let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
         self.surplus = match counts {
@@ -270,7 +271,7 @@ impl Client {
             unused: if counts { past.request.saturating_sub(past.used) } else { Duration::MAX },
             missed: past.request.saturating_add(past.brought).saturating_sub(past.used),
             lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
-            // A token that is older than that window has the limits of all windows since.
+            // A token from before the past window may use the unused limits of all windows since.
             left: match self.holds {
                 Some(token) if token.window + 1 < window => self.last.left.saturating_add(past.left),
                 _ => past.left,
@@ -281,12 +282,12 @@ impl Client {
         self.fresh = false;
     }
 
-    /// Lag that may be made up for at once, where others wait.
+    /// Lag to make up for at once while other clients wait.
     pub(super) fn miss(&self, gpu: &Gpu) -> Duration {
         Duration::from_nanos(u64::try_from(self.lag_then(gpu)).unwrap_or(0))
     }
 
-    /// So much more was used of a token of the last window.
+    /// Accounts for `used` time of an earlier window's token, reported only in this window.
     fn heard_late(&mut self, used: Duration) {
         self.surplus = self.surplus.saturating_add(used.saturating_sub(self.last.unused));
         self.last.unused = self.last.unused.saturating_sub(used);
@@ -298,7 +299,7 @@ impl Client {
         self.carried = self.carried.saturating_add(over);
     }
 
-    /// At the end of `windows` windows in which nothing happened after the first; gives the first.
+    /// Closes `windows` windows, all but the first without an event, and returns the first.
     fn end_windows(&mut self, windows: u64) -> Past {
         let most =
             self.largest.saturating_add(self.brought).saturating_add(self.limit.saturating_mul(windows - 1));
@@ -321,13 +322,13 @@ impl Client {
         self.limit.saturating_add(self.brought).saturating_sub(self.committed(window))
     }
 
-    /// The SMs of its next token: those of the token that is extended, or else of its share.
+    /// The SMs of the client's next token: an extension keeps the held SMs, and a new token takes the share's SMs.
     pub(super) fn token_sm(&self, window: u64) -> u16 {
         let extended = self.holds.filter(|token| token.window == window);
         extended.map_or(self.share.sm.get(), |token| token.sm)
     }
 
-    /// Where the client belongs now.
+    /// The client's place at the GPU's present time.
     fn file(&self, gpu: &Gpu) -> Filed {
         let &Gpu { window, window_end, length, .. } = gpu;
         let Some((asked, since)) = self.asked else { return Filed::Nowhere };
@@ -351,7 +352,7 @@ impl Client {
         } else {
             let request = signed(self.request).max(1);
             let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(AGED)));
-            // An hour and five windows in ns at most, times 65,536: fits.
+            // At most an hour and five windows in ns, times 65,536, which fits.
             -(lag.saturating_mul(WHOLE) / request) - waited * (WHOLE / AGING) / signed(length)
         };
         Filed::Ready(Rank { ineligible, key, asked, slot: self.id.slot() })
@@ -366,27 +367,27 @@ pub(super) struct Gpu {
     pub(super) window_end: Timestamp,
     /// Length of a window.
     pub(super) length: Duration,
-    /// Whether its requests add up to more than the whole, so that each of its few clients has a slot of the window. Lag is then what was charged,
-    /// and counts in its window only; otherwise it is what was occupied by the clock.
+    /// Whether the requests add up to more than the whole, so each client is kept in a slot of the window. Lag then follows the charge and
+    /// counts in its window only; otherwise lag follows the occupied clock time.
     pub(super) by_slots: bool,
-    /// The longest that a token lasted lately.
+    /// The longest time for which a recent token kept the GPU.
     longest: Duration,
-    /// As far as its clients are filed.
+    /// The time for which the clients are filed.
     now: Timestamp,
     /// Whether the limits of its clients left time over when this window began.
     undersubscribed: bool,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
-    /// Clients that wait until part of what they carry is paid back: until when, and the slot.
+    /// Clients waiting until a part of their carried overuse is paid back: the time and the slot.
     paced: BTreeSet<(Timestamp, u32)>,
     pub(super) throttled: u32,
-    /// When each holder's SMs come back at the latest, and its slot.
+    /// The latest time at which each holder's SMs come back, and the holder's slot.
     pub(super) releases: BTreeSet<(Timestamp, u32)>,
     /// Something changed since the last dispatch.
     pub(super) dirty: bool,
-    /// Clients came, left or changed in this window: their surplus says nothing about those that are there now.
+    /// Clients joined, left or changed shares in this window, so surplus says nothing about the present clients.
     pub(super) reshuffled: bool,
-    /// How often that was so.
+    /// Number of such changes so far.
     pub(super) shuffles: u64,
 }
 
@@ -400,7 +401,7 @@ impl Gpu {
         self.window_end.saturating_sub(self.length)
     }
 
-    /// Moves a client to where it belongs now.
+    /// Moves a client to its present place.
     fn refile(&mut self, client: &mut Client) {
         let filed = client.file(self);
         if filed == client.filed {
@@ -431,19 +432,19 @@ impl Gpu {
     }
 }
 
-/// Windows without any event after which surplus time is forgotten altogether: it bounds the work of catching up, and of
-/// ten seconds used beyond the request nothing is left by then.
+/// Windows without any event after which surplus is forgotten altogether. The number bounds the work of catching up, and by then even a
+/// surplus of ten seconds has faded to nothing.
 const FORGOTTEN: u64 = 320;
 
 impl Ledger {
-    /// No clients.
+    /// An empty ledger, or the error of a setting out of bounds.
     pub(super) fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let (clients, gpus) = (NamedSlots::default(), Vec::new());
         Ok(Self { config, now: Timestamp::ZERO, next_request: 0, clients, gpus })
     }
 
-    /// Steps 1 and 2 of an event. The GPUs that it marks dirty are then to be dispatched.
+    /// Does steps 1 and 2 of an event. The caller then dispatches the GPUs marked dirty.
     pub(super) fn account(
         &mut self,
         now: Timestamp,
@@ -474,13 +475,13 @@ impl Ledger {
                 self.obey(client.slot(), state);
                 self.tell(client.slot(), actions);
             }
-            // A deadline has been dealt with by catching up.
+            // Catching up has already dealt with a deadline.
             _ => {}
         }
         Ok(())
     }
 
-    /// Does what a client says of itself.
+    /// Applies a client's reported state.
     fn obey(&mut self, slot: u32, state: UseState) {
         let (client, gpu) = self.pair(slot);
         gpu.dirty = true;
@@ -491,7 +492,7 @@ impl Ledger {
                 self.release(slot);
             }
             UseState::Wants => self.release(slot),
-            // The token answered the question, or stands for it.
+            // The held token answers the client's request.
             UseState::Holds if client.holds.is_some() => client.asked = None,
             UseState::Holds | UseState::Extends => {}
         }
@@ -529,7 +530,7 @@ impl Ledger {
         self.clients.get(id).ok_or(TokenError::UnknownClient { client: id })
     }
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses an impossible event before any state changes.
     fn check(&self, now: Timestamp, event: &TokenEvent) -> Result<(), TokenError> {
         TimeWentBack::check(now, self.now)?;
         let share_is_sound = |client, share: &Share| match share.sm {
@@ -574,7 +575,7 @@ impl Ledger {
         Patience { grace: self.config.grace, max_debt: self.config.max_debt }
     }
 
-    /// Clients came to a GPU, left it or changed their shares.
+    /// Accounts for clients that joined a GPU, left it or changed their shares.
     fn reshuffle(&mut self, index: usize) {
         let requests = self.gpus[index].clients.iter().filter_map(|&slot| self.clients.at(slot));
         let requests = requests.map(|client| u32::from(client.share.quota.request().get()));
@@ -591,7 +592,7 @@ impl Ledger {
         }
     }
 
-    /// Step 1: everything that happened by itself until `now`, in the order of time.
+    /// Step 1: ends all tokens, windows and pauses due by `now`, in the order of time.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<TokenAction>) {
         let before = core::mem::replace(&mut self.now, now);
         for index in 0..self.gpus.len() {
@@ -601,7 +602,7 @@ impl Ledger {
                     break;
                 }
                 self.roll(index, release);
-                // The token ends then, however late that is looked at.
+                // The token ends at its release time, however late the host calls.
                 self.now = release.max(before);
                 self.expire(slot, actions);
             }
@@ -652,8 +653,8 @@ impl Ledger {
         self.gpus[index].clients = clients;
     }
 
-    /// Decides which part of their lags the clients of a GPU keep beyond the end of a window: none unless it was a single one, and no
-    /// surplus where clients came or left.
+    /// Decides which part of its lag each client of a GPU keeps beyond the end of a window. Clients keep no lag on a GPU by slots or after
+    /// several windows at once. Their surplus ends after several windows at once, or where clients joined, left or changed shares.
     fn carry_lags(&mut self, index: usize, clients: &[u32], pasts: &[Past], (single, settled): (bool, bool)) {
         let (mut behind, mut ahead, mut requests) = (0_i128, 0_i128, 0_i128);
         let (longest, length, by_slots) =
@@ -672,10 +673,10 @@ impl Ledger {
             let (client, gpu) = self.pair(slot);
             let lag = i128::from(client.lag);
             let lag = if behind > ahead && client.wants() {
-                // The difference was lost to all of them alike.
+                // No client gained the difference, so all clients bear it in proportion to their requests.
                 lag - (behind - ahead) * i128::from(signed(client.request)) / requests.max(1)
             } else if ahead > behind && lag < 0 {
-                // The difference was taken from no client.
+                // The difference cost no other client time, so it is forgiven.
                 lag * behind / ahead
             } else {
                 lag
@@ -685,7 +686,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a token back that was neither given back nor replaced in time: its client is charged all that it allowed.
+    /// Takes an overdue token back and charges its client up to the token's allowed total.
     fn expire(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
         let (client, gpu) = self.pair(slot);
         gpu.dirty = true;
@@ -695,19 +696,19 @@ impl Ledger {
         self.release(slot);
     }
 
-    /// Step 2: the client has used this much in all.
+    /// Step 2: records a client's reported total and charges up to it.
     fn charge(&mut self, slot: u32, used: Duration) {
         self.pair(slot).0.heard = used;
         self.charge_to(slot, used);
     }
 
-    /// Charges a client up to this total, unless it was charged as much before.
+    /// Charges a client up to this total, unless its charge is as large already.
     fn charge_to(&mut self, slot: u32, total: Duration) {
         let (now, patience) = (self.now, self.patience());
         let (client, gpu) = self.pair(slot);
         let more = total.saturating_sub(client.charged);
         let before = client.holds.map(|token| client.release_at(&token, patience));
-        // The time of a token counts for its window, and time beyond it for the window in which it is heard.
+        // Time within a token's allowance counts for its window, and time beyond for the window of the report.
         let of_earlier =
             client.holds.map(|token| if token.window == gpu.window { token.base } else { token.allowed });
         let earlier = of_earlier.map_or(Duration::ZERO, |upto| upto.saturating_sub(client.charged).min(more));
@@ -720,7 +721,7 @@ impl Ledger {
                 gpu.releases.remove(&(before, slot));
                 gpu.releases.insert((client.release_at(&token, patience), slot));
             }
-            // Of its last token, which has occupied the GPU for a time that is off its lag already.
+            // The charge belongs to the last token, and the token's occupied time is off the lag already.
             None => {
                 let covered = more.min(client.idled);
                 client.idled -= covered;
@@ -732,7 +733,7 @@ impl Ledger {
         gpu.refile(client);
     }
 
-    /// Ends the token of a client, if it holds one: its SMs are free.
+    /// Ends a client's token, if any, and frees its SMs.
     fn release(&mut self, slot: u32) {
         let (now, patience) = (self.now, self.patience());
         let (client, gpu) = self.pair(slot);
@@ -747,7 +748,7 @@ impl Ledger {
         }
     }
 
-    /// A client waits from now on, if it does not yet; `unused`: for what it could not use, in its old place.
+    /// Makes a client wait from now on, unless it waits already. After an `unused` token the client waits in its old place.
     fn ask(&mut self, slot: u32, unused: bool) {
         self.next_request += 1;
         let (number, now) = (self.next_request, self.now);
@@ -758,7 +759,7 @@ impl Ledger {
         gpu.refile(client);
     }
 
-    /// Tells a throttled client once, when it is certain: not while a token that it holds may leave it time.
+    /// Notifies a throttled client once throttling is certain; until then a held token may still leave it time.
     fn tell(&mut self, slot: u32, actions: &mut Vec<TokenAction>) {
         let window = self.config.window;
         let (client, gpu) = self.pair(slot);
@@ -769,7 +770,7 @@ impl Ledger {
             return;
         }
         client.notified = true;
-        // Each window pays back its limit; time is left once what is carried is below it.
+        // Each window pays back one limit, and time is left once the carried overuse is below the limit.
         let carried = client.used.saturating_sub(client.largest.saturating_add(client.brought));
         let windows = carried.as_nanos() / client.limit.as_nanos().max(1);
         let until = gpu.window_end.saturating_add(window.saturating_mul(windows));
@@ -786,7 +787,7 @@ impl Ledger {
         }
         let home = &mut self.gpus[gpu.index()];
         if home.clients.is_empty() {
-            // No client has an account that the old windows matter to.
+            // The old windows matter to no client's account.
             home.window_end = now.saturating_add(self.config.window);
         }
         home.clients.push(id.slot());
@@ -829,8 +830,8 @@ impl Ledger {
         self.reshuffle(index);
     }
 
-    /// Gives a token of `budget`, or extends the one that is held; it ends at `until`, which is at most the end of the window, at the
-    /// latest. A token of an earlier window makes place for a new one.
+    /// Grants a token of `budget`, or extends the held token. The token ends at `until` at the latest, and `until` is at most the end of
+    /// the window. A new token replaces a token of an earlier window.
     pub(super) fn grant(
         &mut self,
         slot: u32,
@@ -846,7 +847,7 @@ impl Ledger {
         let until = now.saturating_add(left.saturating_add(budget).saturating_add(slack)).min(until);
         let token = match client.holds {
             Some(held) if held.window == gpu.window => {
-                // Overuse counts as used: the new time comes on top of it.
+                // Overuse counts as used, and the budget comes on top of it.
                 let allowed = held.allowed.max(client.charged).saturating_add(budget);
                 Token { allowed, until: until.max(held.until), ..held }
             }
@@ -879,7 +880,7 @@ impl Ledger {
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
-    /// Checks what the module's essay promises.
+    /// Checks the invariants of the module's essay.
     pub(super) fn invariants(&self) {
         for (index, gpu) in self.gpus.iter().enumerate() {
             let mut held = 0;

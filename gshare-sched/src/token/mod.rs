@@ -1,7 +1,7 @@
-//! Token scheduling: who may launch kernels now.
+//! Token scheduling: which clients may launch kernels now.
 //!
-//! The events, actions and errors are those of [`gshare_core::token`]. [`MultiToken`] is FaST-GShare's multi-token scheduler, with lag
-//! accounting; on a GPU whose requests add up to more than the whole it keeps a slot of every window for each client.
+//! The events, actions and errors come from [`gshare_core::token`]. [`MultiToken`] is FaST-GShare's multi-token scheduler, with lag
+//! accounting; on a GPU with requests beyond the whole it keeps a slot of every window for each client.
 
 mod ledger;
 pub mod multi_token;

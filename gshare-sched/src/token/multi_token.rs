@@ -1,45 +1,43 @@
 //! The multi-token scheduler (FaST-GShare, section 3.3.2), with lag accounting.
 //!
 //! # Problem
-//! Clients share the time and the SMs of a GPU. Each has a quota request `r` (guaranteed), a limit `l` and an SM partition `s`. Decide
-//! which clients hold a token, so that the holders' SMs fit, each client gets `r` before any gets more, and none takes more than `l`.
+//! Clients share the time and the SMs of a GPU. Each has a guaranteed quota request `r`, a limit `l` and an SM partition `s`. The
+//! scheduler picks token holders so that their SMs fit, each client gets `r` before any gets more, and none takes more than `l`.
 //!
-//! A kernel cannot be stopped, so a client may use more than its token allowed. A host may pause, so a client may hold the GPU and use a
-//! tenth of it. The engine therefore keeps two accounts: *order* goes by the time that a client **occupied**, the *limit* by the time
-//! that it **used**.
+//! A kernel cannot be stopped, so a client may use more than its token allowed. A host may pause, so a client may use a tenth of the time
+//! it holds the GPU. *Order* therefore follows the time a client **occupied**, and the *limit* follows the time it **used**.
 //!
 //! # Terms
-//! Those of [`gshare_core::token`], and per client and window of length `W`:
+//! The terms of [`gshare_core::token`] apply, and for each client and window of length `W`:
 //! - **used**: GPU time charged in this window, plus the **overuse** (beyond the limit) carried into it;
-//! - **occupied** by a token: the time since its grant, or its charge if that is more once it is over;
-//! - **lag**: GPU time that a client is short of its share, as in EEVDF and BFQ; negative beyond it;
-//! - **eligible**: a client whose lag would still be positive if all of its token were occupied;
-//! - **surplus**: time beyond its request in the windows before, fading by an eighth each window;
-//! - **throttled**: waiting with nothing left of the limit; **paced**: waiting, where limits leave time over, until its overuse is
-//!   paid back; **ready**: waiting otherwise.
+//! - **occupied** by a token: the time since its grant, or its charge if the charge is more once the token is over;
+//! - **lag**: GPU time missing from a client's share, as in EEVDF and BFQ; negative for a client beyond its share;
+//! - **eligible**: a client that would still have a positive lag after occupying all of its token;
+//! - **surplus**: time beyond the request in earlier windows, fading by an eighth each window;
+//! - **throttled**: waiting with no limit left; **paced**: waiting to pay overuse back, where limits leave time over; **ready**: otherwise.
 //!
 //! # Algorithm
-//! 1. **Catch up** in the order of time. A token that is not given back within `grace` of its end is taken back, and charged in full.
-//!    At the end of a window each lag grows by `r*W`. A waiting client keeps a positive lag, over as many windows as the longest token
-//!    of late lasted; what no client lost is forgiven, and what hand-overs lost is borne in proportion to the requests.
+//! 1. **Catch up** in the order of time. A token not given back within `grace` of its end is taken back and charged in full. At the end
+//!    of a window each lag grows by `r*W`. A waiting client keeps a positive lag, over as many windows as the longest recent token
+//!    lasted. Time beyond a share is forgiven if no other client lost it, and clients bear hand-over losses in proportion to `r`.
 //! 2. **Account**: the charge follows the client's total (see `ledger.rs`).
-//! 3. **Dispatch**: eligible clients first, the largest `lag / r` (and 1/12 of the time waited) first; then the smallest surplus in
-//!    proportion to `l`. The first that does not fit gets a **reservation**; up to `backfill_depth` behind it may go that cannot delay it.
-//!    Where the requests of a GPU add up to more than the whole, slots of a packing decide instead (`slots.rs`).
+//! 3. **Dispatch**: eligible clients first, by the largest `lag / r` plus 1/12 of the time waited; then the others, by the smallest
+//!    surplus in proportion to `l`. The first client without room gets a **reservation**; the next `backfill_depth` may go ahead if
+//!    they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
-//! A budget is at most `max_token`, what the limit leaves and what the window leaves; while others are ready, also the client's lag.
+//! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag.
 //!
 //! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
-//! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms was taken from no client, so it is forgiven.
+//! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms cost no other client time, so it is forgiven.
 //!
 //! # Invariants
-//! Those of `ledger.rs`. Over `n` windows a client uses at most `n` limits, one request and one kernel. If requests
+//! The invariants of `ledger.rs` hold. Over `n` windows a client uses at most `n` limits, one request and one kernel. If requests
 //! add up to at most the whole, a client that keeps asking and keeps the GPU busy gets its request, **however the others use theirs**,
 //! less hand-over times. An eligible client waits at most for one token of each other client and one window.
 //!
 //! # Differences from the paper
 //! The paper orders by missed time in absolute use, forgets it at the end of a window, and lets whole tokens overshoot the limit. Here
-//! order is relative to the request, what long kernels could not divide is made good later, and overuse is carried.
+//! order is relative to the request, later windows make up for time that long kernels could not divide, and overuse is carried.
 
 use super::ledger::{Client, Gpu, Ledger, Rank};
 use super::slots::Slots;
@@ -51,26 +49,26 @@ use gshare_core::{
 crate::settings_table::settings! {
     /// Settings of [`MultiToken`].
     pub struct MultiTokenConfig {
-        /// Length of the window over which quotas are settled. 100 ms: ten turns of 10 ms, and no client that is owed time is
-        /// without it for longer than people notice.
+        /// Length of the window over which quotas are settled. A window of 100 ms holds ten turns of 10 ms, and no client misses due time
+        /// for longer than people notice.
         #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
         pub window: Duration = Duration::from_millis(100), with_window;
-        /// The longest token. 10 ms: a hand-over (tens of microseconds) costs well under 1 %.
+        /// The longest token. At 10 ms, a hand-over (tens of microseconds) costs well under 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "max_token_ns"))]
         pub max_token: Duration = Duration::from_millis(10), with_max_token;
-        /// The shortest token worth giving to a client that runs ahead of a reservation. 500 us.
+        /// The shortest token worth giving to a client ahead of a reservation. 500 us.
         #[cfg_attr(feature = "serde", serde(rename = "min_token_ns"))]
         pub min_token: Duration = Duration::from_micros(500), with_min_token;
-        /// Time beyond its budget after which a token expires. 2 ms: the last kernels may complete under it.
+        /// Time beyond its budget after which a token expires. In 2 ms the last kernels may complete under the token.
         #[cfg_attr(feature = "serde", serde(rename = "slack_ns"))]
         pub slack: Duration = Duration::from_millis(2), with_slack;
-        /// Time after its expiry at which a token that was not returned is revoked. 5 ms: the return is on its way.
+        /// Time after its expiry at which an unreturned token is revoked. 5 ms allow for a return on its way.
         #[cfg_attr(feature = "serde", serde(rename = "grace_ns"))]
         pub grace: Duration = Duration::from_millis(5), with_grace;
-        /// The most overuse that is carried. 10 s: a client that runs one endless kernel is not locked out for ever.
+        /// The most overuse carried. With 10 s, a client with one endless kernel is not locked out for ever.
         #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
         pub max_debt: Duration = Duration::from_secs(10), with_max_debt;
-        /// How many ready clients behind a reservation are looked at. 16: more rarely finds more.
+        /// Number of ready clients examined behind a reservation. 16, as a longer search rarely finds more.
         pub backfill_depth: u32 = 16, with_backfill_depth;
         /// Number of client slots. 4,096.
         pub max_clients: u32 = 4096, with_max_clients;
@@ -104,7 +102,7 @@ pub struct MultiToken {
 }
 
 impl MultiToken {
-    /// A scheduler without clients.
+    /// A scheduler without clients, or the error of a setting out of bounds.
     pub fn new(config: MultiTokenConfig) -> Result<Self, ConfigError> {
         Ok(Self { ledger: Ledger::new(config)?, slots: Slots::default(), scratch: Vec::new() })
     }
@@ -117,7 +115,7 @@ impl MultiToken {
         let mut queue = core::mem::take(&mut self.scratch);
         let mut reservation: Option<Reservation> = None;
         let mut behind = 0;
-        // Granting takes the candidate out of the set that is walked: take as many as can be looked at first.
+        // A grant removes the candidate from the walked set, so each round first copies a batch of candidates.
         let mut from = None;
         'rounds: loop {
             queue.clear();
@@ -151,7 +149,7 @@ impl MultiToken {
                     }
                     None => {}
                     Some(_) if needed > gpu.free => continue,
-                    // There is room beside the head even when it runs.
+                    // There is room beside the reserved client even while it runs.
                     Some(reserved) if sm <= reserved.beside => reserved.beside -= sm,
                     Some(reserved) => {
                         budget = budget.min(reserved.at.saturating_since(now).saturating_sub(overhead));
@@ -164,7 +162,7 @@ impl MultiToken {
                     let free = self.ledger.gpus[index].free;
                     self.ledger.grant(rank.slot, budget, sm, until, actions);
                     if self.ledger.gpus[index].free > free {
-                        // The grant gave SMs back with the lease that was replaced: a client that did not fit may fit now.
+                        // The replaced token gave SMs back, so a client without room before may fit now.
                         (reservation, behind, from) = (None, 0, None);
                         continue 'rounds;
                     }
@@ -176,19 +174,19 @@ impl MultiToken {
         self.scratch = queue;
     }
 
-    /// The token that a client may have now, SMs apart.
+    /// The token a client may get now, SMs aside.
     fn offer(&self, gpu: &Gpu, client: &Client, rank: Rank, ready: u64) -> Offer {
         let config = &self.ledger.config;
         let now = self.ledger.now;
         let left = gpu.window_end.saturating_since(now);
-        // A kernel that runs is over first.
+        // A running kernel ends before the new budget begins.
         let budget =
             config.max_token.min(client.remain(gpu.window)).min(left.saturating_sub(client.running(now)));
         let any = Duration::from_nanos(1);
         if ready <= 1 {
             return Offer { budget, least: any, until: gpu.window_end };
         }
-        // Between rounding errors an extension of nanoseconds would follow another.
+        // Rounding errors would otherwise cause one extension of nanoseconds after another.
         let extends = client.holds.is_some_and(|token| token.window == gpu.window);
         let least = if extends { config.min_token } else { any };
         let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
@@ -201,7 +199,7 @@ impl MultiToken {
         Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
     }
 
-    /// When there will be `needed` SMs at the latest, and how many beside them.
+    /// The latest time at which `needed` SMs are free, and the number of SMs free beside them.
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
         for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
@@ -216,20 +214,20 @@ impl MultiToken {
     }
 }
 
-/// How many ready clients are taken out of the order at once.
+/// Number of ready clients copied out of the order at once.
 const BATCH: usize = 8;
 
-/// Time that a client may be granted: nothing below `least`, and it expires at `until` at the latest.
+/// Time to grant to a client: nothing below `least`, with expiry at `until` at the latest.
 struct Offer {
     budget: Duration,
     least: Duration,
     until: Timestamp,
 }
 
-/// Room promised to the first ready client that does not fit.
+/// Room promised to the first ready client without enough free SMs.
 struct Reservation {
     at: Timestamp,
-    /// SMs that stay free beside it then.
+    /// SMs still free beside the client at this time.
     beside: u16,
 }
 
@@ -299,7 +297,7 @@ mod tests {
         Share { quota: quota.parse().unwrap(), sm: SmShare::from_percent(sm).unwrap() }
     }
 
-    /// A GPU whose clients always want to launch, use every token to the full and give it back the moment it is used up.
+    /// A GPU with clients always ready to launch: they use every token to the full and give it back the moment it is used up.
     struct Bench {
         engine: MultiToken,
         /// Client, time at which its token is used up, its total then.
@@ -343,13 +341,13 @@ mod tests {
             });
         }
 
-        /// A client says the total that is known of it.
+        /// A client reports its known total.
         fn says(&mut self, client: ClientId, state: UseState) {
             let used = self.used.get(&client).copied().unwrap_or_default();
             self.send(TokenEvent::Used { client, used, state });
         }
 
-        /// A client has used more.
+        /// A client reports `more` use.
         fn uses(&mut self, client: ClientId, more: Duration, state: UseState) {
             let used = self.used.entry(client).or_default();
             *used = used.saturating_add(more);
@@ -439,7 +437,7 @@ mod tests {
         assert!((270..=330).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
     }
 
-    /// The paper's order by absolute `Q_miss` would never serve the small one.
+    /// The paper's order by absolute `Q_miss` would never serve the small client.
     #[test]
     fn a_small_request_is_served_beside_large_ones_that_overbook_the_gpu() {
         let clients = [("0.5:1", 100), ("0.5:1", 100), ("0.5:1", 100), ("0.05:1", 100)];
@@ -500,7 +498,7 @@ mod tests {
         }
     }
 
-    /// A kernel that is known to run keeps its token: no other client could use the GPU before it is over.
+    /// A kernel known to run keeps its token: no other client could use the GPU before the kernel ends.
     #[test]
     fn a_token_is_waited_for_as_long_as_its_work_is_known_to_run() {
         let mut bench = Bench::new(&[("0.5:1", 100), ("0.5:1", 100)], ms(1));
@@ -530,7 +528,7 @@ mod tests {
         ] {
             let mut bench = Bench::new(&[(quotas[0], 100), (quotas[1], 100)], ms(1));
             let windows = 300;
-            // Each token of the first is one kernel of its own length, reported when it is launched.
+            // Each token of the first client is one kernel of its own length, reported when it is launched.
             while bench.now < at(windows * 100) {
                 if let Some(run) = bench.running.iter_mut().find(|run| run.0 == id(0)) {
                     let used = bench.used.get(&id(0)).copied().unwrap_or_default();
@@ -553,7 +551,7 @@ mod tests {
         }
     }
 
-    /// A report that crosses the end of its window counts there as far as the token allowed it; overuse counts where it is heard.
+    /// Use reported after its window's end counts for that window up to the token's allowance; overuse counts for the window of the report.
     #[test]
     fn time_of_a_token_counts_for_its_window() {
         let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
@@ -566,7 +564,7 @@ mod tests {
         assert_eq!(bench.window_used(0), ms(2), "12 ms used of a token of 10");
     }
 
-    /// Otherwise the client that holds the last token of a window would have its time for nothing.
+    /// Otherwise the holder of a window's last token would have its time for nothing.
     #[test]
     fn time_of_a_token_that_is_heard_late_is_surplus() {
         let config = MultiTokenConfig { grace: ms(200), ..Default::default() };
@@ -599,7 +597,7 @@ mod tests {
         bench.says(id(0), UseState::Extends);
         let [(_, TokenAction::Allow { allowed, .. })] = bench.log[..] else { panic!("{:?}", bench.log) };
         assert_eq!(allowed, ms(20));
-        // Another one waits with nothing used: no further extension.
+        // A second client waits with nothing used, so no further extension follows.
         bench.join(1, "0.5:1", 100);
         bench.says(id(1), UseState::Wants);
         bench.log.clear();
@@ -607,13 +605,13 @@ mod tests {
         assert!(bench.log.is_empty(), "{:?}", bench.log);
     }
 
-    /// Two events would let the other in between, as if the first did not want to go on.
+    /// Two events would let the other client in between, as if the first did not want to go on.
     #[test]
     fn a_client_that_gives_back_and_asks_has_its_place_before_anyone_is_served() {
         for (state, next) in [(UseState::Wants, 0), (UseState::Idle, 1)] {
             let mut bench = Bench::new(&[("0.5:1", 100), ("0.1:1", 100)], ms(1));
             bench.run_until(at(20));
-            // The first is behind the second, which had all that it requested.
+            // The first is behind the second, since the second has had its whole request.
             assert_eq!(bench.running[0].0, id(0), "{:?}", bench.log);
             bench.log.clear();
             bench.uses(id(0), ms(1), state);
@@ -625,7 +623,7 @@ mod tests {
         }
     }
 
-    /// A token that its client could not use any more has not answered its request.
+    /// A token its client could no longer use leaves the client's request unanswered.
     #[test]
     fn a_token_that_is_given_back_unused_keeps_the_place() {
         for (used, next) in [(0, 0), (1, 1)] {
@@ -637,7 +635,7 @@ mod tests {
         }
     }
 
-    /// The time that a client is owed is counted in parts of its request.
+    /// Time owed to a client is counted in parts of its request.
     #[test]
     fn a_client_that_is_owed_time_may_be_cut_to_best_effort() {
         for end in (200..1_000).step_by(7) {
@@ -661,8 +659,8 @@ mod tests {
             TokenAction::Throttle { until, .. } => Some(*until),
             _ => None,
         });
-        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 are left; no other client wants them, and at that
-        // pace they are paid back in the middle of the next.
+        // 25 ms used of 10: after two more windows 5 ms are carried, and 5 ms are left. No other client wants them, and at this pace the
+        // carried 5 ms are paid back in the middle of the next window.
         assert_eq!(throttle, Some(at(200)));
         bench.log.clear();
         bench.run_until(at(249));

@@ -1,74 +1,75 @@
 //! A packing kept as a schedule: guaranteed time by slot, the rest of the window by missed time.
 //!
 //! # Problem
-//! Requests on a GPU may add up to more than the window, because the SMs of several clients fit beside each other. Whether each then
-//! gets its request depends on which clients run side by side. A queue finds that out by luck: by missed time alone (FaST-GShare,
-//! section 3.3.3) fewer than half of the GPUs packed to the brim meet all requests. The [`MultiToken`](super::MultiToken) scheduler
-//! therefore keeps a slot of every window for each client of such a GPU.
+//! Requests on a GPU may add up to more than the window, because the SMs of several clients fit beside each other. Whether each client
+//! then gets its request depends on which clients run side by side. A queue finds a fitting combination by luck: by missed time alone
+//! (FaST-GShare, section 3.3.3) fewer than half of the GPUs packed to the brim meet all requests. The
+//! [`MultiToken`](super::MultiToken) scheduler therefore keeps a slot of every window for each client of such a GPU.
 //!
 //! # Terms
-//! - **slot**: the part of every window in which a client's SMs are kept for it, as long as its request. It may wrap round the window's
-//!   end, and is then two **stretches** of each window.
-//! - **claim**: a stretch, from now on, of an unmet client that holds a token or waits for one.
+//! - **slot**: the part of every window in which a client's SMs are kept for it, as long as its request. A slot may wrap round the
+//!   window's end, and is then two **stretches** of each window.
+//! - **claim**: a stretch, from now on, of an unmet client that holds a token or waits for a token.
 //! - **horizon** of a client: the first instant at which its SMs, the tokens of others and the claims of others need more than the whole.
 //!
 //! # Algorithm
-//! 1. **Table.** When clients or shares have changed, the next window gets another [`SlotTable`]. If none can be found, the GPU is
+//! 1. **Table.** When clients or shares have changed, the next window gets a new [`SlotTable`]. If none can be found, the GPU is
 //!    oversold: its slots follow each other, in proportion to the requests, in nine tenths of the window.
-//! 2. **Slots.** A client that waits in its slot, and has not had its request, gets a token up to the end of the stretch.
-//! 3. **Spare time.** The others follow in the order of the multi-token scheduler, skipping any that does not fit. A token ends `slack`
-//!    before its client's horizon. If no client would hold a token, the first with a horizon ahead gets one up to it.
+//! 2. **Slots.** A client waiting in its slot with a part of its request unmet gets a token up to the end of the stretch.
+//! 3. **Spare time.** The other clients follow in the order of the multi-token scheduler, except clients without room. A token ends
+//!    `slack` before its client's horizon. If no client would hold a token, the first client with a horizon ahead gets one up to it.
 //!
 //! Example, `W` = 100 ms, quota x SMs in per cent: a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100. Packed: d 0-60 ms, a 60-80 ms,
 //! b 80-100 ms, c 60-100 ms. In each window all four requests are met, though they add up to 140 %.
 //!
 //! # Invariants
-//! At no instant do the SMs of a table's slots add up to more than the whole; stretches lie inside the window. So a client that is there
-//! for a whole window and keeps the GPU busy while it holds a token gets its request, **for any sum of the others' requests**, as long as
-//! they give their tokens back in time.
+//! At no instant do the SMs of a table's slots add up to more than the whole; stretches lie inside the window. On a GPU that is not
+//! oversold, a client present for a whole window therefore gets its request, **for any sum of the others' requests**. The client must
+//! keep the GPU busy under its tokens, and the others must give their tokens back in time.
 //!
 //! # Cost
-//! O(n^2) per dispatch for n clients that want something on a GPU, of which there are [`MOST_SLOTS`]; finding a table O(n^3), once after a change.
+//! A dispatch costs O(n^2) for n waiting or holding clients on a GPU, at most [`MOST_SLOTS`]. Finding a table costs O(n^3), once after
+//! a change.
 
 use super::ledger::{Filed, Ledger, Rank};
 use crate::pack::{Slot, SlotTable};
 use gshare_core::{ClientId, Duration, Quota, Share, SmShare, Timestamp, TokenAction};
 
-/// The slots of all GPUs that need them. See the [module](self).
+/// The slots of all GPUs with requests beyond the whole. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// By GPU.
+    /// Indexed by GPU.
     schedules: Vec<Schedule>,
     queue: Vec<Rank>,
-    /// By client.
+    /// Sorted by client.
     claims: Vec<Claim>,
-    /// The SMs that all claims take at each begin of a claim, by time; and where that changes, for the count.
+    /// The SMs of all claims from each change on, sorted by time; and the changes behind that count.
     loads: Vec<(Timestamp, u32)>,
     changes: Vec<(Timestamp, i32)>,
 }
 
-/// The most clients with requests for which a GPU keeps slots: a dispatch compares each of them with each. The requests of more clients
-/// must not add up to more than the whole; where an operator lists such requests, missed time decides.
+/// The most clients with requests for which a GPU keeps slots, since a dispatch compares each of them with each. Requests of more clients
+/// may not exceed the whole in sum; if an operator lists such requests, missed time decides.
 pub(crate) const MOST_SLOTS: usize = 64;
 
-/// The table of a GPU in force, and the same in ns of the window.
+/// A GPU's table in force, and its slots in ns of the window.
 #[derive(Debug, Default)]
 struct Schedule {
     table: SlotTable<ClientId>,
-    /// By begin, and by client.
+    /// Sorted by begin, and by client.
     stretches: Vec<Stretch>,
     by_client: Vec<Stretch>,
-    /// The window for which it was looked for, and the clients then.
+    /// The window in which the table was found; `shuffles` and `owners` record the GPU's changes and clients at the time.
     window: u64,
     shuffles: u64,
     owners: Vec<(ClientId, Share)>,
-    /// When the next claim of a client that waits begins.
+    /// When the next claim of a waiting client begins.
     next_claim: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
-    /// Since the begin of the window.
+    /// Time since the begin of the window.
     begin: Duration,
     end: Duration,
     client: u32,
@@ -79,11 +80,11 @@ struct Stretch {
 enum Served {
     Not,
     Yes,
-    /// The client gave SMs back with the token that was replaced.
+    /// The client got a token, and the replaced token gave SMs back.
     AndMadeRoom,
 }
 
-/// SMs that a client holds, or that are kept for it.
+/// SMs held by a client or kept for it.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     client: u32,
@@ -109,20 +110,20 @@ impl Slots {
         self.schedules.get(index).and_then(|schedule| schedule.next_claim)
     }
 
-    /// When the next claim begins.
+    /// When the next claim on any GPU begins.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.schedules.iter().filter_map(|schedule| schedule.next_claim).min()
     }
 
-    /// The GPU needs no slots.
+    /// Drops the schedule of a GPU without need for slots.
     pub(super) fn forget(&mut self, index: usize) {
         if let Some(schedule) = self.schedules.get_mut(index) {
             *schedule = Schedule::default();
         }
     }
 
-    /// Step 1: a table for this window, if there is none or it is out of date. A client that left or changed its share gives up its slot
-    /// at once.
+    /// Step 1: finds a table for this window, if the present table is missing or out of date. A client that left or changed its share gives
+    /// up its slot at once.
     fn refresh(&mut self, ledger: &Ledger, index: usize) {
         let gpu = &ledger.gpus[index];
         self.schedules.resize_with(self.schedules.len().max(index + 1), Schedule::default);
@@ -172,14 +173,14 @@ impl Slots {
     pub(super) fn dispatch(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) {
         self.refresh(ledger, index);
         self.claim(ledger, index);
-        // A grant may give SMs back with the token that it replaces: then those who did not fit may fit now.
+        // A grant may give SMs of the replaced token back, so clients without room before may fit now.
         while self.serve_slots(ledger, index, actions) || self.serve_spare(ledger, index, actions) {}
         let now = ledger.now;
         let waits = |claim: &&Claim| claim.from > now && Self::filed(ledger, claim.client) != Filed::Nowhere;
         self.schedules[index].next_claim = self.claims.iter().filter(waits).map(|claim| claim.from).min();
     }
 
-    /// Step 2: the clients that wait and are in their slots. Answers whether to go through them again.
+    /// Step 2: serves the clients waiting in their slots. Answers whether to go through them again.
     fn serve_slots(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
         let now = ledger.now;
         let since = Self::since_begin(ledger, index);
@@ -187,7 +188,7 @@ impl Slots {
             let stretch = self.schedules[index].stretches[position];
             if stretch.begin <= since && since < stretch.end {
                 let end = now.saturating_add(stretch.end - since);
-                // Others whose slot it is may wait for one that is late, as this one did: no reason to hold back.
+                // Another client with a slot now may wait for a late holder, as this client did: no reason to hold back.
                 let until = self.horizon(ledger, index, stretch.client).max(end);
                 let miss = Self::miss(ledger, index, stretch.client);
                 if self.serve(ledger, index, stretch.client, miss, (end, until), actions)
@@ -200,7 +201,7 @@ impl Slots {
         false
     }
 
-    /// Step 3: the others, in the spare time. Answers whether to go through them again.
+    /// Step 3: serves the other clients in the spare time. Answers whether to go through them again.
     fn serve_spare(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
         let gpu = &ledger.gpus[index];
         let (now, window_end) = (ledger.now, gpu.window_end);
@@ -212,7 +213,7 @@ impl Slots {
         queue.extend(gpu.ready.iter().copied());
         let (mut again, mut passed_over) = (false, false);
         for rank in &queue {
-            // A client that holds a token and asks for more does not go before one that waits for its SMs.
+            // A holder asking for more time does not go before a client waiting for its SMs.
             let needed = Self::needed(ledger, index, rank.slot);
             if needed > ledger.gpus[index].free || (needed == 0 && passed_over) {
                 passed_over = true;
@@ -239,7 +240,7 @@ impl Slots {
                 break;
             }
         }
-        // Between two claims that are close to each other no client may be let in by the rule; but a GPU is not left idle.
+        // Between two close claims the rule may let no client in, but a GPU is not left idle.
         if ledger.gpus[index].releases.is_empty() {
             for rank in &queue {
                 let horizon = self.horizon(ledger, index, rank.slot);
@@ -252,8 +253,8 @@ impl Slots {
         again
     }
 
-    /// Gives a client that waits a token of up to `budget` that can be used up by `end` and expires at `until` at the
-    /// latest, if its SMs are free.
+    /// Gives a waiting client a token of up to `budget`, if its SMs are free. The client can use the token up by `end`, and the token
+    /// expires at `until` at the latest.
     fn serve(
         &mut self,
         ledger: &mut Ledger,
@@ -280,14 +281,14 @@ impl Slots {
         if ledger.gpus[index].free > free { Served::AndMadeRoom } else { Served::Yes }
     }
 
-    /// The SMs that a token would take beyond those that it replaces.
+    /// The SMs a new token needs beyond the replaced token's SMs.
     fn needed(ledger: &Ledger, index: usize, slot: u32) -> u16 {
         let Some(client) = ledger.clients.at(slot) else { return 0 };
         let held = client.holds.map_or(0, |token| token.sm);
         client.token_sm(ledger.gpus[index].window).saturating_sub(held)
     }
 
-    /// Until when a client runs on what it has of this window's token; now, without one.
+    /// When the rest of a client's token of this window is used up; now, without a token.
     fn runs_until(ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
         let now = ledger.now;
         let window = ledger.gpus[index].window;
@@ -309,7 +310,7 @@ impl Slots {
         ledger.config.window.saturating_sub(left)
     }
 
-    /// Lists what is held and claimed on a GPU, by client.
+    /// Lists the held and claimed SMs of a GPU, by client.
     fn claim(&mut self, ledger: &Ledger, index: usize) {
         let mut claims = core::mem::take(&mut self.claims);
         claims.clear();
@@ -320,14 +321,14 @@ impl Slots {
             let waits = matches!(client.filed, Filed::Ready(_));
             let sm = client.holds.map_or(client.share.sm.get(), |token| token.sm);
             if let Some(token) = client.holds {
-                // One that has expired and was not returned is in the way still, for an unknown time.
+                // An expired and unreturned token is still in the way, for an unknown time.
                 let until = token.until.max(now.saturating_add(Duration::from_nanos(1)));
                 claims.push(Claim { client: slot, sm, from: now, until });
             }
             if !waits && client.holds.is_none() {
                 continue;
             }
-            // A holder's usage is known late: it may be about to use all of what it has, or to ask for what it misses.
+            // A holder's usage is known late: the holder may be about to use the rest of its token, or to ask for its missed time.
             let has = client.outstanding(gpu.window);
             let miss = client.miss(gpu);
             let mut needs = if miss.is_zero() { miss } else { miss.saturating_add(has) };
@@ -370,7 +371,7 @@ impl Slots {
         assert_eq!(load, 0, "a claim that ends begins");
     }
 
-    /// The first instant at which there is no room for a client beside what is held and claimed.
+    /// The first instant without room for a client beside the held and claimed SMs.
     fn horizon(&self, ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
         let window_end = ledger.gpus[index].window_end;
         let Some(client) = ledger.clients.at(slot) else { return window_end };
@@ -405,8 +406,8 @@ impl Slots {
     }
 }
 
-/// Slots after each other in nine tenths of the window, as long as the requests in proportion. The last tenth is for
-/// those whose part is nothing.
+/// Slots one after another in nine tenths of the window, with lengths in proportion to the requests. The last tenth is for clients without
+/// a part.
 fn in_proportion(wants: &[(ClientId, Quota, SmShare)]) -> SlotTable<ClientId> {
     let sum: u64 = wants.iter().map(|(_, length, _)| u64::from(length.get())).sum();
     let part = |before: u64| {
