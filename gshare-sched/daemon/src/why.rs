@@ -1,11 +1,11 @@
 //! Findings: the reasons for a client's wait, denial or refusal, each in a sentence with its figures.
 //!
-//! A process tells its daemon about each launch that waits for [`LONG_WAIT`](gshare_core::reason::LONG_WAIT) and more. [`Reasons`]
+//! A process tells its daemon about each launch that waits for [`LONG_WAIT`](gshare_core::reason::LONG_WAIT) and more. `Reasons`
 //! then looks at the node's state and names the rule: the holders of the tokens, the used part of a limit, or the end of a debt. The
 //! findings go into the journal, and `gshare why` shows the present and the past findings.
 //!
 //! # Cost
-//! Each wait of 10 ms and more costs a look at the node's tenants. The number of clients and [`PER_REASON`] bound the memory.
+//! Each wait of 10 ms and more costs a look at the node's tenants. The number of clients and `PER_REASON` bound the memory.
 
 use gshare_core::reason::{Denial, Reason, Wait};
 use gshare_core::{Bytes, ClientId, Timestamp};
