@@ -3,7 +3,7 @@
 //! # Problem
 //! A scheduler may keep its contract to the letter and the node still share badly: frames take time, kernels overrun, a process and
 //! the daemon disagree, and both may die in between. Two engines decide on the two sides, [`Node`] and [`Meter`]. The simulation
-//! drives both as they ship, and judges the result on the devices alone.
+//! drives both as they ship, and compares the GPU time on the devices with the promises.
 //!
 //! # Model
 //! ```text
