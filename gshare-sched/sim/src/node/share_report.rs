@@ -6,7 +6,7 @@
 //! window after the last such change on:
 //!
 //! - for a client of a [capped or side-by-side](Shape) GPU: the client was present and never silent, and kept the same share. It is
-//!   entitled to its limit, whatever the others did.
+//!   entitled to its limit, regardless of the others.
 //! - for a client of an [elastic](Shape::Elastic) GPU: besides, no client came, left or changed. The clients together are entitled
 //!   to the time delivered to them. Delivered time below the requests is divided in proportion to the requests; beyond them, each
 //!   client gets its request and an amount on top in proportion to its limit, up to its limit ([`divide`]).
