@@ -7,14 +7,14 @@
 //! | rate | while a daemon serves it, an instance and all processes of its name take at most its limit, plus the allowance below |
 //! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
 //! | wait | no thread waits for credit longer than [`Book::bound`] |
-//! | answer | the daemon answers every question in time, and every frame with an answer, or closes its connection |
+//! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
 //! | turn | a turn ends once, and only for the client of its grant; totals never shrink |
 //!
 //! The checkers of the token scheduler's calls are separate ([`check`](crate::token::check)): SMs are never oversold and no budget
 //! exceeds a limit.
 //!
-//! The rate's allowance is two windows of the limit, since a time may begin within a window; one missed and restored request; one
-//! token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function known as
+//! The rate's allowance is two windows of the limit, since any interval may begin within a window; one missed and restored request;
+//! one token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function known as
 //! short are left out: a meter cannot tell one long kernel from the end of another process's turn, and believes the eighth in a
 //! row.
 //!
@@ -499,7 +499,7 @@ impl Book {
         if length <= LONG.as_nanos() {
             entry.level += length;
         } else if self.processes[process].strange && !self.processes[process].gone {
-            // The killed process may not have learnt the length of this kernel.
+            // A killed process reports no length of this kernel, so no account holds it.
             (entry.level, entry.excess) = (entry.level + length, entry.excess + length);
         }
         let quota = entry.spec.quota();
