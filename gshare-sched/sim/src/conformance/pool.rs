@@ -10,8 +10,8 @@
 //! - its instances are the book's instances, and its number of waiting requests is the book's number; no request waits for a
 //!   removed function;
 //! - a live function has its minimum of instances, starting instances included, within a minute, unless the pool has reported
-//!   `Unmet` since it last had the minimum. Also after an `Unmet`, the pool has ten seconds in which the function surely fits a
-//!   device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
+//!   `Unmet` since it last had the minimum. Also after an `Unmet`, it has the minimum again within ten seconds in which it surely
+//!   fits a device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
 //!   its minimum within a bound;
 //! - every part of an instance has a limit of memory, and the pool orders no profile;
 //! - the pool refuses a meaningless event, and then orders nothing.

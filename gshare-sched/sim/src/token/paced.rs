@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! A [keen](super::keen) client always has work. A program with a wait after each of its kernels does not: its host is busy between
-//! two kernels, and while it holds a token alone no client uses the GPU in these pauses. It cannot reach a request near the
-//! part of time its kernels take alone, and its token runs out by the clock. The fair division among two such programs therefore
+//! two kernels, and while it holds a token alone, no client uses the GPU in these pauses. It cannot reach a request near
+//! the part of time its kernels take alone, and its token runs out by the clock. The fair division among two such programs therefore
 //! refers to their times alone: in proportion to their requests.
 //!
 //! # Model

@@ -11,8 +11,8 @@
 //! and when shares change. The checker reads the clock after every call, so it finds an excessive wait at the bound and not at the
 //! wait's end.
 //!
-//! The bound also forbids starvation of a wide client by narrow clients, a defect of schedulers with skipping of misfits, and it
-//! gives a dead client's SMs to others: no client waits longer for them.
+//! The bound also forbids starvation of a wide client by narrow clients, a defect of schedulers that skip a client without
+//! room. It also gives a dead client's SMs to others, since no client waits longer for them.
 
 use super::Checker;
 use super::advance::Advance;
