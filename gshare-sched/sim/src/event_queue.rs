@@ -57,7 +57,7 @@ impl<E> EventQueue<E> {
         Some((entry.at, entry.event))
     }
 
-    /// The first event until `until`, or `None` for an engine's earlier `deadline`.
+    /// The time and the event of the next step until `until`; the event is `None` if an engine's `deadline` comes before it.
     pub fn step(&mut self, deadline: Option<Timestamp>, until: Timestamp) -> Option<(Timestamp, Option<E>)> {
         let next = self.next_at();
         let now = next.into_iter().chain(deadline).min().filter(|now| *now <= until)?;

@@ -13,7 +13,7 @@
 //! | [`arrivals`], [`load_trace`] | times of requests: closed loop, Poisson, gamma, bursts, recorded load |
 //! | [`token`] | a book of tokens beside a [`TokenScheduler`](gshare_core::TokenScheduler), with checkers, pictures and random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
-//! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
+//! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter per process, devices, faults |
 //! | [`contended_gpu`] | a device with SMs shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands with a beginning and an end on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
