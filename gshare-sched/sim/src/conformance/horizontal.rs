@@ -1,6 +1,6 @@
 //! Whether a scaler of instances keeps the contract of [`HorizontalScaler`].
 //!
-//! # What is run
+//! # Runs
 //! 1. **Random fleets**: up to three functions under jumping loads. Their instances start late, never, or are refused, die, and
 //!    drain late or never; the suite keeps a book of instances beside the scaler.
 //! 2. **The same again**, and **the first function alone**, which must get the same orders.

@@ -1,6 +1,6 @@
 //! The suite for orders of waiting requests: the contract of [`QueueOrder`].
 //!
-//! # What is run
+//! # Runs
 //! Queues have up to 20 requests with waits up to a minute, some with an SLO. The suite empties them one request at a time while
 //! other requests arrive; then it runs **the same again**, which must give the same answers.
 

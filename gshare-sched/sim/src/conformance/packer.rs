@@ -1,6 +1,6 @@
 //! Whether a packer keeps the contract of [`Packer`], and of [`PackerExt`] if it has one.
 //!
-//! # What is run
+//! # Runs
 //! The suite makes random calls on up to six GPUs of several sizes, nonsense included, on two instances at once. It keeps a book
 //! beside them, and after each call compares the packer's whole list with the book.
 

@@ -1,11 +1,11 @@
 //! Whether a pool keeps the contract of [`Pool`], alone in a [`world`](crate::world) with all its faults.
 //!
-//! # What is run
+//! # Runs
 //! The pool stands in the place of a platform and gets the platform's events, together with the world's faults and its [`Book`].
 //! Devices are lost and come back, starts are refused, take long and die, callers give up, and reports come late. Besides,
 //! functions are removed and deployed again, bounds change, and outdated reports and meaningless events arrive.
 //!
-//! # What is checked
+//! # Checks
 //! The suite checks all rules of the book, and for the pool alone:
 //! - its instances are the book's instances, and its number of waiting requests is the book's number; no request waits for a
 //!   removed function;

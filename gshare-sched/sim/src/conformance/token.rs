@@ -1,6 +1,6 @@
 //! Whether a scheduler of tokens keeps the contract of [`TokenScheduler`].
 //!
-//! # What is run
+//! # Runs
 //! 1. **Random worlds**: [operations](crate::token::ops) over a few slots and GPUs, nonsense and late calls included, under the
 //!    [generally valid](check::always) checkers.
 //! 2. **The same again**: the log hash must be the same.

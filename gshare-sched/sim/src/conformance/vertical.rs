@@ -1,6 +1,6 @@
 //! Whether a scaler of tokens within a GPU keeps the contract of [`VerticalScaler`].
 //!
-//! # What is run
+//! # Runs
 //! 1. **Random GPUs**: clients of both classes join, change their shares, report usage and iterations with growing cycles, and
 //!    leave, on two GPUs; the suite keeps a book of issued tokens beside the scaler.
 //! 2. **The same again**, and **the first GPU alone**, which must give its clients the same tokens.

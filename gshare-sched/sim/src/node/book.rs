@@ -1,6 +1,6 @@
 //! The book of checks, which compares the record of devices and frames with the promises.
 //!
-//! # What is checked
+//! # Checks
 //! | rule | claim |
 //! |---|---|
 //! | shares | each instance with enough work gets its share of the measured GPU time: see [`share_report`](super::share_report) |

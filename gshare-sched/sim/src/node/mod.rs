@@ -26,7 +26,7 @@
 //! stopped or reloaded daemon; late frames; a clock set back, which both engines must refuse; a lost device; kernels of 30 to 400
 //! ms; garbage on a connection.
 //!
-//! # What is checked
+//! # Checks
 //! See `book.rs` for the rules and the bound of a wait, and [`shares`](ShareReport) for the comparison of shares. Beside these, the
 //! [checkers](crate::token::check) look at every call of the token scheduler, and both engines check their own invariants in builds
 //! with debug assertions.

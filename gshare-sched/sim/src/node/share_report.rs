@@ -1,6 +1,6 @@
 //! The shares measured on the device, compared with the promised shares.
 //!
-//! # What is measured
+//! # Measurement
 //! GPU time is the true time of kernels on the virtual device, split at the ends of windows, independent of every scheduler's or
 //! hook's account. The comparison covers any [`SPAN`] consecutive windows without a change to the promise, from the second whole
 //! window after the last such change on:

@@ -1,48 +1,41 @@
 //! The whole platform in virtual time: functions, requests, instances, devices and faults around one engine.
 //!
 //! # Problem
-//! Engines for scaling, placement, pipelines and routing may each hold alone and fail together: one engine counts on resources not
-//! yet given back, a report comes late, a device is lost between two orders. [`run`] drives any engine of [`PlatformEvent`] and
-//! [`PlatformAction`] through all of it, and a [`Book`] independent of engine and simulation checks each event and order. The same
-//! run measures a policy's worth: SLO attainment, latencies, cold starts, GPU time.
+//! Engines for scaling, placement, pipelines and routing may each hold alone and fail together: one engine counts on resources not yet
+//! given back, a report comes late, a device is lost between two orders. [`run`] drives any engine of [`PlatformEvent`] and
+//! [`PlatformAction`] through all of it, an independent [`Book`] checks each event and order, and the outcome measures a policy's worth.
 //!
 //! # Model
 //! At [`Depth::Requests`] devices serve by the profile, without kernels.
-//! - A `Start` and an `Unpark` take the time in the order, a `Park` the time of the memory over a link of 12 GB/s, the end of a
-//!   stopped instance 5 ms to 50 ms, unless the plan says otherwise, and a profile 5 s to 20 s; all with jitter.
-//! - An **inference** request takes the median of the nearest measured point of the profile, for a batch of itself and its
-//!   instance's present requests. The point is for the slice's part of the SMs, for the whole device, or on a fractional device for
-//!   the share's limits, or with [`Limits`] for its requests. While the programs of a fractional device want more than the device,
-//!   each has its request and a part of the rest, SLO-sensitive programs first. Its pace follows the profile at its part of the
-//!   SMs; a loss below the guaranteed SMs costs time in proportion. Programs whose SMs do not fit side by side take turns: a
-//!   program that begins to work, while the other has work for more than a turn, first waits for up to two tokens of 10 ms. Caches
-//!   and memory bandwidth are left out.
-//! - A **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on its
-//!   slice, with hand-offs; each request draws the components behind a branch.
-//! - A **training** job works at the pace of its slowest worker. A dead job keeps its completed work (a checkpoint), and a
-//!   completed job starts again from the beginning.
+//! - A `Start` and an `Unpark` take the time in the order, a profile 5 s to 20 s, and, unless the plan says otherwise, a `Park` the time
+//!   of the memory over a link of 12 GB/s and the end of a stopped instance 5 ms to 50 ms; all with jitter.
+//! - An **inference** request takes the median of the profile's nearest measured point, for a batch of itself and its instance's present
+//!   requests. The point is for the slice's part of the SMs, for the whole device, or on a fractional device for the share's limits or,
+//!   with [`Limits`], its requests. While the programs of a fractional device want more than the device, each has its request and a part of
+//!   the rest, SLO-sensitive programs first. Its pace follows the profile at its part of the SMs; a loss below the guaranteed SMs costs
+//!   time in proportion. Programs without room side by side take turns: a new program, beside work for more than a turn, first waits for up
+//!   to two tokens of 10 ms. Caches and memory bandwidth are left out.
+//! - A **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on its slice,
+//!   with hand-offs; each request draws the components behind a branch.
+//! - A **training** job works at the pace of its slowest worker. A dead job keeps its completed work (a checkpoint), and a completed job
+//!   starts again from the beginning.
 //!
-//! At [`Depth::Kernels`] fractional devices belong to nodes of [`node`](crate::node): the daemon's engine, the hook's engine in a
-//! process of each part, and kernels of 1 ms. A request is its GPU time at the profile's whole quota, divided by its batch, and
-//! tokens decide how long it takes. Training does all its work on each part, and ends with the last. Slices and whole devices
-//! belong to one holder, and serve by the profile here too. Used GPU time is the time of the kernels.
+//! At [`Depth::Kernels`] fractional devices belong to nodes of [`node`](crate::node): the daemon's engine, the hook's engine in a process
+//! of each part, and kernels of 1 ms. A request is its GPU time at the profile's whole quota, divided by its batch, and tokens decide how
+//! long it takes. Training does all its work on each part, and ends with the last. Slices and whole devices belong to one holder, and
+//! serve by the profile here too. Used GPU time is the time of the kernels.
 //!
-//! # Faults
-//! See [`Fault`], and [`Change`] for functions removed, deployed again or with other bounds under load. With kernels, daemons are
-//! also killed and stopped, processes are stopped, frames come late and clocks are set back. A platform hears late and then holds
-//! outdated beliefs: the book follows the platform's events, the devices follow the truth.
+//! # Faults and the end
+//! See [`Fault`], and [`Change`] for functions removed, deployed again or with other bounds under load. With kernels, daemons are also
+//! killed and stopped, processes are stopped, frames come late and clocks are set back. A platform hears late and then holds outdated
+//! beliefs: the book follows the platform's events, the devices follow the truth.
+//! Load and faults come for the plan's length. Within its `settle` all requests and orders must end. Then all functions are removed, and
+//! nothing may be left within another `settle`.
 //!
-//! # The end
-//! Load and faults come for the plan's length. Within its `settle` all requests and orders must end. Then all functions are
-//! removed, and nothing may be left within another `settle`.
-//!
-//! # Replay
-//! The seed gives everything, in the order of events, and a failed seed runs again to tell its last events. The number of a request
-//! gives its branches and its jitter, so that two engines have the same requests.
-//!
-//! # Cost
-//! `O(log n)` per event in n events to come, `O(programs at work on a device)` for a change of pace on it. Memory: one entry per
-//! open request, and 8 bytes per answered request for its latency.
+//! # Replay and cost
+//! The seed gives everything, in the order of events, and a failed seed runs again to tell its last events. A request's number gives its
+//! branches and jitter, so that two engines have the same requests. An event costs `O(log n)` in n events to come, and a change of pace
+//! `O(programs at work on the device)`. Memory: one entry per open request, and 8 bytes per answered request for its latency.
 //!
 //! # Example
 //! ```
