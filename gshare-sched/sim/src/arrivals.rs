@@ -16,7 +16,7 @@ use crate::rng::Rng;
 use gshare_core::{Duration, Timestamp};
 use rand_distr::{Exp, Gamma};
 
-/// The reason against a process, with the field and its bound.
+/// A process of arrivals was refused. Each variant names the field and its bound.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrivalError {

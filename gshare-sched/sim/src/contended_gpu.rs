@@ -1,4 +1,4 @@
-//! A GPU in virtual time with mutual slow-down of its clients.
+//! A GPU in virtual time on which clients slow each other down.
 //!
 //! # Problem
 //! A vertical scaler exists because of contention: beside a neighbour on its SMs a kernel takes longer, long before it has to wait.

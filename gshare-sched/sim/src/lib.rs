@@ -1,9 +1,9 @@
 //! Simulation for gshare's engines: virtual time, a virtual GPU, arrivals, checkers and conformance suites.
 //!
 //! # Problem
-//! An engine that decides about the use of a GPU is wrong in ways invisible to a single call: a wait above its bound, a share one
-//! point too small, a drifting account. A test of it must need no GPU and no clock, and must show each finding again. Engines take
-//! the time as an argument, so a simulation is only a loop around them, and all its randomness comes from one printed seed.
+//! An engine that decides about the use of a GPU is wrong in ways that no single call shows: a wait above its bound, a share one point
+//! too small, a drifting account. A test of it must need no GPU and no clock, and must show each finding again. Engines take the time as
+//! an argument, so a simulation is only a loop around them, and all its randomness comes from one printed seed.
 //!
 //! # Modules
 //! | module | for |
@@ -15,7 +15,7 @@
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter per process, devices, faults |
 //! | [`contended_gpu`] | a device with SMs shared in proportion, so that neighbours slow each other down |
-//! | [`packing`] | demands with a beginning and an end on a pool of GPUs, under any packer |
+//! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
 //! | [`request_cluster`] | faults around any scheduler of requests, and checks of its promises |

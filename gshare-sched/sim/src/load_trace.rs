@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Read};
 
-/// The reason against a trace, with the line (from 1) and the field.
+/// A trace was refused. Each variant names the line (from 1) and the field.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {

@@ -1,4 +1,4 @@
-//! Demands with a beginning and an end on a pool of GPUs, placed by any packer.
+//! Demands that come and go on a pool of GPUs, placed by any packer.
 //!
 //! # Problem
 //! A packer's worth is its saving: the GPUs in use for the same load. [`churn`] gives every packer the same demands in the same

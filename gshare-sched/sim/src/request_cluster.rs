@@ -1,15 +1,15 @@
 //! A cluster of GPUs under a request scheduler: evictions, loads and runs with their times and faults.
 //!
 //! # Problem
-//! The simulation shows that a [`RequestScheduler`] keeps its promises despite unexpected losses of GPUs, failed loads and dead
-//! processes. It includes facts known to the scheduler and unknown to a function of a [`world`](crate::world): costs by kind of
-//! GPU, models unable to run on a kind, a tenant and a deadline of each request. A world measures the worth of a scheduler.
+//! The simulation shows that a [`RequestScheduler`] keeps its promises when GPUs disappear, loads fail and processes die without notice.
+//! It includes facts that the scheduler knows and a function of a [`world`](crate::world) does not: costs by kind of GPU, models that do
+//! not run on a kind, a tenant and a deadline of each request. A world measures the worth of a scheduler.
 //!
 //! # How it works
 //! The cluster carries orders out like a node: an eviction, a load and a run take the profiled time (with jitter, if set), one
 //! after the other per GPU. One seed gives all faults. During the run, [`simulate`] checks that
 //! - the physical content of a GPU never exceeds its memory;
-//! - after a load, no more GPUs have the model than its limit, apart from GPUs with an order to evict it;
+//! - after a load, no more GPUs have the model than its limit, apart from GPUs that were told to evict it;
 //! - a GPU has one order at a time, and a dispatch finds its model there unless a fault removed it;
 //! - each request is completed once or rejected once, and nothing is left at the end.
 
@@ -73,7 +73,7 @@ pub struct Faults {
     pub back_within: Duration,
     /// The part of failing loads, in per cent.
     pub load_fails: u64,
-    /// The part of runs with an unnoticed death of the model's process afterwards, in per cent.
+    /// The part of runs after which the model's process dies unnoticed, in per cent.
     pub process_dies: u64,
     /// The largest deviation of times, in per cent.
     pub jitter: u64,
@@ -207,9 +207,9 @@ struct Gpu {
     life: u64,
     /// The bytes of each model on the GPU or on its way.
     models: BTreeMap<u32, u64>,
-    /// Models with an unnoticed death of their process; their memory is free.
+    /// Models whose process died unnoticed; their memory is free.
     dead: Vec<u32>,
-    /// Models with an order to evict them.
+    /// Models that the GPU was told to evict.
     leaving: BTreeSet<u32>,
     busy: bool,
 }
@@ -294,7 +294,7 @@ pub fn simulate(
                 watch.as_mut().map(|watch| watch(now, &*cluster.scheduler, &truth)).unwrap_or_default();
             for event in events {
                 if let RequestEvent::GpuLost { gpu } = event {
-                    // A GPU lost in the view of others is restarted.
+                    // A GPU that others believe lost is restarted.
                     cluster.lose(now, gpu.index())?;
                 } else {
                     cluster.tell(now, event)?;

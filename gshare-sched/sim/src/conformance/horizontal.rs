@@ -4,7 +4,7 @@
 //! 1. **Random fleets**: up to three functions under jumping loads. Their instances start late, never, or are refused, die, and
 //!    drain late or never; the suite keeps a book of instances beside the scaler.
 //! 2. **The same again**, and **the first function alone**, which must get the same orders.
-//! 3. **Scenes**: the scaler reports a load beyond one instance, and stops an instance that never becomes ready.
+//! 3. **Scenes**: the scaler reports a load that one instance cannot serve, and stops an instance that never becomes ready.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::event_queue::EventQueue;

@@ -229,7 +229,7 @@ impl Book {
         Ok(())
     }
 
-    /// Checks that the packer did not refuse a call without a reason.
+    /// Checks that a refused call did not have to succeed.
     fn refusal(&self, call: &Call, shares: Shares) -> Result<(), Broken> {
         let fits = |demand: &Demand, spec: &GpuSpec| {
             let wide = shares == Shares::Sums || spec.quota >= demand.quota;

@@ -6,8 +6,8 @@
 //! 2. **The same again**: the log hash must be the same.
 //! 3. **The same without the nonsense**: the log hash must be the same. If a refused call left anything behind, however hidden, a
 //!    later result shows it sooner or later.
-//! 4. **Keen clients**: their work is unlimited; they use their grants at once and to the nanosecond, and sometimes ask ahead of
-//!    time. Requests must be met to the nanosecond in every window, and waits must be bounded, for shapes from narrow to wide.
+//! 4. **Keen clients**: they always want more, use their grants at once and to the nanosecond, and sometimes ask ahead of time. Requests
+//!    must be met to the nanosecond in every window, and waits must be bounded, for shapes from narrow to wide.
 //! 5. **Scenes**: a leaving client frees its SMs in the same call, a dead client frees them at the end of its token, a wide client
 //!    is not passed over, and unclaimed time goes to a client in need of it.
 //!
@@ -39,7 +39,7 @@ pub struct Conformance {
     pub operations: usize,
     /// The number of windows in a run of keen clients.
     pub windows: u64,
-    /// Whether the policy promises the requests of keen clients (see [`check::request_met`]).
+    /// Whether the policy promises that the requests of keen clients are met (see [`check::request_met`]).
     pub meets_requests: bool,
     /// Whether the policy bounds the waits of clients with owed time (see [`check::bounded_wait`]).
     pub bounds_waits: bool,

@@ -13,9 +13,9 @@
 //! The checkers of the token scheduler's calls are separate ([`check`](crate::token::check)): SMs are never oversold and no budget
 //! exceeds a limit.
 //!
-//! The rate's allowance is two windows of the limit, since any interval may begin within a window; one missed and restored request;
-//! one token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function known as
-//! short are left out: a meter cannot tell one long kernel from the end of another process's turn, and believes the eighth in a
+//! The rate's allowance is two windows of the limit, since any interval may begin within a window; one request that was missed and is
+//! made good; one token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function
+//! known as short are left out: a meter cannot tell one long kernel from the end of another process's turn, and believes the eighth in a
 //! row.
 //!
 //! # Bound of a wait

@@ -11,7 +11,7 @@ use gshare_sched::node::{
 };
 use std::collections::{BTreeSet, VecDeque};
 
-/// The user of all processes, and the user of a process with garbage frames.
+/// The user of all processes, and the user that sends garbage.
 const USER: u32 = 1_000;
 const STRANGER: u32 = 1_001;
 
@@ -290,7 +290,7 @@ fn device_of(name: &str) -> Option<DeviceUuid> {
     Some(uuid(number))
 }
 
-/// A frame not expected from any hook now.
+/// A frame that no hook would send now.
 pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
     use gshare_core::{ClientId, UseState};
     let client =

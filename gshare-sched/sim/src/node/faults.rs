@@ -80,7 +80,7 @@ pub enum Fault {
         /// Whether the kernel is of a new function; otherwise its predicted cost is far too low.
         strange: bool,
     },
-    /// A frame not expected from any hook now comes on a connection, under the name of a process's instance or a stranger's.
+    /// A frame that no hook would send now comes on a connection, under the name of a process's instance or a stranger's.
     Garbage {
         /// The number of the process, taken modulo the number of running processes.
         process: u16,

@@ -1,4 +1,4 @@
-//! The reasons against a scenario.
+//! The error of a refused scenario.
 
 use crate::arrivals::ArrivalError;
 use crate::load_trace::TraceError;
@@ -6,7 +6,7 @@ use gshare_core::dag::DagError;
 use gshare_core::profile::ProfileError;
 use std::path::PathBuf;
 
-/// The reason against a scenario: the field and its bound, or the file.
+/// A scenario was refused. Each variant names the field and its bound, or the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScenarioError {

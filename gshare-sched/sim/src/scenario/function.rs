@@ -74,8 +74,8 @@ pub struct FunctionText {
     pub host: Option<Span>,
     /// `slo-sensitive[:PERCENT]` or `best-effort`: the treatment beside other functions on a fractional device; default neither.
     pub class: Option<Text<ServiceClass>>,
-    /// `always` or `while_full`: the time an instance on a fractional device runs at the limits of its share and not at its
-    /// request; default always.
+    /// `always` or `while_full`: states when an instance on a fractional device runs at the limits of its share and not at its request;
+    /// default always.
     pub limits: Option<Limits>,
     /// The load of the function; none for training.
     pub load: Option<LoadText>,

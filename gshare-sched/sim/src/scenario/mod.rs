@@ -137,19 +137,19 @@ gshare_core::config! {
     #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct Policies {
-        /// The number of instances of a function on fractional devices.
+        /// Decides the number of instances of a function on fractional devices.
         pub scaler: ScalerName = ScalerName::default();
-        /// The places of these instances.
+        /// Decides the places of these instances.
         pub packer: PackerName = PackerName::default();
-        /// The next request on whole devices, and its device.
+        /// Decides the next request on whole devices, and its device.
         pub request: RequestName = RequestName::default();
-        /// The pipeline for a request.
+        /// Decides the pipeline for a request.
         pub router: RouterName = RouterName::default();
-        /// The set of pipelines.
+        /// Decides the set of pipelines.
         pub keeper: PipelineName = PipelineName::default();
         /// The host memory of each node reserved for weights; by default the platform's value.
         pub host_memory: Option<Text<Bytes>> = None;
-        /// The order of service for a function's requests on fractional devices.
+        /// Decides the order of a function's requests on fractional devices.
         pub queue: QueueName = QueueName::default();
         /// Whether an instance on a fractional device may take more than its request while others leave it.
         pub vertical: VerticalName = VerticalName::default();

@@ -24,7 +24,7 @@ use gshare_core::{Duration, Quota, QuotaRange, Timestamp};
 /// The number of windows kept in detail; older windows are folded into one carry.
 const WINDOWS_KEPT: usize = 16;
 
-/// The end of the possible range.
+/// The end of the range of possible balances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// The largest limit, and all time possibly owed.

@@ -1,4 +1,4 @@
-//! Clients with unlimited work: they use their grants at once and to the nanosecond, give used tokens back at the same moment, and
+//! Clients that always want more: they use their grants at once and to the nanosecond, give a token back the moment it is used up, and
 //! ask again, or ask ahead of time.
 
 use super::Violation;
@@ -7,7 +7,7 @@ use crate::event_queue::EventQueue;
 use gshare_core::{ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
-/// Clients with unlimited work. See the [module](self).
+/// Clients that always want more. See the [module](self).
 #[derive(Debug)]
 pub struct Keen<'a> {
     driver: &'a mut Driver,

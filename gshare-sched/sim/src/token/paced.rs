@@ -1,10 +1,10 @@
-//! Programs with a wait after each kernel: their GPU time beside others, and their GPU time alone.
+//! Programs that wait for each kernel before they launch the next: their GPU time beside others and alone.
 //!
 //! # Problem
-//! A [keen](super::keen) client always has work. A program with a wait after each of its kernels does not: its host is busy between
-//! two kernels, and while it holds a token alone, no client uses the GPU in these pauses. It cannot reach a request near
-//! the part of time its kernels take alone, and its token runs out by the clock. The fair division among two such programs therefore
-//! refers to their times alone: in proportion to their requests.
+//! A [keen](super::keen) client always has work. A program that waits for each of its kernels does not: its host is busy between two
+//! kernels, and while it holds a token alone, no client uses the GPU in these pauses. It cannot reach a request near the part of time
+//! that its kernels take alone, and its token runs out by the clock. The fair division between two such programs therefore refers to
+//! their times alone, in proportion to their requests.
 //!
 //! # Model
 //! A program launches a kernel, waits for its end, pauses and starts over while its token is neither used up nor over; otherwise it

@@ -1,5 +1,5 @@
-//! Depth: kernels. On fractional devices each node's [`Node`](gshare_sched::node::Node) of the daemon, and a
-//! [`Meter`](gshare_meter::Meter) in each process, decide kernel by kernel about the time of work.
+//! Depth: kernels. On fractional devices the daemon's [`Node`](gshare_sched::node::Node) of each node and a
+//! [`Meter`](gshare_meter::Meter) in each process decide, kernel by kernel, how long work takes.
 
 use super::run_plan::Plan;
 use crate::node::{self, Done, GpuPlan, NodePlan, Setup, Shape};

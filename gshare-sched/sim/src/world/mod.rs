@@ -1,9 +1,10 @@
 //! The whole platform in virtual time: functions, requests, instances, devices and faults around one engine.
 //!
 //! # Problem
-//! Engines for scaling, placement, pipelines and routing may each hold alone and fail together: one engine counts on resources not yet
-//! given back, a report comes late, a device is lost between two orders. [`run`] drives any engine of [`PlatformEvent`] and
-//! [`PlatformAction`] through all of it, an independent [`Book`] checks each event and order, and the outcome measures a policy's worth.
+//! Engines for scaling, placement, pipelines and routing may each work alone and fail together: one engine counts on resources that
+//! another has not given back yet, a report comes late, a device is lost between two orders. [`run`] drives any engine of
+//! [`PlatformEvent`] and [`PlatformAction`] through all of it, an independent [`Book`] checks each event and order, and the outcome
+//! measures a policy's worth.
 //!
 //! # Model
 //! At [`Depth::Requests`] devices serve by the profile, without kernels.
@@ -21,9 +22,9 @@
 //!   starts again from the beginning.
 //!
 //! At [`Depth::Kernels`] fractional devices belong to nodes of [`node`](crate::node): the daemon's engine, the hook's engine in a process
-//! of each part, and kernels of 1 ms. A request is its GPU time at the profile's whole quota, divided by its batch, and tokens decide how
-//! long it takes. Training does all its work on each part, and ends with the last. Slices and whole devices belong to one holder, and
-//! serve by the profile here too. Used GPU time is the time of the kernels.
+//! of each part, and kernels of 1 ms. A request needs the GPU time of its profile at the whole quota, divided by its batch, and tokens
+//! decide how long it takes. Training does all its work on each part, and ends with the last. Slices and whole devices belong to one
+//! holder, and serve by the profile here too. Used GPU time is the time of the kernels.
 //!
 //! # Faults and the end
 //! See [`Fault`], and [`Change`] for functions removed, deployed again or with other bounds under load. With kernels, daemons are also

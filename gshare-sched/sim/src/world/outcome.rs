@@ -209,11 +209,11 @@ impl Record {
 pub struct Outcome {
     /// The outcomes by function.
     pub functions: Vec<FunctionOutcome>,
-    /// The number of executed orders, by [`name_of`].
+    /// The number of orders carried out, by [`name_of`].
     pub actions: BTreeMap<&'static str, u64>,
     /// The number of faults by kind.
     pub faults: BTreeMap<Fault, u64>,
-    /// The number of instances dead by themselves, by their state in the platform's view.
+    /// The number of instances that died by themselves, by their state in the platform's view.
     pub deaths: BTreeMap<Life, u64>,
     /// The number of events given to the engine.
     pub events: u64,
@@ -255,7 +255,7 @@ impl Outcome {
         self.hash = self.hash.rotate_left(5) ^ other.hash;
     }
 
-    /// The kinds of [`PlatformAction`] without any execution.
+    /// The kinds of [`PlatformAction`] that were never carried out.
     pub fn never_carried_out(&self) -> Vec<&'static str> {
         ACTIONS.iter().copied().filter(|name| !self.actions.contains_key(name)).collect()
     }

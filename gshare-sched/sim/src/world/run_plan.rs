@@ -49,7 +49,7 @@ pub enum Load {
     },
 }
 
-/// The time an instance on a fractional device runs at the limits of its share, and not at its request; `always` or `while_full` as
+/// States when an instance on a fractional device runs at the limits of its share and not at its request; `always` or `while_full` as
 /// text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,8 +58,8 @@ pub enum Limits {
     /// Always, as far as others leave the limit. The default.
     #[default]
     Always,
-    /// While the instance has its most requests at once: a co-scaler gives the limit to instances in arrears (Dilu, section 3.4.1).
-    /// Its neighbours are slowed down as if it always had its limit.
+    /// While the instance has as many requests as it takes at once: a co-scaler gives the limit to instances that are behind (Dilu,
+    /// section 3.4.1). Its neighbours are slowed down as if it always had its limit.
     WhileFull,
 }
 
@@ -87,7 +87,7 @@ pub struct Function {
     pub class: Option<ServiceClass>,
     /// The requests of a closed loop, under way or in thought.
     pub clients: u32,
-    /// The time its instances run at the limits of their shares, at [`Depth::Requests`].
+    /// States when its instances run at the limits of their shares, at [`Depth::Requests`].
     pub limits: Limits,
 }
 

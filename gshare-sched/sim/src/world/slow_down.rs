@@ -65,10 +65,10 @@ impl InUse {
 
     /// The part of its limit for a running program, in millionths: from a thousandth to all of it.
     ///
-    /// While the limits of the running programs fit the device, each program has its limit. Beyond this each keeps its request. The
-    /// rest goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in proportion to
-    /// `limit - request`. A [vertical scaler](gshare_sched::scale::VerticalScaler) leaves an owner in need of its limit with the
-    /// same part; programs without a class share like tokens.
+    /// While the limits of the running programs fit the device, each program has its limit. Beyond this each keeps its request. The rest
+    /// goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in proportion to `limit -
+    /// request`. A [vertical scaler](gshare_sched::scale::VerticalScaler) arrives at the same division for an owner that needs its limit;
+    /// programs without a class share like tokens.
     ///
     /// Two programs with 20 %:80 % and 40 %:60 % ask for 140 % of a device, and their requests leave 40 %. Without classes the
     /// first program gets 3/4 of the rest, and both have 50 % of the device: 625,000 and 833,333 millionths of their limits. If the

@@ -5,8 +5,8 @@
 //! | [`sm_sum`] | the holders' SMs never add up to more than the whole GPU |
 //! | [`quota_window`] | no window grants a client more than its limit and its possibly owed time, less the carried overuse |
 //! | [`throttle`] | a throttled client has used its limit, and the scheduler tells it the true end of the wait |
-//! | [`work_conservation`] | free SMs are not kept from the only client in need of them |
-//! | [`request_met`] | a client with constant demand gets its request in every window |
+//! | [`work_conservation`] | free SMs are not kept from the only client that wants them |
+//! | [`request_met`] | a client that keeps asking gets its request in every window |
 //! | [`bounded_wait`] | a client with owed time waits no longer than a stated bound |
 //! | [`ledger`] | the scheduler's own account agrees with the reported returns |
 //!

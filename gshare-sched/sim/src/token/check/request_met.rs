@@ -1,4 +1,4 @@
-//! A client with constant demand and constant work gets its request, regardless of the other clients' tokens.
+//! A client that keeps asking and keeps the GPU busy gets its request, regardless of the other clients' tokens.
 //!
 //! FaST-GShare, section 3.3.2: `quota_request` is the minimal allocation. A scheduler can promise it only if it is feasible at all,
 //! and only to a client that takes its grants. The claim holds for a client and a window under these conditions through the whole
@@ -39,7 +39,7 @@ struct Watch {
     clean: bool,
     /// A client held a token in this window and did not keep the GPU busy.
     paused: bool,
-    /// The clients with a token or a request at every instant so far, and constant work; with the shortfalls of the windows before.
+    /// The clients that have held or asked at every instant so far and kept the GPU busy, with the shortfalls of the windows before.
     keen: BTreeMap<ClientId, Duration>,
 }
 
@@ -81,8 +81,8 @@ impl RequestMet {
         Ok(tested)
     }
 
-    /// Removes the promise of this window from a client with a pause during its token. Returns the client's GPU if it used more
-    /// than its token allowed, since others may have missed this time.
+    /// A client that paused while it held its token has no promise in this window. Returns the client's GPU if it used more than its
+    /// token allowed, since others may have missed this time.
     fn gives_back(&mut self, book: &Book, now: Timestamp, client: ClientId, used: Duration) -> Option<GpuId> {
         let entry = book.client(client)?;
         let held = entry.held?;

@@ -1,4 +1,4 @@
-//! Free SMs are not kept from the only client in need of them.
+//! Free SMs are not kept from the only client that wants them.
 //!
 //! A policy may keep room for a wide client and let a narrow client wait, so "a client that fits runs" is too strong a claim. No
 //! policy, however, needs an idle GPU and a queue of one. The claims hold after each call, per GPU, for the clients that ask, hold
