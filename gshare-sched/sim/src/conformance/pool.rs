@@ -407,7 +407,7 @@ impl Alone {
         self.book.requests.get(&request).is_some_and(|found| found.on.is_none())
     }
 
-    /// The instances of a function which start, are ready or are parked.
+    /// The instances of a function that start, are ready or are parked.
     fn staying(&self, function: FunctionId) -> u32 {
         self.book.functions.get(&function).map_or(0, |of| of.instances)
     }

@@ -9,7 +9,7 @@ use gshare_sched::request::RequestScheduler;
 
 const ONCE: &str = "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies";
 
-/// The time to complete a request without a deadline of its own.
+/// The time within which a request without its own deadline must be complete.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the suite over the schedulers of `make`, which must be equal, without GPUs and without models.

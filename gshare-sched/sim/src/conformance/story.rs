@@ -18,7 +18,7 @@ pub struct Story {
     pub claim: &'static str,
     /// The seed of the run, which shows the same story again.
     pub seed: u64,
-    /// The virtual time, or the number of the call, of the fault.
+    /// The virtual time of the fault, or the number of its call.
     pub at: String,
     /// The fault, as a sentence.
     pub wrong: String,

@@ -8,8 +8,8 @@ use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Tim
 /// The promise to the instances of a device, which decides how shares are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Request and limit are equal, with any SMs, and the limits add up to no more than fits one instance after the other. An
-    /// instance with enough work gets its limit, whatever the others do.
+    /// Request and limit are equal, with any SMs, and the limits fit even one after the other. An instance that keeps the device busy
+    /// gets its limit, regardless of the others.
     Capped,
     /// Request and limit are equal, and all SMs fit at once, so the limits may add up to more than one.
     SideBySide,

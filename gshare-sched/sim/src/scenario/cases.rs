@@ -43,7 +43,7 @@ pub struct OptionText {
 pub struct PaperText {
     /// The paper, with section and figure.
     pub source: String,
-    /// Sentences about the numbers without a reproduction here, with the reasons.
+    /// Sentences about numbers that cannot be reproduced here, with the reasons.
     #[serde(default)]
     pub missing: Vec<String>,
     /// The published numbers.

@@ -14,7 +14,7 @@ use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Reque
 use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
 use std::collections::{BTreeMap, VecDeque};
 
-/// An engine with this many calls at its present time in a row will never stop.
+/// An engine that asks for this many calls in a row at the present time will never stop.
 const STALLED: u32 = 1_000;
 
 /// A seed with a violation.

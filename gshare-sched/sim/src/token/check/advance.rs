@@ -26,8 +26,7 @@ impl Advance {
         self.ahead.get(&client).copied().unwrap_or_default()
     }
 
-    /// Looks back at the windows with an end up to `now`. The book still has the state of their end, since nothing happened after
-    /// it.
+    /// Looks back at the windows that ended by `now`. The book still has the state of their end, since nothing happened after it.
     pub fn roll(&mut self, book: &Book, now: Timestamp) {
         self.windows.retain(|gpu, _| book.windows(*gpu).is_some());
         for gpu in book.gpus() {

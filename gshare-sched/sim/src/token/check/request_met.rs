@@ -54,8 +54,8 @@ impl RequestMet {
         now.saturating_since(held.since) <= used.saturating_sub(held.base).saturating_add(self.slack)
     }
 
-    /// Closes the windows with an end up to `now`. The book still has the state of their end, since nothing happened after it.
-    /// Returns the number of clients in the test of the claim.
+    /// Closes the windows that ended by `now`, and returns the number of clients in the test of the claim. The book still has the state
+    /// of the windows' end, since nothing happened after it.
     fn roll(&mut self, book: &Book, now: Timestamp) -> Result<u64, String> {
         let mut tested = 0;
         self.gpus.retain(|gpu, _| book.windows(*gpu).is_some());
