@@ -1,4 +1,4 @@
-//! Arrival processes: when the next request comes.
+//! Arrival processes, which give the time of the next request.
 //!
 //! | process | next arrival | coefficient of variation of the gaps |
 //! |---|---|---|
@@ -9,85 +9,85 @@
 //! | [`Rates`](Arrivals::Rates) | Poisson at the rate of the current bin (an inhomogeneous process) | - |
 //! | [`Times`](Arrivals::Times) | the next time of a list | - |
 //!
-//! Rates are requests per second. The gamma process is parametrised by the CV of its **gaps** (shape 1/CV², mean
-//! 1/rate), as papers on serving mean it; drawing gamma **counts** per second does not give the CV it names.
+//! Rates are requests per second. The parameters of the gamma process are the rate and the CV of its **gaps** (shape 1/CV², mean
+//! 1/rate), as in papers on serving; a process with gamma **counts** per second would not have the given CV.
 
 use crate::rng::Rng;
 use gshare_core::{Duration, Timestamp};
 use rand_distr::{Exp, Gamma};
 
-/// Why a process cannot be. Names the field and its bound.
+/// A process of arrivals was refused. Each variant names the field and its bound.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrivalError {
-    /// A number that is not positive and finite.
+    /// A number is not positive and finite.
     #[error("{field} is {value}: need a finite number above 0")]
     NotPositive {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// The number given.
+        /// The given number.
         value: f64,
     },
-    /// A length of time that is 0.
+    /// A length of time is 0.
     #[error("{field} is 0: need more")]
     Zero {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
     },
-    /// A rate that is negative, infinite or no number.
+    /// A rate is negative, infinite or not a number.
     #[error("rate {index} is {value}: need a finite number of at least 0")]
     BadRate {
-        /// Which of the rates, from 0.
+        /// The index of the rate, from 0.
         index: usize,
-        /// The number given.
+        /// The given number.
         value: f64,
     },
-    /// Times that are not in order.
+    /// The times are not in order.
     #[error("time {index} is earlier than the one before it")]
     Unordered {
-        /// Which of the times, from 0.
+        /// The index of the time, from 0.
         index: usize,
     },
 }
 
-/// A process of arrivals. See the [module](self) for the list. Made by its constructors, which check the numbers.
+/// A process of arrivals, made by its constructors, which check the numbers. See the [module](self) for the list.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Arrivals {
-    /// One request at a time: the next comes `think` after the last ended.
+    /// One request at a time: the next request comes `think` after the end of the last request.
     #[non_exhaustive]
     ClosedLoop {
-        /// Pause between a request's end and the next request.
+        /// The pause between a request's end and the next request.
         think: Duration,
     },
     /// Independent arrivals.
     #[non_exhaustive]
     Poisson {
-        /// Distribution of the gaps in seconds.
+        /// The distribution of the gaps in seconds.
         gap: Exp<f64>,
     },
     /// Gaps of a given variability.
     #[non_exhaustive]
     Gamma {
-        /// Distribution of the gaps in seconds.
+        /// The distribution of the gaps in seconds.
         gap: Gamma<f64>,
     },
     /// Bursts: Poisson arrivals for `on`, none for `off`, from the epoch on.
     #[non_exhaustive]
     OnOff {
-        /// Length of a burst.
+        /// The length of a burst.
         on: Duration,
-        /// Length of the silence after it.
+        /// The length of the silence after a burst.
         off: Duration,
-        /// Distribution of the gaps within a burst in seconds.
+        /// The distribution of the gaps within a burst in seconds.
         gap: Exp<f64>,
     },
-    /// Poisson arrivals whose rate changes from bin to bin, from the epoch on; they end with the last bin.
+    /// Poisson arrivals with one rate per bin, from the epoch to the end of the last bin.
     #[non_exhaustive]
     Rates {
-        /// Length of a bin.
+        /// The length of a bin.
         bin: Duration,
-        /// Rate in each bin in requests per second.
+        /// The rate in each bin in requests per second.
         rates: Vec<f64>,
     },
     /// Recorded times.
@@ -95,7 +95,7 @@ pub enum Arrivals {
     Times {
         /// The times, in order.
         times: Vec<Timestamp>,
-        /// How many of them are past.
+        /// The number of past times.
         taken: usize,
     },
 }
@@ -111,7 +111,7 @@ impl Arrivals {
         Ok(Self::Poisson { gap: exponential("rate", rate)? })
     }
 
-    /// Arrivals at `rate` requests per second whose gaps have the coefficient of variation `cv` (1 is Poisson).
+    /// Arrivals at `rate` requests per second, with the coefficient of variation `cv` of their gaps (1 is Poisson).
     pub fn gamma(rate: f64, cv: f64) -> Result<Self, ArrivalError> {
         let (rate, cv) = (positive("rate", rate)?, positive("cv", cv)?);
         let shape = 1.0 / (cv * cv);
@@ -148,7 +148,7 @@ impl Arrivals {
         }
     }
 
-    /// `counts[i]` arrivals at even chances anywhere in bin `i`, as a trace of counts per minute leaves them open.
+    /// `counts[i]` arrivals at even chances anywhere in bin `i`, since a trace of counts per minute leaves their times open.
     pub fn counts(bin: Duration, counts: &[u32], rng: &mut Rng) -> Self {
         let mut times = Vec::new();
         let mut start = Timestamp::ZERO;
@@ -168,15 +168,15 @@ impl Arrivals {
         matches!(self, Self::ClosedLoop { .. })
     }
 
-    /// The arrival after `last`: the time of the last arrival, or, in a closed loop, of the last request's end. `None`
-    /// when no more will come.
+    /// The arrival after `last`: the time of the last arrival, or, in a closed loop, of the last request's end. `None` means no
+    /// more requests come.
     pub fn next_after(&mut self, last: Timestamp, rng: &mut Rng) -> Option<Timestamp> {
         match self {
             Self::ClosedLoop { think } => Some(last.saturating_add(*think)),
             Self::Poisson { gap } => Some(last.saturating_add(seconds(rng.sample(gap)))),
             Self::Gamma { gap } => Some(last.saturating_add(seconds(rng.sample(gap)))),
             Self::OnOff { on, off, gap } => {
-                // Time is counted in bursts only, then the silences are put back: the process has no memory.
+                // The process has no memory, so the calculation counts time in bursts only and then puts the silences back.
                 let period = on.as_nanos().saturating_add(off.as_nanos());
                 let (bursts, phase) = (last.as_nanos() / period, last.as_nanos() % period);
                 let busy = bursts.saturating_mul(on.as_nanos()).saturating_add(phase.min(on.as_nanos()));
@@ -195,7 +195,7 @@ impl Arrivals {
                             return Some(next);
                         }
                     }
-                    // None in the rest of this bin; without memory, the next bin starts afresh.
+                    // No request comes in the rest of this bin; without memory, the next bin starts afresh.
                     at = end;
                 }
             }
@@ -207,7 +207,7 @@ impl Arrivals {
         }
     }
 
-    /// All arrivals before `end`, of a process that no request has come of yet.
+    /// All arrivals before `end`, of a process without any request so far.
     pub fn until(mut self, end: Timestamp, rng: &mut Rng) -> Vec<Timestamp> {
         let mut last = Timestamp::ZERO;
         let next = || {

@@ -1,28 +1,28 @@
 //! A GPU in virtual time on which clients slow each other down.
 //!
 //! # Problem
-//! What a vertical scaler is for is contention: with a neighbour on its SMs a kernel takes longer, long before it has to
-//! wait. [`VirtualGpu`](crate::virtual_gpu::VirtualGpu) knows only waiting, so it cannot show whether a scaler works.
+//! A vertical scaler exists because of contention: beside a neighbour on its SMs a kernel takes longer, long before it has to wait.
+//! [`VirtualGpu`](crate::virtual_gpu::VirtualGpu) models only waiting, so it cannot show whether a scaler works.
 //!
 //! # Terms
 //! - **lane**: one client's stream; its kernels run one after the other;
-//! - **width**: the share of the SMs that a kernel can use, by its own size or by a partition; its **duration** is the time
-//!   it takes when it gets that much.
+//! - **width**: the share of the SMs that a kernel can use, by its own size or by a partition; its **duration** is its time at this
+//!   width.
 //!
 //! # Algorithm
-//! The kernels at the heads of the lanes run all at once. While their widths add up to at most the whole, each runs at full
-//! speed; else each gets its part in proportion to its width, and is slower by so much. This is what time-slicing of
-//! thread blocks among MPS clients comes to on average.
+//! The kernels at the heads of the lanes run all at once. While their widths add up to at most the whole, each runs at full speed;
+//! otherwise each gets its part in proportion to its width, and is slower by the same factor. Time-slicing of thread blocks among
+//! MPS clients gives this result on average.
 //!
-//! Example: an inference kernel of width 40 % and 2 ms beside a trainer's of 90 % and long: the first gets 40 / 130 = 30.8 %
-//! and takes 2.6 ms.
+//! Example: an inference kernel of width 40 % and 2 ms runs beside a trainer's long kernel of width 90 %. The first kernel gets 40
+//! / 130 = 30.8 % and takes 2.6 ms.
 //!
 //! # Invariants
-//! Work is kept as an integer (basis points x ns); a kernel ends at the first nanosecond at which none is left. A lane's
-//! kernels end in the order in which they were launched.
+//! Work is an integer (basis points x ns), and a kernel ends at the first nanosecond without work. A lane's kernels end in the
+//! order of their launches.
 //!
 //! # Differences from hardware
-//! Caches and memory bandwidth are not modelled: kernels within the SMs do not disturb each other. Blocks are not whole.
+//! The model has no caches and no memory bandwidth: kernels within the SMs do not disturb each other. Blocks are not whole.
 
 use gshare_core::{Duration, SmShare, Timestamp};
 use std::collections::VecDeque;
@@ -30,9 +30,9 @@ use std::collections::VecDeque;
 /// One kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneKernel {
-    /// Time it takes at its width.
+    /// The kernel's time at its width.
     pub duration: Duration,
-    /// SMs it can use; more than 0.
+    /// The SMs it can use; more than 0.
     pub width: SmShare,
 }
 
@@ -58,11 +58,11 @@ struct Lane {
     queue: VecDeque<LaneKernel>,
     /// The work left of the head, in basis points x ns.
     left: u128,
-    /// Predicted time of all that is queued.
+    /// The predicted time of all queued kernels.
     queued: Duration,
 }
 
-/// A device whose SMs are shared in proportion. See the [module](self).
+/// A device with SMs shared in proportion. See the [module](self).
 #[derive(Debug, Clone)]
 pub struct SharedGpu {
     lanes: Vec<Lane>,
@@ -77,7 +77,7 @@ impl SharedGpu {
         Self { lanes: vec![Lane::default(); lanes], now: Timestamp::ZERO }
     }
 
-    /// Launches a kernel at the time to which the device has been advanced. One on a lane that is not there is dropped.
+    /// Launches a kernel at the present time of the device. A launch on an unknown lane is dropped.
     pub fn launch(&mut self, lane: usize, kernel: LaneKernel) {
         let Some(lane) = self.lanes.get_mut(lane) else { return };
         if lane.queue.is_empty() {
@@ -87,12 +87,12 @@ impl SharedGpu {
         lane.queued = lane.queued.saturating_add(kernel.duration);
     }
 
-    /// Time that the kernels of a lane take alone, those that run included.
+    /// The time of a lane's kernels alone, running kernels included.
     pub fn queued(&self, lane: usize) -> Duration {
         self.lanes.get(lane).map_or(Duration::ZERO, |lane| lane.queued)
     }
 
-    /// When the next kernel ends, if nothing else is launched.
+    /// The end of the next kernel, if nothing else is launched.
     pub fn next_end(&self) -> Option<Timestamp> {
         let total = self.width();
         let heads = self.lanes.iter().filter_map(|lane| Some((lane, lane.queue.front()?)));
@@ -102,7 +102,7 @@ impl SharedGpu {
         ends.min()
     }
 
-    /// Moves the time to `now`. Gives the lane and the end of each kernel that ended by then, in that order.
+    /// Moves the time to `now`, and returns the lane and the end of each kernel ended by then, in the order of these ends.
     pub fn advance(&mut self, now: Timestamp) -> Vec<(usize, Timestamp)> {
         let mut ended = Vec::new();
         while let Some(end) = self.next_end().filter(|end| *end <= now) {
@@ -119,7 +119,7 @@ impl SharedGpu {
         ended
     }
 
-    /// Widths of the kernels that run, added up.
+    /// The sum of the widths of all running kernels.
     fn width(&self) -> u128 {
         self.lanes.iter().filter_map(|lane| lane.queue.front()).map(|head| u128::from(head.width.get())).sum()
     }
@@ -136,7 +136,7 @@ impl SharedGpu {
     }
 }
 
-/// The part of the SMs that a kernel gets where `total` is asked for, in basis points; at least one.
+/// A kernel's part of the SMs beside a total demand of `total`, in basis points; at least one.
 fn speed(kernel: &LaneKernel, total: u128) -> u128 {
     let width = u128::from(kernel.width.get());
     if total <= WHOLE { width.max(1) } else { (width * WHOLE / total).max(1) }
@@ -172,8 +172,8 @@ mod tests {
     }
 
     proptest! {
-        /// However the load is cut into calls: every kernel ends once, in its lane's order, never sooner than alone, and
-        /// the work done is never more than the device can do.
+        /// For every division of the load into calls, each kernel ends once, in its lane's order, never sooner than alone, and the
+        /// work done never exceeds the device.
         #[test]
         fn work_is_kept(launches in prop::collection::vec((0usize..3, 1u64..6, 1u16..=100, 0u64..4), 1..40)) {
             let (mut gpu, mut ended, mut now) = (SharedGpu::new(3), Vec::new(), Timestamp::ZERO);
@@ -192,7 +192,7 @@ mod tests {
             prop_assert_eq!(gpu.next_end(), None);
             let mut last = [Timestamp::ZERO; 3];
             for &(lane, end) in &ended {
-                // The oldest of the lane is the one that ends, and no two of a lane run at a time.
+                // The oldest kernel of the lane ends first, and no two kernels of a lane run at a time.
                 let (launched, alone) = begun[lane].pop_front().unwrap();
                 prop_assert!(end.saturating_since(launched.max(last[lane])) >= alone);
                 last[lane] = end;

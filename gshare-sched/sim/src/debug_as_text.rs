@@ -1,4 +1,4 @@
-//! Failures that tell a story.
+//! Failures with a readable story.
 
 /// `Debug` as `Display`, so that `unwrap` in a test prints the story as a story.
 macro_rules! debug_as_text {

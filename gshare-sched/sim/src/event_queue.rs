@@ -1,13 +1,13 @@
-//! Virtual time: what happens next, and when.
+//! Virtual time: the queue of events with their times.
 
 use core::cmp::Ordering;
 use core::fmt;
 use gshare_core::Timestamp;
 use std::collections::BinaryHeap;
 
-/// Events in the order of their time; events of one time in the order in which they were scheduled.
+/// Events in the order of their time; events of one time in the order of their scheduling.
 ///
-/// The second rule is what makes a simulation replay: a plain heap hands out equal keys in any order.
+/// The second rule makes a simulation replay, since a plain heap hands out equal keys in any order.
 ///
 /// ```
 /// use gshare_core::Timestamp;
@@ -20,7 +20,7 @@ use std::collections::BinaryHeap;
 /// assert_eq!(order, ["first", "second", "third"]);
 /// ```
 ///
-/// An event cannot be taken back; give it a generation and drop it when it comes too late. `O(log n)` per event.
+/// An event cannot be taken back, so give it a generation and drop it when it comes too late. `O(log n)` per event.
 pub struct EventQueue<E> {
     heap: BinaryHeap<Entry<E>>,
     now: Timestamp,
@@ -38,7 +38,7 @@ impl<E> EventQueue<E> {
         self.now
     }
 
-    /// Adds an event. One that lies in the past happens now: time never goes back.
+    /// Adds an event. An event in the past happens now, since time never goes back.
     pub fn schedule(&mut self, at: Timestamp, event: E) {
         let at = at.max(self.now);
         self.heap.push(Entry { at, number: self.scheduled, event });
@@ -57,7 +57,7 @@ impl<E> EventQueue<E> {
         Some((entry.at, entry.event))
     }
 
-    /// The first thing to happen until `until`: the next event, or nothing but an engine's `deadline` where that comes first.
+    /// The time and the event of the next step until `until`; the event is `None` if an engine's `deadline` comes before it.
     pub fn step(&mut self, deadline: Option<Timestamp>, until: Timestamp) -> Option<(Timestamp, Option<E>)> {
         let next = self.next_at();
         let now = next.into_iter().chain(deadline).min().filter(|now| *now <= until)?;
@@ -65,12 +65,12 @@ impl<E> EventQueue<E> {
         Some((now, event.map(|(_, event)| event)))
     }
 
-    /// Number of events that have not happened yet.
+    /// The number of events still to come.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether nothing is left to happen.
+    /// Whether no event is left.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

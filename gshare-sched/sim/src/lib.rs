@@ -1,29 +1,28 @@
 //! Simulation for gshare's engines: virtual time, a virtual GPU, arrivals, checkers and conformance suites.
 //!
 //! # Problem
-//! An engine that decides who may use a GPU is wrong in ways that a single call does not show: a wait that is too long, a
-//! share that is a point too small, an account that drifts. And it must be tested without a GPU, without a clock, and
-//! so that each finding can be shown again. Engines are told the time, so a simulation is only a loop that tells
-//! it to them; everything random in it comes from one printed seed.
+//! An engine that decides about the use of a GPU is wrong in ways that no single call shows: a wait above its bound, a share one point
+//! too small, a drifting account. A test of it must need no GPU and no clock, and must show each finding again. Engines take the time as
+//! an argument, so a simulation is only a loop around them, and all its randomness comes from one printed seed.
 //!
-//! # What is here
+//! # Modules
 //! | module | for |
 //! |---|---|
 //! | [`EventQueue`], [`Rng`] | virtual time with a stable order; randomness from a seed |
 //! | [`virtual_gpu`] | a device that runs kernels side by side while its SMs suffice |
-//! | [`arrivals`], [`load_trace`] | when requests come: closed loop, Poisson, gamma, bursts, recorded load |
-//! | [`token`] | a book of leases kept beside a [`TokenScheduler`](gshare_core::TokenScheduler), checkers over it, a picture of what went wrong, random operations |
+//! | [`arrivals`], [`load_trace`] | times of requests: closed loop, Poisson, gamma, bursts, recorded load |
+//! | [`token`] | a book of tokens beside a [`TokenScheduler`](gshare_core::TokenScheduler), with checkers, pictures and random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
-//! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter in each process, devices, faults |
-//! | [`contended_gpu`] | a device whose SMs are shared in proportion, so that neighbours slow each other down |
+//! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter per process, devices, faults |
+//! | [`contended_gpu`] | a device with SMs shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
 //! | [`request_cluster`] | faults around any scheduler of requests, and checks of its promises |
 //!
 //! # Rules
-//! Like the engines, this crate has no clock, no thread and no randomness of its own. Policies are known by their traits, so that
-//! a host can run the same suites over its own one. Engines that it knows are those that ship around such policies: in [`node`] the
+//! Like the engines, this crate has no clock, no thread and no randomness of its own. It knows policies by their traits, so that a
+//! host can run the same suites over its own policy. It knows only the engines shipped around such policies: in [`node`] the
 //! daemon's [`Node`](gshare_sched::node::Node) and the hook's [`Meter`](gshare_meter::Meter), in [`scenario`] and
 //! [`conformance::router_and_keeper`] the [`Platform`](gshare_sched::platform::Platform).
 #![forbid(unsafe_code)]
@@ -44,7 +43,7 @@ mod debug_as_text;
 mod event_queue;
 mod rng;
 
-/// Makes a new one of a policy.
+/// A constructor of a policy.
 pub type Make<P> = std::sync::Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
 pub use event_queue::EventQueue;

@@ -2,42 +2,42 @@
 
 use std::io::{BufRead, Read};
 
-/// Why a trace was refused. Names the line (from 1) and the field.
+/// A trace was refused. Each variant names the line (from 1) and the field.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The file could not be read.
+    /// The file is not readable.
     #[error("line {line}: {cause}")]
     Read {
-        /// The line.
+        /// The number of the line.
         line: u64,
         /// The system's error.
         cause: std::io::Error,
     },
-    /// The text is not CSV, or a row has another number of fields than the header.
+    /// The text is not CSV, or a row and the header differ in the number of fields.
     #[error("line {line}: {cause}")]
     Csv {
-        /// The line.
+        /// The number of the line.
         line: u64,
-        /// The fault that was found in it.
+        /// The fault in the line.
         cause: csv::Error,
     },
-    /// A column that must be there is not.
+    /// A required column is missing.
     #[error("line 1: no column {field}")]
     NoColumn {
-        /// The column.
+        /// The name of the column.
         field: &'static str,
     },
-    /// A field is not the number it should be.
+    /// A field is not a number of the expected kind.
     #[error("line {line}, field {field}: `{text}` is not {expected}")]
     Number {
-        /// The line.
+        /// The number of the line.
         line: u64,
-        /// The column.
+        /// The name of the column.
         field: String,
-        /// The text that was found.
+        /// The text in the file.
         text: String,
-        /// The text that should have been there.
+        /// The expected kind of text.
         expected: &'static str,
     },
 }
@@ -45,14 +45,14 @@ pub enum TraceError {
 /// Calls of one function, minute by minute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionCounts {
-    /// The function, as the trace names it (a hash).
+    /// The function's name in the trace (a hash).
     pub function: String,
-    /// Calls in each minute.
+    /// The calls in each minute.
     pub counts: Vec<u32>,
 }
 
-/// Reads a trace shaped like Azure Functions 2019: a CSV with a header, the column `HashFunction`, and one column of
-/// counts per minute, called `1`, `2`, … or `minute_1`, `minute_2`, …. Other columns are not looked at.
+/// Reads a trace shaped like Azure Functions 2019: a CSV with a header, the column `HashFunction`, and one column of counts per
+/// minute, called `1`, `2`, … or `minute_1`, `minute_2`, …. Other columns are ignored.
 pub fn read_azure_counts(input: impl Read) -> Result<Vec<FunctionCounts>, TraceError> {
     let mut reader = csv::Reader::from_reader(input);
     let at_line = |source: csv::Error| TraceError::Csv {
@@ -91,7 +91,7 @@ pub fn read_azure_counts(input: impl Read) -> Result<Vec<FunctionCounts>, TraceE
     Ok(functions)
 }
 
-/// Reads one rate per line (requests per second, or relative to one another). Empty lines are skipped.
+/// Reads one rate per line (requests per second, or relative to one another), and skips empty lines.
 pub fn read_rates(input: impl BufRead) -> Result<Vec<f64>, TraceError> {
     let mut rates = Vec::new();
     for (line, text) in (1..).zip(input.lines()) {

@@ -1,28 +1,28 @@
 //! Demands that come and go on a pool of GPUs, placed by any packer.
 //!
 //! # Problem
-//! A packer is worth what it saves: the GPUs in use for the same load. [`churn`] gives every packer the same demands in the
-//! same order, from one seed, so that two of them can be put beside each other.
+//! A packer's worth is its saving: the GPUs in use for the same load. [`churn`] gives every packer the same demands in the same
+//! order, from one seed, so that packers can be compared.
 //!
 //! # How it works
-//! The pool is filled until the SM shares that are asked for reach `load` of it. Then each round releases one placement in
-//! sixteen, drawn at random, and takes demands until the load is back. A demand asks for 10 to 50 % of the SMs, for a limit
-//! of up to twice that, and for 1 to 8 GiB; the time is whole, so that packers of rectangles and of sums see the same.
+//! The pool is filled until the requested SM shares reach `load` of it. Then each round releases one placement in sixteen, drawn at
+//! random, and takes demands until the load is back. A demand requests 10 to 50 % of the SMs, a limit of up to twice its request,
+//! and 1 to 8 GiB. Its time is whole, so that packers of rectangles and of sums see the same demand.
 
 use crate::rng::Rng;
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{Demand, GpuSpec, PackError, Packer};
 
-/// The load, and how long it lasts.
+/// The load and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Churn {
-    /// GPUs of the pool, of 40 GiB each.
+    /// The number of GPUs in the pool, of 40 GiB each.
     pub gpus: u32,
-    /// SM shares asked for, in per cent of the pool; at most 100.
+    /// The requested SM shares, in per cent of the pool; at most 100.
     pub load_percent: u32,
-    /// Rounds that are measured.
+    /// The number of measured rounds.
     pub rounds: u32,
-    /// Seed of the demands and of who leaves.
+    /// The seed of the demands and of their ends.
     pub seed: u64,
 }
 
@@ -36,18 +36,18 @@ impl Default for Churn {
 /// The result of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packed {
-    /// GPUs in use, summed over the rounds.
+    /// The GPUs in use, summed over the rounds.
     pub gpus_used: u64,
-    /// Basis points of SMs that the placements ask for, summed over the rounds.
+    /// The basis points of SMs requested by the placements, summed over the rounds.
     pub sm_used: u64,
-    /// Demands that were placed.
+    /// The number of placed demands.
     pub placed: u64,
-    /// Demands that found no room.
+    /// The number of demands without room.
     pub refused: u64,
 }
 
 impl Packed {
-    /// GPUs in use for each GPU's worth of SMs that is asked for; 1 is perfect.
+    /// The GPUs in use for each GPU's worth of requested SMs; 1 is perfect.
     #[expect(clippy::cast_precision_loss, reason = "a report")]
     pub fn gpus_per_gpu_asked(&self) -> f64 {
         self.gpus_used as f64 * 1e4 / self.sm_used.max(1) as f64
@@ -57,7 +57,7 @@ impl Packed {
 /// Runs the load on an empty packer.
 ///
 /// # Errors
-/// Any error of the packer that is not about room.
+/// Any error of the packer apart from a lack of room.
 pub fn churn(mut packer: Box<dyn Packer>, load: &Churn) -> Result<Packed, PackError> {
     let (mut rng, mut packed) = (Rng::new(load.seed), Packed::default());
     for gpu in 0..load.gpus {
@@ -70,7 +70,7 @@ pub fn churn(mut packer: Box<dyn Packer>, load: &Churn) -> Result<Packed, PackEr
             let index = usize::try_from(rng.below(live.len() as u64)).unwrap_or(0);
             packer.release(live.swap_remove(index).0)?;
         }
-        // A demand that finds no room counts as asked, so that a packer that refuses is not asked for ever.
+        // A demand without room counts as requested, so that a full packer does not get demands for ever.
         let mut sum: u64 = live.iter().map(|(_, sm)| sm).sum();
         while sum < target {
             let demand = random_demand(&mut rng);

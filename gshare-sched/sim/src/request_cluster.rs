@@ -1,16 +1,16 @@
-//! A cluster of GPUs under a request scheduler: evictions, loads and runs that take their time, and go wrong.
+//! A cluster of GPUs under a request scheduler: evictions, loads and runs with their times and faults.
 //!
 //! # Problem
-//! Show that a [`RequestScheduler`] keeps its promises when GPUs disappear, loads fail and processes die behind its back, with
-//! all that the scheduler knows and a function of a [`world`](crate::world) does not: costs by kind of GPU, models that do not
-//! run on one, a tenant and a deadline of each request. What a scheduler is worth is asked in a world.
+//! The simulation shows that a [`RequestScheduler`] keeps its promises when GPUs disappear, loads fail and processes die without notice.
+//! It includes facts that the scheduler knows and a function of a [`world`](crate::world) does not: costs by kind of GPU, models that do
+//! not run on a kind, a tenant and a deadline of each request. A world measures the worth of a scheduler.
 //!
 //! # How it works
-//! Orders are carried out as a node would: an eviction, a load and a run take the profiled time (with jitter, if asked
-//! for), one after the other per GPU. Faults are drawn from one seed. While it runs, [`simulate`] checks that
-//! - what is physically on a GPU never exceeds its memory;
-//! - a load leaves no more GPUs with a model than its limit, those that were told to evict it aside;
-//! - a GPU is told to do one thing at a time, and a dispatch finds its model there unless a fault removed it;
+//! The cluster carries orders out like a node: an eviction, a load and a run take the profiled time (with jitter, if set), one
+//! after the other per GPU. One seed gives all faults. During the run, [`simulate`] checks that
+//! - the physical content of a GPU never exceeds its memory;
+//! - after a load, no more GPUs have the model than its limit, apart from GPUs that were told to evict it;
+//! - a GPU has one order at a time, and a dispatch finds its model there unless a fault removed it;
 //! - each request is completed once or rejected once, and nothing is left at the end.
 
 use crate::{EventQueue, Rng};
@@ -25,38 +25,38 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct GpuSpec {
     /// The kind of the GPU.
     pub kind: GpuKind,
-    /// Where it is.
+    /// The node of the GPU.
     pub node: NodeId,
-    /// Its memory for models.
+    /// The memory for models.
     pub memory: Bytes,
 }
 
-/// A model, and what it costs by kind.
+/// A model, and its costs by kind of GPU.
 #[derive(Debug, Clone)]
 pub struct ModelSpec {
-    /// Its size.
+    /// The size of the model.
     pub memory: Bytes,
-    /// Its costs on the kinds it runs on.
+    /// The model's costs on each kind able to run it.
     pub profiles: Vec<(GpuKind, ModelProfile)>,
 }
 
-/// One request to come; its number in the list is its name.
+/// A request to come, named by its number in the list.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// When it arrives.
+    /// The time of its arrival.
     pub at: Timestamp,
-    /// For which model: its number in the list of models.
+    /// The number of its model in the list of models.
     pub model: u32,
     /// The tenant that pays for it.
     pub tenant: TenantId,
-    /// When it must be complete.
+    /// The latest time of its completion.
     pub deadline: Option<Timestamp>,
 }
 
-/// A limit of the copies of a model, from then on.
+/// A limit of a model's copies from its time on.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyLimit {
-    /// When it is told.
+    /// The time of the limit's announcement.
     pub at: Timestamp,
     /// The number of the model in the list of models.
     pub model: u32,
@@ -67,34 +67,34 @@ pub struct CopyLimit {
 /// The faults of a run. None by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// Mean time between losses of a GPU.
+    /// The mean time between losses of a GPU.
     pub loss_every: Option<Duration>,
-    /// Longest time until a lost GPU is back.
+    /// The longest time until a lost GPU is back.
     pub back_within: Duration,
-    /// Loads that fail, per cent.
+    /// The part of failing loads, in per cent.
     pub load_fails: u64,
-    /// Runs after which the model's process dies unnoticed, per cent.
+    /// The part of runs after which the model's process dies unnoticed, in per cent.
     pub process_dies: u64,
-    /// Times are off by up to this much, per cent.
+    /// The largest deviation of times, in per cent.
     pub jitter: u64,
-    /// Time of an eviction.
+    /// The time of an eviction.
     pub eviction: Duration,
 }
 
-/// A cluster, what it is asked for, and what goes wrong in it.
+/// A cluster, its requests, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct Workload {
-    /// The GPUs; the number in the list is the name.
+    /// The GPUs, each named by its number in the list.
     pub gpus: Vec<GpuSpec>,
     /// The models, likewise.
     pub models: Vec<ModelSpec>,
     /// The requests, likewise.
     pub arrivals: Vec<Arrival>,
-    /// Limits of models' copies, and changes of them.
+    /// The limits of models' copies, and their changes.
     pub limits: Vec<CopyLimit>,
     /// The faults of the run.
     pub faults: Faults,
-    /// Time of each further request of a batch, as a share of the first; basis points.
+    /// The time of each further request of a batch, as a share of the first request's time; basis points.
     pub batch_marginal_bp: u64,
 }
 
@@ -103,16 +103,16 @@ pub struct Workload {
 pub enum Fate {
     /// The request was served.
     Served {
-        /// From its arrival to its (last) dispatch.
+        /// The time from its arrival to its (last) dispatch.
         waited: Duration,
-        /// From its arrival to its completion.
+        /// The time from its arrival to its completion.
         latency: Duration,
     },
     /// The request was rejected.
     Rejected {
-        /// Why it was rejected.
+        /// The reason of the rejection.
         reason: RejectReason,
-        /// How long after its arrival.
+        /// The time from its arrival to the rejection.
         after: Duration,
     },
 }
@@ -120,9 +120,9 @@ pub enum Fate {
 /// The result of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// By request.
+    /// The fates of all requests, in their order.
     pub fates: Vec<Fate>,
-    /// Events that the scheduler was told.
+    /// The number of events given to the scheduler.
     pub events: u64,
 }
 
@@ -176,7 +176,7 @@ pub fn chaos(seed: u64) -> Workload {
     let mut limits = Vec::new();
     for model in 0..u32::try_from(models.len()).unwrap_or(0) {
         for after in 0..rng.below(3) {
-            // The first from the start, the second somewhere on the way.
+            // The first limit holds from the start, the second from some later time on.
             let at = Timestamp::from_millis(after * rng.below(rush * 400));
             limits.push(CopyLimit { at, model, copies: u32::try_from(rng.between(1, 3)).unwrap_or(1) });
         }
@@ -184,7 +184,7 @@ pub fn chaos(seed: u64) -> Workload {
     Workload { gpus, models, arrivals, limits, faults, batch_marginal_bp: 5_000 }
 }
 
-/// A look at the cluster every second: what is really where, to be told to the scheduler or not.
+/// A look at the cluster every second: the true state of its GPUs, for a report to the scheduler or not.
 pub type Watch<'a> =
     dyn FnMut(Timestamp, &dyn RequestScheduler, &[(GpuId, GpuRecord)]) -> Vec<RequestEvent> + 'a;
 
@@ -205,11 +205,11 @@ enum Happens {
 struct Gpu {
     here: bool,
     life: u64,
-    /// Bytes of what is on it or being loaded.
+    /// The bytes of each model on the GPU or on its way.
     models: BTreeMap<u32, u64>,
-    /// Processes that died unnoticed; their memory is free.
+    /// Models whose process died unnoticed; their memory is free.
     dead: Vec<u32>,
-    /// Models that it was told to evict.
+    /// Models that the GPU was told to evict.
     leaving: BTreeSet<u32>,
     busy: bool,
 }
@@ -231,17 +231,17 @@ struct Cluster<'a> {
     dispatched: Vec<Timestamp>,
     outcome: Outcome,
     actions: Vec<RequestAction>,
-    /// The most copies of models that have a limit.
+    /// The most copies of each model with a limit.
     most: BTreeMap<u32, u32>,
     left: usize,
 }
 
 /// Runs arrivals through a scheduler until all of them are served or rejected.
 ///
-/// Faults and jitter are drawn from `seed`. `watch` is called once a second.
+/// The seed `seed` gives faults and jitter, and `watch` is called once a second.
 ///
 /// # Errors
-/// When the scheduler breaks a promise: which, and when.
+/// The promise broken by the scheduler, with its time.
 pub fn simulate(
     scheduler: &mut dyn RequestScheduler,
     work: &Workload,
@@ -294,7 +294,7 @@ pub fn simulate(
                 watch.as_mut().map(|watch| watch(now, &*cluster.scheduler, &truth)).unwrap_or_default();
             for event in events {
                 if let RequestEvent::GpuLost { gpu } = event {
-                    // A GPU that others think is lost is restarted.
+                    // A GPU that others believe lost is restarted.
                     cluster.lose(now, gpu.index())?;
                 } else {
                     cluster.tell(now, event)?;
@@ -533,7 +533,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// The true state of each GPU that is here.
+    /// The true state of each present GPU.
     fn truth(&self) -> Vec<(GpuId, GpuRecord)> {
         let here = self.state.iter().enumerate().filter(|(_, gpu)| gpu.here);
         here.map(|(index, gpu)| {

@@ -5,10 +5,10 @@ use rand_distr::Distribution;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
 
-/// A small seeded generator whose output never changes: the same seed replays the same simulation on every machine.
+/// A small seeded generator with fixed output: the same seed replays the same simulation on every machine.
 ///
-/// Decisions of a simulation use the integer methods only. [`Rng::sample`] is for arrival processes; it rests on
-/// `libm`, so it too does not depend on the platform.
+/// Decisions of a simulation use the integer methods only. [`Rng::sample`] is for arrival processes; it rests on `libm`, so it does
+/// not depend on the platform either.
 #[derive(Debug, Clone)]
 pub struct Rng(Xoshiro256PlusPlus);
 
@@ -18,7 +18,7 @@ impl Rng {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    /// A generator of its own for one part of a simulation, so that what one part draws does not shift another's.
+    /// Makes a separate generator for one part of a simulation, so that draws of one part do not shift another part's draws.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
@@ -31,7 +31,7 @@ impl Rng {
 
     /// An integer below `bound`; 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The high half of the product: without bias that a simulation could notice (at most `bound` / 2^64).
+        // The high half of the product has a bias of at most `bound` / 2^64, too small for a simulation to notice.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -46,12 +46,12 @@ impl Rng {
         Duration::from_nanos(self.between(low.as_nanos(), high.as_nanos()))
     }
 
-    /// True `percent` times in a hundred.
+    /// Draws true `percent` times in a hundred.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `items`; `None` when there are none.
+    /// Draws one of `items`; `None` for an empty list.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         let index = self.below(items.len() as u64);
         items.get(usize::try_from(index).unwrap_or(usize::MAX))
@@ -67,7 +67,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// Seeds that were printed once must mean the same for ever, so the stream itself is pinned.
+    /// A printed seed must mean the same for ever, so the test pins the stream itself.
     #[test]
     fn the_stream_of_a_seed_is_pinned() {
         let mut rng = Rng::new(1);

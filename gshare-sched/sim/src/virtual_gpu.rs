@@ -1,22 +1,22 @@
 //! A GPU in virtual time: kernels take turns on its SMs.
 //!
 //! # Problem
-//! A scheduler of tokens is right only if the device below it, which knows no tokens, ends up shared as promised.
-//! So a simulation needs a device that behaves like one where it matters: a kernel that was launched cannot be taken
-//! back, one client's kernels run in order, and several clients' kernels run at once while their SMs suffice.
+//! A scheduler of tokens is right only if the device below it, without any knowledge of tokens, ends up shared as promised. A
+//! simulation therefore needs a device with the essential behaviour: a launched kernel cannot be taken back, one client's kernels
+//! run in order, and several clients' kernels run at once while their SMs suffice.
 //!
 //! # Algorithm
 //! 1. Each client has one queue (its stream). Only the head of a queue can start.
-//! 2. When a kernel arrives or ends, the heads are tried in the order in which their kernels were launched; each
-//!    that fits into the free SMs starts. One that does not fit is passed over: the hardware's block scheduler gives
-//!    free SMs to any kernel that can use them, and knows no fairness.
-//! 3. A kernel that started runs for its duration.
+//! 2. When a kernel arrives or ends, the device tries the heads in the order of their launches, and each head with enough free SMs
+//!    starts. A head without enough SMs is passed over: the hardware's block scheduler gives free SMs to any kernel able to use
+//!    them, and knows no fairness.
+//! 3. A started kernel runs for its duration.
 //!
 //! Example: A (60 % of the SMs, 2 ms), B (60 %, 1 ms) and C (40 %, 1 ms) are launched at 0. A and C start at 0, B
 //! waits until 2 ms and ends at 3 ms; A was busy for 2 ms, B and C for 1 ms each.
 //!
 //! # Invariants
-//! The running kernels' SMs never add up to more than the device's; a client's kernels end in the order launched.
+//! The running kernels' SMs never add up to more than the device's SMs; a client's kernels end in the order of their launches.
 //!
 //! # Cost
 //! `O(clients)` per launch and per completion.
@@ -31,24 +31,24 @@ use std::collections::{BTreeMap, VecDeque};
 /// One kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// The client that launches it.
+    /// The client of the launch.
     pub client: ClientId,
-    /// A number that the host wants back when it ends (a lease, a request).
+    /// A number returned to the host at the kernel's end (a lease, a request).
     pub tag: u64,
-    /// Time it takes once it runs.
+    /// The kernel's time once it runs.
     pub duration: Duration,
-    /// SMs it occupies while it runs.
+    /// The SMs in use while the kernel runs.
     pub sm: SmShare,
 }
 
-/// A kernel that has ended.
+/// An ended kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The kernel.
+    /// The kernel with its tag.
     pub kernel: Kernel,
-    /// When it began to run.
+    /// The beginning of its run.
     pub started: Timestamp,
-    /// When it ended.
+    /// The end of its run.
     pub ended: Timestamp,
 }
 
@@ -67,7 +67,7 @@ impl VirtualGpu {
         Self::default()
     }
 
-    /// Launches a kernel at `now`; it runs when it is its turn.
+    /// Launches a kernel at `now`; it runs in its turn.
     pub fn launch(&mut self, now: Timestamp, kernel: Kernel) {
         debug_assert!(
             now >= self.now && self.next_completion().is_none_or(|end| end >= now),
@@ -77,19 +77,19 @@ impl VirtualGpu {
         let queue = self.queues.entry(kernel.client).or_default();
         queue.push_back((self.launched, kernel));
         self.launched += 1;
-        // One behind another of its queue changes nothing for now.
+        // A kernel behind another kernel of its queue changes nothing for now.
         if queue.len() == 1 {
             self.start_what_fits();
         }
     }
 
-    /// When the next kernel ends.
+    /// The end of the next kernel to end.
     pub fn next_completion(&self) -> Option<Timestamp> {
         self.running.iter().map(|run| run.ended).min()
     }
 
-    /// Moves the time to `now` and appends the kernels that ended by then, in the order in which they ended (those of
-    /// one time in the order in which they started).
+    /// Moves the time to `now`, and appends the kernels ended by then in the order of their ends (with equal ends, in the order of
+    /// their starts).
     pub fn advance(&mut self, now: Timestamp, completed: &mut Vec<Completion>) {
         while let Some(end) = self.next_completion().filter(|&end| end <= now) {
             self.now = end;
@@ -104,18 +104,18 @@ impl VirtualGpu {
         self.now = self.now.max(now);
     }
 
-    /// A client is gone: its queue is dropped; what runs, runs to its end, which is the worst that hardware does.
+    /// Drops the queue of a departed client. Its running kernels run to their end, the worst behaviour of hardware.
     pub fn drop_queue(&mut self, client: ClientId) {
         self.queues.remove(&client);
     }
 
-    /// The device is lost: nothing of what runs or waits is ever completed.
+    /// Loses the device: no running or waiting kernel ever completes.
     pub fn lose(&mut self) {
         self.queues.clear();
         self.running.clear();
     }
 
-    /// Kernels of a client that run or wait.
+    /// The number of a client's running and waiting kernels.
     pub fn in_flight(&self, client: ClientId) -> usize {
         let waiting = self.queues.get(&client).map_or(0, VecDeque::len);
         waiting + self.running.iter().filter(|run| run.kernel.client == client).count()

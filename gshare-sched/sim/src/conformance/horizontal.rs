@@ -1,10 +1,10 @@
 //! Whether a scaler of instances keeps the contract of [`HorizontalScaler`].
 //!
-//! # What is run
-//! 1. **Random fleets**: up to three functions under loads that jump, whose instances start late, never, or are refused, die,
-//!    and drain late or never; a book of instances is kept beside the scaler.
-//! 2. **The same again**, and **the first function alone**: it must get the same orders.
-//! 3. **Scenes**: load that one instance cannot serve is reported; an instance that never becomes ready is stopped.
+//! # Runs
+//! 1. **Random fleets**: up to three functions under jumping loads. Their instances start late, never, or are refused, die, and
+//!    drain late or never; the suite keeps a book of instances beside the scaler.
+//! 2. **The same again**, and **the first function alone**, which must get the same orders.
+//! 3. **Scenes**: the scaler reports a load that one instance cannot serve, and stops an instance that never becomes ready.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::event_queue::EventQueue;
@@ -41,12 +41,12 @@ enum Happening {
     Wake,
 }
 
-/// An order as a function sees it: instance names differ between runs with other functions.
+/// An order in the view of a function, without the instance's name, which differs between runs with other functions.
 type Order = (Timestamp, &'static str, Option<ProfilePoint>);
 
 struct Function {
     spec: FunctionScale,
-    /// Everything random about this function, so that it is the same with and without others.
+    /// The source of this function's randomness, equal with and without other functions.
     rng: Rng,
     rate: u64,
     orders: Vec<Order>,
@@ -62,7 +62,7 @@ struct Fleet {
     wake: Option<Timestamp>,
 }
 
-/// The instances that a scene needs.
+/// The instances in a scene.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hosts {
     Random,
@@ -70,10 +70,10 @@ enum Hosts {
     Dead,
 }
 
-/// Runs the suite over the scalers that `make` builds; they must be equal and without functions.
+/// Runs the suite over the scalers of `make`, which must be equal and without functions.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn horizontal_scaler(
     make: &dyn Fn() -> Box<dyn HorizontalScaler>,
     seeds: Range<u64>,
@@ -131,7 +131,7 @@ fn random_functions(seed: u64) -> Vec<Function> {
     (0..functions).filter_map(|_| random_function(rng.fork())).collect()
 }
 
-/// `None` cannot be: the points are sound.
+/// `None` cannot occur, since the points are valid.
 fn random_function(mut rng: Rng) -> Option<Function> {
     let points = [20, 50].into_iter().filter_map(|percent| {
         let (sm, quota) = (SmShare::from_percent(percent)?, Quota::from_percent(50 + percent)?);

@@ -1,7 +1,7 @@
 //! Conformance suites: one per policy trait, to run over any implementation of it.
 //!
-//! A suite is a plain function that builds as many instances as it needs and answers with the first claim of the trait's
-//! contract that does not hold, with its seed, its time and the story up to there. Call it from an ordinary test:
+//! A suite is a plain function, which builds the instances it needs and returns the first broken claim of the trait's contract,
+//! with its seed, its time and the story so far. Call it from an ordinary test:
 //!
 //! ```
 //! use gshare_sched::pack::{MaxRects, MaxRectsConfig};

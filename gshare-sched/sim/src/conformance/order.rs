@@ -1,8 +1,8 @@
 //! The suite for orders of waiting requests: the contract of [`QueueOrder`].
 //!
-//! # What is run
-//! Queues of up to 20 requests that wait for up to a minute, some with an SLO, are emptied one request at a time while others
-//! arrive; and **the same again**, which must give the same answers.
+//! # Runs
+//! Queues have up to 20 requests with waits up to a minute, some with an SLO. The suite empties them one request at a time while
+//! other requests arrive; then it runs **the same again**, which must give the same answers.
 
 use super::story::Story;
 use crate::rng::Rng;
@@ -13,13 +13,13 @@ use std::collections::BTreeSet;
 
 const WAITS: &str = "the request that is served is one that waits";
 const SAME: &str = "the same questions have the same answers";
-/// Requests of a run.
+/// The number of requests in a run.
 const REQUESTS: u64 = 200;
 
-/// Runs the suite over orders that `make` makes.
+/// Runs the suite over the orders of `make`.
 ///
 /// # Errors
-/// The first claim that does not hold, with its story.
+/// The first broken claim, with its story.
 pub fn queue_order(make: &dyn Fn() -> Box<dyn QueueOrder>, seeds: Range<u64>) -> Result<(), Story> {
     for seed in seeds {
         let (once, again) = (run(make().as_mut(), seed)?, run(make().as_mut(), seed)?);
@@ -32,7 +32,7 @@ pub fn queue_order(make: &dyn Fn() -> Box<dyn QueueOrder>, seeds: Range<u64>) ->
     Ok(())
 }
 
-/// The requests in the order in which they are served.
+/// The requests in the order of their service.
 fn run(order: &mut dyn QueueOrder, seed: u64) -> Result<Vec<RequestId>, Story> {
     let mut rng = Rng::new(seed);
     let slo = (rng.below(3) > 0).then(|| Duration::from_millis(rng.between(10, 2_000)));

@@ -1,8 +1,8 @@
-//! Whether a packer keeps the contract of [`Packer`], and of [`PackerExt`] where it has one.
+//! Whether a packer keeps the contract of [`Packer`], and of [`PackerExt`] if it has one.
 //!
-//! # What is run
-//! Random calls on up to six GPUs of several sizes, nonsense included, on two instances at once. A book is kept beside
-//! them, and after each call everything that the packer lists is compared with it.
+//! # Runs
+//! The suite makes random calls on up to six GPUs of several sizes, nonsense included, on two instances at once. It keeps a book
+//! beside them, and after each call compares the packer's whole list with the book.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
@@ -16,27 +16,27 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Shares {
     /// Rectangles of time by SMs, which do not overlap.
     Rectangles,
-    /// The sum of the SM shares that are guaranteed.
+    /// The sum of the guaranteed SM shares.
     Sums,
 }
 
-/// Calls of a run.
+/// The number of calls in a run.
 const CALLS: u64 = 150;
 const GPUS: u64 = 6;
 
 const SAME: &str = "equal calls give equal answers";
 const ERR: &str = "an error changes nothing";
 
-/// The state that the packer should have.
+/// The expected state of the packer.
 #[derive(Default)]
 struct Book {
     gpus: BTreeMap<GpuId, GpuSpec>,
     held: BTreeMap<PlacementId, Placement>,
-    /// Every id that was ever given.
+    /// Every id given so far.
     given: BTreeSet<PlacementId>,
 }
 
-/// One call.
+/// A call of the packer.
 #[derive(Debug, Clone)]
 enum Call {
     Add(GpuId, GpuSpec),
@@ -47,14 +47,13 @@ enum Call {
     Release(PlacementId),
 }
 
-/// The answer to a call: what was placed, or the placement that was released.
+/// The answer to a call: the new placements, or the released placement.
 type Answer = Result<(Vec<Placed>, Option<Placement>), PackError>;
 
-/// Runs the suite over the packers that `make` builds; they must be equal, without GPUs, and without a limit on GPUs in
-/// use.
+/// Runs the suite over the packers of `make`, which must be equal, without GPUs, and without a limit on GPUs in use.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn packer(make: &dyn Fn() -> Box<dyn Packer>, shares: Shares, seeds: Range<u64>) -> Result<(), Story> {
     for seed in seeds {
         let log = Log::default();
@@ -170,7 +169,7 @@ impl Book {
         self.held.values().filter(move |placement| placement.gpu == gpu)
     }
 
-    /// Takes over what a call changed, which must be what it says and nothing else.
+    /// Takes over the effect of a call, which must be its answer and nothing else.
     fn enter(
         &mut self,
         call: &Call,
@@ -220,7 +219,7 @@ impl Book {
             claim(!twice, "members of a gang are on GPUs of their own", || format!("{gpu} was given twice"))?;
             self.held.insert(id, *placement);
         }
-        // Where a GPU was rearranged, rectangles of others changed; nothing else may.
+        // On a rearranged GPU other placements get new rectangles, and nothing else may change.
         let rearranged = |gpu: GpuId| placed.iter().any(|one| one.rearranged && one.placement.gpu == gpu);
         for now in after.iter().filter(|now| rearranged(now.gpu)) {
             if let Some(held) = self.held.get_mut(&now.id) {
@@ -230,7 +229,7 @@ impl Book {
         Ok(())
     }
 
-    /// Checks that a call which must succeed was not refused.
+    /// Checks that a refused call did not have to succeed.
     fn refusal(&self, call: &Call, shares: Shares) -> Result<(), Broken> {
         let fits = |demand: &Demand, spec: &GpuSpec| {
             let wide = shares == Shares::Sums || spec.quota >= demand.quota;
@@ -253,7 +252,7 @@ impl Book {
         })
     }
 
-    /// Checks that the packer lists what the book has, and that it is within its bounds.
+    /// Checks that the packer's list equals the book, and keeps within its bounds.
     fn compare(&self, packer: &dyn Packer, after: &[Placement], shares: Shares) -> Result<(), Broken> {
         claim(after.is_sorted_by_key(|placement| placement.gpu), "placements are listed by GPU", || {
             format!("{after:?}")
@@ -339,7 +338,7 @@ fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken
 /// Runs [`packer`], and random probes, cordons, drains, plans and restores.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn packer_ext(
     make: &dyn Fn() -> Box<dyn PackerExt>,
     shares: Shares,

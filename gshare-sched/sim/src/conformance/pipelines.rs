@@ -1,5 +1,5 @@
-//! Whether a partitioner and an assigner of pipelines keep the contracts of [`PipelinePartitioner`] and [`SliceAssigner`]:
-//! random DAGs of up to six components on random free slices.
+//! Whether a partitioner and an assigner of pipelines keep the contracts of [`PipelinePartitioner`] and [`SliceAssigner`], on
+//! random DAGs of up to six components and random free slices.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
@@ -11,15 +11,15 @@ use gshare_sched::pipeline::{Assignment, Goal, Node, Part, Pipeline, PipelinePar
 use std::collections::BTreeSet;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];
-/// A list of pipelines is read this far; six components have fewer in every mode.
+/// The suite reads a list of pipelines this far; six components have fewer in every mode.
 const LONGEST: usize = 20_000;
-/// The best of a list, whose slices are asked for.
+/// The number of best pipelines in a list for which the suite asks slices.
 const ASSIGNED: usize = 20;
 
 /// Runs the suite over a partitioner and an assigner.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn pipelines(
     partitioner: &dyn PipelinePartitioner,
     assigner: &dyn SliceAssigner,
@@ -47,7 +47,7 @@ fn random_dag(rng: &mut Rng) -> Result<Dag, String> {
         dag = dag.component(component);
     }
     for to in 1..components {
-        // Each has an edge from some component before it, and perhaps another.
+        // Each component has an edge from some component before it, and perhaps another edge.
         let first = rng.below(to);
         for from in 0..to {
             if from == first || rng.percent(20) {

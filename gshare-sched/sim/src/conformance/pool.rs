@@ -1,18 +1,20 @@
-//! Whether a pool keeps the contract of [`Pool`], alone in a [`world`](crate::world) where everything goes wrong.
+//! Whether a pool keeps the contract of [`Pool`], alone in a [`world`](crate::world) with all its faults.
 //!
-//! # What is run
-//! The pool stands in the place of a platform: it is told what a world tells one, and the world's faults and its [`Book`] go with it.
-//! Devices are lost and come back, starts are refused, take long and die, callers give up, reports come late; besides, functions
-//! are removed and deployed again, bounds change, reports come that are too old, and events that make no sense.
+//! # Runs
+//! The pool stands in the place of a platform and gets the platform's events, together with the world's faults and its [`Book`].
+//! Devices are lost and come back, starts are refused, take long and die, callers give up, and reports come late. Besides,
+//! functions are removed and deployed again, bounds change, and outdated reports and meaningless events arrive.
 //!
-//! # What is checked
-//! Everything that the book knows, and of the pool alone
-//! - its instances are those of the book, and so is the number of requests that wait; none waits for a function that was removed;
-//! - a live function has its minimum of instances, those that start included, within a minute, unless `Unmet` was told since it had;
-//!   also after an `Unmet`, within ten seconds in which it surely fits a device and no start of it fails. No order drains one of
-//!   them; and once nothing goes wrong any more each has its minimum, within a bound;
-//! - every part of an instance has a limit of memory, and no profile is ordered;
-//! - an event that makes no sense is refused, and nothing is ordered then.
+//! # Checks
+//! The suite checks all rules of the book, and for the pool alone:
+//! - its instances are the book's instances, and its number of waiting requests is the book's number; no request waits for a
+//!   removed function;
+//! - a live function has its minimum of instances, starting instances included, within a minute, unless the pool has reported
+//!   `Unmet` since it last had the minimum. Also after an `Unmet`, it has the minimum again within ten seconds in which it surely
+//!   fits a device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
+//!   its minimum within a bound;
+//! - every part of an instance has a limit of memory, and the pool orders no profile;
+//! - the pool refuses a meaningless event, and then orders nothing.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
@@ -26,20 +28,20 @@ use gshare_sched::platform::{
 };
 use std::collections::BTreeMap;
 
-/// The devices, functions and load that a pool is tried on.
+/// The devices, functions and load of a pool's trial.
 #[derive(Debug, Clone)]
 pub struct PoolTrial {
-    /// Devices that are found at the start.
+    /// The devices at the start.
     pub devices: Vec<DeviceSpec>,
-    /// Functions; each fits one of the devices at least, and there is room for the minimum of each.
+    /// The functions; each fits at least one of the devices, and there is room for the minimum of each.
     pub functions: Vec<FunctionSpec>,
-    /// Requests that come, about.
+    /// The approximate number of requests.
     pub requests: u32,
-    /// Mean time between two of them, but for pauses after every hundred.
+    /// The mean time between two requests, apart from pauses after every hundred.
     pub every: Duration,
-    /// Whether things go wrong.
+    /// Whether faults strike.
     pub faults: bool,
-    /// How long after the last request came each has ended.
+    /// The time from the arrival of the last request to the end of all requests.
     pub patience: Duration,
 }
 
@@ -52,16 +54,16 @@ const SHARES: &str = "an instance is ordered with a share of memory on each devi
 
 /// Quiet times let keep-alives and windows end.
 const PAUSE: Duration = Duration::from_secs(30);
-/// Time in which a pool starts what a function lacks of its minimum, or says that it cannot. A scaler waits a while after a start
-/// that was refused.
+/// The time in which a pool starts a function's missing instances, or reports that it cannot. A scaler waits a while after a
+/// refused start.
 const SOON: Duration = Duration::from_secs(60);
-/// The same for a function that surely fits a device, from then on and from its last start that failed.
+/// The same time for a function that surely fits a device, from the later of this fit and its last failed start.
 const RESTORED: Duration = Duration::from_secs(10);
 
-/// Runs `pool`, which is empty, in the world of a seed. Answers counts.
+/// Runs `pool`, which is empty, in the world of a seed, and returns counts.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
     let log = Log::default();
     let broken = |broken| log.story(seed, broken);
@@ -129,16 +131,16 @@ impl PoolTrial {
     }
 }
 
-/// A function that is deployed.
+/// A deployed function.
 struct Live {
     spec: Box<FunctionSpec>,
     least: u32,
-    /// `Unmet` was told since it had its minimum.
+    /// The pool has reported `Unmet` since the function last had its minimum.
     unmet: bool,
-    /// Since when it has been below its minimum, and has surely fitted a device.
+    /// The time from which the function has been below its minimum, and the time from which it has surely fitted a device.
     below: Option<Timestamp>,
     fits: Option<Timestamp>,
-    /// When a start of it failed last.
+    /// The time of the last failed start of the function.
     failed: Timestamp,
 }
 
@@ -149,10 +151,10 @@ struct Alone {
     log: Log,
     rng: Rng,
     faults: bool,
-    /// Nothing goes wrong any more from then on, and nothing is under way.
+    /// From this time on no fault strikes, and nothing is under way.
     quiet: Timestamp,
     live: BTreeMap<FunctionId, Live>,
-    /// The function of which an instance is ready just now: that may take the place of another.
+    /// The function of an instance that is ready just now and may take the place of another instance.
     ready: Option<FunctionId>,
 }
 
@@ -200,7 +202,7 @@ impl Alone {
                 PoolEvent::Arrived { request, function, arrived: now, held: false, deadline }
             }
             PlatformEvent::RequestDone { request, took } => PoolEvent::Done { request, took },
-            // An instance works for it, and its answer ends it.
+            // An instance works for the request, and its answer ends the request.
             PlatformEvent::RequestCancelled { request } if !self.waits(request) => return Ok(()),
             PlatformEvent::RequestCancelled { request } => {
                 let reject = PlatformAction::Reject { request, reason: Rejection::Cancelled };
@@ -224,7 +226,7 @@ impl Alone {
         self.agree(now)
     }
 
-    /// Keeps the books, before the pool is told.
+    /// Keeps the books before the pool gets an event.
     fn note(&mut self, now: Timestamp, event: &PlatformEvent) -> Result<(), String> {
         let starts = self.book.instances.iter().filter(|(_, one)| one.ready.is_none());
         let starts: Vec<(InstanceId, FunctionId)> = starts.map(|(id, one)| (*id, one.function)).collect();
@@ -256,7 +258,7 @@ impl Alone {
         Ok(())
     }
 
-    /// Tells the pool something that it has to take.
+    /// Sends the pool an event it must accept.
     fn tell(
         &mut self,
         now: Timestamp,
@@ -304,7 +306,7 @@ impl Alone {
         Ok(())
     }
 
-    /// Tells the pool something that it must not take.
+    /// Sends the pool an event it must refuse.
     fn nonsense(&mut self, now: Timestamp, event: PoolEvent) -> Result<(), Broken> {
         let (told, mut orders) = (format!("{event:?}"), Vec::new());
         let taken = self.pool.handle(now, event, &mut orders).is_ok();
@@ -334,7 +336,7 @@ impl Alone {
         self.nonsense(now, event)
     }
 
-    /// Tells the pool a report of something that was never ordered, or that it knows already.
+    /// Sends the pool a report about an unknown instance, or a repeated report.
     fn old_report(&mut self, now: Timestamp, actions: &mut Vec<PlatformAction>) -> Result<(), Broken> {
         const OLD: [InstanceReport; 5] = [
             InstanceReport::Ready,
@@ -354,11 +356,11 @@ impl Alone {
         self.tell(now, PoolEvent::Instance { instance, report }, actions)
     }
 
-    /// Checks that the pool's view is that of the book, and that minimums are kept.
+    /// Checks that the pool's view equals the book, and that functions have their minimums.
     fn agree(&mut self, now: Timestamp) -> Result<(), Broken> {
         let mut views = Vec::new();
         self.pool.instances(&mut |view| {
-            // One that waits for its devices was not ordered yet.
+            // The pool has not ordered an instance yet while the instance waits for its devices.
             if self.book.names.contains(&view.instance) {
                 views.push((view.instance, view.function, view.requests as usize));
             }
@@ -405,13 +407,14 @@ impl Alone {
         self.book.requests.get(&request).is_some_and(|found| found.on.is_none())
     }
 
-    /// Instances of a function that start, are ready or parked.
+    /// The instances of a function that start, are ready or are parked.
     fn staying(&self, function: FunctionId) -> u32 {
         self.book.functions.get(&function).map_or(0, |of| of.instances)
     }
 
-    /// Whether a device holds another instance of a function wherever those on it lie: on a whole device there is none, on a
-    /// fractional one the widest point fits in the widest gap that k instances leave at least, of k + 1 gaps.
+    /// Whether a device holds another instance of a function for every position of its present instances. A whole device must have
+    /// no instance. On a fractional device with k instances, the widest point must fit in the widest of k + 1 gaps in the worst
+    /// case.
     fn surely_fits(&self, spec: &FunctionSpec) -> bool {
         let Work::Inference { profile: Some(profile) } = &spec.work else { return false };
         let widest = profile.points().iter().map(|point| u64::from(point.sm.get())).max().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Whether a scheduler of requests keeps its promises: clusters of [`request::chaos`](crate::request_cluster::chaos), in which GPUs
-//! disappear, loads fail and processes die behind its back, and the checks of [`simulate`].
+//! Whether a scheduler of requests keeps its promises, in clusters of [`request::chaos`](crate::request_cluster::chaos), with
+//! unexpected losses of GPUs, failed loads and dead processes, and under the checks of [`simulate`].
 
 use super::story::{Log, Story};
 use crate::request_cluster::{chaos, simulate};
@@ -9,13 +9,13 @@ use gshare_sched::request::RequestScheduler;
 
 const ONCE: &str = "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies";
 
-/// Time within which a request that has no deadline of its own must be complete.
+/// The time within which a request without its own deadline must be complete.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs the suite over the schedulers that `make` builds; they must be equal, and without GPUs and models.
+/// Runs the suite over the schedulers of `make`, which must be equal, without GPUs and without models.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn request_scheduler(
     make: &dyn Fn() -> Box<dyn RequestScheduler>,
     seeds: Range<u64>,
@@ -23,7 +23,7 @@ pub fn request_scheduler(
     for seed in seeds {
         let mut work = chaos(seed);
         for arrival in &mut work.arrivals {
-            // A model may fit no kind of GPU that is there. It may wait for one that joins, but not for ever.
+            // A model may fit no present kind of GPU. It may wait for another GPU, but not for ever.
             arrival.deadline.get_or_insert(arrival.at + PATIENCE);
         }
         let run = || {

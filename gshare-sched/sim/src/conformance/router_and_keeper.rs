@@ -1,5 +1,6 @@
-//! Whether a router of requests and a keeper of instances on MIG slices keep the promises of [`Router`] and [`InstanceKeeper`]: under
-//! the platform's pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its faults and its book.
+//! Whether a router of requests and a keeper of instances on MIG slices keep the promises of [`Router`] and [`InstanceKeeper`].
+//! Both run under the platform's pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its
+//! faults and its book.
 
 use super::story::{Log, Story};
 use crate::arrivals::{ArrivalError, Arrivals};
@@ -18,11 +19,11 @@ use std::sync::Arc;
 
 const OBEYED: &str = "every order can be carried out, no slice is oversold, and each request ends once";
 
-/// Runs the suite over the pairs that `router` and `keeper` build; a keeper is given its node with the first of its GPUs, which is
-/// free, and hears of the others. Answers counts of all runs.
+/// Runs the suite over the pairs of `router` and `keeper`. A keeper gets its node with the first, free GPU, and hears of the other
+/// GPUs later. Returns counts of all runs.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn router_and_keeper(
     router: impl Fn() -> Box<dyn Router>,
     keeper: impl Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync + 'static,
@@ -42,7 +43,7 @@ pub fn router_and_keeper(
                 let pool: Box<dyn Pool> = Box::new(pool.with_router(router).with_keepers(Arc::new(watched)));
                 Platform::new(PlatformConfig::default(), vec![pool]).map_err(text)
             };
-            // The pool panics where it, the router and the keeper disagree about an instance.
+            // The pool panics if it, the router and the keeper disagree about an instance.
             let ran = catch_unwind(AssertUnwindSafe(|| {
                 let plan = plan(seed).map_err(text)?;
                 world::run(&plan, seed, platform).map_err(|failure| failure.claim)
@@ -69,7 +70,7 @@ fn said(panic: &(dyn core::any::Any + Send)) -> String {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// Two nodes of two GPUs, up to five functions that are called for a minute, and in some seeds faults.
+/// Two nodes of two GPUs, up to five functions with calls for a minute, and in some seeds faults.
 fn plan(seed: u64) -> Result<Plan, Box<dyn core::error::Error>> {
     let mut rng = Rng::new(seed);
     let mut devices = Vec::new();
@@ -90,7 +91,7 @@ fn plan(seed: u64) -> Result<Plan, Box<dyn core::error::Error>> {
         functions.push(Function::new(format!("f{index}"), spec).with_arrivals(arrivals(&mut rng)?));
     }
     let mut plan = Plan::new(devices, functions, Duration::from_secs(60));
-    // Beyond the longest keep-alive, which is ten minutes.
+    // The time lies beyond the longest keep-alive, which is ten minutes.
     plan.settle = Duration::from_secs(1_400);
     let faults =
         [Fault::InstanceDies, Fault::DeviceLost, Fault::StartRefused, Fault::LoadSlow, Fault::ReportLate];
@@ -118,7 +119,7 @@ fn arrivals(rng: &mut Rng) -> Result<Arrivals, ArrivalError> {
 /// A chain of components with these times in ms on 1g.10gb of an A100-80, less on larger slices, and `gib` GiB each.
 ///
 /// # Errors
-/// When that is no DAG: no components, or too many.
+/// When these components are no DAG: no components, or too many.
 pub fn chain(times: &[u64], gib: u64) -> Result<Dag, DagError> {
     let mut dag = Dag::builder("chain");
     for (index, &ms) in times.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The answer of a suite: the first claim that does not hold, and the story up to there.
+//! The answer of a suite: the first broken claim, and the story so far.
 
 use core::fmt::{self, Debug};
 use core::hash::{Hash, Hasher};
@@ -8,17 +8,17 @@ use std::collections::VecDeque;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Events that a story keeps.
+/// The number of events in a story.
 const KEPT: usize = 40;
 
-/// A claim that an implementation does not keep, with the run that shows it.
+/// A claim broken by an implementation, with the run that shows it.
 #[derive(Clone)]
 pub struct Story {
-    /// The claim of the trait's contract that does not hold.
+    /// The broken claim of the trait's contract.
     pub claim: &'static str,
-    /// The seed of the run: the same seed shows it again.
+    /// The seed of the run, which shows the same story again.
     pub seed: u64,
-    /// The virtual time, or the number of the call, at which it shows.
+    /// The virtual time of the fault, or the number of its call.
     pub at: String,
     /// The fault, as a sentence.
     pub wrong: String,
@@ -38,7 +38,7 @@ crate::debug_as_text::debug_as_text!(Story);
 
 impl core::error::Error for Story {}
 
-/// A claim that does not hold, and what is wrong.
+/// A broken claim, and the fault.
 pub(super) type Broken = (&'static str, String);
 
 /// Breaks a claim unless `holds`.
@@ -54,7 +54,7 @@ struct Lines {
     broken: Option<Broken>,
 }
 
-/// A record of a run, shared between the suite and the engines that it watches.
+/// A record of a run, shared between the suite and its watched engines.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Lines>>);
 
@@ -74,7 +74,7 @@ impl Log {
         lines.last.push_back(line);
     }
 
-    /// The engine, with every call of it noted. If it `accepts` all that it will be told, each refusal breaks a claim.
+    /// Watches an engine and notes its every call. With `accepts`, each refusal breaks a claim.
     pub(super) fn watch<E>(&self, engine: Box<E>, accepts: bool) -> Wrapped<E>
     where
         E: Engine<Event: Debug, Action: Debug> + ?Sized,
@@ -101,25 +101,25 @@ impl Log {
         })
     }
 
-    /// Breaks a claim unless another run was told and answered the same.
+    /// Breaks a claim unless another run had the same events and answers.
     pub(super) fn is_repeated_by(&self, again: &Self) -> Result<(), Broken> {
         let hash = |log: &Self| log.lines().hash.finish();
         claim(hash(self) == hash(again), "the same events give the same actions", || "they did not".into())
     }
 
-    /// Notes a claim that an engine was seen to break; the first one counts.
+    /// Notes a claim broken by an engine; only the first claim counts.
     pub(super) fn breaks(&self, broken: Broken) {
         self.lines().broken.get_or_insert(broken);
     }
 
-    /// Breaks the claim that an engine was seen to break first.
+    /// Breaks the first claim broken by an engine, if any.
     pub(super) fn is_unbroken(&self) -> Result<(), Broken> {
         self.lines().broken.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn story(&self, seed: u64, (claim, wrong): Broken) -> Story {
         let lines = self.lines();
-        // The first rule that an engine broke explains the later ones.
+        // The first rule broken by an engine explains the later broken rules.
         let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
         Story { claim, seed, at: lines.at.clone(), wrong, events: lines.last.iter().cloned().collect() }
     }

@@ -1,18 +1,17 @@
 //! Whether a scheduler of tokens keeps the contract of [`TokenScheduler`].
 //!
-//! # What is run
-//! 1. **Random worlds**: [operations](crate::token::ops) over a few slots and GPUs, nonsense and late calls included, under
-//!    the checkers that [always](check::always) hold.
+//! # Runs
+//! 1. **Random worlds**: [operations](crate::token::ops) over a few slots and GPUs, nonsense and late calls included, under the
+//!    [generally valid](check::always) checkers.
 //! 2. **The same again**: the log hash must be the same.
-//! 3. **The same without the nonsense**: the log hash must be the same. A refused call that left anything behind, however
-//!    hidden, shows sooner or later in what is done after it.
-//! 4. **Keen clients**: they always want more, use what they are given at once and to the nanosecond, and sometimes ask
-//!    ahead of time. Then requests must be met to the nanosecond in every window, and waits must be bounded, for shapes from
-//!    narrow to wide.
-//! 5. **Scenes**: a client that leaves frees its SMs in the same call, one that dies frees them at the end of its token, a wide
-//!    client is not passed over, time that no client claims goes to one that can use it.
+//! 3. **The same without the nonsense**: the log hash must be the same. If a refused call left anything behind, however hidden, a
+//!    later result shows it sooner or later.
+//! 4. **Keen clients**: they always want more, use their grants at once and to the nanosecond, and sometimes ask ahead of time. Requests
+//!    must be met to the nanosecond in every window, and waits must be bounded, for shapes from narrow to wide.
+//! 5. **Scenes**: a leaving client frees its SMs in the same call, a dead client frees them at the end of its token, a wide client
+//!    is not passed over, and unclaimed time goes to a client in need of it.
 //!
-//! A claim that was never put to the test counts as a failure of the suite.
+//! A claim without any test counts as a failure of the suite.
 
 use crate::rng::Rng;
 use crate::token::check::{self, Check, bounded_wait::BoundedWait, request_met::RequestMet};
@@ -32,22 +31,22 @@ use std::collections::BTreeMap;
 pub struct Conformance {
     /// The policy's own terms.
     pub terms: Terms,
-    /// Number of slots and GPUs that an instance has.
+    /// The numbers of slots and GPUs of an instance.
     pub world: World,
-    /// Seeds of the random worlds and of the keen clients.
+    /// The seeds of the random worlds and of the keen clients.
     pub seeds: core::ops::Range<u64>,
-    /// Operations in a random world.
+    /// The number of operations in a random world.
     pub operations: usize,
-    /// Windows that keen clients run for.
+    /// The number of windows in a run of keen clients.
     pub windows: u64,
-    /// Whether it promises the requests of keen clients (see [`check::request_met`]).
+    /// Whether the policy promises that the requests of keen clients are met (see [`check::request_met`]).
     pub meets_requests: bool,
-    /// Whether it bounds the waits of those who are owed time (see [`check::bounded_wait`]).
+    /// Whether the policy bounds the waits of clients with owed time (see [`check::bounded_wait`]).
     pub bounds_waits: bool,
 }
 
 impl Conformance {
-    /// Everything that is promised, over 40 seeds: a few seconds in a debug build.
+    /// All promises, over 40 seeds: a few seconds in a debug build.
     pub const fn new(terms: Terms, world: World) -> Self {
         Self {
             terms,
@@ -67,13 +66,13 @@ impl Conformance {
     }
 }
 
-/// Counts of the checks that were made.
+/// Counts of the checks of a suite.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Calls that were checked.
+    /// The number of checked calls.
     pub calls: u64,
-    /// How often each claim was put to the test.
+    /// The number of tests of each claim.
     pub tested: BTreeMap<&'static str, u64>,
 }
 
@@ -86,19 +85,19 @@ impl Report {
     }
 }
 
-/// The first thing that was found wrong.
+/// The first violation in a suite.
 #[derive(Clone, thiserror::Error)]
 #[error("{run}: {violation}")]
 pub struct Failure {
     /// The run, with its seed.
     pub run: String,
-    /// The violation.
+    /// The violation and its picture.
     pub violation: Violation,
 }
 
 crate::debug_as_text::debug_as_text!(Failure);
 
-/// Runs the suite over the instances that `make` builds; they must be equal and without clients.
+/// Runs the suite over the instances of `make`, which must be equal and without clients.
 pub fn token_scheduler(
     make: &dyn Fn() -> Box<dyn TokenScheduler>,
     profile: &Conformance,
@@ -145,7 +144,7 @@ fn driver(make: &dyn Fn() -> Box<dyn TokenScheduler>, profile: &Conformance, kee
     Driver::new(make(), profile.terms, checks)
 }
 
-/// Runs 1 to 3.
+/// Runs 1 to 3 of the [module](self).
 fn random_world(
     make: &dyn Fn() -> Box<dyn TokenScheduler>,
     profile: &Conformance,
@@ -177,7 +176,7 @@ fn random_world(
     Ok(())
 }
 
-/// Run 4.
+/// Run 4 of the [module](self).
 fn keen_clients(
     make: &dyn Fn() -> Box<dyn TokenScheduler>,
     profile: &Conformance,
@@ -202,7 +201,7 @@ fn keen_clients(
     Ok(())
 }
 
-/// Shares whose requests add up to at most the whole, or (one seed in four) to any sum; SMs of one of four shapes.
+/// Shares with requests up to the whole in sum, or (one seed in four) with any sum; SMs of one of four shapes.
 fn keen_shares(rng: &mut Rng, clients: u64) -> Vec<Share> {
     let shape = rng.below(4);
     let feasible = !rng.percent(25);
@@ -217,7 +216,7 @@ fn keen_shares(rng: &mut Rng, clients: u64) -> Vec<Share> {
                 0 => 10_000,
                 1 => rng.between(1, 10_000),
                 2 => rng.between(100, 3_000),
-                // Narrow ones with a wide one among them.
+                // Narrow clients and one wide client.
                 _ => {
                     if index == 0 {
                         rng.between(7_000, 10_000)
@@ -256,7 +255,7 @@ fn expect(driver: &Driver, ok: bool, message: &str) -> Result<(), Violation> {
     if ok { Ok(()) } else { Err(driver.wrong(message.to_owned())) }
 }
 
-/// Two clients that cannot run side by side; the first holds, the second waits.
+/// Two clients without room side by side; the first holds, the second waits.
 fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Violation> {
     let first = join(driver, 0, share(2_000, 10_000, 6_000))?;
     let second = join(driver, 1, share(2_000, 10_000, 6_000))?;
@@ -299,7 +298,7 @@ fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
         "the SMs of a token that was taken back were not given on at once",
     )?;
     expect(driver, charged(driver) == Some(allowed), "a token that was taken back is charged in full")?;
-    // A client that was only slow is heard still: its total is charged beyond that, once.
+    // The engine still hears a slow client: its total is charged beyond the token once.
     for (used, total) in [
         (allowed, allowed),
         (allowed.saturating_mul(3), allowed.saturating_mul(3)),
@@ -314,7 +313,7 @@ fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
 fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
     let start = driver.now();
     let mut keen = Keen::new(driver, Duration::ZERO);
-    // Three narrow clients that never leave 90 % of the SMs free by themselves, and a wide one that comes last.
+    // Three narrow clients that never leave 90 % of the SMs free by themselves, and a wide client in the last place.
     for slot in 0..4 {
         let client = ClientId::new(slot, 0);
         let share = if slot == 3 { share(2_000, 10_000, 9_000) } else { share(2_000, 10_000, 3_000) };

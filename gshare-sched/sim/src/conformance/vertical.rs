@@ -1,9 +1,9 @@
 //! Whether a scaler of tokens within a GPU keeps the contract of [`VerticalScaler`].
 //!
-//! # What is run
-//! 1. **Random GPUs**: clients of both classes join, change their shares, report usage and iterations whose cycles grow, and
-//!    leave, on two GPUs; a book of what is issued is kept beside the scaler.
-//! 2. **The same again**, and **the first GPU alone**: its clients must be issued the same.
+//! # Runs
+//! 1. **Random GPUs**: clients of both classes join, change their shares, report usage and iterations with growing cycles, and
+//!    leave, on two GPUs; the suite keeps a book of issued tokens beside the scaler.
+//! 2. **The same again**, and **the first GPU alone**, which must give its clients the same tokens.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
@@ -14,7 +14,7 @@ use gshare_sched::scale::{VerticalAction, VerticalEvent, VerticalScaler};
 use std::collections::BTreeMap;
 
 const PERIODS: u64 = 300;
-/// Slots of a GPU.
+/// The number of slots on a GPU.
 const SLOTS: u32 = 4;
 const GPUS: u32 = 2;
 
@@ -26,16 +26,16 @@ const FLOOR: &str =
 struct Client {
     gpu: GpuId,
     issued: u64,
-    /// Periods that ended since it joined or its share changed.
+    /// The number of ended periods since the client joined or its share changed.
     periods: u32,
 }
 
 type Issued = Vec<(Timestamp, ClientId, u64)>;
 
-/// Runs the suite over the scalers that `make` builds; they must be equal, without clients, and count in microseconds.
+/// Runs the suite over the scalers of `make`, which must be equal, without clients, and count in microseconds.
 ///
 /// # Errors
-/// The first claim that does not hold.
+/// The first broken claim.
 pub fn vertical_scaler(make: &dyn Fn() -> Box<dyn VerticalScaler>, seeds: Range<u64>) -> Result<(), Story> {
     for seed in seeds {
         let log = Log::default();
@@ -63,7 +63,7 @@ struct World {
 fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Result<Issued, Broken> {
     let mut world = World { scaler: log.watch(scaler, false), clients: BTreeMap::new(), issued: Vec::new() };
     let period = world.scaler.period();
-    // One generator per GPU, so that what happens on one is the same without the other.
+    // One generator per GPU makes the events of a GPU independent of the other GPU.
     let mut rng = Rng::new(seed);
     let mut rngs: Vec<Rng> = (0..GPUS).map(|_| rng.fork()).collect();
     let mut generations = vec![0; (GPUS * SLOTS) as usize];
@@ -74,7 +74,7 @@ fn run(scaler: Box<dyn VerticalScaler>, seed: u64, gpus: u32, log: &Log) -> Resu
         for (gpu, rng) in (0..gpus).map(GpuId::new).zip(&mut rngs) {
             for slot in gpu.number() * SLOTS..(gpu.number() + 1) * SLOTS {
                 let drawn = begin + rng.duration(Duration::from_nanos(1), period);
-                // The first slot is taken from the start to the end, so that periods begin at the same time in all runs.
+                // The first slot has a client from the start to the end, so that periods begin at the same time in all runs.
                 let at = if number == 1 && slot == 0 { begin + Duration::from_nanos(1) } else { drawn };
                 let here = world.clients.keys().find(|client| client.slot() == slot).copied();
                 let event = random_event(rng, gpu, slot, here, &mut generations, (at, period));
@@ -125,7 +125,7 @@ fn random_event(
             Some(VerticalEvent::UsageReported { client, tokens, largest_kernel })
         }
         55..85 => {
-            // Cycles of a tenth of a period to five: sometimes the neighbours are in the way.
+            // Cycles last from a tenth of a period to five periods: sometimes the neighbours are in the way.
             let cycle = rng.duration(period.saturating_mul(1), period.saturating_mul(5));
             let cycle = if rng.percent(60) { Duration::from_nanos(period.as_nanos() / 10) } else { cycle };
             let (first_launch, batch) =
@@ -138,7 +138,7 @@ fn random_event(
 }
 
 impl World {
-    /// Tells every deadline up to `now` in time, so that what an event brings about is the event's own.
+    /// Reports every deadline up to `now` in time, to separate the effect of an event from the effects of deadlines.
     fn catch_up(&mut self, now: Timestamp) -> Result<(), Broken> {
         while let Some(at) = self.scaler.next_deadline().filter(|at| *at <= now) {
             self.tell(at, VerticalEvent::DeadlineReached)?;
@@ -154,7 +154,7 @@ impl World {
         let before = self.clients.clone();
         let accepted = self.scaler.handle(now, event, &mut actions).is_ok();
         match event {
-            // More shares than a GPU has may be refused, of one that joins or that wants another.
+            // The scaler may refuse shares beyond a GPU, at a join and at a change.
             _ if !accepted => {
                 for client in before.keys() {
                     let told = self.scaler.client(*client).map(|told| told.issued_tokens);
@@ -200,7 +200,7 @@ impl World {
         self.clients.values().filter(|client| client.gpu == gpu).map(|client| client.issued).sum()
     }
 
-    /// A floor follows what was launched, so it is compared when tokens have just been shared out.
+    /// A floor follows the launches, so the comparison takes place right after a division of tokens.
     fn period_ended(&mut self) -> Result<(), Broken> {
         for (name, client) in &mut self.clients {
             client.periods += 1;

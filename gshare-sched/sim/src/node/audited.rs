@@ -1,4 +1,4 @@
-//! The token scheduler that the daemon is given: any one, with every call audited.
+//! A wrapper around any token scheduler of the daemon, which audits every call.
 
 use crate::token::account::Windows;
 use crate::token::drive::Driver;
@@ -33,7 +33,7 @@ impl Audited {
         read(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The first thing that was wrong.
+    /// The first broken rule, if any.
     pub(super) fn violation(&self) -> Option<Violation> {
         self.with(|shared| shared.violation.clone())
     }
@@ -43,7 +43,7 @@ impl Audited {
         self.with(|shared| shared.driver.book().windows(gpu))
     }
 
-    /// Calls so far, and those that were refused.
+    /// The number of calls so far, refused calls included.
     pub(super) fn calls(&self) -> u64 {
         self.with(|shared| shared.driver.audit().calls())
     }

@@ -1,32 +1,36 @@
-//! The book of checks: what the devices and the frames show, against what was promised.
+//! The book of checks, which compares the record of devices and frames with the promises.
 //!
-//! # What is checked
+//! # Checks
 //! | rule | claim |
 //! |---|---|
-//! | shares | GPU time that the device saw, of each instance that keeps it busy: see [`share_report`](super::share_report) |
-//! | rate | while a daemon serves, with any coming and going under its name, an instance has at most its limit of the time and what is said below |
-//! | memory | an instance's processes never hold more device memory than its limit, whether a daemon is there or not |
-//! | wait | no thread waits for credit longer than [`Book::bound`] says |
-//! | answer | every question of a process, and every frame that wants one, is answered in time, or its connection is closed |
-//! | turn | a turn ends once, and only of a client that was given it; totals never shrink |
+//! | shares | each instance with enough work gets its share of the measured GPU time: see [`share_report`](super::share_report) |
+//! | rate | while a daemon serves it, an instance and all processes of its name take at most its limit, plus the allowance below |
+//! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
+//! | wait | no thread waits for credit longer than [`Book::bound`] |
+//! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
+//! | turn | a turn ends once, and only for the client of its grant; totals never shrink |
 //!
-//! The calls of the token scheduler are checked apart ([`check`](crate::token::check)): SMs are never oversold and no budget goes
-//! beyond a limit.
+//! The checkers of the token scheduler's calls are separate ([`check`](crate::token::check)): SMs are never oversold and no budget
+//! exceeds a limit.
 //!
-//! What the rate allows is two windows of the limit, since any time may begin within a window; one request that was missed before
-//! and is made good; one token that was held beyond its expiry; and, for each process, two kernels and what it had in flight.
-//! Of it, long kernels of a function that is known to be short are left out: a meter cannot tell one from the end of
-//! another process's turn, and believes the eighth in a row.
+//! The rate's allowance is two windows of the limit, since any interval may begin within a window; one request that was missed and is
+//! made good; one token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function
+//! known as short are left out: a meter cannot tell one long kernel from the end of another process's turn, and believes the eighth in a
+//! row.
 //!
 //! # Bound of a wait
-//! With `m` processes in the instance, request `r`, limit `L`, kernels of `k`, a window `W`, `n` instances on the device and turns of
-//! `t = min(12 ms, L W)`: `m * (2 W + (2 k + in flight / 2) / L + t / r) + n * 12 ms`. A process waits for its siblings' turns, for
-//! a window in which it has had its limit, for what its last kernels overran, until its request has caught up with its last turn,
-//! and for a token with its slack of each of the others. Times in which that
-//! cannot be kept are left out of it (**excused**): those of a stopped process, of a long kernel and what it overran, of a daemon
-//! that is gone until processes are connected again and have paid back what they were charged meanwhile, when their kernels waited
-//! for each other on the device, and of one that is stopped until it is given up (4.4 s). A process can notice a stopped daemon
-//! only once it waits for an answer, so these 4.4 s begin with the wait, if that began later than the stop.
+//! With `m` processes in the instance, request `r`, limit `L`, kernels of `k`, a window `W`, `n` instances on the device and turns
+//! of `t = min(12 ms, L W)`, the bound is `m * (2 W + (2 k + in flight / 2) / L + t / r) + n * 12 ms`. A process waits for its
+//! siblings' turns, for the next window once its limit is used, for the overrun of its last kernels, until its request has caught
+//! up with its last turn, and for a token with its slack of each other instance.
+//!
+//! Some times do not count towards a wait (they are **excused**), since no daemon can keep the bound in them:
+//! - while a process is stopped;
+//! - during a long kernel, and until its overrun is repaid;
+//! - without a daemon, until processes have connected again and have repaid their debts, since their kernels waited for each other
+//!   on the device meanwhile;
+//! - with a stopped daemon, until a process gives it up (4.4 s). A process can notice a stopped daemon only while it waits for an
+//!   answer, so these 4.4 s begin with the later of the wait and the stop.
 
 use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
@@ -36,14 +40,14 @@ use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Share, Timest
 use gshare_meter::Ticket;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How long a question may wait for its answer while the daemon works: a round of questions to others takes 0.2 s, processes
-/// that come back from another daemon are waited for up to 1 s, and a reservation may be behind another one.
+/// The longest wait of a question for its answer while the daemon works. A round of questions to others takes 0.2 s, the wait for
+/// processes of an earlier daemon up to 1 s, and a reservation may stand behind another reservation.
 const ANSWERED_IN: Duration = Duration::from_millis(2_600);
-/// A token with its slack.
+/// The length of a token with its slack.
 const TURN: Duration = Duration::from_millis(12);
-/// When a daemon that says nothing is given up: 3 s of silence, 1 s of waiting for a probe, and a look.
+/// The time until processes give a silent daemon up: 3 s of silence, 1 s of waiting for a probe, and a look.
 pub(super) const GIVEN_UP: Duration = Duration::from_millis(4_400);
-/// A kernel that is longer than this is a fault, and not a part of a program.
+/// A kernel longer than this is a fault, and not a part of a program.
 pub(super) const LONG: Duration = Duration::from_millis(25);
 
 /// A violation, and its time.
@@ -61,13 +65,13 @@ struct InstanceEntry {
     spec: ResourceSpec,
     allocated: u64,
     processes: usize,
-    /// GPU time beyond the rate of the limit, when it was last looked at, and what is allowed.
+    /// GPU time beyond the rate of the limit at the last look, and the allowance.
     level: u64,
-    /// The part of it that long kernels took, less what they have paid back.
+    /// The part of `level` due to long kernels, less their repayment.
     excess: u64,
     levelled: Timestamp,
     longest: u64,
-    /// Nothing is compared before.
+    /// Nothing is compared before this time.
     calm_from: Timestamp,
     measured: bool,
     excused: Vec<(Timestamp, Timestamp)>,
@@ -79,7 +83,7 @@ struct ProcessEntry {
     keen: bool,
     /// The process leaves the device idle while it holds a token.
     pauses: bool,
-    /// Its last long kernel was of a new function.
+    /// The last long kernel of the process was of a new function.
     strange: bool,
     attached: bool,
     stopped: bool,
@@ -100,18 +104,18 @@ struct GpuEntry {
     era: u64,
     calm_from: Timestamp,
     excused: Vec<(Timestamp, Timestamp)>,
-    /// The last long kernel on it: how long it takes, and until when it may run.
+    /// The last long kernel on the device: its length, and the latest time of its end.
     long: (Duration, Timestamp),
 }
 
-/// Frames that are to be answered on one connection.
+/// The frames without an answer so far on one connection.
 #[derive(Debug, Default)]
 struct Pending {
     hello: Option<Timestamp>,
     attaches: VecDeque<Timestamp>,
     reservations: VecDeque<Timestamp>,
     queries: VecDeque<Timestamp>,
-    /// For each client: turns that are over, the total that it said, and whether it has been allowed to launch in this turn.
+    /// For each client: its ended turns, its reported total, and whether it may launch in this turn.
     clients: BTreeMap<ClientId, (u32, Duration, bool)>,
 }
 
@@ -119,26 +123,26 @@ struct Pending {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Figures {
-    /// Waits for credit, and the longest in per cent of its bound.
+    /// The number of waits for credit.
     pub waits: u64,
     /// The longest wait, in per cent of its bound.
     pub worst_wait_percent: u64,
-    /// Allocations, and the most that an instance held, in per cent of its limit.
+    /// The number of allocations.
     pub allocations: u64,
-    /// The most that an instance held of its memory limit, in per cent.
+    /// The most device memory of an instance, in per cent of its limit.
     pub worst_memory_percent: u64,
-    /// Tokens granted.
+    /// The number of granted tokens.
     pub leases: u64,
-    /// Frames, both ways.
+    /// The number of frames in both directions.
     pub frames: u64,
-    /// Questions and frames that were answered.
+    /// The number of answered questions and frames.
     pub answers: u64,
-    /// Kernels that ran.
+    /// The number of ended kernels.
     pub kernels: u64,
 }
 
 impl Figures {
-    /// Takes another run's figures in.
+    /// Merges another run's figures into these figures.
     pub fn add(&mut self, other: &Self) {
         self.waits += other.waits;
         self.worst_wait_percent = self.worst_wait_percent.max(other.worst_wait_percent);
@@ -161,9 +165,9 @@ pub(super) struct Book {
     processes: Vec<ProcessEntry>,
     gpus: Vec<GpuEntry>,
     conns: BTreeMap<ConnId, Pending>,
-    /// Since when the daemon works, and is not stopped.
+    /// The time from which the daemon has worked without a stop.
     daemon_since: Option<Timestamp>,
-    /// When a daemon was stopped, and continued.
+    /// The stops of daemons, from stop to continuation.
     silences: Vec<(Timestamp, Timestamp)>,
     pub(super) shares: Shares,
     pub(super) figures: Figures,
@@ -208,12 +212,12 @@ impl Book {
         });
     }
 
-    /// A process starts; `alone`: while no daemon is there.
+    /// Starts a process; `alone` means no daemon is there.
     pub(super) fn starts(&mut self, process: usize, alone: bool) {
         self.processes[process].alone = alone;
     }
 
-    /// Something is wrong; the first time counts.
+    /// Notes a violation; only the first violation counts.
     pub(super) fn fail(&mut self, at: Timestamp, rule: &'static str, what: impl FnOnce() -> String) {
         if self.wrong.is_none() {
             self.wrong = Some(Wrong { at, rule, what: what() });
@@ -294,17 +298,17 @@ impl Book {
         }
     }
 
-    /// The daemon has closed a connection: nothing on it is answered any more.
+    /// Forgets a connection closed by the daemon, and its unanswered frames.
     pub(super) fn closed(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
     }
 
-    /// A thread of a process asks its helper.
+    /// Notes a question of a process's thread to its helper.
     pub(super) fn asked(&mut self, now: Timestamp, process: usize, ticket: Ticket) {
         self.processes[process].questions.insert(ticket, now);
     }
 
-    /// The helper answers.
+    /// Notes the helper's answer.
     pub(super) fn answered(&mut self, now: Timestamp, process: usize, ticket: Ticket) {
         if self.processes[process].questions.remove(&ticket).is_none() {
             self.fail(now, "answer", || format!("process {process}: {ticket:?} is answered twice"));
@@ -314,7 +318,7 @@ impl Book {
 
     // ---- memory ---------------------------------------------------------------------------------------------------------
 
-    /// A process asks the driver for memory that it was let have. `false`: the device has no more.
+    /// Allocates granted memory at the driver. `false` means the device has no more memory.
     pub(super) fn allocate(&mut self, now: Timestamp, process: usize, bytes: u64) -> bool {
         let entry = &mut self.processes[process];
         let (number, instance) = (entry.instance, &mut self.instances[entry.instance]);
@@ -352,7 +356,7 @@ impl Book {
         self.gpus[instance.gpu].allocated -= bytes;
     }
 
-    /// Number of processes so far.
+    /// The number of processes so far.
     pub(super) fn processes(&self) -> usize {
         self.processes.len()
     }
@@ -373,7 +377,7 @@ impl Book {
         self.judge_wait(now, process, since);
     }
 
-    /// The longest that a thread of a process may wait.
+    /// The longest allowed wait of a process's thread.
     fn bound(&self, process: usize) -> Duration {
         let instance = &self.instances[self.processes[process].instance];
         let limit = u64::from(instance.spec.quota().limit().get()).max(1);
@@ -416,7 +420,7 @@ impl Book {
         }
     }
 
-    /// Waits on a device do not count for `lasts` after `from`.
+    /// Excuses waits on a device for `lasts` after `from`.
     pub(super) fn excuse(&mut self, gpu: usize, from: Timestamp, lasts: Duration) {
         self.gpus[gpu].excused.push((from, from.saturating_add(lasts)));
     }
@@ -425,7 +429,7 @@ impl Book {
         (0..self.gpus.len()).for_each(|gpu| self.excuse(gpu, from, lasts));
     }
 
-    /// The daemon is stopped for `lasts`.
+    /// Notes a stop of the daemon for `lasts`.
     pub(super) fn daemon_is_silent(&mut self, from: Timestamp, lasts: Duration) {
         self.silences.push((from, from.saturating_add(lasts)));
     }
@@ -437,7 +441,7 @@ impl Book {
 
     // ---- GPU time -------------------------------------------------------------------------------------------------------
 
-    /// A process launches a kernel of this length; `strange`: of a function that was never launched before.
+    /// Notes the launch of a kernel of this length; `strange` means the process never launched its function before.
     pub(super) fn launched(&mut self, now: Timestamp, process: usize, length: Duration, strange: bool) {
         let number = self.processes[process].instance;
         let gpu = self.instances[number].gpu;
@@ -460,8 +464,8 @@ impl Book {
         }
     }
 
-    /// A process launches a kernel whose cost is not known. Behind another process's long kernel it is measured with that, and
-    /// charged for both.
+    /// Notes the launch of a kernel of unknown cost. Behind another process's long kernel, one measurement covers both kernels, and
+    /// the process is charged for both.
     pub(super) fn launched_unknown(&mut self, now: Timestamp, process: usize) {
         let number = self.processes[process].instance;
         let (length, until) = self.gpus[self.instances[number].gpu].long;
@@ -477,7 +481,7 @@ impl Book {
         }
     }
 
-    /// A kernel of a process ran.
+    /// Counts an ended kernel of a process.
     pub(super) fn ran(&mut self, process: usize, started: Timestamp, ended: Timestamp) {
         self.figures.kernels += 1;
         let number = self.processes[process].instance;
@@ -495,7 +499,7 @@ impl Book {
         if length <= LONG.as_nanos() {
             entry.level += length;
         } else if self.processes[process].strange && !self.processes[process].gone {
-            // The kernel of a killed process is not known to have been that long.
+            // A killed process reports no length of this kernel, so no account holds it.
             (entry.level, entry.excess) = (entry.level + length, entry.excess + length);
         }
         let quota = entry.spec.quota();
@@ -523,7 +527,7 @@ impl Book {
         entry.levelled = entry.levelled.max(now);
     }
 
-    /// Forgets the part of an instance's overuse, at most `most`, that no process was left to report.
+    /// Forgets the part of an instance's overuse, at most `most`, without a process to report it.
     pub(super) fn forgive(&mut self, now: Timestamp, number: usize, most: Duration) {
         self.drain(now, number);
         let entry = &mut self.instances[number];
@@ -536,7 +540,7 @@ impl Book {
         }
     }
 
-    /// The windows of a device, as the scheduler in force has them.
+    /// Notes the windows of a device in the present scheduler.
     pub(super) fn windows(&mut self, gpu: usize, windows: Option<Windows>) {
         let entry = &mut self.gpus[gpu];
         let same = |a: &Windows, b: &Windows| a.origin == b.origin;
@@ -550,7 +554,7 @@ impl Book {
 
     // ---- calm -----------------------------------------------------------------------------------------------------------
 
-    /// The daemon serves a process from now on.
+    /// Notes the beginning of the daemon's service for a process.
     pub(super) fn attached(&mut self, now: Timestamp, process: usize) {
         let entry = &mut self.processes[process];
         (entry.attached, entry.ever_served) = (true, true);
@@ -559,7 +563,7 @@ impl Book {
         self.recompute(now, instance);
     }
 
-    /// A process has no daemon any more.
+    /// Notes the end of the daemon's service for a process.
     pub(super) fn detached(&mut self, now: Timestamp, process: usize) {
         let entry = &mut self.processes[process];
         if core::mem::take(&mut entry.attached) {
@@ -578,10 +582,10 @@ impl Book {
         self.recompute(now, instance);
     }
 
-    /// A process is gone: what it held is free, what it asked needs no answer.
+    /// Notes the end of a process, which frees its memory and its open questions.
     pub(super) fn gone(&mut self, now: Timestamp, process: usize) {
         self.detached(now, process);
-        // Siblings of a killed process have its unreported use of its last token on top.
+        // The siblings of a killed process may use the unreported time of its last token again.
         let number = self.processes[process].instance;
         self.end_calm(now, number);
         self.recompute(now, number);
@@ -595,7 +599,7 @@ impl Book {
         self.gpus[instance.gpu].allocated -= bytes;
     }
 
-    /// The share of an instance changes.
+    /// Notes another share of an instance.
     pub(super) fn share_changed(&mut self, now: Timestamp, number: usize, spec: ResourceSpec) {
         self.drain(now, number);
         let entry = &mut self.instances[number];
@@ -608,7 +612,7 @@ impl Book {
         self.recompute(now, number);
     }
 
-    /// Nothing on a device is compared before so much time has passed.
+    /// Suspends all comparisons on a device for `lasts`.
     pub(super) fn disturb_gpu(&mut self, now: Timestamp, gpu: usize, lasts: Duration) {
         let entry = &mut self.gpus[gpu];
         entry.calm_from = entry.calm_from.max(now.saturating_add(lasts));
@@ -625,7 +629,7 @@ impl Book {
         (0..self.gpus.len()).for_each(|gpu| self.disturb_gpu(now, gpu, lasts));
     }
 
-    /// The daemon works from now on, or does not.
+    /// Notes the start of the daemon's work, or its end.
     pub(super) fn daemon(&mut self, works: Option<Timestamp>) {
         self.daemon_since = works;
     }
@@ -640,13 +644,13 @@ impl Book {
         }
     }
 
-    /// Begins to measure an instance that keeps its device busy, or ends to.
+    /// Begins or ends the measurement of an instance, which must keep its device busy.
     fn recompute(&mut self, now: Timestamp, number: usize) {
         let mut there = self
             .processes
             .iter()
             .filter(|process| process.instance == number && process.attached && !process.stopped);
-        // Its processes take turns with one token: one that pauses in its turn leaves the device idle.
+        // The processes of an instance take turns with one token, so a pause in any turn leaves the device idle.
         let busy = there.clone().any(|process| process.keen) && !there.any(|process| process.pauses);
         let entry = &mut self.instances[number];
         let gpu = &self.gpus[entry.gpu];
@@ -665,7 +669,7 @@ impl Book {
 
     // ---- end ------------------------------------------------------------------------------------------------------------
 
-    /// The end of the run: looks at all that still waits, and compares the shares.
+    /// Ends the run: judges all open waits, and compares the shares.
     pub(super) fn close(&mut self, end: Timestamp) -> ShareReport {
         for process in 0..self.processes.len() {
             let entry = &self.processes[process];
@@ -711,7 +715,7 @@ mod tests {
     use super::*;
     use gshare_core::{Quota, QuotaRange, SmShare};
 
-    /// Tells whether the book accepts a wait that begins and ends this long after the stop of a daemon, which lasts 6 s.
+    /// Whether the book accepts a wait with this beginning and end after the stop of a daemon, which lasts 6 s.
     fn accepts(begins: Duration, ends: Duration) -> bool {
         let mut book = Book::new(Duration::from_millis(100), Duration::from_millis(5), 0);
         let quota = QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap();

@@ -1,4 +1,4 @@
-//! The daemon: a [`Node`] behind its connections, as the process around it does it (sockets, one event at a time).
+//! The daemon: a [`Node`] behind its connections, driven one event at a time, as the real process drives it from its sockets.
 
 use super::audited::Audited;
 use super::outside::Outside;
@@ -11,7 +11,7 @@ use gshare_sched::node::{
 };
 use std::collections::{BTreeSet, VecDeque};
 
-/// User of all processes, and of one that sends garbage.
+/// The user of all processes, and the user that sends garbage.
 const USER: u32 = 1_000;
 const STRANGER: u32 = 1_001;
 
@@ -25,22 +25,22 @@ enum Inbound {
 #[derive(Debug, Default)]
 pub(super) struct Daemon {
     node: Option<(Node, Audited)>,
-    /// The node's deadline as of its last event: asked for at each step of the simulation, and most steps are not the daemon's.
+    /// The node's deadline as of its last event. The simulation asks for it at each step, and most steps do not concern the daemon.
     deadline: Option<Timestamp>,
     pub(super) stopped: bool,
     epoch: u64,
     config: NodeConfig,
-    /// Frames that came while it was stopped.
+    /// Frames received while the daemon was stopped.
     backlog: VecDeque<Inbound>,
-    /// Connections that it has.
+    /// The node's open connections.
     open: BTreeSet<ConnId>,
-    /// Calls of schedulers, of all epochs before.
+    /// Scheduler calls of all earlier epochs.
     calls: u64,
-    /// Frames that the node found stale or ended a connection for.
+    /// Stale frames, and frames after which the node closed the connection.
     pub(super) refused: u64,
 }
 
-/// Name of a device.
+/// The UUID of a device, derived from its place.
 pub(super) fn uuid(gpu: usize) -> DeviceUuid {
     DeviceUuid::gpu([u8::try_from(gpu + 1).unwrap_or(u8::MAX); 16])
 }
@@ -56,7 +56,7 @@ impl Daemon {
             .collect();
         for (name, spec) in names.iter().filter(|_| plan.kinds.shares) {
             let mut entry = ClientConfig::default();
-            // A name's request is reserved on its own device only, and that is known to the process.
+            // A name's request is reserved on its own device only, and the process knows this device.
             (entry.spec, entry.user) = (Some(*spec), Some(USER));
             entry.device = device_of(name);
             config.clients.insert(name.clone(), entry);
@@ -76,7 +76,7 @@ impl Daemon {
         self.deadline = self.node.as_ref().and_then(|(node, _)| node.next_deadline());
     }
 
-    /// Whether it runs and is not stopped.
+    /// Whether the daemon is alive and not stopped.
     pub(super) fn acts(&self) -> bool {
         self.node.is_some() && !self.stopped
     }
@@ -85,12 +85,12 @@ impl Daemon {
         self.node.is_some()
     }
 
-    /// The first rule that the token scheduler has broken, if any.
+    /// The first rule broken by the token scheduler, if any.
     pub(super) fn violation(&self) -> Option<Violation> {
         self.node.as_ref().and_then(|(_, tokens)| tokens.violation())
     }
 
-    /// Calls of token schedulers so far.
+    /// Calls of the token schedulers of all epochs.
     pub(super) fn calls(&self) -> u64 {
         self.calls + self.node.as_ref().map_or(0, |(_, tokens)| tokens.calls())
     }
@@ -99,7 +99,7 @@ impl Daemon {
         self.deadline.filter(|_| !self.stopped)
     }
 
-    /// A frame has come.
+    /// Handles a frame from a process, or keeps the frame for later while the daemon is stopped.
     pub(super) fn receives(&mut self, now: Timestamp, conn: ConnId, frame: ToDaemon, outside: &mut Outside) {
         if self.stopped {
             return self.backlog.push_back(Inbound::Frame(conn, frame));
@@ -116,7 +116,7 @@ impl Daemon {
         self.handle(now, NodeEvent::Received { conn, peer, frame }, outside);
     }
 
-    /// A process has closed a connection.
+    /// Handles the end of a connection closed by its process.
     pub(super) fn sees_end(&mut self, now: Timestamp, conn: ConnId, outside: &mut Outside) {
         if self.stopped {
             return self.backlog.push_back(Inbound::End(conn));
@@ -127,7 +127,7 @@ impl Daemon {
         outside.cut(now, conn);
     }
 
-    /// A deadline of the node has come.
+    /// Handles a deadline of the node.
     pub(super) fn deadline(&mut self, now: Timestamp, outside: &mut Outside) {
         self.handle(now, NodeEvent::DeadlineReached, outside);
     }
@@ -165,7 +165,7 @@ impl Daemon {
                 if self.open.remove(&conn) {
                     let Some((node, _)) = &mut self.node else { return };
                     let mut actions = Vec::new();
-                    // A connection whose Hello was refused is not known.
+                    // The node does not know a connection after a refused Hello.
                     let _ = node.handle(now, NodeEvent::Closed { conn }, &mut actions);
                     for action in actions {
                         self.carry_out(now, action, outside);
@@ -192,7 +192,7 @@ impl Daemon {
         }
     }
 
-    /// A wait until a debt is paid back is what was promised.
+    /// Excuses a wait for the repayment of a debt, since the node announced its end.
     fn excuse_debt(
         &self,
         now: Timestamp,
@@ -217,7 +217,7 @@ impl Daemon {
 
     // ---- faults ---------------------------------------------------------------------------------------------------------
 
-    /// Kills the daemon: all its connections end.
+    /// Kills the daemon, which ends all its connections.
     pub(super) fn die(&mut self, now: Timestamp, outside: &mut Outside) {
         self.calls = self.calls();
         (self.node, self.deadline, self.stopped) = (None, None, false);
@@ -230,13 +230,13 @@ impl Daemon {
         }
     }
 
-    /// Starts the daemon again, with another epoch.
+    /// Starts the daemon again with another epoch.
     pub(super) fn start(&mut self, setup: &Setup, outside: &mut Outside) {
         self.begin(setup);
         outside.listening = true;
     }
 
-    /// Continues the daemon after it was stopped: first with the frames that came meanwhile.
+    /// Continues the daemon after a stop; frames received meanwhile come first.
     pub(super) fn continues(&mut self, now: Timestamp, outside: &mut Outside) {
         self.stopped = false;
         while let Some(inbound) = self.backlog.pop_front() {
@@ -247,7 +247,7 @@ impl Daemon {
         }
     }
 
-    /// The configuration is loaded again, with another share for a name. Gives whether it is in force.
+    /// Loads the configuration again with another share for a name, and returns whether the share is in force.
     pub(super) fn reload(
         &mut self,
         now: Timestamp,
@@ -265,7 +265,7 @@ impl Daemon {
         true
     }
 
-    /// Offers the node a time before its last one. Gives whether it refused it, and nothing changed.
+    /// Offers the node a time before its last event, and returns whether the node refused this time without any change.
     pub(super) fn refuses_earlier(&mut self, now: Timestamp, by: Duration, outside: &mut Outside) -> bool {
         if !self.acts() {
             return true;
@@ -280,7 +280,7 @@ impl Daemon {
     }
 }
 
-/// Instances have their device in their name.
+/// The name of an instance, which contains its device.
 pub(super) fn name_of(gpu: usize, instance: usize) -> String {
     format!("gpu{gpu}-{instance}")
 }

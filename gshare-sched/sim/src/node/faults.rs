@@ -1,99 +1,98 @@
-//! Everything that goes wrong in a run, in one place.
+//! All faults of a run, in one place.
 //!
-//! A fault names its victims by a number that is taken modulo those that are there when it happens, so that any numbers make a
-//! history: those that a seed draws and those that a fuzzer finds.
+//! A fault names its victim by a number, taken modulo the number of candidates at that time. Any numbers therefore make a valid
+//! history, from a seed as well as from a fuzzer.
 
 use crate::rng::Rng;
 use gshare_core::{Duration, Timestamp};
 
-/// Something that goes wrong, or changes under way. Times are in microseconds.
+/// A fault, or a change under way. Times are in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 #[non_exhaustive]
 pub enum Fault {
-    /// A process is killed, with what it has queued; another one of its instance starts `back` later, unless that is 0.
+    /// A process is killed with its queued work. Another process of its instance starts `back` later, unless `back` is 0.
     Kill {
-        /// Number of the victim; taken modulo those that are there.
+        /// The number of the victim, taken modulo the number of running processes.
         process: u16,
-        /// How much later.
+        /// The delay of the next process.
         back: u32,
     },
-    /// A process ends in good order; another one starts as after a kill.
+    /// A process ends in good order, and another process starts as after a kill.
     Leave {
-        /// Number of the victim; taken modulo those that are there.
+        /// The number of the victim, taken modulo the number of running processes.
         process: u16,
-        /// How much later.
+        /// The delay of the next process.
         back: u32,
     },
-    /// A process is stopped by a signal, and continued later.
+    /// A signal stops a process, which continues later.
     Stop {
-        /// Number of the victim; taken modulo those that are there.
+        /// The number of the victim, taken modulo the number of running processes.
         process: u16,
-        /// How much later.
+        /// The length of the stop.
         lasts: u32,
     },
     /// A process gets a sibling: one more process of its instance, as after a fork or a late start.
     Fork {
-        /// The process that gets a sibling.
+        /// The number of the process, taken modulo the number of running processes.
         process: u16,
     },
-    /// The daemon is killed, and started again later with another epoch.
+    /// The daemon is killed, and starts again later with another epoch.
     DaemonKilled {
-        /// How much later.
+        /// The time without a daemon.
         lasts: u32,
     },
-    /// The daemon is stopped by a signal, and continued later: it accepts connections and frames meanwhile.
+    /// A signal stops the daemon, which continues later. Meanwhile it accepts connections and frames.
     DaemonStopped {
-        /// How much later.
+        /// The length of the stop.
         lasts: u32,
     },
     /// For a while, many frames come milliseconds late, in their order.
     FramesLate {
-        /// For how long.
+        /// The length of this time.
         lasts: u32,
     },
-    /// A host reads a clock that was set back, and offers that time to the node, which must refuse it and go on as if nothing had
-    /// been said.
+    /// A host reads a clock set back, and offers its time to the node. The node must refuse the time and go on as before.
     ClockBack {
-        /// By how much.
+        /// The distance of the earlier time.
         by: u32,
     },
-    /// A device is lost with all that runs on it: its processes get errors, end, and start again later.
+    /// A device is lost with all its work: its processes get errors, end, and start again later.
     DeviceLost {
-        /// Number of the victim; taken modulo those that are there.
+        /// The number of the victim, taken modulo the number of devices.
         gpu: u8,
-        /// How much later.
+        /// The time until the device is back.
         back: u32,
     },
     /// The configuration is loaded again with smaller shares for an instance.
     Shares {
-        /// Which instance.
+        /// The number of the instance, taken modulo the number of instances.
         instance: u16,
-        /// How much of its request is left, in per cent.
+        /// The remaining part of its request, in per cent.
         percent: u8,
     },
     /// The next kernel of a process is a long one.
     LongKernel {
-        /// Number of the process concerned; taken modulo those that are there.
+        /// The number of the process, taken modulo the number of running processes.
         process: u16,
-        /// How long.
+        /// The length of the kernel.
         lasts: u32,
-        /// Whether its function was never launched before. Else its predicted cost is far too low.
+        /// Whether the kernel is of a new function; otherwise its predicted cost is far too low.
         strange: bool,
     },
-    /// A frame that no hook would send now comes on the connection of a process.
+    /// A frame that no hook would send now comes on a connection, under the name of a process's instance or a stranger's.
     Garbage {
-        /// The process whose connection is used.
+        /// The number of the process, taken modulo the number of running processes.
         process: u16,
-        /// Which message.
+        /// The kind of the message.
         kind: u8,
-        /// The number that the message names.
+        /// The number in the message.
         number: u64,
     },
 }
 
-/// Kinds of faults that a seed switches on or off. A run in which everything happens at once hides what only shows when some of
-/// it does not (swarm testing).
+/// The kinds of faults, each switched on or off by a seed. A run with all kinds at once would hide the errors of runs with only
+/// some of them (swarm testing).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each kind of fault")]
 #[non_exhaustive]
@@ -125,7 +124,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Each kind by a coin of its own; what disturbs a whole node more rarely, since nothing can be compared meanwhile.
+    /// Draws each kind by its own coin. Faults of a whole node are rarer, since they leave nothing to compare meanwhile.
     pub(super) fn draw(rng: &mut Rng) -> Self {
         let mut coin = |percent| rng.percent(percent);
         Self {
@@ -145,7 +144,7 @@ impl Kinds {
     }
 }
 
-/// The faults of a run of these kinds.
+/// Draws the faults of a run of these kinds.
 pub(super) fn draw(kinds: Kinds, length: Duration, rng: &mut Rng) -> Vec<(Timestamp, Fault)> {
     let mut faults = Vec::new();
     let mut some = |on: bool, most: u64, rng: &mut Rng, fault: &dyn Fn(&mut Rng) -> Fault| {
@@ -167,7 +166,7 @@ pub(super) fn draw(kinds: Kinds, length: Duration, rng: &mut Rng) -> Vec<(Timest
     some(kinds.forks, 3, rng, &|rng| Fault::Fork { process: process(rng) });
     some(kinds.daemon_kills, 2, rng, &|rng| Fault::DaemonKilled { lasts: micros(rng, 1_000, 1_000_000) });
     some(kinds.daemon_stops, 1, rng, &|rng| {
-        // Now and then long enough for it to be given up.
+        // The stop is now and then long enough for processes to give the daemon up.
         let longest = if rng.percent(15) { 5_000_000 } else { 300_000 };
         Fault::DaemonStopped { lasts: micros(rng, 1_000, longest) }
     });

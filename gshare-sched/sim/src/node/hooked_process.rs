@@ -1,8 +1,8 @@
 //! A hooked process: a program, its launching thread, and the helper thread around a [`Meter`].
 //!
-//! The helper does here what it does in the hook (`helper.rs` there), in the same order: it passes on what threads ask, then
-//! what the daemon said, then what it sees of the device, and sleeps until the meter's next deadline, a frame, or a thread that
-//! waits.
+//! The helper takes the same steps as in the hook (`helper.rs` there), in the same order. It passes on the questions of threads,
+//! then the frames of the daemon, then its findings on the device. Then it sleeps until the meter's next deadline, a frame, or a
+//! waiting thread.
 
 use super::node_plan::Program;
 use super::outside::{Event, Outside};
@@ -27,13 +27,13 @@ const DEVICE: Ordinal = Ordinal(0);
 /// The shortest and the longest sleep of the helper.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// How often a thread that waits for credit looks by itself.
+/// The interval at which a thread waiting for credit looks by itself.
 const POLL: Duration = Duration::from_millis(10);
-/// Kernels that the driver's queue holds.
+/// The capacity of the driver's queue, in kernels.
 const QUEUE: u64 = 1_024;
-/// Handles of functions that were never launched before.
+/// Handles of functions never launched before.
 const NEW_FUNCTION: u64 = 1_000_000;
-/// When a program tries again whose launch failed.
+/// The time until a program's next try after a failed launch.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 /// The state that the launching threads share with the meter.
@@ -56,17 +56,17 @@ impl Ground for Shared {
     }
 }
 
-/// The meter that is driven.
+/// The driven meter.
 pub(super) type Metered = Meter<Arc<Shared>>;
 
-/// The identity of a process: its number, its device, and what it says of itself.
+/// The identity of a process: its number, its device, and its own claims.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     pub(super) number: usize,
     pub(super) gpu: usize,
     pub(super) uuid: DeviceUuid,
     pub(super) memory: Bytes,
-    /// Name of its instance, the number of the run, and what it asks for.
+    /// The name of its instance, the number of the run, and the requested share.
     pub(super) name: String,
     pub(super) run: u64,
     pub(super) spec: ResourceSpec,
@@ -77,30 +77,30 @@ pub(super) struct Identity {
 /// The state of the launching thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Thread {
-    /// The process has used its device for the first time, and waits until it is known who serves it.
+    /// The process has used its device for the first time, and waits to learn its daemon.
     Attaching,
     Ready,
-    /// Something else, until its next turn.
+    /// The program does something else until its next turn.
     Resting,
-    /// Waits for credit.
+    /// The thread waits for credit.
     Credit {
         since: Timestamp,
         row: Row,
         cost: u64,
         alone: bool,
     },
-    /// Waits for the measurement of a kernel like its next one.
+    /// The thread waits for the measurement of a kernel like its next kernel.
     Measurement {
         since: Timestamp,
     },
-    /// Waits for a kernel.
+    /// The thread waits for a kernel.
     Kernel {
         number: u64,
         began: Timestamp,
     },
-    /// Waits for room in the driver's queue.
+    /// The thread waits for room in the driver's queue.
     Full,
-    /// A worker that has no task.
+    /// A worker without a task.
     Unemployed,
     Over,
 }
@@ -132,11 +132,11 @@ enum Inbound {
     End,
 }
 
-/// How far a process has come.
+/// The stages in the life of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     Runs,
-    /// About to end, in good order.
+    /// The process is about to end in good order.
     Leaves,
     Gone,
 }
@@ -149,7 +149,7 @@ pub(super) struct Process {
     pub(super) life: Life,
     pub(super) stopped: bool,
     pub(super) stream: Stream,
-    /// A worker's; other programs go on for ever.
+    /// The tasks of a worker; other programs go on for ever.
     pub(super) tasks: Option<Tasks>,
     meter: Metered,
     ground: Arc<Shared>,
@@ -158,9 +158,9 @@ pub(super) struct Process {
     thread: Thread,
     turn: u64,
     next: Option<(u64, Duration)>,
-    /// The next kernel that is drawn is to be this long; whether it is of a new function.
+    /// The length of the next drawn kernel, and whether it is of a new function.
     stretched: Option<(Duration, bool)>,
-    /// When the program falls silent next.
+    /// The start of the program's next silence.
     silent_at: Timestamp,
     launches: u64,
     counted: bool,
@@ -169,7 +169,7 @@ pub(super) struct Process {
     free_running: bool,
     shut: bool,
     measures_all: bool,
-    /// The device is lost: every call fails.
+    /// The device is lost, so every call fails.
     device_lost: bool,
     // ---- helper thread
     helper_turn: u64,
@@ -250,12 +250,12 @@ impl Process {
         }
     }
 
-    /// Name of the device's queue that is this process's.
+    /// The name of this process's queue on the device.
     pub(super) fn queue(&self) -> ClientId {
         ClientId::new(u32::try_from(self.who.number).unwrap_or(u32::MAX), 0)
     }
 
-    /// Whether it can do anything.
+    /// Whether the process can do anything.
     pub(super) fn acts(&self) -> bool {
         !self.stopped && self.life != Life::Gone
     }
@@ -272,7 +272,7 @@ impl Process {
         self.call_thread(at, outside);
     }
 
-    /// The launching thread has a turn.
+    /// Takes a turn of the launching thread.
     pub(super) fn thread(&mut self, now: Timestamp, turn: u64, gpu: &mut VirtualGpu, outside: &mut Outside) {
         if turn != self.turn || !self.acts() {
             return;
@@ -327,7 +327,7 @@ impl Process {
         }
     }
 
-    /// A task has come.
+    /// Wakes a worker for a new task.
     pub(super) fn has_work(&mut self, now: Timestamp, outside: &mut Outside) {
         if self.thread == Thread::Unemployed {
             self.call_thread(now, outside);
@@ -338,7 +338,7 @@ impl Process {
         self.stream.launched - self.stream.completed
     }
 
-    /// The next kernel of the program: drawn once, whether or not it is let in.
+    /// The next kernel of the program, drawn once for all attempts to launch it.
     fn next_kernel(&mut self) -> (u64, Duration) {
         let (program, rng, launches) = (&self.program, &mut self.rng, self.launches);
         if let Some(tasks) = &self.tasks {
@@ -348,7 +348,7 @@ impl Process {
         *self.next.get_or_insert_with(|| {
             let function = rng.below(program.functions.max(1));
             let (low, high) = program.kernel;
-            // Each function has its own length; what a launch of it takes lies around that.
+            // Each function has its own length, and its launches lie around this length.
             let span = high.saturating_sub(low).as_nanos() / program.functions.max(1);
             let length = low.as_nanos() + function * span + span / 2;
             let off = length * program.spread_percent / 100;
@@ -361,7 +361,7 @@ impl Process {
         })
     }
 
-    /// The next kernel but those that wait already is one of this length; `strange`: of a function that was never launched before.
+    /// Gives this length to the next kernel not drawn yet; `strange` means its function was never launched before.
     pub(super) fn stretch(&mut self, length: Duration, strange: bool) {
         self.stretched = Some((length, strange));
     }
@@ -402,7 +402,7 @@ impl Process {
         self.wait_for_credit(now, (row, cost, false), outside)
     }
 
-    /// A launch whose cost is not known is measured alone, one at a time.
+    /// Admits a launch of unknown cost, measured alone, and only one at a time.
     fn admit_unknown(&mut self, now: Timestamp, row: Row, outside: &mut Outside) -> Admission {
         if launch::awaits_measurement(&self.ground.costs, row) {
             let since = if let Thread::Measurement { since } = self.thread {
@@ -458,7 +458,7 @@ impl Process {
         }
     }
 
-    /// A kernel of this process has ended.
+    /// Handles the end of a kernel of this process.
     pub(super) fn completed(&mut self, now: Timestamp, outside: &mut Outside) {
         self.stream.complete(now);
         if let Some(task) = self.tasks.as_mut().and_then(Tasks::ended) {
@@ -480,7 +480,7 @@ impl Process {
 
     // ---- helper thread --------------------------------------------------------------------------------------------------
 
-    /// Wakes the helper: there is something to do.
+    /// Wakes the helper for new work.
     fn ring(&mut self, now: Timestamp, outside: &mut Outside) {
         let at = now.saturating_add(outside.wake_up());
         if self.helper_at.is_none_or(|planned| at < planned) {
@@ -494,7 +494,7 @@ impl Process {
         outside.queue.schedule(at, Event::Helper { process: self.who.number, turn: self.helper_turn });
     }
 
-    /// The process starts.
+    /// Starts the process.
     pub(super) fn start(&mut self, now: Timestamp, outside: &mut Outside) {
         self.ring(now, outside);
         if self.program.allocates {
@@ -502,14 +502,14 @@ impl Process {
         }
     }
 
-    /// The process continues after it was stopped.
+    /// Continues the process after a stop.
     pub(super) fn continues(&mut self, now: Timestamp, outside: &mut Outside) {
         self.stopped = false;
         self.call_helper(now, outside);
         self.call_thread(now, outside);
     }
 
-    /// A frame has come, or the end of a connection.
+    /// Receives a frame, or the end of a connection.
     pub(super) fn receives(
         &mut self,
         now: Timestamp,
@@ -523,7 +523,7 @@ impl Process {
         }
     }
 
-    /// The helper has a turn.
+    /// Takes a turn of the helper.
     pub(super) fn helper(&mut self, now: Timestamp, turn: u64, outside: &mut Outside) {
         if turn != self.helper_turn || !self.acts() {
             return;
@@ -585,7 +585,7 @@ impl Process {
                 if let Some(main) = self.main
                     && !outside.say(now, main, frame)
                 {
-                    // The daemon may have said why.
+                    // The daemon may have sent the reason.
                     self.disconnect(now, outside);
                 }
             }
@@ -605,7 +605,7 @@ impl Process {
         }
     }
 
-    /// Ends the connection; what had come before is heard first.
+    /// Ends the connection, and first hears the frames received before.
     fn disconnect(&mut self, now: Timestamp, outside: &mut Outside) {
         self.end_probe(now, outside);
         let Some(main) = self.main.take() else { return };
@@ -653,7 +653,7 @@ impl Process {
         }
     }
 
-    /// Passes on what threads ask.
+    /// Passes the requests of threads on to the meter.
     fn serve(&mut self, now: Timestamp, outside: &mut Outside) {
         while let Some(request) = self.requests.pop_front() {
             let event = match request {
@@ -672,7 +672,7 @@ impl Process {
         }
     }
 
-    /// Hears what has come.
+    /// Hears the received frames.
     fn listen(&mut self, now: Timestamp, outside: &mut Outside) {
         while let Some((conn, inbound)) = self.inbox.pop_front() {
             if self.probe == Some(conn) {
@@ -699,7 +699,7 @@ impl Process {
         }
     }
 
-    /// Looks at counters and at the events that the device has passed.
+    /// Looks at counters and at the events passed by the device.
     fn look(&mut self, now: Timestamp, outside: &mut Outside) {
         let (launched, synced) = (vec![self.launches], vec![self.syncs]);
         self.feed(now, MeterEvent::ThreadsSeen { launched, synced }, outside);
@@ -753,7 +753,7 @@ impl Process {
         outside.queue.schedule(now.saturating_add(pause), Event::Allocates { process: self.who.number });
     }
 
-    /// The allocating thread has a turn.
+    /// Takes a turn of the allocating thread.
     pub(super) fn allocates(&mut self, now: Timestamp, outside: &mut Outside) {
         if self.life != Life::Runs || self.allocating {
             return;
@@ -779,7 +779,7 @@ impl Process {
         self.next_allocation(now, outside);
     }
 
-    /// Memory was reserved: the driver is asked for it.
+    /// Allocates reserved memory at the driver.
     fn allocate(&mut self, now: Timestamp, bytes: u64, outside: &mut Outside) {
         if outside.book.allocate(now, self.who.number, bytes) {
             self.blocks.push(bytes);
@@ -802,7 +802,7 @@ impl Process {
 
     // ---- end ------------------------------------------------------------------------------------------------------------
 
-    /// The program ends in good order.
+    /// Ends the program in good order.
     pub(super) fn leave(&mut self, now: Timestamp, outside: &mut Outside) {
         if self.life != Life::Runs || self.stopped {
             return;
@@ -814,7 +814,7 @@ impl Process {
         self.ring(now, outside);
     }
 
-    /// The process is gone: its connections close, and the device drops what it has queued.
+    /// Ends the process: its connections close, and the device drops its queued work.
     pub(super) fn end(&mut self, now: Timestamp, outside: &mut Outside) {
         if self.life == Life::Gone {
             return;
@@ -826,7 +826,7 @@ impl Process {
         outside.book.gone(now, self.who.number);
     }
 
-    /// The device is lost: nothing of what is queued is ever over.
+    /// Loses the device, so its queued work never ends.
     pub(super) fn lose_device(&mut self, now: Timestamp, outside: &mut Outside) {
         self.device_lost = true;
         self.ring(now, outside);

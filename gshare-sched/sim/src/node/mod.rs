@@ -1,10 +1,9 @@
 //! A whole node in virtual time: programs under the hook's [`Meter`], the daemon's [`Node`], frames, and devices.
 //!
 //! # Problem
-//! A scheduler may keep its contract to the letter and the node still share badly: frames take time, kernels run over, what a
-//! process believes differs from what the daemon believes, processes and daemons die in between. What decides on both sides
-//! are two engines, [`Node`] and [`Meter`]; both are driven here as they ship, and what is checked in the end is what the devices
-//! saw.
+//! A scheduler may keep its contract to the letter and the node still share badly: frames take time, kernels overrun, a process and
+//! the daemon disagree, and both may die in between. Two engines decide on the two sides, [`Node`] and [`Meter`]. The simulation
+//! drives both as they ship, and compares the GPU time on the devices with the promises.
 //!
 //! # Model
 //! ```text
@@ -14,33 +13,33 @@
 //!                        │ frames, each way in order, each with its delay (outside.rs)
 //! daemon ────────────  Node around an audited token scheduler             (daemon.rs)
 //! ```
-//! - A **process** has one thread that launches kernels, one that allocates and frees memory, and a helper that wakes up late. Its
-//!   program may wait for each kernel, pause, or fall silent; the lengths of kernels are not what was predicted.
+//! - A **process** has one thread for kernel launches, one for memory, and a helper that wakes up late. Its program may wait for
+//!   each kernel, pause, or fall silent, and its kernels differ from their predicted lengths.
 //! - An **instance** has several processes, a device several instances, a node up to four devices.
-//! - A **device** runs kernels in the order of their launches, side by side where SMs suffice; none can be taken back.
+//! - A **device** runs kernels in the order of their launches, side by side where SMs suffice; no launch can be taken back.
 //!
-//! A launch takes no time here, and a program uses one stream and one device: what the launch call and several streams do to
-//! measurements is tested with real processes.
+//! A launch takes no time here, and a program uses one stream and one device. Tests with real processes cover the effect of the
+//! launch call and of several streams on measurements.
 //!
 //! # Faults
-//! All in `faults.rs`. A seed switches each kind on or off: killed, stopped, leaving and late processes; a daemon that is killed,
-//! stopped, reloaded; late frames; a clock that was set back, which both engines must refuse; a lost device; kernels of 30 to 400 ms;
-//! garbage on a connection.
+//! `faults.rs` has all faults, and a seed switches each kind on or off: killed, stopped, leaving and late processes; a killed,
+//! stopped or reloaded daemon; late frames; a clock set back, which both engines must refuse; a lost device; kernels of 30 to 400
+//! ms; garbage on a connection.
 //!
-//! # What is checked
-//! See `book.rs` for the rules and the bound of a wait, [`shares`](ShareReport) for what is compared and when. Beside these,
-//! the [checkers](crate::token::check) look at every call of the token scheduler, and both engines at their own invariants in
-//! builds with debug assertions.
+//! # Checks
+//! See `book.rs` for the rules and the bound of a wait, and [`shares`](ShareReport) for the comparison of shares. Beside these, the
+//! [checkers](crate::token::check) look at every call of the token scheduler, and both engines check their own invariants in builds
+//! with debug assertions.
 //!
-//! Three things are excepted, since they cannot be kept today:
-//! - A process that starts while no daemon is there knows of no siblings: until it is served, and its siblings are again, it may
-//!   have the whole share of its instance. Its GPU time is not counted. Memory is not excepted: such a process has none of its
-//!   own.
-//! - Debts are kept in the daemon's memory: they end with it.
-//! - Processes that wait for each of their kernels are charged mostly as predicted: here the lengths of these do not vary.
+//! There are three exceptions, since the node cannot keep its promise there today:
+//! - A process started without a daemon knows of no siblings. Until the daemon serves the process and its siblings again, the
+//!   process may have the whole share of its instance, so its GPU time does not count. Memory has no exception, since such a
+//!   process has none of its own.
+//! - The daemon keeps debts in its memory, and they end with it.
+//! - A process that waits for each of its kernels is charged mostly by prediction, so these kernels do not vary in length here.
 //!
 //! # Replay
-//! Everything follows from one seed. The hash of the log of two runs of one seed is the same.
+//! Everything follows from one seed, so the logs of two runs of a seed have the same hash.
 //!
 //! # Cost
 //! Some microseconds for each kernel, in a build with debug assertions.
@@ -73,14 +72,14 @@ use gshare_sched::scale::VerticalScaler;
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use std::sync::Arc;
 
-/// Clients that a daemon takes at a time.
+/// The most clients of a daemon at a time.
 const MAX_CLIENTS: u32 = 1_024;
 
-/// The parts of a node that are not drawn from the seed.
+/// The parts of a node not drawn from the seed.
 pub struct Setup {
-    /// Makes the token scheduler of a daemon: one that has no clients yet, with 1,024 slots.
+    /// Makes a daemon's token scheduler, which has 1,024 slots and no clients yet.
     pub tokens: Make<dyn TokenScheduler>,
-    /// Makes the vertical scaler of a daemon: one that has no clients yet, for 1,024 of them.
+    /// Makes a daemon's vertical scaler, which has room for 1,024 clients and no clients yet.
     pub vertical: Make<dyn VerticalScaler>,
     /// The token scheduler's own terms.
     pub terms: Terms,
@@ -89,7 +88,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The multi-token scheduler as the daemon sets it up unless it is told otherwise.
+    /// The multi-token scheduler in the daemon's default configuration.
     pub fn daemon() -> Self {
         let mut config = MultiTokenConfig::default();
         config.grace = Duration::from_millis(50);
@@ -113,29 +112,29 @@ gshare_core::debug_fields!(Setup { terms });
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeReport {
-    /// The seed.
+    /// The seed of the run.
     pub seed: u64,
-    /// Processes that were there at one time or another.
+    /// The number of processes in the whole run.
     pub processes: u64,
     /// Calls of the token scheduler.
     pub calls: u64,
-    /// Frames that the node found stale, or ended a connection for.
+    /// Stale frames, and frames after which the node closed the connection.
     pub refused: u64,
-    /// The same for two runs that were the same.
+    /// The hash of the log, equal for equal runs.
     pub log_hash: u64,
-    /// The shares.
+    /// The comparison of measured and entitled shares.
     pub shares: ShareReport,
-    /// Further figures that were counted.
+    /// Further figures of the run.
     pub figures: Figures,
 }
 
-/// A seed that shows something wrong.
+/// A seed with a violation.
 #[derive(Clone, thiserror::Error)]
 #[error("node, seed {seed}: {what}\n{story}")]
 pub struct NodeFailure {
-    /// The seed.
+    /// The seed of the run.
     pub seed: u64,
-    /// Which rule was broken, when, and how.
+    /// The broken rule, its time, and the details.
     pub what: String,
     /// The plan of the run, and its last events.
     pub story: String,
@@ -143,12 +142,12 @@ pub struct NodeFailure {
 
 crate::debug_as_text::debug_as_text!(NodeFailure);
 
-/// Names of the types that are driven.
+/// The names of the driven types.
 pub fn driven() -> [&'static str; 2] {
     [core::any::type_name::<Node>(), core::any::type_name::<Meter<Arc<hooked_process::Shared>>>()]
 }
 
-/// Runs the node of a seed. A seed that fails is run once more, to tell its story.
+/// Runs the node of a seed. After a failure, a second run of the seed tells its story.
 pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, NodeFailure> {
     let plan = NodePlan::draw(seed, setup.terms.window);
     World::new(&plan, setup, false)
@@ -156,7 +155,7 @@ pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, NodeFailure> {
         .map_err(|failure| World::new(&plan, setup, true).run(seed).err().unwrap_or(failure))
 }
 
-/// Runs one seed, and gives the last lines of its log with its report.
+/// Runs one seed, and returns the last lines of its log beside its report.
 pub fn story(seed: u64, setup: &Setup) -> (Result<NodeReport, NodeFailure>, Vec<String>) {
     let plan = NodePlan::draw(seed, setup.terms.window);
     let mut world = World::new(&plan, setup, true);

@@ -1,21 +1,22 @@
-//! The plan that a seed stands for: the node, its instances and their programs, and its faults.
+//! The plan of a seed: the node, its instances with their programs, and its faults.
 
 use super::faults::{self, Fault, Kinds};
 use crate::rng::Rng;
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
 
-/// Which promise the instances of a device can be held to.
+/// The promise to the instances of a device, which decides how shares are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Request and limit are equal, any SMs; the limits add up to what fits even one after the other. An instance that keeps
-    /// the device busy gets its limit, no matter what the others do.
+    /// Request and limit are equal, with any SMs, and the limits fit even one after the other. An instance that keeps the device busy
+    /// gets its limit, regardless of the others.
     Capped,
-    /// Request and limit are equal, and all SMs fit at once: limits may add up to more than one.
+    /// Request and limit are equal, and all SMs fit at once, so the limits may add up to more than one.
     SideBySide,
-    /// No two fit at once, and limits leave room: requests are met first, and the rest is shared in proportion to the limits.
+    /// No two instances fit at once, and the limits leave room. Requests are met first, and the clients share the rest in
+    /// proportion to their limits.
     Elastic,
-    /// Nothing is compared: shares of any kind, and what a fuzzer makes up.
+    /// No share is compared: the instances have shares of any kind, for example from a fuzzer.
     Any,
 }
 
@@ -23,24 +24,24 @@ pub enum Shape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
 pub struct Program {
-    /// Its kernels take from this to this.
+    /// The shortest and the longest of its kernels.
     pub kernel: (Duration, Duration),
-    /// Kernels are of this number of functions, each with its own length.
+    /// The number of its kernel functions, each with its own length.
     pub functions: u64,
-    /// How far a launch lies around the length of its function, in per cent: as far, its predicted cost is wrong.
+    /// The largest deviation of a launch from the length of its function, in per cent; predicted costs are wrong by as much.
     pub spread_percent: u64,
-    /// Whether it waits for each kernel before it launches the next.
+    /// Whether the program waits for each kernel before it launches the next.
     pub synchronises: bool,
-    /// How long it pauses after each such wait.
+    /// The shortest and the longest pause after each such wait.
     pub pause: (Duration, Duration),
-    /// Whether it launches nothing for a while now and then.
+    /// Whether the program now and then launches nothing for a while.
     pub silences: bool,
-    /// Whether it allocates device memory and frees it.
+    /// Whether the program allocates and frees device memory.
     pub allocates: bool,
 }
 
 impl Program {
-    /// Whether the device always has work of it.
+    /// Whether the device always has work of this program.
     pub const fn keeps_busy(&self) -> bool {
         !self.silences && !self.synchronises
     }
@@ -52,9 +53,9 @@ impl Program {
 pub struct InstancePlan {
     /// The share of the instance.
     pub spec: ResourceSpec,
-    /// The behaviour of its processes without a daemon.
+    /// The behaviour of its processes after the loss of the daemon.
     pub on_loss: OnDaemonLoss,
-    /// When its processes start, and what they do.
+    /// The start and the program of each process.
     pub processes: Vec<(Timestamp, Program)>,
 }
 
@@ -62,21 +63,21 @@ pub struct InstancePlan {
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a device")]
 pub struct GpuPlan {
-    /// Which promise is checked.
+    /// The promise to check.
     pub shape: Shape,
-    /// Its memory.
+    /// The device memory.
     pub memory: Bytes,
-    /// Its instances.
+    /// The instances on the device.
     pub instances: Vec<InstancePlan>,
 }
 
-/// How long things take, each from this to this.
+/// The shortest and the longest of each delay.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::exhaustive_structs, reason = "all delays")]
 pub struct Delays {
-    /// A frame.
+    /// The delay of a frame.
     pub frame: (Duration, Duration),
-    /// A thread, from the moment that there is something to do for it.
+    /// The delay of a thread between its new work and its turn.
     pub wake: (Duration, Duration),
 }
 
@@ -84,32 +85,32 @@ pub struct Delays {
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a run")]
 pub struct NodePlan {
-    /// Seed of everything that is not said here: delays, lengths of kernels, allocations.
+    /// The seed of everything left open here: delays, lengths of kernels, allocations.
     pub seed: u64,
-    /// Kinds of faults.
+    /// The kinds of faults in this run.
     pub kinds: Kinds,
     /// The devices.
     pub gpus: Vec<GpuPlan>,
-    /// How long things take.
+    /// The delays of frames and threads.
     pub delays: Delays,
-    /// GPU time that a client may have in flight.
+    /// The bound of a client's GPU time in flight.
     pub in_flight: Duration,
-    /// Windows that are simulated.
+    /// The number of simulated windows.
     pub windows: u64,
-    /// The faults, and their times.
+    /// The faults with their times.
     pub faults: Vec<(Timestamp, Fault)>,
 }
 
-/// Most devices and instances of a node.
+/// The most devices of a node.
 pub const GPUS: u64 = 4;
-/// Most instances at one time.
+/// The most instances of a node at one time.
 pub const INSTANCES: u64 = 64;
 
 const MIB: u64 = 1 << 20;
 
 impl NodePlan {
-    /// A node without devices, for workers that come and go. With `faults` the processes of its programs are stopped now and
-    /// then, its daemon is killed and stopped, frames come late and clocks are set back.
+    /// A node without devices, for workers with any start and end. With `faults` the plan stops processes of the node's programs
+    /// now and then, kills and stops the daemon, delays frames and sets clocks back.
     pub fn host(seed: u64, length: Duration, faults: bool) -> Self {
         let micros = Duration::from_micros;
         let mut kinds = Kinds::default();
@@ -128,12 +129,12 @@ impl NodePlan {
         }
     }
 
-    /// The plan of a seed, with windows of this length.
+    /// The plan of a seed, for windows of this length.
     pub fn draw(seed: u64, window: Duration) -> Self {
         let rng = &mut Rng::new(seed);
         let kinds = Kinds::draw(rng);
         let gpus = rng.between(1, GPUS);
-        // Small nodes as often as large ones.
+        // Small nodes are as frequent as large nodes.
         let most = *rng.pick(&[4, 8, 16, 32, INSTANCES]).unwrap_or(&INSTANCES);
         let instances = rng.between(2, most);
         let micros = Duration::from_micros;
@@ -158,7 +159,7 @@ impl NodePlan {
         plan
     }
 
-    /// Processes start in the first milliseconds; some of them late, where there is such a time.
+    /// Draws the starts: most in the first milliseconds, and some before `late`, if given.
     fn draw_starts(&mut self, late: Option<u64>, rng: &mut Rng) {
         let processes = self.gpus.iter_mut().flat_map(|gpu| &mut gpu.instances);
         for (start, _) in processes.flat_map(|instance| &mut instance.processes) {
@@ -168,7 +169,7 @@ impl NodePlan {
     }
 }
 
-/// The habits of a run's programs, beside faults.
+/// The habits of a run's programs, apart from faults.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each on or off by itself")]
 struct Habits {
@@ -200,8 +201,8 @@ impl GpuPlan {
     fn draw(count: u64, habits: Habits, delays: Delays, rng: &mut Rng) -> Self {
         let shape = *rng.pick(&[Shape::Capped, Shape::SideBySide, Shape::Elastic]).unwrap_or(&Shape::Capped);
         let count_or_one = count.max(1);
-        // Every hand-over leaves the device idle for two frames and three threads that wake up, at times; each client is handed
-        // the device a few times a window, and what is lost that way cannot be promised to anyone.
+        // Every hand-over may leave the device idle for two frames and three thread wake-ups, and each client gets the device a few
+        // times a window. No share can promise this lost time.
         let hand_over = 2 * delays.frame.1.as_nanos() + 3 * delays.wake.1.as_nanos();
         let lost = (4 * count_or_one + 20) * hand_over / 10_000;
         let promised = 9_000_u64.saturating_sub(lost).max(2_000);
@@ -241,9 +242,9 @@ fn program(shape: Shape, longest: u64, habits: Habits, rng: &mut Rng) -> Program
     Program {
         kernel: (micros(shortest), micros(longest)),
         functions: rng.between(1, 3),
-        // A prediction follows a length that varies downwards faster than upwards. So a program whose kernels vary has more than
-        // it should where they are charged as predicted: at the start of each turn, and nearly always if it waits for each. By a
-        // tenth up and down that is within a point; those that wait do not vary here.
+        // A prediction follows a falling length faster than a rising one. A program with varying kernels therefore gets too much
+        // wherever the meter charges predictions: at the start of each turn, and nearly always for a program with a wait after each
+        // kernel. A tenth up and down keeps the surplus within a point; programs with such waits do not vary here.
         spread_percent: if habits.mispredicted && !synchronises { rng.between(2, 10) } else { 1 },
         synchronises,
         pause: (micros(1), micros(rng.between(2, 1_000))),
@@ -260,7 +261,7 @@ pub(super) fn spec(request: u64, limit: u64, sm: u64, memory: Option<Bytes>) -> 
     ResourceSpec::new(quota, sm, memory).unwrap_or(ResourceSpec::UNLIMITED)
 }
 
-/// Another share that keeps to the promise of the shape: never more than the old one.
+/// A share no larger than the old one, which keeps to the promise of the shape.
 pub(super) fn smaller(shape: Shape, old: ResourceSpec, percent: u64) -> ResourceSpec {
     let quota = old.quota();
     let request = (u64::from(quota.request().get()) * percent / 100).max(1);

@@ -1,4 +1,4 @@
-//! The outside between the processes and the daemon: the queue of events, connections, and the log.
+//! Everything between the processes and the daemon: the queue of events, the connections and the log.
 
 use super::book::Book;
 use super::node_plan::Delays;
@@ -10,20 +10,20 @@ use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{ConnId, Duration, Timestamp};
 use std::collections::VecDeque;
 
-/// An event that is to happen.
+/// A scheduled event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A process starts.
     Starts { process: usize },
-    /// The launching thread of a process goes on, unless another turn of it was scheduled since.
+    /// The launching thread of a process goes on, unless another turn has been scheduled since.
     Thread { process: usize, turn: u64 },
-    /// The helper thread of a process wakes up, unless it was called earlier.
+    /// The helper thread of a process wakes up, unless a call has woken it earlier.
     Helper { process: usize, turn: u64 },
     /// The allocating thread of a process goes on.
     Allocates { process: usize },
     /// A stopped process continues.
     Continues { process: usize },
-    /// A frame reaches the daemon. Frames lie apart, so that the queue moves small events.
+    /// A frame reaches the daemon. The frame is boxed, so that the queue moves small events.
     ToDaemon { conn: ConnId, frame: Box<ToDaemon> },
     /// The daemon sees the end of a connection.
     DaemonSeesEnd { conn: ConnId },
@@ -33,7 +33,7 @@ pub(super) enum Event {
     ProcessSeesEnd { conn: ConnId },
     /// A kernel ends on a device.
     Device { gpu: usize },
-    /// Something goes wrong, by its place in the plan.
+    /// A fault strikes, given by its place in the plan.
     Fault { index: usize },
     /// The daemon is started again.
     DaemonStarts,
@@ -45,19 +45,19 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) process: usize,
-    /// Frames arrive in their order: none before these times.
+    /// Frames arrive in order, so the next frame of each direction arrives no earlier than these times.
     to_daemon: Timestamp,
     to_process: Timestamp,
-    /// The process has not closed it.
+    /// The process has not closed the connection.
     pub(super) held: bool,
-    /// The daemon has not closed it.
+    /// The daemon has not closed the connection.
     pub(super) served: bool,
 }
 
-/// Lines of the log that are kept for a report.
+/// The number of log lines kept for a report.
 const LINES: usize = 400;
 
-/// The events so far: a hash, and the last lines where they are to be read.
+/// The log of all events: a hash, and the last lines if a reader wants them.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     hash: u64,
@@ -66,7 +66,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Takes numbers into the hash.
+    /// Mixes numbers into the hash.
     pub(super) fn mix(&mut self, numbers: &[u64]) {
         for number in numbers {
             self.hash = (self.hash ^ number).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
@@ -82,7 +82,7 @@ impl Log {
         (self.hash, self.buffer) = (hash, buffer);
     }
 
-    /// Adds a line, if lines are kept.
+    /// Adds a line, if the log keeps lines.
     pub(super) fn line(&mut self, now: Timestamp, line: impl FnOnce() -> String) {
         let Some(lines) = &mut self.lines else { return };
         if lines.len() == LINES {
@@ -95,12 +95,12 @@ impl Log {
         lines.push_back(text);
     }
 
-    /// The hash.
+    /// The hash of all events so far.
     pub(super) fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The last lines.
+    /// The last lines of the log.
     pub(super) fn lines(&self) -> Vec<String> {
         self.lines.iter().flatten().cloned().collect()
     }
@@ -113,12 +113,12 @@ pub(super) struct Outside {
     pub(super) book: Book,
     pub(super) log: Log,
     pub(super) delays: Delays,
-    /// Until then frames are late.
+    /// Frames are late until this time.
     pub(super) late_until: Timestamp,
-    /// Whether a daemon accepts connections; a stopped one does.
+    /// Whether a daemon accepts connections; a stopped daemon does.
     pub(super) listening: bool,
     pub(super) conns: Vec<Connection>,
-    /// Tasks of workers that were completed.
+    /// Completed tasks of workers.
     pub(super) done: Vec<Done>,
     rng: Rng,
 }
@@ -138,7 +138,7 @@ impl Outside {
         }
     }
 
-    /// How long a thread takes to run once there is something to do.
+    /// The delay between new work for a thread and the thread's next turn.
     pub(super) fn wake_up(&mut self) -> Duration {
         self.rng.duration(self.delays.wake.0, self.delays.wake.1)
     }
@@ -152,7 +152,7 @@ impl Outside {
         now.saturating_add(delay)
     }
 
-    /// A process connects; `None`: no daemon listens.
+    /// Connects a process, or returns `None` while no daemon listens.
     pub(super) fn connect(&mut self, now: Timestamp, process: usize) -> Option<ConnId> {
         if !self.listening {
             return None;
@@ -167,7 +167,7 @@ impl Outside {
         self.conns.get(conn.index())
     }
 
-    /// A process sends a frame. `false`: the other end is closed.
+    /// Sends a frame from a process. `false` means the other end has closed the connection.
     pub(super) fn say(&mut self, now: Timestamp, conn: ConnId, frame: ToDaemon) -> bool {
         let arrives = self.travel(now);
         let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.held && entry.served) else {
@@ -186,7 +186,7 @@ impl Outside {
         true
     }
 
-    /// The daemon sends a frame.
+    /// Sends a frame from the daemon.
     pub(super) fn tell(&mut self, now: Timestamp, conn: ConnId, frame: ToClient) {
         let arrives = self.travel(now);
         let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.served) else { return };
@@ -202,7 +202,7 @@ impl Outside {
         self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame) });
     }
 
-    /// A process closes a connection.
+    /// Closes a connection from the process's end.
     pub(super) fn hang_up(&mut self, now: Timestamp, conn: ConnId) {
         let arrives = self.travel(now);
         let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.held) else { return };
@@ -211,7 +211,7 @@ impl Outside {
         self.queue.schedule(arrives, Event::DaemonSeesEnd { conn });
     }
 
-    /// The daemon closes a connection, or dies.
+    /// Closes a connection from the daemon's end, or because the daemon dies.
     pub(super) fn cut(&mut self, now: Timestamp, conn: ConnId) {
         let arrives = self.travel(now);
         let Some(entry) = self.conns.get_mut(conn.index()).filter(|entry| entry.served) else { return };

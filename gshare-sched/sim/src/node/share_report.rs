@@ -1,32 +1,32 @@
-//! The shares that the device saw, against those that were promised.
+//! The shares measured on the device, compared with the promised shares.
 //!
-//! # What is measured
-//! GPU time is what kernels really took on the virtual device, split at the ends of windows; no scheduler's or hook's
-//! account is asked. It is compared over any [`SPAN`] consecutive windows in which nothing changed that the promise
-//! depends on, from the second whole window after such a change on:
+//! # Measurement
+//! GPU time is the true time of kernels on the virtual device, split at the ends of windows, independent of every scheduler's or
+//! hook's account. The comparison covers any [`SPAN`] consecutive windows without a change to the promise, from the second whole
+//! window after the last such change on:
 //!
-//! - for a client of a [capped or side-by-side](Shape) GPU: it was there, never silent, and its share was the same. It is
-//!   entitled to its limit, no matter what the others did.
-//! - for a client of an [elastic](Shape::Elastic) GPU: besides, no client came, left or changed. The clients together are
-//!   entitled to what the device delivered to them, divided thus: while it is less than the requests, in proportion to
-//!   the requests; beyond them, each gets its request and an amount in proportion to its limit on top, up to its limit ([`divide`]).
+//! - for a client of a [capped or side-by-side](Shape) GPU: the client was present and never silent, and kept the same share. It is
+//!   entitled to its limit, regardless of the others.
+//! - for a client of an [elastic](Shape::Elastic) GPU: besides, no client came, left or changed. The clients together are entitled
+//!   to the time delivered to them. Delivered time below the requests is divided in proportion to the requests; beyond them, each
+//!   client gets its request and an amount on top in proportion to its limit, up to its limit ([`divide`]).
 //!
-//! The error of a client is the difference between its measured and its entitled share. What hand-overs cost is not an
-//! error of shares; it is bounded apart: an elastic GPU delivers at least [`DELIVERED_PERCENT`] of what its clients may take.
+//! The error of a client is the difference between its measured and its entitled share. The cost of hand-overs is not an error of
+//! shares and has its own bound: an elastic GPU delivers at least [`DELIVERED_PERCENT`] of the time its clients may take.
 
 use super::node_plan::Shape;
 use crate::token::account::Windows;
 use gshare_core::{Duration, Share, Timestamp};
 use std::collections::BTreeMap;
 
-/// Windows over which a share is measured.
+/// The number of windows in a comparison.
 pub const SPAN: u64 = 10;
 /// The largest error of a share, in basis points: one point.
 pub const ERROR_MAX: u64 = 100;
-/// Part of the time that its clients may take together which an elastic GPU must deliver, in percent.
+/// The least delivery of an elastic GPU, in percent of the time its clients may take together.
 pub const DELIVERED_PERCENT: u64 = 95;
 
-/// A time in which nothing changed that a client's entitlement depends on.
+/// A time without any change to a client's entitlement.
 #[derive(Debug, Clone, Copy)]
 struct Calm {
     instance: usize,
@@ -34,16 +34,16 @@ struct Calm {
     shape: Shape,
     share: Share,
     windows: Windows,
-    /// Number of these windows on the device: they begin again with the first client of a device and of a daemon.
+    /// The number of these windows on the device, which begin again with the first client of a device or of a daemon.
     era: u64,
-    /// Number of the calm time on this GPU: in an elastic one all instances share it.
+    /// The number of the calm time on this GPU, which all instances of an elastic GPU share.
     epoch: u64,
     from: Timestamp,
     until: Timestamp,
 }
 
 impl Calm {
-    /// First window that counts, and the first that does not any more.
+    /// The first window in the comparison, and the first window after it.
     fn whole_windows(&self) -> (u64, u64) {
         (self.windows.index(self.from) + 3, self.windows.index(self.until))
     }
@@ -59,11 +59,11 @@ pub(super) struct Shares {
     epochs: BTreeMap<usize, u64>,
 }
 
-/// The comparisons that were made, and how far off they were.
+/// The number of comparisons, and their largest error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Errors {
-    /// Spans that were compared: one per client and run of [`SPAN`] windows.
+    /// The number of compared spans, one per client and run of [`SPAN`] windows.
     pub spans: u64,
     /// The largest error, in basis points.
     pub worst: u64,
@@ -86,18 +86,18 @@ pub struct ShareReport {
     pub side_by_side: Errors,
     /// Instances of [`Shape::Elastic`] GPUs.
     pub elastic: Errors,
-    /// The least that an elastic GPU delivered of what its clients may take together, in per cent; 100 without one.
+    /// The least delivery of an elastic GPU, in per cent of the time its clients may take together; 100 without such a GPU.
     pub delivered_percent: u64,
 }
 
 impl ShareReport {
-    /// Nothing was compared yet.
+    /// The report before any comparison.
     pub const EMPTY: Self = {
         let none = Errors { spans: 0, worst: 0 };
         Self { capped: none, side_by_side: none, elastic: none, delivered_percent: 100 }
     };
 
-    /// Takes another run's report in.
+    /// Merges another run's report into this one.
     pub fn add(&mut self, other: &Self) {
         self.capped.add(other.capped);
         self.side_by_side.add(other.side_by_side);
@@ -105,7 +105,7 @@ impl ShareReport {
         self.delivered_percent = self.delivered_percent.min(other.delivered_percent);
     }
 
-    /// All shapes together.
+    /// The errors of all shapes together.
     pub fn all(&self) -> Errors {
         let mut all = self.capped;
         all.add(self.side_by_side);
@@ -123,12 +123,12 @@ impl ShareReport {
 }
 
 impl Shares {
-    /// Nothing is measured yet.
+    /// Shares without any measurement.
     pub(super) fn new(error_max: u64) -> Self {
         Self { error_max, ..Self::default() }
     }
 
-    /// An instance keeps its device busy from `from` on.
+    /// Begins to measure an instance, which keeps its device busy from `from` on.
     #[expect(clippy::too_many_arguments, reason = "what is compared, and when")]
     pub(super) fn begin(
         &mut self,
@@ -145,14 +145,14 @@ impl Shares {
         self.open.insert(instance, calm);
     }
 
-    /// An instance's calm ends.
+    /// Ends an instance's calm.
     pub(super) fn end(&mut self, now: Timestamp, instance: usize) {
         if let Some(calm) = self.open.remove(&instance) {
             self.closed.push(Calm { until: now, ..calm });
         }
     }
 
-    /// Something changed on an elastic GPU: the calm of all its instances ends, and begins again.
+    /// Ends the calm of all instances of an elastic GPU after a change, and begins their next calm.
     pub(super) fn disturb(&mut self, now: Timestamp, gpu: usize) {
         let epoch = self.epochs.entry(gpu).or_default();
         *epoch += 1;
@@ -162,7 +162,7 @@ impl Shares {
         }
     }
 
-    /// A kernel of an instance ran.
+    /// Counts a kernel of an instance.
     pub(super) fn ran(
         &mut self,
         instance: usize,
@@ -180,7 +180,7 @@ impl Shares {
         }
     }
 
-    /// Compares everything. The error tells of the first span that is off.
+    /// Compares all shares; the error describes the first wrong span.
     pub(super) fn compare(&mut self, end: Timestamp) -> Result<ShareReport, (ShareReport, String)> {
         let open: Vec<_> = self.open.keys().copied().collect();
         open.into_iter().for_each(|instance| self.end(end, instance));
@@ -270,8 +270,8 @@ impl Shares {
     }
 }
 
-/// Divides `delivered` GPU time among clients that all want more, over windows of `length` together: in proportion to
-/// the requests while they are not met, else each its request and an amount in proportion to its limit on top, up to its limit.
+/// Divides `delivered` GPU time among clients with unlimited work, over windows of `length` together. Unmet requests share it in
+/// proportion to the requests; else each client gets its request and an amount on top in proportion to its limit, up to its limit.
 ///
 /// ```
 /// use gshare_core::{Duration, Share, SmShare};
@@ -290,14 +290,14 @@ pub fn divide(delivered: Duration, length: Duration, shares: &[Share]) -> Vec<Du
         let part = |request: &Duration| request.scaled(delivered.as_nanos(), requested.as_nanos());
         return requests.iter().map(part).collect();
     }
-    // The amount on top of a limit of the whole, by bisection: what is handed out grows with it.
+    // The bisection finds the amount on top of a limit of the whole, since the sum of all parts grows with this amount.
     let hand_out = |top: u64| {
         let one = |(request, limit): (&Duration, &Duration)| {
             request.saturating_add(limit.scaled(top, length.as_nanos())).min(*limit)
         };
         requests.iter().zip(&limits).map(one).collect::<Vec<_>>()
     };
-    // A small limit is reached by a large amount.
+    // A small limit needs a large amount.
     let (mut low, mut high) = (0, length.as_nanos().saturating_mul(10_000));
     while low < high {
         let middle = low + (high - low).div_ceil(2);

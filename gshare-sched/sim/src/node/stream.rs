@@ -1,7 +1,7 @@
 //! The queue of one stream in virtual time, behind the hook's own launch path ([`gshare_meter::launch`]).
 //!
-//! Kernels are numbered by their launch; an event is a place in that order. A launch takes no time here, so that there are no gaps to
-//! leave out and nothing to keep waiting.
+//! Kernels have numbers in the order of their launches, and an event is a place in this order. A launch takes no time here, so
+//! there are no gaps to leave out and nothing to keep waiting.
 
 use gshare_core::Timestamp;
 use gshare_core::gate::LaunchGate;
@@ -12,7 +12,7 @@ use gshare_meter::launch::{
 use gshare_meter::timing::CallTime;
 use gshare_meter::{OpenRun, Segment, SegmentId};
 
-/// A launch that is paid for, or passes free of charge.
+/// A launch after its admission, paid or free of charge.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Admitted {
     pub(super) verdict: Verdict,
@@ -21,13 +21,13 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    /// It passes free of charge.
+    /// A launch free of charge.
     pub(super) fn unmetered() -> Self {
         Self { verdict: Verdict::Pass, row: Row::default(), cost: 0 }
     }
 }
 
-/// A place in the queue: before a kernel; and when the device passed it.
+/// A place in the queue, before a kernel, with the time at which the device passed it.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     kernel: u64,
@@ -40,14 +40,14 @@ pub(super) struct Measurement {
     pub(super) id: Option<SegmentId>,
     pub(super) segment: Segment,
     start: Place,
-    /// Its last kernel, when its end was recorded, and when the device passed that.
+    /// The measurement's last kernel, the time its end was recorded, and the time the device passed this end.
     last: u64,
     closed: Timestamp,
     end: Option<Timestamp>,
 }
 
 impl Measurement {
-    /// When it ran, once it is over.
+    /// The measured interval, once it is over.
     pub(super) fn interval(&self) -> Option<(Timestamp, Timestamp)> {
         self.start.passed.zip(self.end)
     }
@@ -56,17 +56,17 @@ impl Measurement {
 /// One stream. See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Kernels launched and completed.
+    /// The numbers of launched and of completed kernels.
     pub(super) launched: u64,
     pub(super) completed: u64,
-    /// When the last kernel ended that completed.
+    /// The end of the last completed kernel.
     ended: Timestamp,
     /// Measurements under way, in the order of their ends.
     pub(super) under_way: Vec<Measurement>,
-    /// Predicted cost of launches that will not be measured, and of those that were not made, for the next look, in ns.
+    /// The predicted cost of launches without a measurement, and of refused launches, for the next look, in ns.
     pub(super) settled: u64,
     pub(super) refused: u64,
-    /// Predicted cost of launches that were presumed complete since the last look, in ns.
+    /// The predicted cost of launches presumed complete since the last look, in ns.
     pub(super) presumed_since: u64,
     open: Open,
     run: Run<Place>,
@@ -77,17 +77,17 @@ impl Stream {
         Self::default()
     }
 
-    /// The open segment, as the meter sees it.
+    /// The open segment, in the form for the meter.
     pub(super) fn open_run(&self) -> OpenRun {
         self.open.as_run()
     }
 
-    /// The meter takes what is open for complete.
+    /// Takes the open segment for complete, as the meter ordered.
     pub(super) fn presume_done(&mut self, predicted: u64) {
         self.presumed_since += self.open.presume_done(predicted);
     }
 
-    /// A launch of known cost; `None`: there is no credit.
+    /// Admits a launch of known cost; `None` means there is no credit.
     pub(super) fn admit(
         &mut self,
         now: Timestamp,
@@ -101,7 +101,7 @@ impl Stream {
         self.run.pay(&self.open, gate, cost).then(|| self.paid(now, costs, row, cost))
     }
 
-    /// A launch of known cost that was paid for.
+    /// Admits a paid launch of known cost.
     pub(super) fn paid(&mut self, now: Timestamp, costs: &CostTable, row: Row, cost: u64) -> Admitted {
         let begins = self.run.is_due();
         if begins && self.run.begin(&self.open, costs, row, cost, false) {
@@ -114,13 +114,13 @@ impl Stream {
         Admitted { verdict: self.run.launch(&self.open, row, cost), row, cost }
     }
 
-    /// A launch of unknown cost that was paid for.
+    /// Admits a paid launch of unknown cost.
     pub(super) fn paid_alone(&mut self, row: Row, cost: u64) -> Admitted {
         self.run.interrupted();
         Admitted { verdict: Verdict::Alone, row, cost }
     }
 
-    /// The launch is made.
+    /// Makes the launch.
     pub(super) fn launch(
         &mut self,
         now: Timestamp,
@@ -152,18 +152,18 @@ impl Stream {
         }
     }
 
-    /// The place before a kernel that is launched now. The device passes it at once if it has nothing else to do.
+    /// The place before a kernel launched now. An idle device passes the place at once.
     fn place(&self, kernel: u64, now: Timestamp) -> Place {
         Place { kernel, passed: (self.completed == kernel).then(|| now.max(self.ended)) }
     }
 
-    /// The thread is about to wait for credit: its segment ends, and what is prepaid is given back.
+    /// Prepares a wait for credit: ends the segment, and gives the prepaid credit back.
     pub(super) fn wait(&mut self, now: Timestamp, measures_all: bool) {
         self.end(now, Ending::Waiting, measures_all);
         self.refused += self.open.take_prepaid();
     }
 
-    /// Ends the segment, if any; what is open without one is settled as predicted.
+    /// Ends the segment, if any; open launches without a segment are settled as predicted.
     pub(super) fn end(&mut self, now: Timestamp, why: Ending, measures_all: bool) {
         let Some(closed) = self.run.close(&self.open, why, measures_all) else { return };
         match closed.mark.filter(|_| closed.is_measurable()) {
@@ -183,7 +183,7 @@ impl Stream {
         self.under_way.push(Measurement { id: None, segment, start, last, closed: now, end });
     }
 
-    /// The thread was woken from its synchronising call number `syncs`, which began at `began`.
+    /// Handles the thread's return from its synchronising call number `syncs`, which began at `began`.
     pub(super) fn synchronised(&mut self, syncs: u64, began: Timestamp) {
         if is_timed(syncs) {
             let waited = self.ended.saturating_since(began).as_nanos();
@@ -191,7 +191,7 @@ impl Stream {
         }
     }
 
-    /// The oldest kernel that had not ended has: the device passes what lies behind it.
+    /// Completes the oldest open kernel; the device passes the places behind it.
     pub(super) fn complete(&mut self, ended: Timestamp) {
         (self.completed, self.ended) = (self.completed + 1, ended);
         let (next, run) = (self.completed, self.run.mark_mut());

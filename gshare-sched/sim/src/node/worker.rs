@@ -1,7 +1,7 @@
-//! Processes that work on what they are given, for a simulation around the node that decides what that is.
+//! Processes that work on given tasks, for a simulation around the node that decides about these tasks.
 //!
-//! A worker launches the kernels of a task one behind the other, waits for the last of them, and takes the next task. Workers
-//! are metered as every process here: what a task takes depends on who else is on the device, and on the daemon's word.
+//! A worker launches the kernels of a task one behind the other, waits for the last of them, and takes the next task. The meter
+//! treats workers like every other process: the time of a task depends on the other processes of the device, and on the daemon.
 
 use super::Got;
 use super::daemon::name_of;
@@ -11,33 +11,33 @@ use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Duration, ResourceSpec, ServiceClass, Timestamp};
 use std::collections::VecDeque;
 
-/// The length of a kernel of a task; a shorter task is one kernel.
+/// The length of a task's kernels; a task below this length is one kernel.
 const KERNEL: Duration = Duration::from_millis(1);
 
-/// A task that a worker has completed.
+/// A task completed by a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
-    /// The worker, as [`World::start_worker`] numbered it.
+    /// The worker, by its number from [`World::start_worker`].
     pub worker: usize,
-    /// The number that was given with the task.
+    /// The number given with the task.
     pub task: u64,
-    /// When its last kernel ended.
+    /// The end of the task's last kernel.
     pub at: Timestamp,
 }
 
-/// GPU time that is to be done.
+/// A task: an amount of GPU time.
 #[derive(Debug, Clone, Copy)]
 struct Task {
     number: u64,
-    /// Length of each of its kernels.
+    /// The length of each kernel of the task.
     kernel: Duration,
-    /// Kernels that are not launched, and those that have not ended.
+    /// Kernels still to launch, and kernels still to end.
     to_launch: u64,
     to_end: u64,
 }
 
-/// Tasks of a worker, in the order in which they came.
+/// A worker's tasks, in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     queue: VecDeque<Task>,
@@ -48,19 +48,19 @@ impl Tasks {
         self.queue.is_empty()
     }
 
-    /// Length of the next kernel.
+    /// The length of the next kernel.
     pub(super) fn next_kernel(&self) -> Duration {
         self.queue.front().map_or(KERNEL, |task| task.kernel)
     }
 
-    /// A kernel of the first task is launched. Gives whether that was its last one.
+    /// Counts the launch of a kernel of the first task, and returns whether it was the task's last kernel.
     pub(super) fn launched(&mut self) -> bool {
         let Some(task) = self.queue.front_mut() else { return true };
         task.to_launch = task.to_launch.saturating_sub(1);
         task.to_launch == 0
     }
 
-    /// A kernel of the first task has ended. Gives the task's number if that was its last one.
+    /// Counts the end of a kernel of the first task, and returns the task's number after its last kernel.
     pub(super) fn ended(&mut self) -> Option<u64> {
         let task = self.queue.front_mut()?;
         task.to_end = task.to_end.saturating_sub(1);
@@ -82,7 +82,7 @@ impl Tasks {
     }
 }
 
-/// The program of each worker; its tasks decide about its kernels.
+/// The program of each worker; its tasks decide about the kernels.
 const PROGRAM: Program = Program {
     kernel: (KERNEL, KERNEL),
     functions: 1,
@@ -94,12 +94,12 @@ const PROGRAM: Program = Program {
 };
 
 impl World<'_> {
-    /// When something happens next.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<Timestamp> {
         self.outside.queue.next_at().into_iter().chain(self.daemon.next_deadline()).min()
     }
 
-    /// An instance of its own with one worker starts on a device, now. Gives the worker's number.
+    /// Starts an instance with one worker on a device now, and returns the worker's number.
     pub fn start_worker(
         &mut self,
         now: Timestamp,
@@ -123,7 +123,7 @@ impl World<'_> {
         worker
     }
 
-    /// Gives a worker that much GPU time to do, under a number that is unlike those of its other tasks.
+    /// Gives a worker a task of that much GPU time, under a number unlike its other tasks.
     pub fn give(&mut self, now: Timestamp, worker: usize, task: u64, work: Duration) {
         let Some(process) = self.processes.get_mut(worker).and_then(Option::as_mut) else { return };
         let Some(tasks) = &mut process.tasks else { return };
@@ -131,13 +131,13 @@ impl World<'_> {
         process.has_work(now, &mut self.outside);
     }
 
-    /// GPU time of a task that has not been done.
+    /// The GPU time of a task still to do.
     pub fn left(&self, worker: usize, task: u64) -> Duration {
         let process = self.processes.get(worker).and_then(Option::as_ref);
         process.and_then(|process| process.tasks.as_ref()).map_or(Duration::ZERO, |tasks| tasks.left(task))
     }
 
-    /// A worker ends: in good order, with nothing of its tasks done any more, or killed.
+    /// Ends a worker in good order if it has no task left; otherwise, or with `killed`, kills it.
     pub fn end_worker(&mut self, now: Timestamp, worker: usize, killed: bool) {
         match self.processes.get_mut(worker) {
             Some(Some(process)) if !killed && process.tasks.as_ref().is_none_or(Tasks::is_empty) => {
@@ -148,12 +148,12 @@ impl World<'_> {
         }
     }
 
-    /// Tasks that were completed since this was last asked, in the order of their ends.
+    /// Takes the tasks completed since the last call, in the order of their ends.
     pub fn take_done(&mut self, done: &mut Vec<Done>) {
         done.append(&mut self.outside.done);
     }
 
-    /// Kernels that have run.
+    /// The number of kernels run so far.
     pub fn kernels(&self) -> u64 {
         self.outside.book.figures.kernels
     }

@@ -1,4 +1,4 @@
-//! The loop: takes what happens next to the part of the node that it happens to.
+//! The event loop, which takes each event to the part of the node concerned.
 
 use super::book::{Book, GIVEN_UP, LONG};
 use super::daemon::{Daemon, garbage, hello, name_of, uuid};
@@ -12,21 +12,21 @@ use crate::virtual_gpu::{Completion, VirtualGpu};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{ConnId, Duration, ResourceSpec, ServiceClass, Timestamp};
 
-/// GPU time that a process got of its device, and its longest gap.
+/// A process's GPU time, and its longest gap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Got {
-    /// GPU time.
+    /// The GPU time of its kernels.
     pub busy: Duration,
-    /// Kernels that have ended.
+    /// The number of ended kernels.
     pub kernels: u64,
-    /// The longest time without a kernel of it running, from its first kernel on.
+    /// The longest time without a running kernel, from its first kernel on.
     pub gap: Duration,
-    /// When its last kernel ended.
+    /// The end of its last kernel.
     pub until: Timestamp,
 }
 
-/// An instance, and what its processes are like.
+/// An instance, and the properties of its processes.
 #[derive(Debug)]
 pub(super) struct Instance {
     pub(super) gpu: usize,
@@ -34,11 +34,11 @@ pub(super) struct Instance {
     pub(super) name: String,
     pub(super) spec: ResourceSpec,
     pub(super) on_loss: OnDaemonLoss,
-    /// None: it takes no part in vertical scaling.
+    /// `None` means the instance takes no part in vertical scaling.
     pub(super) class: Option<ServiceClass>,
 }
 
-/// A process that is to start.
+/// A process with a planned start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Planned {
     pub(super) instance: usize,
@@ -48,11 +48,11 @@ pub(super) struct Planned {
 #[derive(Debug)]
 struct Device {
     gpu: VirtualGpu,
-    /// When it is looked at next.
+    /// The time of the next look at the device.
     look: Option<Timestamp>,
 }
 
-/// A node and all around it. See the [module](super).
+/// A node and its surroundings. See the [module](super).
 #[derive(Debug)]
 pub struct World<'a> {
     plan: &'a NodePlan,
@@ -61,7 +61,7 @@ pub struct World<'a> {
     pub(super) outside: Outside,
     pub(super) daemon: Daemon,
     pub(super) instances: Vec<Instance>,
-    /// Every process that was ever planned has a place here; those that have not started are empty.
+    /// Every planned process has a place here, which is empty until the process starts.
     pub(super) processes: Vec<Option<Process>>,
     pub(super) planned: Vec<Planned>,
     devices: Vec<Device>,
@@ -70,14 +70,14 @@ pub struct World<'a> {
     completed: Vec<Completion>,
 }
 
-/// How long after the daemon is back all processes are connected again, which takes 375 ms at most, and have paid back what they
-/// were charged while no daemon kept their kernels apart.
+/// The time from the daemon's return until all processes have connected again and have repaid their debts. Connecting takes 375 ms
+/// at most; the debts come from kernels charged while no daemon kept them apart.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(2_500);
-/// How long a lease of a stopped process lasts: a token with its slack and grace, and what was queued.
+/// The length of a stopped process's lease: a token with its slack and grace, and the queued work.
 const STOPPED_LEASE: Duration = Duration::from_millis(80);
 
 impl<'a> World<'a> {
-    /// The node of a plan. `logs`: what happens is written down.
+    /// Builds the node of a plan; `logs` states whether the log keeps lines.
     pub fn new(plan: &'a NodePlan, setup: &'a Setup, logs: bool) -> Self {
         let mut rng = Rng::new(plan.seed);
         let mut book = Book::new(setup.terms.window, plan.in_flight, setup.error_max);
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
         self.got.get(process).copied().unwrap_or_default()
     }
 
-    /// Lets time pass until `until`, inclusively. The error says what was wrong.
+    /// Lets time pass until `until`, inclusively. The error describes the first violation.
     pub fn advance(&mut self, until: Timestamp) -> Result<(), String> {
         loop {
             let deadline = self.daemon.next_deadline();
@@ -250,7 +250,7 @@ impl<'a> World<'a> {
     pub(super) fn starts(&mut self, now: Timestamp, process: usize) {
         let Planned { instance, program } = self.planned[process];
         let entry = &self.instances[instance];
-        // One that starts without a daemon knows of no siblings: see the module.
+        // A process that starts without a daemon knows of no siblings: see the module.
         let alone = !self.daemon.lives();
         self.outside.book.starts(process, alone);
         let who = Identity {
@@ -273,7 +273,7 @@ impl<'a> World<'a> {
         self.processes[process] = Some(new);
     }
 
-    /// One more process of an instance starts at `at`.
+    /// Plans one more process of an instance, with its start at `at`.
     fn plan_another(&mut self, at: Timestamp, like: usize) {
         let planned = self.planned[like];
         let process = self.planned.len();
@@ -308,7 +308,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A process that has ended by itself leaves nothing queued.
+    /// Drops the device queue of a process after its own exit.
     fn drop_if_gone(&mut self, process: usize) {
         if let Some(entry) = self.processes[process].as_ref().filter(|entry| entry.life == Life::Gone) {
             self.devices[entry.who.gpu].gpu.drop_queue(entry.queue());
@@ -346,7 +346,7 @@ impl<'a> World<'a> {
 
     // ---- faults ---------------------------------------------------------------------------------------------------------
 
-    /// The `number`-th process that is there.
+    /// The `number`-th running process.
     fn victim(&self, number: u16) -> Option<usize> {
         let there: Vec<usize> = self
             .processes
@@ -426,7 +426,8 @@ impl<'a> World<'a> {
         entry.end(now, &mut self.outside);
         self.look(now, gpu);
         self.drop_if_gone(process);
-        // The unreported use of its last token is charged to no process, and its sibling may be the next to use that time.
+        // The dead process never reports the use of its last token, so no process is charged, and a sibling may use that time
+        // again.
         self.outside.book.forgive(now, instance, Duration::from_millis(500));
     }
 
@@ -442,7 +443,7 @@ impl<'a> World<'a> {
         let gpu = entry.who.gpu;
         self.outside.book.stopped(now, process, true);
         self.outside.book.excuse_instance(process, now, lasts.saturating_add(self.setup.terms.window));
-        // Its lease keeps others from the device until it is revoked.
+        // The lease of the stopped process keeps others from the device until the daemon revokes it.
         self.outside.book.excuse(gpu, now, STOPPED_LEASE);
         self.outside.book.disturb_gpu(
             now,
@@ -523,7 +524,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A process of another user connects, under the name of an instance or its own, and sends what it should not.
+    /// Connects a process of another user, under an instance's name or its own, and sends garbage.
     fn send_garbage(&mut self, now: Timestamp, process: u16, kind: u8, number: u64) {
         let Some(conn) = self.outside.connect(now, usize::MAX) else { return };
         let name = match self.victim(process) {

@@ -1,4 +1,4 @@
-//! Cases of a scenario: axes that are varied, figures that are read off each case, and published numbers.
+//! Cases of a scenario: axes of variation, figures of each case, and published numbers.
 
 use super::error::ScenarioError;
 use super::{Scenario, change, parsed};
@@ -8,28 +8,28 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The most cases of a scenario: more are a search.
+/// The most cases of a scenario; more cases would be a search.
 const MOST_CASES: usize = 1_000;
 
-/// Something that is varied.
+/// An axis of variation.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AxisText {
-    /// Name, unlike those of the other axes.
+    /// The name, unlike the names of the other axes.
     pub name: String,
-    /// The option that others are compared with.
+    /// The option to which the other options are compared.
     pub against: Option<String>,
-    /// Options to choose from; at least one.
+    /// The options to choose from; at least one.
     pub option: Vec<OptionText>,
 }
 
-/// One choice of an axis.
+/// A choice of an axis.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct OptionText {
-    /// Name, unlike those of the other options of the axis.
+    /// The name, unlike the names of the other options of the axis.
     pub name: String,
     /// Keys of the scenario with their values in this case: `"policies.scaler" = "lazy"`.
     #[serde(default)]
@@ -41,9 +41,9 @@ pub struct OptionText {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct PaperText {
-    /// Paper, section, figure.
+    /// The paper, with section and figure.
     pub source: String,
-    /// Sentences that say which numbers cannot be reproduced here, and why.
+    /// Sentences about numbers that cannot be reproduced here, with the reasons.
     #[serde(default)]
     pub missing: Vec<String>,
     /// The published numbers.
@@ -58,11 +58,11 @@ pub struct PaperText {
 pub struct PaperRow {
     /// The case: an option of each axis, in the order of the axes.
     pub case: Vec<String>,
-    /// The case to which the numbers are ratios; none: they are absolute.
+    /// The case to which the numbers are ratios; without a case they are absolute.
     pub to: Option<Vec<String>>,
-    /// The function; none: all of them together.
+    /// The function; without a name the numbers cover all functions together.
     pub function: Option<String>,
-    /// By name of the figure, see [`FIGURES`].
+    /// The numbers by name of the figure, see [`FIGURES`].
     pub figures: BTreeMap<String, f64>,
 }
 
@@ -83,7 +83,7 @@ impl Case {
     }
 }
 
-/// Figures of a function, and whether less of it is better.
+/// The figures of a function, and whether a lower figure is better.
 pub const FIGURES: [(&str, bool); 11] = [
     ("rps", false),
     ("svr_percent", true),
@@ -98,9 +98,9 @@ pub const FIGURES: [(&str, bool); 11] = [
     ("trained_per_gpu", false),
 ];
 
-/// A figure of what became of a function while load came for `length` in all: answered requests per second, the part of the
-/// requests that missed the SLO, latencies, requests that waited for a start, training that was done, GPU time that was held, and
-/// answers and training for each second of that. None where the function has none of it.
+/// A figure of a function's outcome under load of this `length` in all: answered requests per second, the part of the requests
+/// above the SLO, latencies, requests with a wait for a start, completed training, held GPU time, and answers and training per
+/// second of held GPU time. `None` means the figure does not apply to the function.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 pub fn figure(of: &FunctionOutcome, name: &str, length: Duration) -> Option<f64> {
     let answers = of.answered > 0;
@@ -123,10 +123,10 @@ pub fn figure(of: &FunctionOutcome, name: &str, length: Duration) -> Option<f64>
 }
 
 impl Scenario {
-    /// Reads every case of a scenario's file; one without axes has one. What `set` sets holds in all of them.
+    /// Reads every case of a scenario's file; a file without axes has one case. The values in `set` hold in all of them.
     ///
     /// # Errors
-    /// Every error of [`Scenario::read`]; [`ScenarioError::Field`] for axes and published rows that cannot be, with field and bound.
+    /// Every error of [`Scenario::read`]; [`ScenarioError::Field`] for invalid axes and published rows, with field and bound.
     pub fn cases(path: &Path, set: &[(String, String)]) -> Result<Vec<Case>, ScenarioError> {
         let base = Self::read(path, set)?;
         base.check_axes()?;

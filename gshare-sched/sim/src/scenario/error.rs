@@ -1,4 +1,4 @@
-//! Why a scenario was refused.
+//! The error of a refused scenario.
 
 use crate::arrivals::ArrivalError;
 use crate::load_trace::TraceError;
@@ -6,81 +6,81 @@ use gshare_core::dag::DagError;
 use gshare_core::profile::ProfileError;
 use std::path::PathBuf;
 
-/// Why a scenario was refused: the field and its bound, or the file.
+/// A scenario was refused. Each variant names the field and its bound, or the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScenarioError {
-    /// A file that could not be read.
+    /// The file is not readable.
     #[error("{}: {cause}", path.display())]
     Read {
-        /// Path of the file.
+        /// The path of the file.
         path: PathBuf,
         /// The system's error.
         cause: std::io::Error,
     },
-    /// Text that is no scenario: a key that is not known, a name that is not, a value of the wrong form.
+    /// The text is not a scenario: an unknown key, an unknown name, or a value of the wrong form.
     #[error(transparent)]
     Toml(#[from] toml::de::Error),
-    /// A key that cannot be set to another value.
+    /// The key cannot be set to another value.
     #[error("cannot set `{key}`: {why}")]
     Set {
-        /// The key as it was given.
+        /// The given key.
         key: String,
-        /// The fault that was found in it.
+        /// The fault in the key.
         why: String,
     },
-    /// A value that cannot be.
+    /// The value is out of its bounds.
     #[error("{field} is {value}: {bound}")]
     Field {
-        /// The field.
+        /// The name of the field.
         field: String,
         /// The value of the field.
         value: String,
-        /// The values that are allowed, in words.
+        /// The allowed values, in words.
         bound: String,
     },
-    /// A profile that cannot be.
+    /// The profile is not valid.
     #[error("function `{function}`: {cause}")]
     Profile {
-        /// Name of the function.
+        /// The name of the function.
         function: String,
-        /// The fault that was found in it.
+        /// The fault in the profile.
         cause: ProfileError,
     },
-    /// A DAG that cannot be.
+    /// The DAG is not valid.
     #[error("function `{function}`: {cause}")]
     Dag {
-        /// Name of the function.
+        /// The name of the function.
         function: String,
-        /// The fault that was found in it.
+        /// The fault in the DAG.
         cause: DagError,
     },
-    /// A load that cannot be.
+    /// The load is not valid.
     #[error("function `{function}`, load: {cause}")]
     Load {
-        /// Name of the function.
+        /// The name of the function.
         function: String,
-        /// The fault that was found in it.
+        /// The fault in the load.
         cause: ArrivalError,
     },
-    /// A file of a function that is not of its form.
+    /// A file of a function is malformed.
     #[error("function `{function}`, {}: {why}", path.display())]
     Malformed {
-        /// Name of the function.
+        /// The name of the function.
         function: String,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The fault that was found in it.
+        /// The fault in the file.
         why: String,
     },
-    /// A trace that cannot be read.
+    /// The trace is not readable.
     #[error("function `{function}`, {}: {cause}", path.display())]
     Trace {
-        /// Name of the function.
+        /// The name of the function.
         function: String,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The fault that was found in it.
+        /// The fault in the trace.
         cause: TraceError,
     },
 }

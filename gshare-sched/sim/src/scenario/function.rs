@@ -1,4 +1,4 @@
-//! Functions as a scenario says them.
+//! Functions in the form of a scenario.
 
 use super::error::ScenarioError;
 use super::load_text::LoadText;
@@ -13,7 +13,7 @@ use gshare_sched::platform::{FunctionSpec, Regime, Work};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// The most clients of a closed loop: as many requests as a function has in its queue by default.
+/// The most clients of a closed loop, equal to the default capacity of a function's queue.
 const MOST_CLIENTS: u32 = 10_000;
 
 /// A function of a scenario.
@@ -21,63 +21,63 @@ const MOST_CLIENTS: u32 = 10_000;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FunctionText {
-    /// Its name; unlike all others.
+    /// The function's name, unlike all other names.
     pub name: String,
-    /// The kind of its work.
+    /// The kind of the function's work.
     pub work: WorkText,
-    /// GPU memory of an instance.
+    /// The GPU memory of an instance.
     pub memory: Text<Bytes>,
-    /// The time in which a request is to be answered.
+    /// The time for the answer to a request.
     pub slo: Option<Span>,
     /// The time after which a caller gives up.
     pub patience: Option<Span>,
-    /// Devices of one node over which an instance of an inference function is spread, each with an equal part of its memory;
-    /// default 1.
+    /// The number of devices of one node under an instance of an inference function, each with an equal part of its memory; default
+    /// 1.
     #[serde(default = "one")]
     pub devices: u32,
-    /// Fewest and most instances; default 0 and 1.
+    /// The fewest and the most instances; default 0 and 1.
     pub instances: Option<(u32, u32)>,
-    /// The regime it must run in.
+    /// The regime required by the function.
     pub regime: Option<Regime>,
-    /// On whose account it runs.
+    /// The tenant that pays for the function.
     #[serde(default)]
     pub tenant: u32,
-    /// Time to start a process and load from disk, and the same from host memory; default by the memory.
+    /// The time to start a process and load from disk, and the same from host memory; the default depends on the memory.
     pub loads: Option<(Span, Span)>,
-    /// Measured points of an inference function.
+    /// The measured points of an inference function.
     #[serde(default)]
     pub profile: Vec<PointText>,
-    /// The same from a file: a `ProfileTable` in JSON.
+    /// The measured points from a file: a `ProfileTable` in JSON.
     pub profile_file: Option<PathBuf>,
     /// Whether the platform does not know the profile and has to measure it first.
     #[serde(default)]
     pub unprofiled: bool,
-    /// Components of a pipeline.
+    /// The components of a pipeline.
     pub dag: Option<DagText>,
-    /// The same from a file: a `Dag` in JSON.
+    /// The components from a file: a `Dag` in JSON.
     pub dag_file: Option<PathBuf>,
-    /// Memory of the run-time on every slice of a pipeline; default 1 GiB.
+    /// The memory of the run-time on every slice of a pipeline; default 1 GiB.
     pub runtime_memory: Option<Text<Bytes>>,
-    /// Workers of a training job; default 1.
+    /// The number of workers of a training job; default 1.
     #[serde(default = "one")]
     pub workers: u32,
     /// The share of each worker.
     pub share: Option<ShareText>,
-    /// How long the training takes with its whole share.
+    /// The length of the training with its whole share.
     pub train: Option<Span>,
-    /// How fast it trains with its whole share, as a part of its speed on a whole device; default all of it.
+    /// The speed of the training with its whole share, as a part of its speed on a whole device; default all of it.
     #[serde(default = "all")]
     pub speed: Text<Quota>,
-    /// The most time that an instance of an inference function may take while others leave it; default all.
+    /// The most time for an instance of an inference function while others leave it; default all.
     pub time_limit: Option<Text<Quota>>,
-    /// How long a process is busy with a request after its device, and takes no other; default not at all.
+    /// The time of a process's work after its device's work on a request, during which it takes no other request; default none.
     pub host: Option<Span>,
-    /// `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others on a fractional device; default neither.
+    /// `slo-sensitive[:PERCENT]` or `best-effort`: the treatment beside other functions on a fractional device; default neither.
     pub class: Option<Text<ServiceClass>>,
-    /// `always` or `while_full`: when an instance on a fractional device runs at the limits of its share and not at its request;
+    /// `always` or `while_full`: states when an instance on a fractional device runs at the limits of its share and not at its request;
     /// default always.
     pub limits: Option<Limits>,
-    /// When it is called; never, for training.
+    /// The load of the function; none for training.
     pub load: Option<LoadText>,
 }
 
@@ -90,18 +90,18 @@ pub enum WorkText {
     Inference,
     /// Several models that may be cut into stages.
     Pipeline,
-    /// Workers that train.
+    /// Workers of a training job.
     Training,
 }
 
-/// A measured point.
+/// A measured point of a profile.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct PointText {
-    /// Share of the SMs.
+    /// The share of the SMs.
     pub sm: Text<SmShare>,
-    /// Share of GPU time; default all of it.
+    /// The share of GPU time; default all of it.
     #[serde(default = "all")]
     pub quota: Text<Quota>,
     /// Requests per batch; default 1.
@@ -109,9 +109,9 @@ pub struct PointText {
     pub batch: u32,
     /// Requests per second.
     pub rps: f64,
-    /// Median time of a batch.
+    /// The median time of a batch.
     pub p50: Span,
-    /// 95th percentile; default the median.
+    /// The 95th percentile; default the median.
     pub p95: Option<Span>,
 }
 
@@ -126,7 +126,7 @@ const fn all() -> Text<Quota> {
 pub struct DagText {
     /// The models.
     pub component: Vec<ComponentText>,
-    /// Data that goes from one component to another: from, to, bytes.
+    /// The data between two components: from, to, bytes.
     #[serde(default)]
     pub edge: Vec<(String, String, Text<Bytes>)>,
 }
@@ -136,14 +136,14 @@ pub struct DagText {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ComponentText {
-    /// Its name.
+    /// The component's name.
     pub name: String,
-    /// Share of the requests that run it; default all.
+    /// The share of the requests through the component; default all.
     #[serde(default = "all")]
     pub runs: Text<Quota>,
-    /// Its memory, without the run-time's.
+    /// The component's memory, without the run-time's memory.
     pub memory: Text<Bytes>,
-    /// Slice profile and the time of a request on it.
+    /// Slice profiles, each with the time of a request on it.
     pub on: Vec<(String, Span)>,
 }
 
@@ -152,11 +152,11 @@ pub struct ComponentText {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ShareText {
-    /// Guaranteed and greatest share of time.
+    /// The guaranteed and the greatest share of time.
     pub time: (Text<Quota>, Text<Quota>),
-    /// Share of the SMs that is guaranteed.
+    /// The guaranteed share of the SMs.
     pub sm: Text<SmShare>,
-    /// The most SMs; default the same.
+    /// The most SMs; default the guaranteed share.
     pub sm_limit: Option<Text<SmShare>>,
 }
 

@@ -1,4 +1,4 @@
-//! When a function is called, as a scenario says it.
+//! The load of a function in the form of a scenario.
 
 use super::error::ScenarioError;
 use super::units::Span;
@@ -8,67 +8,67 @@ use crate::world::Load;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// Load of a function. Rates are requests per second.
+/// The load of a function. Rates are requests per second.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "shape", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum LoadText {
     /// Independent requests.
     Poisson {
-        /// Mean rate.
+        /// The mean rate.
         rate: f64,
     },
     /// Gaps of a given variability.
     Gamma {
-        /// Mean rate.
+        /// The mean rate.
         rate: f64,
-        /// Coefficient of variation of the gaps.
+        /// The coefficient of variation of the gaps.
         cv: f64,
     },
     /// Independent requests for a while, then none.
     Bursts {
-        /// Length of a burst.
+        /// The length of a burst.
         on: Span,
-        /// Length of the silence after it.
+        /// The length of the silence after a burst.
         off: Span,
-        /// Rate in a burst.
+        /// The rate in a burst.
         rate: f64,
     },
-    /// Another rate every so often; none after the last.
+    /// Steps with one rate each, and no requests after the last step.
     Steps {
-        /// Length of a step.
+        /// The length of a step.
         every: Span,
-        /// Rate in each.
+        /// The rate in each step.
         rates: Vec<f64>,
     },
-    /// Clients of which each sends its next request a while after its last ended.
+    /// Clients with one request at a time, and a pause after the end of each request.
     Closed {
-        /// The while.
+        /// The length of the pause.
         think: Span,
-        /// How many clients; default 1, at most 10,000.
+        /// The number of clients; default 1, at most 10,000.
         #[serde(default = "super::one")]
         clients: u32,
     },
-    /// Rates from a file with one per line.
+    /// Rates from a file with one rate per line.
     Rates {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Length of a line.
+        /// The time for each line.
         every: Span,
-        /// The factor by which rates are multiplied; default 1.
+        /// The factor for all rates; default 1.
         #[serde(default = "unit")]
         scale: f64,
     },
     /// A row of a trace shaped like Azure Functions 2019: a column per minute.
     Trace {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
         /// The function's name in the trace, its `HashFunction`; or its number, from 0.
         row: String,
-        /// The first minute that is taken; default 0.
+        /// The first minute of the trace in use; default 0.
         #[serde(default)]
         from: usize,
-        /// Time that a column stands for; default a minute. Less plays the trace faster.
+        /// The time for each column; default a minute. A shorter time plays the trace faster.
         #[serde(default = "minute")]
         column: Span,
     },

@@ -1,9 +1,9 @@
 //! Scenarios: a run of [`World`](crate::world) in a TOML file.
 //!
 //! # Problem
-//! An experiment that exists as a program can be changed by its author only. A scenario says in one file what there is
-//! (nodes, devices, functions), what is asked (load), what goes wrong (faults) and who decides (policies by name), so that a
-//! reader changes a line and runs it again.
+//! An experiment in the form of a program can be changed by its author only. A scenario states in one file the machines and
+//! functions (nodes, devices, functions), the load, the faults and the policies (by name), so that a reader changes a line and runs
+//! it again.
 //!
 //! # Form
 //! ```toml
@@ -47,9 +47,9 @@
 //! back = ["5s", "40s"]            # a lost device is found again after
 //! every = { device_lost = "90s" } # mean interval by kind of fault, see [`Fault`]
 //! ```
-//! Lengths of time have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), memory too (`GiB`, `GB`, …), shares are per cent. A key that is
-//! not known is an error, as is a name that is not; the error names those that are. Paths are relative to the scenario's file. A program
-//! adds names for policies of its own: see [`Own`].
+//! Lengths of time have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), memory too (`GiB`, `GB`, …), and shares are per cent. An unknown
+//! key or name is an error, which lists the known names. Paths are relative to the scenario's file. A program adds names for its
+//! own policies: see [`Own`].
 //!
 //! # Example
 //! ```
@@ -82,48 +82,48 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A scenario as it is written. See the [module](self) for its form.
+/// A scenario in its written form. See the [module](self) for this form.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Scenario {
-    /// Load and faults come for this time; more than 0.
+    /// The time with load and faults; more than 0.
     pub length: Span,
     /// The first seed.
     #[serde(default)]
     pub seed: u64,
-    /// Times of starts and requests are off by up to this much; at most 99.
+    /// The largest deviation of starts and requests from their times, in per cent; at most 99.
     #[serde(default = "ten")]
     pub jitter_percent: u64,
-    /// How closely devices are simulated. Default `requests`.
+    /// The depth of the devices' simulation. Default `requests`.
     #[serde(default)]
     pub depth: Depth,
-    /// The longest time until everything is quiet after the load has ended. Default 10 minutes.
+    /// The longest time from the end of the load until everything is quiet. Default 10 minutes.
     pub settle: Option<Span>,
-    /// The policies that decide.
+    /// The policies of the platform.
     #[serde(default)]
     pub policies: Policies,
-    /// The machines.
+    /// The machines of the cluster.
     #[serde(default)]
     pub node: Vec<NodeText>,
-    /// The tenants that have limits.
+    /// The tenants with limits.
     #[serde(default)]
     pub tenant: Vec<TenantText>,
-    /// The functions.
+    /// The functions and their load.
     #[serde(default)]
     pub function: Vec<FunctionText>,
     /// The faults of the run.
     #[serde(default)]
     pub faults: FaultsText,
-    /// Axes along which keys are varied: every combination of their options is a case.
+    /// Axes of varied keys: every combination of their options is a case.
     #[serde(default)]
     pub axis: Vec<AxisText>,
     /// Published numbers of the cases.
     pub paper: Option<PaperText>,
-    /// The folder that paths are relative to.
+    /// The folder for relative paths.
     #[serde(skip)]
     pub folder: PathBuf,
-    /// Policies of a program's own that it may name.
+    /// The program's own policies, available by name.
     #[serde(skip)]
     pub own: Own,
 }
@@ -137,37 +137,38 @@ gshare_core::config! {
     #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct Policies {
-        /// How many instances of a function run on fractional devices.
+        /// Decides the number of instances of a function on fractional devices.
         pub scaler: ScalerName = ScalerName::default();
-        /// Where they go.
+        /// Decides the places of these instances.
         pub packer: PackerName = PackerName::default();
-        /// Which request whole devices serve next, and where.
+        /// Decides the next request on whole devices, and its device.
         pub request: RequestName = RequestName::default();
-        /// Which pipeline serves a request.
+        /// Decides the pipeline for a request.
         pub router: RouterName = RouterName::default();
-        /// Which pipelines there are.
+        /// Decides the set of pipelines.
         pub keeper: PipelineName = PipelineName::default();
-        /// Host memory of each node that is set aside for weights; by default what the platform sets.
+        /// The host memory of each node reserved for weights; by default the platform's value.
         pub host_memory: Option<Text<Bytes>> = None;
-        /// The order in which the requests of a function on fractional devices are served.
+        /// Decides the order of a function's requests on fractional devices.
         pub queue: QueueName = QueueName::default();
-        /// An instance on a fractional device may take more than its request while others leave it.
+        /// Whether an instance on a fractional device may take more than its request while others leave it.
         pub vertical: VerticalName = VerticalName::default();
-        /// Processes are confined to their SMs on fractional devices, as under MPS. Without, they share a device by time alone.
+        /// Whether processes on fractional devices are confined to their SMs, as under MPS. Otherwise they share a device by time
+        /// alone.
         pub sm_partitions: bool = true;
-        /// The packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
+        /// Whether the packer `dilu` goes by affinity (Dilu, section 3.3, principle 1). Default true.
         pub affinity: bool = true;
     }
 }
 
-/// Whether there is vertical scaling, and whose.
+/// The choice of vertical scaling and of its scaler.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "true, false, or the name of a vertical scaler of the program's own")]
 #[non_exhaustive]
 pub enum VerticalName {
-    /// With our scaler, the default; without one limits are the requests.
+    /// Our scaler, the default; `false` means no scaler, so the limits are the requests.
     Ours(bool),
-    /// With one of a program's own, from [`Own`].
+    /// A program's own scaler, from [`Own`].
     Own(String),
 }
 
@@ -177,7 +178,7 @@ impl Default for VerticalName {
     }
 }
 
-/// Policies of one kind by their names: ours, and one of a program's own.
+/// The names of one kind of policy: our policies, and a program's own policy.
 macro_rules! policy_names {
     ($($(#[$about:meta])* $name:ident { $($(#[$each:meta])* $policy:ident,)+ })+) => {$(
         $(#[$about])*
@@ -186,7 +187,7 @@ macro_rules! policy_names {
         #[non_exhaustive]
         pub enum $name {
             $($(#[$each])* $policy,)+
-            /// One of a program's own, from [`Own`].
+            /// A program's own policy, from [`Own`].
             #[serde(untagged)]
             Own(String),
         }
@@ -201,7 +202,7 @@ policy_names! {
         Heuristic,
         /// Lazily, by windows of load (Dilu, section 3.4.2).
         Lazy,
-        /// By the peaks of the load that was seen.
+        /// By the peaks of the past load.
         Peaks,
     }
 
@@ -218,7 +219,7 @@ policy_names! {
     QueueName {
         /// By arrival (FaST-GShare, Dilu).
         Arrival,
-        /// By arrival, but late ones behind those that can be in time. The default.
+        /// By arrival, but late requests behind the requests still in time. The default.
         #[default]
         LateLast,
     }
@@ -227,7 +228,7 @@ policy_names! {
     RequestName {
         /// Locality-aware load balancing (GPU-enabled FaaS, Algorithm 1).
         Lalb,
-        /// The same, out of order (section IV-B).
+        /// Locality-aware load balancing, out of order (section IV-B).
         Lalbo3,
         /// By deadlines and the worth of copies. The default.
         #[default]
@@ -255,31 +256,31 @@ policy_names! {
     }
 }
 
-/// A machine.
+/// A machine of the cluster.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct NodeText {
-    /// Its devices.
+    /// The devices of the machine.
     pub device: Vec<DeviceText>,
 }
 
-/// One device, or several that are alike.
+/// One device, or several equal devices.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct DeviceText {
-    /// Its memory; more than 0.
+    /// The device memory; more than 0.
     pub memory: Text<Bytes>,
-    /// How many of them; default 1.
+    /// The number of such devices; default 1.
     #[serde(default = "one")]
     pub count: u32,
     /// Devices of equal speed and memory have the same kind.
     #[serde(default)]
     pub kind: u8,
-    /// How it is shared.
+    /// The sharing of the device.
     pub regime: Option<Regime>,
-    /// Its MIG slices.
+    /// The MIG slices of the device.
     pub mig: Option<MigLayout>,
 }
 
@@ -287,22 +288,22 @@ pub(crate) const fn one() -> u32 {
     1
 }
 
-/// The limits of a tenant. A tenant or a limit that is not named has no bound.
+/// The limits of a tenant. An unnamed tenant or limit has no bound.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TenantText {
-    /// Its number.
+    /// The number of the tenant.
     pub tenant: u32,
-    /// Most of its requests that are served at once.
+    /// The most requests of the tenant served at once.
     pub max_processes: Option<u32>,
-    /// Most of its requests that wait.
+    /// The most waiting requests of the tenant.
     pub max_waiting: Option<u32>,
-    /// Share of the time of all devices: `25%`.
+    /// The share of the time of all devices: `25%`.
     pub gpu_time: Option<Text<gshare_core::Quota>>,
-    /// Share of the memory of all devices.
+    /// The share of the memory of all devices.
     pub memory: Option<Text<gshare_core::Quota>>,
-    /// Its weight beside others.
+    /// The tenant's weight beside others.
     pub weight: Option<u32>,
 }
 
@@ -325,14 +326,14 @@ impl TenantText {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FaultsText {
-    /// Mean time between two faults of a kind.
+    /// The mean time between two faults of a kind.
     pub every: BTreeMap<Fault, Span>,
-    /// A lost device is found again after a time from the first to the second.
+    /// The shortest and the longest time until a lost device is back.
     pub back: Option<(Span, Span)>,
 }
 
 impl Scenario {
-    /// Reads a scenario from text; paths in it are relative to the working folder.
+    /// Reads a scenario from text; its paths are relative to the working folder.
     ///
     /// # Errors
     /// [`ScenarioError::Toml`] with line and column.
@@ -340,15 +341,15 @@ impl Scenario {
         Ok(toml::from_str(text)?)
     }
 
-    /// Reads a scenario from a file, with some of its keys set to other values: `("policies.scaler", "lazy")`,
-    /// `("function.0.slo", "20ms")`.
+    /// Reads a scenario from a file, with other values for some of its keys: `("policies.scaler", "lazy")`, `("function.0.slo",
+    /// "20ms")`.
     ///
     /// # Errors
     /// [`ScenarioError::Read`], [`ScenarioError::Toml`], [`ScenarioError::Set`].
     pub fn read(path: &Path, set: &[(String, String)]) -> Result<Self, ScenarioError> {
         let read = |cause| ScenarioError::Read { path: path.to_owned(), cause };
         let text = std::fs::read_to_string(path).map_err(read)?;
-        // Values that are changed have no place in the file; the others keep theirs for errors.
+        // Changed values have no place in the file; the other values keep their place for errors.
         let mut scenario: Self = if set.is_empty() {
             toml::from_str(&text)?
         } else {
@@ -362,10 +363,10 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// The run that this describes.
+    /// The run of this scenario.
     ///
     /// # Errors
-    /// [`ScenarioError`]: a field that cannot be, or a file of it.
+    /// [`ScenarioError`] for an invalid field, or for a file named in a field.
     pub fn plan(&self) -> Result<Plan, ScenarioError> {
         self.own.make(&self.policies)?;
         let length = self.length.positive("length")?;
@@ -495,7 +496,7 @@ fn change(root: &mut toml::Value, key: &str, parsed: toml::Value) -> Result<(), 
 }
 
 impl Span {
-    /// The length of time, if it is more than none.
+    /// The length of time, if it is not zero.
     ///
     /// # Errors
     /// [`ScenarioError::Field`].

@@ -1,4 +1,4 @@
-//! Policies of a program's own, which a scenario calls by name.
+//! A program's own policies, which a scenario calls by name.
 
 use super::error::ScenarioError;
 use super::{
@@ -13,11 +13,11 @@ use gshare_sched::scale::{HorizontalScaler, VerticalScaler};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Makes the keeper of a node, whose slices are free.
+/// Makes the keeper of a node with free slices.
 pub type MakeKeeper = Arc<dyn Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync>;
 
-/// Policies of a program's own by the names that `policies.packer`, `policies.scaler`, `policies.vertical`, `policies.queue`,
-/// `policies.router`, `policies.keeper` and `policies.request` may have besides ours. Each seed gets a new one.
+/// A program's own policies by their names in `policies.packer`, `policies.scaler`, `policies.vertical`, `policies.queue`,
+/// `policies.router`, `policies.keeper` and `policies.request`, beside our names. Each seed gets a new policy.
 ///
 /// # Example
 /// ```
@@ -61,7 +61,7 @@ impl core::fmt::Debug for Own {
     }
 }
 
-/// Writes two functions for each kind of policy: one adds a policy, the other reads all of a program's own.
+/// Writes two functions for each kind of policy: one adds a policy, the other reads a program's own policies.
 macro_rules! own {
     ($($(#[$adds:meta])* $with:ident, $all:ident: $policy:ident;)*) => {
         impl Own {
@@ -77,7 +77,7 @@ macro_rules! own {
                     self
                 }
 
-                /// The policies of this kind that were added, by name, for programs that run them elsewhere.
+                /// The added policies of this kind, by name, for programs that run them elsewhere.
                 pub fn $all(&self) -> impl Iterator<Item = (&str, &Make<dyn $policy>)> {
                     self.$all.iter().map(|(name, make)| (name.as_str(), make))
                 }
@@ -87,23 +87,23 @@ macro_rules! own {
 }
 
 own! {
-    /// Adds a packer; one of this name before is replaced.
+    /// Adds a packer, or replaces the packer of this name.
     with_packer, packers: Packer;
-    /// Adds a scaler; one of this name before is replaced.
+    /// Adds a scaler, or replaces the scaler of this name.
     with_scaler, scalers: HorizontalScaler;
-    /// Adds a vertical scaler; one of this name before is replaced. The daemons of a scenario have it at depth `kernels`.
+    /// Adds a vertical scaler, or replaces the vertical scaler of this name. The daemons of a scenario use it at depth `kernels`.
     with_vertical, verticals: VerticalScaler;
-    /// Adds an order of the requests of a function on fractional devices; one of this name before is replaced.
+    /// Adds an order for a function's requests on fractional devices, or replaces the order of this name.
     with_order, orders: QueueOrder;
-    /// Adds a router; one of this name before is replaced.
+    /// Adds a router, or replaces the router of this name.
     with_router, routers: Router;
-    /// Adds a scheduler of requests on whole devices; one of this name before is replaced. The scenario's `policies.host_memory` is
-    /// for ours.
+    /// Adds a scheduler of requests on whole devices, or replaces the scheduler of this name. The scenario's `policies.host_memory`
+    /// applies to our scheduler only.
     with_requests, requests: RequestScheduler;
 }
 
 impl Own {
-    /// Adds a keeper of instances on MIG slices; one of this name before is replaced.
+    /// Adds a keeper of instances on MIG slices, or replaces the keeper of this name.
     #[must_use]
     pub fn with_keeper(
         mut self,
@@ -114,15 +114,15 @@ impl Own {
         self
     }
 
-    /// The keepers that were added, by name, for programs that run them elsewhere.
+    /// The added keepers, by name, for programs that run them elsewhere.
     pub fn keepers(&self) -> impl Iterator<Item = (&str, &MakeKeeper)> {
         self.keepers.iter().map(|(name, make)| (name.as_str(), make))
     }
 
-    /// New ones of those that these policies name.
+    /// Makes new instances of the program's own policies named in `policies`.
     ///
     /// # Errors
-    /// [`ScenarioError::Field`] with the names that there are, for another one.
+    /// [`ScenarioError::Field`] with the known names, for an unknown name.
     pub(super) fn make(&self, policies: &Policies) -> Result<OwnPolicies, ScenarioError> {
         let mut own = OwnPolicies::default();
         if let PackerName::Own(name) = &policies.packer {
@@ -150,7 +150,7 @@ impl Own {
         Ok(own)
     }
 
-    /// What makes the vertical scaler that these policies name, if that is one of a program's own.
+    /// The constructor of the vertical scaler in `policies`, if it is a program's own scaler.
     ///
     /// # Errors
     /// As for [`make`](Self::make).
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// A broken order: the request that it names does not wait.
+    /// A broken order, which names a request outside its queue.
     #[derive(Debug)]
     struct Elsewhere;
 
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// One and a half times the load that the device serves: in the order of arrival everybody waits for as long as the queue is.
+    /// The load is one and a half times the device's capacity: in the order of arrival every request waits for the whole queue.
     #[test]
     fn an_order_of_a_programs_own_serves_the_requests_of_a_scenario() {
         let run = |name: &str| {

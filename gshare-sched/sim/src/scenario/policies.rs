@@ -1,4 +1,4 @@
-//! The platform that a scenario's policies make.
+//! The platform of a scenario's policies.
 
 use super::error::ScenarioError;
 use super::{
@@ -18,13 +18,13 @@ impl Scenario {
     /// A platform with the policies of this scenario.
     ///
     /// # Errors
-    /// A sentence of the engine that refused its settings.
+    /// The sentence of the engine that refused its settings.
     pub fn platform(&self) -> Result<Platform, String> {
         let own = self.own.make(&self.policies).map_err(|error| error.to_string())?;
         self.settings().build_with(own).map_err(|error| error.to_string())
     }
 
-    /// The settings that the names of the policies stand for; for a policy of a program's own, the default.
+    /// The settings for the names of the policies; the default for a program's own policy.
     pub fn settings(&self) -> PlatformSettings {
         let mut settings = PlatformSettings::default();
         match self.policies.scaler {
@@ -74,7 +74,7 @@ impl Scenario {
 /// Makes the requests of a function its limits.
 ///
 /// # Errors
-/// A training job without a request of time would have nothing.
+/// A training job without a request of time would get nothing.
 pub(super) fn without_vertical(function: &mut Function) -> Result<(), ScenarioError> {
     // An instance has at least the quota of its point.
     function.spec.time_limit = Quota::new(1).unwrap_or(Quota::WHOLE);

@@ -1,4 +1,4 @@
-//! Scenarios that are read, and those that are refused.
+//! Valid scenarios, and refused scenarios.
 
 use super::Scenario;
 use crate::world::{Fault, Limits, Load};
@@ -80,7 +80,7 @@ fn a_scenario_says_what_a_run_is() {
     assert_eq!(plan.faults.every[&Fault::DeviceLost], Duration::from_secs(90));
 }
 
-/// The scenario with one text in place of another, and the error of it.
+/// The error of the scenario with one text in place of another.
 fn refused(from: &str, to: &str) -> String {
     assert!(SMALL.contains(from), "{from}");
     match Scenario::parse(&SMALL.replacen(from, to, 1)).and_then(|scenario| scenario.plan()) {

@@ -1,11 +1,11 @@
-//! Quantities as people write them.
+//! Quantities in written form.
 
 use core::fmt::Display;
 use core::str::FromStr;
 use gshare_core::{Duration, ParseUnitError};
 use serde::{Deserialize, Deserializer};
 
-/// A quantity that is written as text: `9GiB`, `40%`.
+/// A quantity in the form of a text: `9GiB`, `40%`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a value and nothing else")]
 pub struct Text<T>(pub T);

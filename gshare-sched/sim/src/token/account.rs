@@ -1,59 +1,61 @@
-//! GPU time that a client may still be granted, worked out from its totals alone.
+//! The GPU time that a client may still be granted, derived from its totals alone.
 //!
 //! # Problem
-//! Whether a scheduler keeps a limit cannot be asked of its own ledger. This account is kept beside it, from the events and actions that
-//! crossed the boundary, and is slow and literal: everything is added up again whenever it is asked for.
+//! A scheduler's own ledger cannot show whether the scheduler keeps a limit. This account stands beside the ledger and uses only
+//! the events and actions that crossed the boundary. It is slow and literal, and adds everything up again at each question.
 //!
 //! # Algorithm
-//! The time that a token allows counts for its window, time beyond that for the window in which it is heard. At the end of a window, `carry' = max(0, carry + charged - limit)`: overuse is
-//! debt for the next window, unused time is not saved up. In window `w`, `remain = limit - carry - charged`.
+//! GPU time within a token's allowance counts for the window of the token, and GPU time beyond it for the window of the report. At
+//! the end of a window, `carry' = max(0, carry + charged - limit)`: overuse is debt for the next window, and unused time is not
+//! saved up. In window `w`, `remain = limit - carry - charged`.
 //!
-//! One thing may be had later: the time of its request that a client missed in windows at whose end it held a token or asked for one,
-//! since others may have overrun theirs. It is at most one request for each window that the longest token of its GPU lasted, and one
-//! more. A scheduler may add it to request and limit of the next window, or leave it. So every balance has two readings, [`Bound::Least`]
-//! and [`Bound::Most`]. A limit that changes within a window has two readings as well: overuse is at least the use beyond the largest
-//! limit in force, at most the use beyond the smallest. A check uses the reading that can only err in the scheduler's favour.
+//! One kind of time may come later: a client's missed part of its request, if the client held a token or asked for one at the end
+//! of the window, since other clients may have overrun. The owed time is at most one request for each window of the longest
+//! token on its GPU, and one more. A scheduler may add the owed time to request and limit of the next window, or drop it, so every
+//! balance has two readings, [`Bound::Least`] and [`Bound::Most`]. A limit with a change within a window has two readings as well:
+//! overuse is at least the use beyond the largest limit in force, and at most the use beyond the smallest. A check uses the reading
+//! that can only err in the scheduler's favour.
 //!
 //! Example: window 100 ms, limit 30 %. 34 ms are charged in window 0. Window 1 starts with 4 ms carried, so 26 ms remain; if nothing
 //! runs in it, window 2 starts with nothing carried.
 
 use gshare_core::{Duration, Quota, QuotaRange, Timestamp};
 
-/// Windows kept in detail; what is older is folded into one carry.
+/// The number of windows kept in detail; older windows are folded into one carry.
 const WINDOWS_KEPT: usize = 16;
 
-/// Which end of what is possible.
+/// The end of the range of possible balances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// The largest limit, and all that may be owed.
+    /// The largest limit, and all time possibly owed.
     Least,
-    /// The smallest limit, and nothing owed.
+    /// The smallest limit, and no owed time.
     Most,
 }
 
-/// The windows over which quotas are settled: `[origin + k * length, origin + (k + 1) * length)`.
+/// The windows for the settlement of quotas: `[origin + k * length, origin + (k + 1) * length)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Start of window 0.
+    /// The start of window 0.
     pub origin: Timestamp,
-    /// Length of each; more than 0.
+    /// The length of each window; more than 0.
     pub length: Duration,
-    /// The most overuse that is carried from one window into the next.
+    /// The most overuse carried from one window into the next.
     pub max_carry: Duration,
 }
 
 impl Windows {
-    /// The window a time lies in.
+    /// The window containing a time.
     pub const fn index(&self, now: Timestamp) -> u64 {
         now.saturating_since(self.origin).as_nanos() / self.length.as_nanos()
     }
 
-    /// First instant of a window.
+    /// The first instant of a window.
     pub const fn start(&self, window: u64) -> Timestamp {
         self.origin.saturating_add(self.length.saturating_mul(window))
     }
 
-    /// First instant after a window.
+    /// The first instant after a window.
     pub const fn end(&self, window: u64) -> Timestamp {
         self.start(window + 1)
     }
@@ -64,17 +66,17 @@ impl Windows {
 pub struct Account {
     windows: Windows,
     quota: QuotaRange,
-    /// Whether it holds a token or asks for one.
+    /// Whether the client holds a token or asks for one.
     wants: bool,
-    /// Requests that it may be owed at most.
+    /// The most requests possibly owed to the client.
     most_owed: u64,
-    /// Windows in which something happened, oldest first.
+    /// The windows with any event, oldest first.
     periods: Vec<Period>,
     /// The balance brought into the first of `periods`, at least and at most.
     opening: (Brought, Brought),
 }
 
-/// The balance that a window starts with.
+/// The balance at the start of a window.
 #[derive(Debug, Clone, Copy, Default)]
 struct Brought {
     carry: Duration,
@@ -87,16 +89,16 @@ struct Period {
     /// The largest and the smallest limit in force in this window.
     largest: Quota,
     smallest: Quota,
-    /// The quota at its end, which also holds for the windows after it in which nothing happened.
+    /// The quota at the window's end, which also holds for the following windows without any event.
     after: QuotaRange,
-    /// Whether the client was there with this quota from its start, and wanted more at its end.
+    /// Whether the client was present with this quota from the window's start, and wanted more at its end.
     whole: bool,
     wanted: bool,
     charged: Duration,
 }
 
 impl Account {
-    /// A client that joins at `now`.
+    /// The account of a client that joins at `now`.
     pub fn new(windows: Windows, now: Timestamp, quota: QuotaRange) -> Self {
         let period = Period { whole: false, ..Period::new(windows.index(now), quota) };
         Self {
@@ -109,12 +111,12 @@ impl Account {
         }
     }
 
-    /// The windows it is settled over.
+    /// The windows of the account's settlement.
     pub const fn windows(&self) -> Windows {
         self.windows
     }
 
-    /// The quota is another from `now` on.
+    /// Changes the quota from `now` on.
     pub fn change_quota(&mut self, now: Timestamp, quota: QuotaRange) {
         let period = self.period(self.windows.index(now));
         period.largest = period.largest.max(quota.limit());
@@ -123,7 +125,7 @@ impl Account {
         self.quota = quota;
     }
 
-    /// Whether the client holds a token or asks for one, from `now` on.
+    /// Notes whether the client holds a token or asks for one, from `now` on.
     pub fn set_wants(&mut self, now: Timestamp, wants: bool) {
         if wants != self.wants {
             self.wants = wants;
@@ -131,30 +133,30 @@ impl Account {
         }
     }
 
-    /// A token of the client's GPU lasted this long.
+    /// Notes the length of a token on the client's GPU.
     pub fn lasted(&mut self, longest: Duration) {
         let windows = 1 + longest.as_nanos().div_ceil(self.windows.length.as_nanos());
         self.most_owed = self.most_owed.max(windows);
     }
 
-    /// GPU time is charged at `now`.
+    /// Charges GPU time at `now`.
     pub fn charge(&mut self, now: Timestamp, more: Duration) {
         let period = self.period(self.windows.index(now));
         period.charged = period.charged.saturating_add(more);
     }
 
-    /// GPU time charged to a window without the overuse that is carried into it.
+    /// GPU time charged to a window, without the overuse carried into the window.
     pub fn charged(&self, window: u64) -> Duration {
         let period = self.periods.iter().find(|period| period.window == window);
         period.map_or(Duration::ZERO, |period| period.charged)
     }
 
-    /// The overuse that is carried into a window, which must not be older than those kept.
+    /// The overuse carried into a window, which must not be older than the kept windows.
     pub fn carried(&self, window: u64, bound: Bound) -> Duration {
         self.brought(window, bound).carry
     }
 
-    /// The time that may be owed in a window, which must not be older than those kept: at [`Bound::Most`], nothing.
+    /// The time possibly owed in a window, which must not be older than the kept windows: nothing at [`Bound::Most`].
     pub fn owed(&self, window: u64, bound: Bound) -> Duration {
         self.brought(window, bound).owed
     }
@@ -191,7 +193,7 @@ impl Account {
         brought
     }
 
-    /// GPU time that the client may still be granted in the window of `now`, nothing of which is granted.
+    /// GPU time that the client may still be granted in the window of `now`, if nothing of it is granted yet.
     pub fn remain(&self, now: Timestamp, bound: Bound) -> Duration {
         let window = self.windows.index(now);
         let Brought { carry, owed } = self.brought(window, bound);
@@ -199,8 +201,8 @@ impl Account {
         (limit + owed).saturating_sub(self.charged(window)).saturating_sub(carry)
     }
 
-    /// When the limit has paid back what may be carried into the window of `now`, if it does so at its pace: at most the end of
-    /// that window, and its start where nothing is carried.
+    /// The time by which the limit has paid back the possible overuse carried into the window of `now`, at the limit's pace: at
+    /// most the end of this window, and its start without any overuse.
     pub fn paid_back(&self, now: Timestamp) -> Timestamp {
         let window = self.windows.index(now);
         let changed = self.periods.iter().find(|period| period.window == window);
@@ -209,7 +211,8 @@ impl Account {
         self.windows.start(window).saturating_add(self.pace(carried, limit))
     }
 
-    /// The limit that has been in force since the window of `now` began; zero where it began without the client, or with another.
+    /// The limit in force since the start of the window of `now`; zero if the window began without the client, or with another
+    /// limit.
     pub fn standing_limit(&self, now: Timestamp) -> Quota {
         let window = self.windows.index(now);
         let changed = self.periods.iter().any(|period| period.window == window && !period.whole);
@@ -222,7 +225,7 @@ impl Account {
         self.windows.length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
     }
 
-    /// The start of the first window after that of `now` in which something remains, if nothing more is used till then.
+    /// The start of the first later window with remaining time, if nothing more is used until then.
     pub fn next_remain(&self, now: Timestamp, bound: Bound) -> Timestamp {
         let next = self.windows.index(now) + 1;
         let carry = self.carried(next, bound);
@@ -293,8 +296,8 @@ mod tests {
         Account::new(WINDOWS, at(0), quota(percent))
     }
 
-    /// A client that misses 20 ms of 30 may have them in the next window, and what it then misses of those in the one after, but
-    /// never more than its request, unless a token lasted longer than a window.
+    /// A client that misses 20 ms of 30 may have them in the next window, and the part missed again in the window after. The owed
+    /// time never exceeds the request, unless a token lasted longer than a window.
     #[test]
     fn missed_time_may_be_had_later() {
         let mut account = account(30);

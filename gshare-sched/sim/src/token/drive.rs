@@ -7,18 +7,18 @@ use gshare_core::{Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler
 
 /// A scheduler, the time, and an audit of every call.
 ///
-/// What is checked beyond the [checkers](super::check): a refused call leaves the orders, the deadline and the status of
-/// every client as they were, and an accepted call only appends to the orders.
+/// The driver checks two facts beyond the [checkers](super::check): a refused call leaves the orders, the deadline and the status
+/// of every client unchanged, and an accepted call only appends to the orders.
 pub struct Driver {
     scheduler: Box<dyn TokenScheduler>,
     audit: Audit,
     now: Timestamp,
-    /// Starts with an order that no call may touch.
+    /// The list starts with an order that no call may touch.
     actions: Vec<TokenAction>,
 }
 
 impl Driver {
-    /// Drives a scheduler that has no clients yet, from the epoch on.
+    /// Drives a scheduler without clients, from the epoch on.
     pub fn new(scheduler: Box<dyn TokenScheduler>, terms: Terms, checks: Vec<Check>) -> Self {
         Self { scheduler, audit: Audit::new(terms, checks), now: Timestamp::ZERO, actions: Vec::new() }
     }
@@ -28,28 +28,28 @@ impl Driver {
         self.now
     }
 
-    /// The leases so far.
+    /// The book of tokens.
     pub const fn book(&self) -> &Book {
         self.audit.book()
     }
 
-    /// The audit.
+    /// The audit of all calls.
     pub const fn audit(&self) -> &Audit {
         &self.audit
     }
 
-    /// The scheduler.
+    /// The driven scheduler.
     pub fn scheduler(&self) -> &dyn TokenScheduler {
         &*self.scheduler
     }
 
-    /// The orders of the last call that was accepted.
+    /// The orders of the last accepted call.
     pub fn actions(&self) -> &[TokenAction] {
         &self.actions
     }
 
-    /// Calls the scheduler at `now`, which is checked to be no earlier than before only by the scheduler. Gives its
-    /// answer; the violation is that of a checker.
+    /// Calls the scheduler at `now`, and returns its answer. Only the scheduler checks that `now` is not before the last call. The
+    /// error is a checker's violation.
     pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<Result<(), TokenError>, Violation> {
         let before = Glance::of(self);
         let kept = self.actions.len();
@@ -70,12 +70,12 @@ impl Driver {
         Ok(Ok(()))
     }
 
-    /// Calls the scheduler with an event that it has no reason to refuse.
+    /// Calls the scheduler with an event it has no reason to refuse.
     pub fn must(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
         self.call(now, event)?.map_err(|error| self.wrong(format!("{event:?} was refused: {error}")))
     }
 
-    /// Calls the scheduler with an event that it must refuse.
+    /// Calls the scheduler with an event it must refuse.
     pub fn must_refuse(&mut self, now: Timestamp, event: TokenEvent) -> Result<TokenError, Violation> {
         match self.call(now, event)? {
             Err(error) => Ok(error),
@@ -83,7 +83,7 @@ impl Driver {
         }
     }
 
-    /// Lets the time pass to `until`, calling the scheduler at each of its deadlines on the way.
+    /// Lets the time pass to `until`, and calls the scheduler at each of its deadlines on the way.
     pub fn advance(&mut self, until: Timestamp) -> Result<(), Violation> {
         while let Some(deadline) = self.scheduler.next_deadline().filter(|&deadline| deadline <= until) {
             self.must(deadline.max(self.now), TokenEvent::DeadlineReached)?;
@@ -99,7 +99,7 @@ impl Driver {
 
 gshare_core::debug_fields!(Driver { now, audit });
 
-/// All that can be seen of a scheduler from outside.
+/// A scheduler's whole state as visible from outside.
 #[derive(PartialEq)]
 struct Glance {
     deadline: Option<Timestamp>,

@@ -1,5 +1,5 @@
-//! Clients that always want more: they use what they are given at once and to the nanosecond, give it back the moment it
-//! is used up, and ask again, or ask ahead of time.
+//! Clients that always want more: they use their grants at once and to the nanosecond, give a token back the moment it is used up, and
+//! ask again, or ask ahead of time.
 
 use super::Violation;
 use super::drive::Driver;
@@ -7,14 +7,14 @@ use crate::event_queue::EventQueue;
 use gshare_core::{ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// Clients that always want more. See the [module](self).
 #[derive(Debug)]
 pub struct Keen<'a> {
     driver: &'a mut Driver,
     queue: EventQueue<Done>,
-    /// Ask for more when this much of the budget is left.
+    /// The remaining budget at which clients ask for more.
     ahead: Duration,
-    /// The total up to which each may work, its total when it began to, and when that was.
+    /// The allowed total of each client, with its total and the time at the beginning of its work.
     work: BTreeMap<ClientId, Work>,
 }
 
@@ -36,38 +36,38 @@ impl Work {
     }
 }
 
-/// A client has used its token up to a point; void when it was given more since.
+/// A client has used its token up to a point; void after a later grant.
 #[derive(Debug, Clone, Copy)]
 struct Done {
     client: ClientId,
     end: Timestamp,
-    /// Only ask for more, ahead of the end.
+    /// The client only asks for more, ahead of the end.
     ask: bool,
 }
 
 impl<'a> Keen<'a> {
-    /// `ahead`: how long before the end of its token a client asks for more; zero for one that asks afterwards.
+    /// Makes clients that ask for more `ahead` of the end of their tokens, or afterwards if `ahead` is zero.
     pub fn new(driver: &'a mut Driver, ahead: Duration) -> Self {
         Self { driver, queue: EventQueue::new(), ahead, work: BTreeMap::new() }
     }
 
-    /// The scheduler that they call.
+    /// The driver of the scheduler.
     pub const fn driver(&self) -> &Driver {
         self.driver
     }
 
-    /// GPU time that a client has used by `now`.
+    /// GPU time used by a client until `now`.
     pub fn used(&self, now: Timestamp, client: ClientId) -> Duration {
         let said = self.driver.book().client(client).map_or(Duration::ZERO, |entry| entry.said);
         self.work.get(&client).map_or(said, |work| work.used(now))
     }
 
-    /// A client says that it wants to launch, for the first time.
+    /// Sends a client's first request.
     pub fn ask(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
         self.call(now, TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })
     }
 
-    /// Calls the scheduler, and lets the clients do what it orders.
+    /// Calls the scheduler, and lets the clients obey its orders.
     pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
         self.driver.must(now, event)?;
         for order in self.driver.actions().to_vec() {
@@ -75,7 +75,7 @@ impl<'a> Keen<'a> {
             let base = self.driver.book().client(client).map_or(Duration::ZERO, |entry| entry.said);
             let fresh = Work { allowed, until, base, since: now };
             let work = self.work.entry(client).or_insert(fresh);
-            // It goes on from where it is.
+            // The client goes on from its present total.
             *work = Work { allowed, until, base: work.used(now).max(base), since: now };
             let end = work.end();
             self.queue.schedule(end, Done { client, end, ask: false });

@@ -1,19 +1,19 @@
-//! Watching a token scheduler: a book of its tokens, checkers, and a picture of what went wrong.
+//! Watching a token scheduler: a book of its tokens, checkers, and a picture of each violation.
 //!
 //! # Problem
-//! The contract of [`TokenScheduler`] speaks about instants ("never more than the whole"), windows ("no more than the
-//! limit") and waits. A test that looks at single calls sees none of these. So every call is written into a [`Book`],
-//! change by change, and [checkers](check) read the book after each change.
+//! The contract of [`TokenScheduler`] speaks about instants ("never more than the whole"), windows ("no more than the limit") and
+//! waits, and a test of single calls sees none of these. The audit therefore writes every call into a [`Book`], change by change,
+//! and [checkers](check) read the book after each change.
 //!
 //! # Terms
-//! - **call**: one `handle` that succeeded, with its event and its actions. A call that was refused changes nothing and
-//!   is not shown to the book.
-//! - **change**: the event of a call, or one of its actions. SMs must suffice after each of them, not only at the end.
-//! - **holder**: a client from its grant until it gives the token back, is stopped or leaves. Running past `until` does not end
-//!   that: its kernels may still run.
+//! - **call**: one successful `handle`, with its event and its actions. A refused call changes nothing, and the book does not see
+//!   it.
+//! - **change**: the event of a call, or one of its actions. SMs must suffice after each change, not only at the end.
+//! - **holder**: a client from its grant until it gives the token back, is stopped or leaves. A client past `until` is still a
+//!   holder, since its kernels may still run.
 //!
-//! [`Audit`] is what a driver holds: it keeps the book, runs the checkers, draws the [`timeline`] and hashes the log,
-//! so that two runs of one seed can be compared by one number.
+//! A driver holds an [`Audit`], which keeps the book, runs the checkers, draws the [`timeline`] and hashes the log. One number then
+//! suffices to compare two runs of a seed.
 
 pub mod account;
 pub mod check;
@@ -31,26 +31,26 @@ use gshare_core::{
 use std::collections::BTreeMap;
 use timeline::Timeline;
 
-/// The terms of a policy, as far as its tokens can be checked by them.
+/// The terms of a policy, as far as a check of its tokens needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
-    /// Length of the window over which quotas are settled.
+    /// The length of the window for the settlement of quotas.
     pub window: Duration,
-    /// Where the windows of a GPU begin.
+    /// The beginning of a GPU's windows.
     pub origin: Origin,
-    /// The longest time a token is given for at once.
+    /// The longest time of a single grant.
     pub max_token: Duration,
-    /// Time beyond its budget for which a token lasts.
+    /// The time from the end of a token's budget to the end of the token.
     pub slack: Duration,
-    /// Time after the end of a token, or of the work that is known to run under it, at which it is taken back.
+    /// The time from the end of a token, or of the known work under it, to its revocation.
     pub grace: Duration,
-    /// The most overuse that is carried from one window into the next.
+    /// The most overuse carried from one window into the next.
     pub max_carry: Duration,
 }
 
 impl Terms {
-    /// The terms of FaST's multi-token scheduler: windows from a GPU's first client on.
+    /// The terms of FaST's multi-token scheduler, with windows from a GPU's first client on.
     pub const fn multi_token(
         window: Duration,
         max_token: Duration,
@@ -60,7 +60,7 @@ impl Terms {
         Self { window, origin: Origin::FirstClient, max_token, slack, grace, max_carry }
     }
 
-    /// The same terms with windows that begin elsewhere.
+    /// The same terms with another beginning of the windows.
     #[must_use]
     pub const fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }
@@ -75,63 +75,63 @@ impl Terms {
     }
 }
 
-/// Where the windows of a GPU begin.
+/// The beginning of a GPU's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
     /// At time 0, for every GPU.
     Epoch,
-    /// When the GPU gets a client and has none; again each time that it has been empty.
+    /// At the arrival of a client on a GPU without clients; again after each time without clients.
     FirstClient,
 }
 
-/// One entry of the book: the event of a call, or one of its actions.
+/// An entry of the book: the event of a call, or one of its actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The event.
+    /// The event of the call.
     Event(TokenEvent),
-    /// An action.
+    /// One action of the call.
     Action(TokenAction),
 }
 
-/// A token as the book knows it.
+/// A token in the book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// When it was granted, extensions aside; and the token of an earlier window that it replaced, if that was held.
+    /// The time of the grant, extensions aside. The token may have replaced a held token of an earlier window.
     pub since: Timestamp,
-    /// When the token of an earlier window was granted that it replaced, or the same.
+    /// The time of the replaced token's grant, or `since` for a token without a predecessor.
     pub replaced: Timestamp,
-    /// The total at which it begins: its client's charge, or the total that the replaced token allowed.
+    /// The total at the token's beginning: its client's charge, or the allowed total of the replaced token.
     pub base: Duration,
-    /// The total that it allows.
+    /// The allowed total.
     pub allowed: Duration,
-    /// When the client must stop.
+    /// The time at which the client must stop.
     pub until: Timestamp,
-    /// SMs it counts for: those of the client's share when it was granted.
+    /// The SMs of the client's share at the time of the grant, which count for this token.
     pub sm: SmShare,
 }
 
-/// A client as the book knows it.
+/// A client in the book.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Where it launches.
+    /// The GPU of the client's launches.
     pub gpu: GpuId,
-    /// The share that it may take.
+    /// The share of the client.
     pub share: Share,
-    /// Its token.
+    /// The token of the client, if any.
     pub held: Option<Held>,
-    /// Since when it has been asking: for its first token, or for more than the one it holds.
+    /// The beginning of the client's present request, for a first token or for more than its token.
     pub asked: Option<Timestamp>,
-    /// Its quota.
+    /// The account of the client's quota.
     pub account: Account,
-    /// GPU time since it joined, as it said, and as it is charged.
+    /// The client's reported GPU time since it joined.
     pub said: Duration,
-    /// GPU time that it is charged since it joined.
+    /// The client's charged GPU time since it joined.
     pub charged: Duration,
 }
 
 impl Client {
-    /// When its token is taken back, if it is not given back before.
+    /// The time of the token's revocation, unless the client gives it back before.
     pub fn due(&self, terms: Terms) -> Option<Timestamp> {
         self.held.map(|held| {
             let runs = self.charged.saturating_sub(held.base).min(terms.max_carry);
@@ -139,7 +139,7 @@ impl Client {
         })
     }
 
-    /// The total at which a token that is granted now begins, or goes on.
+    /// The total at which a grant at `now` begins or goes on.
     pub fn begins(&self, now: Timestamp) -> Duration {
         let windows = self.account.windows();
         let held = self.held.map_or(Duration::ZERO, |held| {
@@ -148,7 +148,7 @@ impl Client {
         held.max(self.charged)
     }
 
-    /// GPU time charged to a window, with what its token of that window still allows.
+    /// GPU time charged to a window, with the remaining allowance of the client's token of this window.
     pub fn committed(&self, window: u64) -> Duration {
         let held = self.held.filter(|held| self.account.windows().index(held.since) == window);
         let open =
@@ -156,7 +156,8 @@ impl Client {
         self.account.charged(window).saturating_add(open)
     }
 
-    /// Charges the client up to a total: the time that its token allows to the window of the token, the rest to that of `now`.
+    /// Charges the client up to a total: time within the token's allowance to the window of the token, the rest to the window of
+    /// `now`.
     fn charge(&mut self, now: Timestamp, total: Duration) {
         let more = total.saturating_sub(self.charged);
         let windows = self.account.windows();
@@ -177,9 +178,9 @@ impl Client {
 pub struct Book {
     terms: Terms,
     clients: BTreeMap<ClientId, Client>,
-    /// Windows of each GPU that has clients.
+    /// The windows of each GPU with clients.
     windows: BTreeMap<GpuId, Windows>,
-    /// Latest generation of each slot.
+    /// The latest generation of each slot.
     generations: BTreeMap<u32, u32>,
 }
 
@@ -194,7 +195,7 @@ impl Book {
         self.terms
     }
 
-    /// The windows quotas are settled over on a GPU that has clients.
+    /// The windows for the settlement of quotas on a GPU with clients.
     pub fn windows(&self, gpu: GpuId) -> Option<Windows> {
         self.windows.get(&gpu).copied()
     }
@@ -204,7 +205,7 @@ impl Book {
         self.clients.iter().map(|(id, client)| (*id, client))
     }
 
-    /// One client.
+    /// The entry of a client, if any.
     pub fn client(&self, client: ClientId) -> Option<&Client> {
         self.clients.get(&client)
     }
@@ -214,7 +215,7 @@ impl Book {
         self.clients().filter(move |(_, client)| client.gpu == gpu)
     }
 
-    /// The GPUs that have clients.
+    /// The GPUs with clients.
     pub fn gpus(&self) -> Vec<GpuId> {
         let mut gpus: Vec<_> = self.clients.values().map(|client| client.gpu).collect();
         gpus.sort_unstable();
@@ -222,7 +223,7 @@ impl Book {
         gpus
     }
 
-    /// Sum of the SMs of the holders on a GPU, in basis points.
+    /// The sum of the holders' SMs on a GPU, in basis points.
     pub fn sm_held(&self, gpu: GpuId) -> u32 {
         self.on(gpu).filter_map(|(_, client)| client.held).map(|held| u32::from(held.sm.get())).sum()
     }
@@ -234,7 +235,7 @@ impl Book {
         self.clients.range(first..=last).next().map(|(id, _)| *id)
     }
 
-    /// A generation that the slot has not had.
+    /// A new generation for the slot.
     pub fn next_generation(&self, slot: u32) -> u32 {
         self.generations.get(&slot).map_or(0, |last| last + 1)
     }
@@ -250,7 +251,7 @@ impl Book {
         Ok(())
     }
 
-    /// Writes an event that was accepted.
+    /// Writes an accepted event.
     fn write_event(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), String> {
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => {
@@ -297,7 +298,7 @@ impl Book {
         Ok(())
     }
 
-    /// The token of a client is over, if it holds one: clients of its GPU may be owed more, the longer it lasted.
+    /// Ends the token of a client, if any. The longer the token lasted, the more may be owed to the clients of its GPU.
     fn over(&mut self, now: Timestamp, client: ClientId) -> Result<(), String> {
         let entry = self.entry(client)?;
         let (gpu, charged, held) = (entry.gpu, entry.charged, entry.held.take());
@@ -314,7 +315,7 @@ impl Book {
         }
     }
 
-    /// Writes an action. Refuses one that no token allows.
+    /// Writes an action, and refuses an action without a basis in any token.
     fn write_action(&mut self, now: Timestamp, action: TokenAction) -> Result<(), String> {
         match action {
             TokenAction::Allow { client, allowed, until } => self.write_grant(now, client, allowed, until),
@@ -386,25 +387,25 @@ impl Book {
     }
 }
 
-/// A violation that was found, with the picture of how it came to it.
+/// A violation, with the picture of its history.
 #[derive(Clone, thiserror::Error)]
 #[error("{checker}: {message} (call {call} at {now})\n{picture}")]
 pub struct Violation {
-    /// Which checker.
+    /// The name of the checker.
     pub checker: &'static str,
-    /// Number of the call, from 0.
+    /// The number of the call, from 0.
     pub call: u64,
-    /// When it was found.
+    /// The time of the discovery.
     pub now: Timestamp,
     /// The violation in words, naming clients and figures.
     pub message: String,
-    /// The last calls, and who held what in the time before.
+    /// The last calls, and the holders of tokens in the time before.
     pub picture: String,
 }
 
 crate::debug_as_text::debug_as_text!(Violation);
 
-/// Watches one scheduler: show it every call that succeeded. See the [module](self).
+/// The watch over one scheduler, which must see every successful call. See the [module](self).
 #[derive(Debug)]
 pub struct Audit {
     book: Book,
@@ -415,33 +416,33 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// An audit by these checkers, over a scheduler that has no clients yet.
+    /// An audit with these checkers, over a scheduler without clients.
     pub fn new(terms: Terms, checks: Vec<check::Check>) -> Self {
         let (book, timeline, hash) = (Book::new(terms), Timeline::new(), LogHash::default());
         Self { book, checks, timeline, hash, calls: 0 }
     }
 
-    /// The book.
+    /// The book of tokens.
     pub const fn book(&self) -> &Book {
         &self.book
     }
 
-    /// A number that two runs share exactly when they saw the same calls.
+    /// A hash of the log, equal exactly for runs with the same calls.
     pub const fn log_hash(&self) -> u64 {
         self.hash.0
     }
 
-    /// How often each checker's claim was put to the test, by name.
+    /// The number of tests of each checker's claim, by name.
     pub fn tested(&self) -> Vec<(&'static str, u64)> {
         self.checks.iter().map(|check| (check.name, check.tested)).collect()
     }
 
-    /// Number of calls seen.
+    /// The number of calls so far.
     pub const fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Takes one call that succeeded.
+    /// Takes one successful call.
     pub fn observe(
         &mut self,
         now: Timestamp,
@@ -469,7 +470,7 @@ impl Audit {
         actions: &[TokenAction],
         scheduler: &dyn TokenScheduler,
     ) -> Result<(), Violation> {
-        // An engine first does what its deadlines asked for, so stops at the head of its orders came before the event.
+        // An engine first obeys its deadlines, so stops at the head of its orders came before the event.
         let overdue = actions.iter().take_while(|action| matches!(action, TokenAction::Stop { .. })).count();
         let (overdue, rest) = actions.split_at(overdue);
         let overdue = overdue.iter().map(|action| Change::Action(*action));
@@ -503,7 +504,7 @@ impl Audit {
     }
 }
 
-/// FNV-1a over what is written into it: not for tables, only to compare logs.
+/// FNV-1a over the written text: not for tables, only to compare logs.
 #[derive(Debug, Clone, Copy)]
 struct LogHash(u64);
 

@@ -1,7 +1,7 @@
 //! Operations: random calls as small values, for property tests, fuzzers and committed regressions alike.
 //!
-//! An operation names a slot and percentages, never a total or a time: what it means follows from the book, so any
-//! list of operations is a possible history, and shrinking one leaves a possible history.
+//! An operation names a slot and percentages, never a total or a time, and takes its meaning from the book. Any list of operations
+//! is therefore a possible history, and a shrunk list is one as well.
 
 use super::drive::Driver;
 use super::{Book, Violation};
@@ -17,102 +17,102 @@ use gshare_core::{
 pub enum TokenOp {
     /// Time passes; the scheduler is called at its deadlines.
     Wait {
-        /// How long.
+        /// The time in microseconds.
         micros: u16,
     },
     /// Time passes without a call of the scheduler, even past its deadlines.
     Sleep {
-        /// How long, in 100 microseconds.
+        /// The time, in 100 microseconds.
         tenths_ms: u16,
     },
-    /// The next deadline comes.
+    /// The scheduler is called at its next deadline.
     Deadline,
     /// The scheduler is called as if at a deadline.
     Poke,
     /// A client joins, if its slot is free.
     Join {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
-        /// Its GPU.
+        /// The client's GPU.
         gpu: u8,
-        /// Per cent requested, of the limit.
+        /// The request in per cent of the limit.
         request: u8,
-        /// Per cent allowed, at least 1.
+        /// The limit in per cent, at least 1.
         limit: u8,
-        /// Per cent of the SMs, at least 1.
+        /// The SMs in per cent, at least 1.
         sm: u8,
     },
     /// A client's share changes.
     Change {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
-        /// Per cent requested, of the limit.
+        /// The request in per cent of the limit.
         request: u8,
-        /// Per cent allowed, at least 1.
+        /// The limit in per cent, at least 1.
         limit: u8,
-        /// Per cent of the SMs, at least 1.
+        /// The SMs in per cent, at least 1.
         sm: u8,
     },
-    /// A client leaves, with all that it holds.
+    /// A client leaves with its token.
     Leave {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
     },
-    /// A client asks.
+    /// A client asks for a token.
     Request {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
     },
     /// A client gives its token back.
     Return {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
-        /// GPU time used in per cent of the token; may be more than 100.
+        /// GPU time used, in per cent of the token; may exceed 100.
         used: u8,
-        /// Whether it wants the next at once.
+        /// Whether the client wants the next token at once.
         again: bool,
     },
-    /// A client reports on its token.
+    /// A client reports its use of the token.
     Report {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
-        /// GPU time used in per cent of the token; may be more than 100.
+        /// GPU time used, in per cent of the token; may exceed 100.
         used: u8,
     },
     /// A client launches a kernel as long as several windows, and reports it.
     Long {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
-        /// Length in 64ths of a window: up to four windows.
+        /// The length of the kernel in 64ths of a window: up to four windows.
         length: u8,
     },
-    /// A client without a token reports work that ended later than it was charged.
+    /// A client without a token reports work that ended after its charge.
     Late {
-        /// Its slot.
+        /// The client's slot.
         slot: u8,
         /// GPU time beyond its last report, in 64ths of a window.
         more: u8,
     },
-    /// A call that must be refused.
+    /// A call that the scheduler must refuse.
     Nonsense {
-        /// The client whose slot it names.
+        /// The slot named in the call.
         slot: u8,
-        /// Which nonsense.
+        /// The kind of nonsense.
         kind: u8,
     },
 }
 
-/// How large a world of operations is.
+/// The size of a world of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
-    /// Slots of clients; the scheduler must have as many.
+    /// The number of client slots, which must equal the scheduler's number.
     pub slots: u32,
-    /// GPUs; the scheduler must have as many.
+    /// The number of GPUs, which must equal the scheduler's number.
     pub gpus: u32,
 }
 
 impl TokenOp {
-    /// A random operation; those that move a world along are more likely than those that shake it.
+    /// A random operation; operations that move a world along are more likely than disturbances.
     pub fn random(rng: &mut Rng) -> Self {
         let mut byte = || rng.next_u64().to_le_bytes()[0];
         let (slot, a, b, c, d) = (byte(), byte(), byte(), byte(), byte());
@@ -133,12 +133,12 @@ impl TokenOp {
         }
     }
 
-    /// Whether the scheduler must refuse it.
+    /// Whether the scheduler must refuse the operation.
     pub const fn is_nonsense(self) -> bool {
         matches!(self, Self::Nonsense { .. })
     }
 
-    /// Does it. What makes no sense at present (a return of nothing) does nothing.
+    /// Performs the operation. An operation without sense at present (a return of nothing) does nothing.
     pub fn apply(self, world: World, driver: &mut Driver) -> Result<(), Violation> {
         let now = driver.now();
         let client = |slot: u8, book: &Book| book.in_slot(u32::from(slot) % world.slots);
@@ -212,7 +212,7 @@ impl TokenOp {
     }
 }
 
-/// What a client has said of its use, and whether it holds a token.
+/// A client's reported use, and whether it holds a token.
 fn said(client: ClientId, book: &Book) -> (Duration, bool) {
     book.client(client).map_or((Duration::ZERO, false), |entry| (entry.said, entry.held.is_some()))
 }
@@ -221,7 +221,7 @@ fn percent(whole: Duration, percent: u8) -> Duration {
     Duration::from_nanos(whole.as_nanos().saturating_mul(percent.into()) / 100)
 }
 
-/// A share that is sound: `request` is per cent of the limit.
+/// A valid share: `request` is per cent of the limit.
 fn share(request: u8, limit: u8, sm: u8) -> Share {
     let limit = 1 + u16::from(limit) % 100;
     let request = u16::from(request) % 101 * limit;
@@ -231,7 +231,7 @@ fn share(request: u8, limit: u8, sm: u8) -> Share {
     Share { quota, sm }
 }
 
-/// A call that no scheduler may accept, and the error it must give.
+/// A call that no scheduler may accept, and the error it must return.
 fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(), Violation> {
     let now = driver.now();
     let slot = u32::from(slot) % world.slots;
@@ -245,7 +245,7 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
             let past = now.saturating_sub(Duration::from_nanos(1));
             (past, TokenEvent::DeadlineReached, |error| matches!(error, TokenError::TimeWentBack { .. }))
         }
-        // Refused in the future: the time must not move there either.
+        // A refused call in the future must not move the time there either.
         (1, _) => (
             now.saturating_add(Duration::from_secs(1)),
             TokenEvent::Used { client: nobody, used, state },
@@ -264,7 +264,7 @@ fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(),
             })
         }
         (9, Some(client)) => {
-            // The shrinking report, where there is something that can shrink.
+            // A report below the last report, if the last report leaves room for it.
             let (said, _) = said(client, driver.book());
             let Some(less) = said.as_nanos().checked_sub(1) else { return Ok(()) };
             let used = Duration::from_nanos(less);

@@ -1,16 +1,16 @@
-//! Programs that wait for each kernel before they launch the next: what they get, and what they would get alone.
+//! Programs that wait for each kernel before they launch the next: their GPU time beside others and alone.
 //!
 //! # Problem
-//! A [keen](super::keen) client always has work. A program that waits for each of its kernels does not: between two of them
-//! its host is busy, and while it holds a token that no other shares, no client uses the GPU in those pauses. So it cannot reach
-//! a request near the part of time that its kernels take when it is alone, its token runs out by the clock, and what two of them
-//! should get is said of the time that they would have alone: in proportion to their requests.
+//! A [keen](super::keen) client always has work. A program that waits for each of its kernels does not: its host is busy between two
+//! kernels, and while it holds a token alone, no client uses the GPU in these pauses. It cannot reach a request near the part of time
+//! that its kernels take alone, and its token runs out by the clock. The fair division between two such programs therefore refers to
+//! their times alone, in proportion to their requests.
 //!
 //! # Model
-//! A program launches a kernel, waits for its end, pauses and starts over while its token is neither used up nor over; else it gives the
-//! token back and asks again. It asks ahead when little is left of its token, by use or by the clock, and reports its use now and then.
-//! An order arrives after the hand-over time; an order that has crossed the end of the token is void. One kernel runs at a time, in the
-//! order of the launches.
+//! A program launches a kernel, waits for its end, pauses and starts over while its token is neither used up nor over; otherwise it
+//! gives the token back and asks again. It asks ahead when little of its token is left, by use or by the clock, and reports its use
+//! at intervals. An order arrives after the hand-over time, and an order crossing the end of the token is void. One kernel runs at
+//! a time, in the order of the launches.
 //!
 //! # Cost
 //! O(log n) per kernel and call of the scheduler, for n programs.
@@ -21,18 +21,18 @@ use crate::event_queue::EventQueue;
 use gshare_core::{ClientId, Duration, GpuId, Share, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
-/// More is asked for when this is left of a budget or of the time to an expiry.
+/// The remaining budget, or time to an expiry, at which a program asks for more.
 const AHEAD: Duration = Duration::from_millis(5);
-/// How often usage is reported.
+/// The interval of usage reports.
 const REPORT: Duration = Duration::from_millis(10);
 
-/// The kernels of a program and its pauses.
+/// The kernels and pauses of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
 pub struct Pace {
-    /// Length of a kernel.
+    /// The length of a kernel.
     pub kernel: Duration,
-    /// Time of its host between the end of one and the launch of the next.
+    /// The time of its host between the end of a kernel and the next launch.
     pub pause: Duration,
 }
 
@@ -40,9 +40,9 @@ pub struct Pace {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Got {
-    /// GPU time.
+    /// The GPU time of its kernels.
     pub busy: Duration,
-    /// The longest time without a kernel of it running, from its first kernel on.
+    /// The longest time without a running kernel, from its first kernel on.
     pub gap: Duration,
 }
 
@@ -53,29 +53,29 @@ pub struct Paced<'a> {
     queue: EventQueue<Event>,
     hand_over: Duration,
     programs: BTreeMap<ClientId, Program>,
-    /// When the last kernel ends that was launched.
+    /// The end of the last launched kernel.
     free: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// An order, and how many turns of its client were over then.
+    /// An order, and the number of its client's ended turns at that time.
     Told(ClientId, u32, TokenAction),
     Launches(ClientId),
-    /// Its token may be about to end.
+    /// The client's token may be about to end.
     Looks(ClientId),
 }
 
 #[derive(Debug)]
 struct Program {
     pace: Pace,
-    /// Turns that are over, as the program knows, and as its scheduler does.
+    /// The number of ended turns, in the view of the program and of its scheduler.
     turn: u32,
     turn_there: u32,
     token: Option<Token>,
     used: Duration,
     asked: bool,
-    /// The program waits for a grant: nothing of it is scheduled.
+    /// The program waits for a grant, so none of its events is scheduled.
     waits: bool,
     got: Got,
     last_end: Option<Timestamp>,
@@ -95,7 +95,7 @@ impl<'a> Paced<'a> {
         Self { driver, queue, hand_over, programs, free: Timestamp::ZERO }
     }
 
-    /// A program starts.
+    /// Starts a program.
     pub fn start(
         &mut self,
         now: Timestamp,
@@ -149,7 +149,7 @@ impl<'a> Paced<'a> {
         Ok(())
     }
 
-    /// The program says what it has used and wants. Of a turn that is over for the scheduler, only the total counts.
+    /// Reports the program's use and its state. For a turn already over in the scheduler, only the total counts.
     fn says(&mut self, now: Timestamp, client: ClientId, state: UseState) -> Result<(), Violation> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let ends = program.turn == program.turn_there + 1;
@@ -158,7 +158,7 @@ impl<'a> Paced<'a> {
             (false, UseState::Wants | UseState::Idle)
                 if !ends && self.driver.book().client(client).is_some_and(|entry| entry.held.is_some()) =>
             {
-                // It has not heard of its token yet.
+                // The program has not heard of its token yet.
                 UseState::Holds
             }
             (false, state) => state,
@@ -225,7 +225,7 @@ impl<'a> Paced<'a> {
         self.asks(now, client)
     }
 
-    /// Says its use, and asks for more where little is left.
+    /// Reports the program's use, and asks for more if little is left.
     fn asks(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let Some(token) = &mut program.token else { return Ok(()) };

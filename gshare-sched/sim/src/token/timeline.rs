@@ -1,25 +1,25 @@
-//! The picture that goes with a violation: the last calls, and who held what before it.
+//! The picture of a violation: the last calls, and the holders of tokens before it.
 //!
 //! ```text
 //! client0.0  ####----####====####!!!!
 //! client1.0      ....####....########
 //! ```
-//! `#` holds a token, `=` holds and asks for more, `.` waits, `-` is throttled, `!` was stopped, blank: wants nothing.
-//! A column shows the strongest state within it.
+//! `#` holds a token, `=` holds and asks for more, `.` waits, `-` is throttled, `!` was stopped, blank: wants nothing. A column
+//! shows the strongest state within it.
 
 use core::fmt::Write as _;
 use gshare_core::{ClientId, Duration, Share, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Calls whose text is kept.
+/// The number of calls kept as text.
 const CALLS_KEPT: usize = 24;
-/// State changes that are kept.
+/// The number of kept state changes.
 const MARKS_KEPT: usize = 4_096;
-/// Columns of the picture, and the time that each stands for.
+/// The number of columns in the picture, and the time of each column.
 const COLUMNS: u64 = 100;
 const COLUMN: Duration = Duration::from_millis(2);
 
-/// States, weakest first.
+/// The states, weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Idle,
@@ -43,7 +43,7 @@ impl State {
     }
 }
 
-/// The recent past of a scheduler, cheap to keep and drawn only when something went wrong.
+/// The recent past of a scheduler, cheap to keep and drawn only after a violation.
 #[derive(Debug)]
 pub struct Timeline {
     calls: VecDeque<(Timestamp, TokenEvent, Vec<TokenAction>)>,
@@ -52,7 +52,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Nothing has happened.
+    /// A timeline without any call.
     pub const fn new() -> Self {
         Self { calls: VecDeque::new(), marks: VecDeque::new(), states: BTreeMap::new() }
     }

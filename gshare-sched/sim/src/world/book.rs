@@ -1,22 +1,22 @@
 //! A book of a platform's promises, kept from its events and orders alone.
 //!
 //! # Problem
-//! Whether a platform keeps its promises is to be known without asking it. A [`Book`] is told each event before the platform
-//! is, and each order after; from these it knows what every instance, device and request may do next. It never looks at the
-//! platform, nor at what is simulated, so that the same book goes with any host.
+//! A check of a platform's promises must be independent of the platform. A [`Book`] receives each event before the platform and
+//! each order after it, and derives the possible next steps of every instance, device and request. It never looks at the platform
+//! or at the simulation, so the same book goes with any host.
 //!
 //! # Rules
-//! - **requests**: each is answered once or rejected once; dispatched while it waits, before its deadline, to an instance of
-//!   its function that is ready and has fewer requests than [`room`]; rejected only while it waits, for a reason that holds;
-//! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_sched::platform`]) and come once;
-//!   none comes after the instance is gone, be it reported so or lost with a device. One with requests is never parked, and
-//!   stopped only when it has not finished them by its deadline;
-//! - **bounds**: instances of a function that start, are ready or parked are no more than its `max_instances`;
-//! - **tenants**: no more requests of one are dispatched at once than it may have processes, and its instances have no more
-//!   than its part of the memory when one starts;
-//! - **devices**: parts lie on devices that are there. On a fractional device guaranteed areas (time x SMs) and memory fit.
-//!   On a slice, memory fits; when several instances have theirs there, one of them runs at a time. On a whole device memory
-//!   fits and one instance runs at a time. What starts, drains or stops counts until it is gone;
+//! - **requests**: each is answered once or rejected once; dispatched while it waits, before its deadline, to a ready instance of
+//!   its function with fewer requests than [`room`]; rejected only while it waits, for a valid reason;
+//! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_sched::platform`]) and come once; no
+//!   order comes after the instance is gone, by a report or with its device. An instance with requests is never parked, and stopped
+//!   only if it has not finished them by its deadline;
+//! - **bounds**: a function has at most `max_instances` instances that start, are ready or are parked;
+//! - **tenants**: no tenant has more dispatched requests at once than its limit of processes, and its instances have no more than
+//!   its part of the memory at each start;
+//! - **devices**: parts lie on present devices. On a fractional device guaranteed areas (time x SMs) and memory fit. On a slice
+//!   memory fits, and one of its instances runs at a time. On a whole device memory fits and one instance runs at a time. Starting,
+//!   draining and stopping instances count until they are gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
@@ -29,8 +29,7 @@ use gshare_sched::platform::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most requests that an instance may have at once: one in each of its pipeline's parts, else the largest batch that was
-/// measured.
+/// The most requests of an instance at once: one in each of its pipeline's parts, else the largest measured batch.
 pub fn room(work: &Work, profile: Option<&ProfileTable>, parts: &[Part]) -> usize {
     match work {
         Work::Inference { .. } => {
@@ -47,10 +46,10 @@ pub fn room(work: &Work, profile: Option<&ProfileTable>, parts: &[Part]) -> usiz
 pub(crate) struct Device {
     pub(crate) spec: DeviceSpec,
     regime: Regime,
-    /// Guaranteed area of what has parts on it, of 10^8.
+    /// The guaranteed area of all parts on the device, of 10^8.
     area: u64,
     memory: u64,
-    /// Requests that run on the device as a whole.
+    /// The requests at work on the device as a whole.
     running: usize,
     slices: Vec<Slice>,
 }
@@ -60,9 +59,9 @@ struct Slice {
     at: SliceAt,
     name: String,
     memory: u64,
-    /// Compute slices of it, of those of the GPU, in 10^8.
+    /// Its compute slices as a part of the GPU's compute slices, in 10^8.
     area: u64,
-    /// Instances with a part on it, and the memory of each.
+    /// The instances with a part on the slice, and the memory of each.
     tenants: Vec<(InstanceId, u64)>,
     running: usize,
 }
@@ -72,15 +71,15 @@ pub(crate) struct Instance {
     pub(crate) function: FunctionId,
     pub(crate) parts: Vec<Part>,
     life: Life,
-    /// Whether its parts take what they say of their devices.
+    /// Whether its parts hold their shares of their devices.
     pub(crate) placed: bool,
-    /// A `Park` or `Unpark` that is not answered.
+    /// An unanswered `Park` or `Unpark`.
     pub(crate) moving: bool,
     room: usize,
     pub(crate) requests: Vec<RequestId>,
-    /// When it could serve first.
+    /// The time from which the instance could serve.
     pub(crate) ready: Option<Timestamp>,
-    /// When its parts were placed.
+    /// The time of its placement.
     since: Timestamp,
 }
 
@@ -98,19 +97,19 @@ pub(crate) struct Function {
     work: Work,
     profile: Option<ProfileTable>,
     tenant: TenantId,
-    /// Bytes of an instance on each of its devices.
+    /// The bytes of an instance on each of its devices.
     memory: u64,
     devices: u32,
     slo: Option<Duration>,
     max_instances: u32,
-    /// Those that start, are ready or parked.
+    /// The instances that start, are ready or are parked.
     pub(crate) instances: u32,
     removed: bool,
     held: Area,
     outcome: FunctionOutcome,
 }
 
-/// The promises that hold between a platform and its host, kept independently of both.
+/// The promises between a platform and its host, kept independently of both.
 #[derive(Debug, Default)]
 pub struct Book {
     pub(crate) devices: BTreeMap<GpuId, Device>,
@@ -119,7 +118,7 @@ pub struct Book {
     pub(crate) names: BTreeSet<InstanceId>,
     pub(crate) requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
-    /// From when to when devices and slices were held, if that is to be recorded.
+    /// The times of held devices and slices, if the plan has them recorded.
     pub(super) spans: Option<Spans>,
 }
 
@@ -129,10 +128,10 @@ impl Book {
         Self::default()
     }
 
-    /// Notes an event that the platform is about to be told.
+    /// Notes an event just before the platform gets it.
     ///
     /// # Errors
-    /// A sentence: the host tells of something that cannot be.
+    /// A sentence about an impossible event of the host.
     pub fn told(&mut self, now: Timestamp, event: &PlatformEvent) -> Result<(), String> {
         match event {
             PlatformEvent::DeviceFound { gpu, spec } => {
@@ -165,7 +164,7 @@ impl Book {
                     held: 0,
                     outcome,
                 };
-                // One that was removed goes on with its counts.
+                // A removed function goes on with its counts.
                 if let Some(before) = self.functions.remove(function) {
                     (entry.outcome, entry.held) = (before.outcome, before.held);
                 }
@@ -208,7 +207,7 @@ impl Book {
     /// Checks an order of the platform and notes it.
     ///
     /// # Errors
-    /// A sentence: the promise that it breaks.
+    /// A sentence about the broken promise.
     pub fn ordered(&mut self, now: Timestamp, action: &PlatformAction) -> Result<(), String> {
         match action {
             PlatformAction::Dispatch { request, instance } => self.dispatched(now, *request, *instance),
@@ -263,35 +262,35 @@ impl Book {
         self.instances.contains_key(&instance)
     }
 
-    /// The state of an instance as the platform knows it.
+    /// The state of an instance in the platform's view.
     pub fn life(&self, instance: InstanceId) -> Option<Life> {
         self.instances.get(&instance).map(|found| found.life)
     }
 
-    /// Whether the request was dispatched there and is not answered.
+    /// Whether the request was dispatched to the instance and has no answer yet.
     pub fn runs_on(&self, request: RequestId, instance: InstanceId) -> bool {
         self.requests.get(&request).is_some_and(|found| found.on == Some(instance))
     }
 
-    /// Whether the request has not ended, and its caller still waits.
+    /// Whether the request is open and its caller still waits.
     pub fn is_open(&self, request: RequestId) -> bool {
         self.requests.get(&request).is_some_and(|found| !found.cancelled)
     }
 
-    /// The function that a request which has not ended calls, and when it came.
+    /// The function and the arrival of an open request.
     pub fn asked(&self, request: RequestId) -> Option<(FunctionId, Timestamp)> {
         self.requests.get(&request).map(|found| (found.function, found.arrived))
     }
 
-    /// Requests that have not ended.
+    /// The number of open requests.
     pub fn open_requests(&self) -> usize {
         self.requests.len()
     }
 
-    /// Checks that nothing is under way: no request, no order that is not finished.
+    /// Checks that no request and no order is open.
     ///
     /// # Errors
-    /// A sentence: what is.
+    /// A sentence about an open request or order.
     pub fn quiet(&self) -> Result<(), String> {
         if let Some((request, found)) = self.requests.first_key_value() {
             return Err(match found.on {
@@ -315,7 +314,7 @@ impl Book {
     /// Checks that nothing is left at all.
     ///
     /// # Errors
-    /// A sentence: what is left.
+    /// A sentence about a leftover.
     pub fn empty(&self) -> Result<(), String> {
         self.quiet()?;
         match self.instances.first_key_value() {
@@ -344,7 +343,7 @@ impl Book {
         self.functions.get_mut(&function).ok_or_else(|| format!("{function} was never deployed"))
     }
 
-    /// An instance that an order is for.
+    /// The instance of an order.
     fn there_for(&mut self, what: &str, id: InstanceId) -> Result<&mut Instance, String> {
         let known = self.names.contains(&id);
         self.instances.get_mut(&id).ok_or_else(|| {
@@ -353,7 +352,7 @@ impl Book {
         })
     }
 
-    /// An instance that is to move: it has answered what it was ordered before.
+    /// The instance of a move, which must have answered its earlier order.
     fn ready_for(&mut self, what: &str, id: InstanceId) -> Result<&mut Instance, String> {
         let found = self.there_for(what, id)?;
         if found.moving {
@@ -362,7 +361,7 @@ impl Book {
         Ok(found)
     }
 
-    /// Instances with a part on the device, or parked from it, in the order of their names.
+    /// The instances with a part on the device, or parked from it, in the order of their names.
     fn on_device(&self, gpu: GpuId) -> Vec<InstanceId> {
         let there = |one: &Instance| one.parts.iter().any(|part| part.gpu == gpu);
         self.instances.iter().filter(|(_, one)| there(one)).map(|(id, _)| *id).collect()
@@ -413,7 +412,7 @@ impl Book {
         self.instances.insert(id, new);
         self.check_memory_of(tenant)?;
         if parked {
-            // A parked start is not placed; whether it is one is known again when it is ready.
+            // A parked start has no placement until the instance is ready.
             return Ok(());
         }
         self.place(id)
@@ -434,7 +433,7 @@ impl Book {
         }
     }
 
-    /// Takes what the parts of the instance say of their devices.
+    /// Takes the shares of the instance's parts on their devices.
     fn place(&mut self, id: InstanceId) -> Result<(), String> {
         let Some(instance) = self.instances.get_mut(&id) else { return Ok(()) };
         if instance.parts.is_empty() {
@@ -460,7 +459,7 @@ impl Book {
         Ok(())
     }
 
-    /// Gives back what the instance has of its devices, and counts the time for which it had that.
+    /// Gives the instance's shares of its devices back, and counts the time of holding them.
     fn unplace(&mut self, now: Timestamp, id: InstanceId) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         if !core::mem::take(&mut instance.placed) {
@@ -479,7 +478,7 @@ impl Book {
         }
     }
 
-    /// Requests that ran on these parts wait again.
+    /// Lets the requests of these parts wait again.
     fn release(&mut self, parts: &[Part], requests: &[RequestId]) {
         self.count_running(parts, -(isize::try_from(requests.len()).unwrap_or(isize::MAX)));
         for request in requests {
@@ -506,7 +505,7 @@ impl Book {
             }
             (InstanceReport::Unparked, life) => {
                 found.moving = false;
-                // One that drains was parked, and stays in its new state.
+                // A draining instance was parked, and stays in its new state.
                 found.life = if life == Life::Parked { Life::Ready } else { life };
             }
             (InstanceReport::Completed, _) => {
@@ -519,7 +518,7 @@ impl Book {
         Ok(())
     }
 
-    /// The instance is gone; its requests wait again.
+    /// Forgets a departed instance; its requests wait again.
     fn forget(&mut self, now: Timestamp, id: InstanceId) {
         self.unplace(now, id);
         let Some(gone) = self.instances.remove(&id) else { return };
@@ -703,7 +702,7 @@ impl Device {
                 let (name, most) = (&slice.name, slice.memory);
                 return Err(format!("with {id} the parts on a {name} of {gpu} have {sum} bytes of {most}"));
             }
-            // Without a limit it may take all of the slice.
+            // An instance without a limit may take all of the slice.
             if slice.tenants.len() > 1 && slice.tenants.iter().any(|(_, memory)| *memory == 0) {
                 return Err(format!("{id} shares a {} of {gpu} with one that owns it", slice.name));
             }
@@ -738,7 +737,7 @@ impl Device {
         }
     }
 
-    /// The part of the whole device that is held, of 10^8.
+    /// The held part of the whole device, of 10^8.
     fn held(&self, part: &Part, needs: u64) -> u64 {
         match self.regime {
             Regime::Fractional => area_of(part),
@@ -758,7 +757,7 @@ fn memory_of(part: &Part, needs: u64) -> u64 {
     part.share.memory().map_or(needs, |memory| memory.get())
 }
 
-/// Guaranteed time x SMs, of 10^8.
+/// The guaranteed time x SMs, of 10^8.
 fn area_of(part: &Part) -> u64 {
     u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get())
 }

@@ -1,19 +1,19 @@
-//! How fast a program is with a part of what it may take at most.
+//! The pace of a program with a part of its limit.
 
 use super::slow_down::FULL;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 
-/// The pace of a program by the part of its limit that it has, both in millionths. Pieces of straight lines through measured
-/// points; from the least of them to nothing it goes in proportion, as it does throughout where nothing was measured.
+/// The pace of a program by its part of its limit, both in millionths. The curve has straight pieces through the measured points.
+/// Below the least point it falls to zero in proportion, and without any point it is proportional throughout.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Curve(Vec<(u64, u64)>);
 
 impl Curve {
     /// The curve of batches of one size at a limit, in basis points of SMs and of time.
     ///
-    /// A program that has less than its limit loses SMs first, down to those that are guaranteed to it (`least_sm`): the points
-    /// are those of the limit's quota with fewer SMs. Then it loses time, in proportion: what was measured with less quota
-    /// was measured alone, and does not wait for the turns of others.
+    /// A program below its limit loses SMs first, down to its guaranteed SMs (`least_sm`), so the points are measurements with the
+    /// limit's quota and fewer SMs. Then it loses time, in proportion: a measurement with less quota was made alone, without waits
+    /// for the turns of others.
     pub(super) fn new(profile: &ProfileTable, batch: u32, (sm, quota): (u16, u16), least_sm: u16) -> Self {
         let alike = |point: &&ProfilePoint| point.batch == batch && point.quota.get() == quota;
         let points = || profile.points().iter().filter(alike);
@@ -26,7 +26,7 @@ impl Curve {
             })
             .collect();
         curve.sort_unstable();
-        // Measured times are noisy: more of a device never makes a program slower.
+        // Measured times are noisy, and more of a device never makes a program slower.
         let mut best = 0;
         for (_, pace) in &mut curve {
             best = best.max(*pace);
@@ -35,7 +35,7 @@ impl Curve {
         Self(curve)
     }
 
-    /// The pace with this part of the limit; all of it is the full pace.
+    /// The pace with this part of the limit; the whole limit gives the full pace.
     pub(super) fn pace(&self, part: u64) -> u64 {
         if part >= FULL {
             return FULL;

@@ -1,4 +1,4 @@
-//! The loop: events in order of their time, orders carried out, faults, and the book beside it all.
+//! The loop: events in order of their time, the execution of orders, faults, and the book beside it all.
 
 use super::book::Book;
 use super::faults::Fault;
@@ -14,17 +14,17 @@ use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Reque
 use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
 use std::collections::{BTreeMap, VecDeque};
 
-/// An engine that asks to be called at the time it is, so often in a row, will never stop.
+/// An engine that asks for this many calls in a row at the present time will never stop.
 const STALLED: u32 = 1_000;
 
-/// A seed that shows something wrong.
+/// A seed with a violation.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The seed.
+    /// The seed of the run.
     pub seed: u64,
-    /// When it showed.
+    /// The time of the violation.
     pub at: Timestamp,
-    /// The promise that was broken, and how.
+    /// The broken promise, with details.
     pub claim: String,
     /// The last events and orders before it, in order.
     pub story: Vec<String>,
@@ -44,10 +44,10 @@ crate::debug_as_text::debug_as_text!(Failure);
 
 impl core::error::Error for Failure {}
 
-/// Runs a plan with a seed on the engine that `make` makes. A seed that fails is run again, to tell its story.
+/// Runs a plan with a seed on the engine of `make`. A failed seed runs again, to tell its story.
 ///
 /// # Errors
-/// What the engine ordered that it must not, or refused that it must not, or what was left at the end.
+/// A forbidden order of the engine, a forbidden refusal, or a leftover at the end.
 pub fn run<E>(plan: &Plan, seed: u64, make: impl Fn() -> Result<E, String>) -> Result<Outcome, Failure>
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
@@ -58,7 +58,7 @@ where
     once(false).map_err(|failure| once(true).err().unwrap_or(failure))
 }
 
-/// Runs a plan as [`run`] does, and gives its last events and orders with it.
+/// Runs a plan like [`run`], and returns its last events and orders as well.
 pub fn story<E>(plan: &Plan, seed: u64, engine: E) -> (Result<Outcome, Failure>, Vec<String>)
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
@@ -82,7 +82,7 @@ fn nodes(plan: &Plan, seed: u64) -> Result<Option<Nodes>, String> {
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     Arrives(usize),
-    /// A `Start`, `Unpark`, `Park` or `Stop` of that epoch is done.
+    /// A `Start`, `Unpark`, `Park` or `Stop` of this epoch is done.
     Carried(InstanceId, u32),
     Refuses(InstanceId),
     JobEnds(usize, u32),
@@ -107,21 +107,21 @@ struct World<'a, E> {
     bodies: BTreeMap<InstanceId, Body>,
     /// Whether each function is deployed.
     live: Vec<bool>,
-    /// Arrivals of each function, and what they are drawn from.
+    /// The arrivals of each function, and their source of randomness.
     arrivals: Vec<Option<(Arrivals, Rng)>>,
-    /// Whether any of them is a closed loop.
+    /// Whether any function has a closed loop.
     closed: bool,
     requests: u64,
     used: Vec<Area>,
-    /// As much of it as was beyond what instances were guaranteed.
+    /// The part of `used` beyond the instances' guarantees.
     beyond: Vec<Area>,
-    /// Training of each function that is left to be done, and what was done in all.
+    /// The remaining training of each function, and its completed training in all.
     training: Vec<Duration>,
     trained: Vec<Duration>,
-    /// Kernels of instances at the last sample.
+    /// The kernels of instances at the last sample.
     sampled: BTreeMap<InstanceId, u64>,
     chances: Rng,
-    /// Faults that wait for their occasion.
+    /// Faults in wait for their occasion.
     armed: [bool; Fault::ALL.len()],
     actions: Vec<PlatformAction>,
     outcome: Outcome,
@@ -187,10 +187,10 @@ where
         let end = Timestamp::ZERO + self.plan.length;
         self.until(end, |_| false)?;
         let trained = (0..self.trained.len()).map(|function| self.trained_by_now(function)).collect();
-        // Faults that wait for an occasion are over too.
+        // Faults in wait for an occasion are over too.
         self.armed = [false; Fault::ALL.len()];
         let settle = self.plan.settle;
-        // Half of it passes in any case, so that what comes with idleness comes.
+        // Half of the time passes in any case, so that the effects of idleness occur.
         self.until(end.saturating_add(Duration::from_nanos(settle.as_nanos() / 2)), |_| false)?;
         self.until(end.saturating_add(settle), |world| world.book.quiet().is_ok())?;
         self.book.quiet().map_err(|left| format!("{settle} after load and faults have ended, {left}"))?;
@@ -203,7 +203,7 @@ where
         Ok(())
     }
 
-    /// Training of a function that has been done, that of a job that runs included.
+    /// The completed training of a function, including the work of a running job.
     fn trained_by_now(&self, function: usize) -> Duration {
         let trains = matches!(self.plan.functions[function].spec.work, Work::Training { .. });
         let of = |body: &Body| trains && body.function == function && body.phase == Phase::Up;
@@ -213,12 +213,12 @@ where
         self.trained[function].saturating_add(done)
     }
 
-    /// Counts the kernels that instances have run since this was last done.
+    /// Counts the kernels of instances since the last sample.
     fn sample(&mut self) {
         let at = self.now.saturating_since(Timestamp::ZERO);
         for (&instance, body) in self.bodies.iter().filter(|(_, body)| body.phase == Phase::Up) {
             let all = self.floor.kernels_of(body);
-            // One that was parked between has new processes.
+            // An instance parked since the last sample has new processes.
             let before = self.sampled.insert(instance, all).filter(|before| *before <= all).unwrap_or(0);
             let (function, kernels) = (body.function, all - before);
             self.outcome.series.push(Sample { at, function, instance, kernels });
@@ -276,7 +276,7 @@ where
         }
     }
 
-    /// Goes on until a time, or until `done` says so; that is asked whenever time moves on.
+    /// Goes on until a time, or until `done` is true, which is checked whenever time moves on.
     fn until(&mut self, end: Timestamp, done: impl Fn(&Self) -> bool) -> Result<(), String> {
         let mut stalled = 0;
         loop {
@@ -399,7 +399,7 @@ where
         }
     }
 
-    /// Takes in the effect of an order, unless another one or a fault came between.
+    /// Takes in the effect of an order, unless another order or a fault came between.
     fn carried(&mut self, id: InstanceId, epoch: u32) -> Result<(), String> {
         let Some(body) = self.bodies.get_mut(&id).filter(|body| body.epoch == epoch) else { return Ok(()) };
         let report = match body.phase {
@@ -464,10 +464,10 @@ where
         self.report(id, InstanceReport::Completed)
     }
 
-    /// Counts training that was done until `left` of it is left.
+    /// Counts the completed training, down to a remaining `left`.
     fn count_training(&mut self, function: usize, id: InstanceId, left: Duration) {
         let done = self.training[function].saturating_sub(left);
-        // Kernels count what they take.
+        // Kernels count their own time.
         let by_kernels = self.plan.depth == Depth::Kernels;
         let area = self.bodies.get(&id).filter(|_| !by_kernels).map_or(0, Body::area);
         self.used[function] += u128::from(done.as_nanos()) * u128::from(area);
@@ -481,7 +481,7 @@ where
         }
     }
 
-    /// Tells the platform something of an instance: now, unless it comes late or something that was to come before has not.
+    /// Reports a fact of an instance to the platform: now, unless the report is late or behind a late report.
     fn say(&mut self, id: InstanceId, what: Happening) -> Result<(), String> {
         let late = if core::mem::take(&mut self.armed[Fault::ReportLate as usize]) {
             self.chances.duration(Duration::from_millis(100), Duration::from_secs(5))
@@ -503,7 +503,7 @@ where
         self.say(id, Happening::Tells(id, report))
     }
 
-    /// Ends the processes of an instance, unless they have ended; what they worked on is lost, but for a training job's
+    /// Ends the processes of an instance, unless they have ended. Their present work is lost, except for a training job's
     /// checkpoint.
     fn kill(&mut self, id: InstanceId) -> bool {
         let Some(body) = self.bodies.get_mut(&id).filter(|body| body.phase != Phase::Ended) else {
@@ -554,7 +554,8 @@ where
                 }
             }
             Fault::InstanceDies => {
-                // A state first, then one of those in it: few are parked, and more work than start.
+                // The draw takes a state first and then an instance in it, since few instances are parked, and more work than
+                // start.
                 let state = |body: &Body| (body.phase, body.jobs.is_empty());
                 let mut states: Vec<_> =
                     self.bodies.values().filter(|body| body.phase != Phase::Ended).map(state).collect();
@@ -580,7 +581,7 @@ where
                 true
             }
             Fault::ClientCancels => {
-                // One of the last; those of long ago have ended.
+                // The request is one of the last, since earlier requests have ended.
                 let back = self.chances.below(self.requests.min(64));
                 let request = RequestId::new(self.requests.saturating_sub(1 + back));
                 let open = self.book.is_open(request);
@@ -610,7 +611,7 @@ where
         devices.filter(|(_, device)| device.there && of(device.spec.node)).map(|(gpu, _)| gpu).collect()
     }
 
-    /// Loses devices at one moment, and has them found again at another.
+    /// Loses devices at one moment, and plans their joint return.
     fn lose(&mut self, gpus: &[GpuId]) -> Result<bool, String> {
         let (least, most) = self.plan.faults.back;
         let back = self.now + self.chances.duration(least, most);
@@ -640,7 +641,7 @@ where
         self.tell(PlatformEvent::DeviceFound { gpu, spec })
     }
 
-    /// Tells the engine, checks what it orders, and carries it out.
+    /// Gives the engine an event, checks its orders, and carries them out.
     fn tell(&mut self, event: PlatformEvent) -> Result<(), String> {
         self.outcome.events += 1;
         self.note(|| format!("told {event:?}"));
@@ -728,7 +729,7 @@ where
             | PlatformAction::Forget { .. } => {}
             PlatformAction::Stop { instance, .. } => self.stops(*instance),
             PlatformAction::Dispatch { request, instance } => {
-                // A platform that was not told yet that it is gone will be, and dispatches the request again.
+                // The platform may not know yet that the instance is gone. It will hear it, and dispatch the request again.
                 let Some(body) = self.bodies.get_mut(instance).filter(|body| body.phase == Phase::Up) else {
                     return;
                 };
@@ -743,7 +744,7 @@ where
         }
     }
 
-    /// A request is about to end, and lasted for `took` if it was answered: in a closed loop the next one follows.
+    /// Handles the end of a request, which lasted for `took` if it was answered; in a closed loop the next request follows.
     fn ended(&mut self, request: RequestId, took: Option<Duration>) {
         if !self.closed && self.floor.record.is_none() {
             return;
@@ -758,7 +759,7 @@ where
         }
     }
 
-    /// A time with jitter.
+    /// Adds jitter to a time.
     fn vary(&mut self, time: Duration) -> Duration {
         let jitter = self.plan.jitter.min(99);
         let percent = self.chances.between(100 - jitter, 100 + jitter);

@@ -1,32 +1,32 @@
-//! Everything that goes wrong in a run, in one list.
+//! All faults of a run, in one list.
 
 use crate::rng::Rng;
 use gshare_core::Duration;
 use std::collections::BTreeMap;
 
-/// A kind of thing that goes wrong. Each has a mean interval of its own in [`Faults::every`].
+/// A kind of fault. Each kind has its own mean interval in [`Faults::every`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Fault {
-    /// A device is lost with what runs on it, and found again later.
+    /// A device is lost with its work, and found again later.
     DeviceLost,
-    /// All devices of a node are lost and found again together; what was parked on the node is gone too.
+    /// All devices of a node are lost and found again together; instances parked on the node are gone too.
     NodeLost,
-    /// The processes of an instance die: of one that starts, waits, works or is parked, in equal parts.
+    /// The processes of an instance die, with equal chances for starting, waiting, working and parked instances.
     InstanceDies,
     /// The next `Start` is refused.
     StartRefused,
     /// The next `Start` or `Unpark` takes three to eight times as long as expected.
     LoadSlow,
-    /// The next report of an instance comes 0.1 s to 5 s late. Its later ones wait behind it.
+    /// The next report of an instance comes 0.1 s to 5 s late, and its later reports wait behind it.
     ReportLate,
     /// The caller of a request gives up.
     ClientCancels,
 }
 
 impl Fault {
-    /// Every kind.
+    /// All kinds of faults.
     pub const ALL: [Self; 7] = [
         Self::DeviceLost,
         Self::NodeLost,
@@ -38,7 +38,7 @@ impl Fault {
     ];
 }
 
-// As in a scenario: `device_lost`, `node_lost`, …
+// The names are the same as in a scenario: `device_lost`, `node_lost`, …
 gshare_core::display_as!(Fault {
     DeviceLost => "device_lost",
     NodeLost => "node_lost",
@@ -49,13 +49,13 @@ gshare_core::display_as!(Fault {
     ClientCancels => "client_cancels",
 });
 
-/// The kinds of faults, and how often each comes. None by default.
+/// The kinds of faults with their intervals. None by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
-    /// Mean time between two faults of a kind; more than 0. A kind that is not named never happens.
+    /// The mean time between two faults of a kind; more than 0. An absent kind never happens.
     pub every: BTreeMap<Fault, Duration>,
-    /// A device or node that was lost is found again after a time from the first to the second.
+    /// The shortest and the longest time until a lost device or node is found again.
     pub back: (Duration, Duration),
 }
 
@@ -66,7 +66,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Time to the next fault of the kind: even chances up to twice the mean.
+    /// The time to the next fault of the kind: even chances up to twice the mean.
     pub(super) fn next(&self, fault: Fault, rng: &mut Rng) -> Option<Duration> {
         let mean = *self.every.get(&fault)?;
         Some(rng.duration(Duration::from_nanos(1), mean.saturating_mul(2)))

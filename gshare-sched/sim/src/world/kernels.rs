@@ -8,20 +8,20 @@ use gshare_core::share::GpuShare;
 use gshare_core::{Duration, ServiceClass, Timestamp};
 use gshare_sched::platform::Regime;
 
-/// The most devices that a daemon's token scheduler takes by default.
+/// The most devices of a daemon's token scheduler by default.
 const MOST_DEVICES: usize = 64;
 
 /// The nodes of a plan, before they run.
 #[derive(Debug)]
 pub(super) struct Nodes {
     plans: Vec<NodePlan>,
-    /// The place of each device of the plan: that of its node, and its own there; none if it is not fractional.
+    /// The place of each device of the plan: its node, and its number there; none for a device without fractions.
     places: Vec<Option<(usize, usize)>>,
     setup: Setup,
 }
 
 impl Nodes {
-    /// Nodes as a daemon sets them up unless it is told otherwise, with faults of their own if the plan has any.
+    /// Nodes in the daemon's default configuration, with node faults if the plan has any faults.
     ///
     /// # Errors
     /// A node has more than [`MOST_DEVICES`] fractional devices.
@@ -66,7 +66,7 @@ impl Nodes {
 pub(super) struct Worker {
     node: usize,
     number: usize,
-    /// SMs that its kernels take, in basis points.
+    /// The SMs of its kernels, in basis points.
     sm: u64,
 }
 
@@ -84,15 +84,15 @@ impl<'a> Running<'a> {
         Self { nodes: worlds, places: &nodes.places, done: Vec::new() }
     }
 
-    /// When something happens next on any node.
+    /// The time of the next event on any node.
     pub(super) fn next_at(&self) -> Option<Timestamp> {
         self.nodes.iter().filter_map(node::World::next_at).min()
     }
 
-    /// Lets time pass on all nodes. Gives the tasks that were completed.
+    /// Lets time pass on all nodes, and returns the completed tasks.
     ///
     /// # Errors
-    /// What a node's book or token scheduler found wrong.
+    /// The first violation in a node's book or token scheduler.
     pub(super) fn advance(&mut self, now: Timestamp) -> Result<Vec<u64>, String> {
         for (number, node) in self.nodes.iter_mut().enumerate() {
             node.advance(now).map_err(|what| format!("node {number}: {what}"))?;
@@ -101,7 +101,7 @@ impl<'a> Running<'a> {
         Ok(self.done.drain(..).map(|done| done.task).collect())
     }
 
-    /// A process starts with a share of a device; none where kernels are not simulated.
+    /// Starts a process with a share of a device; none if the device's kernels are not simulated.
     pub(super) fn start(
         &mut self,
         now: Timestamp,
@@ -123,7 +123,7 @@ impl<'a> Running<'a> {
         self.nodes[worker.node].left(worker.number, task)
     }
 
-    /// A process ends. Gives the part of a device that it has used: time in ns x SMs, of 10^8.
+    /// Ends a process, and returns its used part of a device: time in ns x SMs, of 10^8.
     pub(super) fn end(&mut self, now: Timestamp, worker: Worker, killed: bool) -> u128 {
         let node = &mut self.nodes[worker.node];
         node.end_worker(now, worker.number, killed);
@@ -135,12 +135,12 @@ impl<'a> Running<'a> {
         u128::from(busy.as_nanos()) * u128::from(10_000 * worker.sm)
     }
 
-    /// Kernels of a process that have run.
+    /// The number of a process's ended kernels.
     pub(super) fn kernels_of(&self, worker: Worker) -> u64 {
         self.nodes[worker.node].got(worker.number).kernels
     }
 
-    /// Kernels that have run.
+    /// The number of ended kernels on all nodes.
     pub(super) fn kernels(&self) -> u64 {
         self.nodes.iter().map(node::World::kernels).sum()
     }

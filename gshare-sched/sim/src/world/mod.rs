@@ -1,49 +1,42 @@
 //! The whole platform in virtual time: functions, requests, instances, devices and faults around one engine.
 //!
 //! # Problem
-//! Engines for scaling, placement, pipelines and routing each hold alone and fail together: what one frees the other has not
-//! given back yet, a report comes late, a device is lost between two orders. [`run`] drives any engine that speaks
-//! [`PlatformEvent`] and [`PlatformAction`] through all of it, and a [`Book`] that knows nothing of engine and simulation
-//! checks each event and order. The same run answers what a policy is worth: SLO attainment, latencies, cold starts, GPU time.
+//! Engines for scaling, placement, pipelines and routing may each work alone and fail together: one engine counts on resources that
+//! another has not given back yet, a report comes late, a device is lost between two orders. [`run`] drives any engine of
+//! [`PlatformEvent`] and [`PlatformAction`] through all of it, an independent [`Book`] checks each event and order, and the outcome
+//! measures a policy's worth.
 //!
 //! # Model
-//! At [`Depth::Requests`] devices serve by the profile; there are no kernels.
-//! - a `Start` and an `Unpark` take what the order says, a `Park` the time of the memory over a link of 12 GB/s and the end of a
-//!   stopped instance 5 ms to 50 ms, unless the plan says otherwise, a profile 5 s to 20 s; all with jitter;
-//! - an **inference** request takes the median of the nearest measured point of the profile, at the batch size that it makes
-//!   up with the requests its instance has already. On a slice that is the point of the slice's part of the SMs, on a whole
-//!   device that of all of it, on a fractional device that of the share's limits, or by [`Limits`] of its requests. While the programs on a fractional device
-//!   want more than it has, each has its request and a part of the rest, SLO-sensitive ones first. It is then as slow as the
-//!   profile says of that part of its SMs; of what goes below the guaranteed SMs it loses time, in proportion. Where the SMs of
-//!   two programs do not fit beside each other they take turns: a program that begins to work, while the other has more to do than
-//!   a turn, waits for up to two tokens of 10 ms first. Caches and memory bandwidth are left out;
-//! - a **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on
-//!   its slice, with hand-offs; the components behind a branch are drawn for each request;
-//! - a **training** job does its work at the pace of its slowest worker. What is done is kept when it dies (a checkpoint), and
-//!   a job that has completed begins from the start when it is started again.
+//! At [`Depth::Requests`] devices serve by the profile, without kernels.
+//! - A `Start` and an `Unpark` take the time in the order, a profile 5 s to 20 s, and, unless the plan says otherwise, a `Park` the time
+//!   of the memory over a link of 12 GB/s and the end of a stopped instance 5 ms to 50 ms; all with jitter.
+//! - An **inference** request takes the median of the profile's nearest measured point, for a batch of itself and its instance's present
+//!   requests. The point is for the slice's part of the SMs, for the whole device, or on a fractional device for the share's limits or,
+//!   with [`Limits`], its requests. While the programs of a fractional device want more than the device, each has its request and a part of
+//!   the rest, SLO-sensitive programs first. Its pace follows the profile at its part of the SMs; a loss below the guaranteed SMs costs
+//!   time in proportion. Programs without room side by side take turns: a new program, beside work for more than a turn, first waits for up
+//!   to two tokens of 10 ms. Caches and memory bandwidth are left out.
+//! - A **pipeline** runs stage after stage, and each part one request after the other, by the profiles of its components on its slice,
+//!   with hand-offs; each request draws the components behind a branch.
+//! - A **training** job works at the pace of its slowest worker. A dead job keeps its completed work (a checkpoint), and a completed job
+//!   starts again from the beginning.
 //!
-//! At [`Depth::Kernels`] fractional devices belong to nodes as [`node`](crate::node) simulates them: the daemon's engine, the
-//! hook's engine in a process of each part, and kernels of 1 ms. A request is the GPU time that its profile has at the whole
-//! quota, divided by its batch; how long that takes is decided by tokens. Training does all of its work on each of its parts,
-//! and ends with the last of them. Slices and whole devices are their holder's alone: they serve by the profile here too.
-//! GPU time that was used is what kernels took.
+//! At [`Depth::Kernels`] fractional devices belong to nodes of [`node`](crate::node): the daemon's engine, the hook's engine in a process
+//! of each part, and kernels of 1 ms. A request needs the GPU time of its profile at the whole quota, divided by its batch, and tokens
+//! decide how long it takes. Training does all its work on each part, and ends with the last. Slices and whole devices belong to one
+//! holder, and serve by the profile here too. Used GPU time is the time of the kernels.
 //!
-//! # Faults
-//! See [`Fault`], and [`Change`] for functions that are removed, deployed again or bounded otherwise while load comes. At the depth
-//! of kernels daemons are killed and stopped besides, processes are stopped, frames come late and clocks are set back. A platform is
-//! told late, and then believes what is no longer so: the book goes by what it was told, the devices by what is there.
+//! # Faults and the end
+//! See [`Fault`], and [`Change`] for functions removed, deployed again or with other bounds under load. With kernels, daemons are also
+//! killed and stopped, processes are stopped, frames come late and clocks are set back. A platform hears late and then holds outdated
+//! beliefs: the book follows the platform's events, the devices follow the truth.
+//! Load and faults come for the plan's length. Within its `settle` all requests and orders must end. Then all functions are removed, and
+//! nothing may be left within another `settle`.
 //!
-//! # The end
-//! Load and faults come for the plan's length. Within its `settle` everything has to be quiet then: no request is left, no
-//! order unfinished. Then all functions are removed, and within another `settle` nothing may be left.
-//!
-//! # Replay
-//! All is drawn from the seed, in the order in which it happens. A seed that fails is run again, to tell its last events. The
-//! branches and the jitter of a request are drawn from its number, so that two engines have the same requests.
-//!
-//! # Cost
-//! `O(log n)` per event in n events to come, `O(programs that run on a device)` where the pace on it changes. Memory: one
-//! entry per open request, and 8 bytes per answered one for its latency.
+//! # Replay and cost
+//! The seed gives everything, in the order of events, and a failed seed runs again to tell its last events. A request's number gives its
+//! branches and jitter, so that two engines have the same requests. An event costs `O(log n)` in n events to come, and a change of pace
+//! `O(programs at work on the device)`. Memory: one entry per open request, and 8 bytes per answered request for its latency.
 //!
 //! # Example
 //! ```

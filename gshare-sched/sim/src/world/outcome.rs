@@ -6,11 +6,11 @@ use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{Life, PlatformAction, Rejection};
 use std::collections::BTreeMap;
 
-/// GPU time in device-nanoseconds times 10^8: a share of time and one of SMs, both in basis points, multiplied exactly.
+/// GPU time in device-nanoseconds times 10^8: the exact product of a share of time and a share of SMs, both in basis points.
 pub(super) type Area = u128;
 pub(super) const WHOLE_AREA: u128 = 100_000_000;
 
-/// Time of whole devices.
+/// The time of whole devices.
 pub(super) fn device_time(area: Area) -> Duration {
     Duration::from_wide_nanos(area / WHOLE_AREA)
 }
@@ -19,45 +19,44 @@ pub(super) fn device_time(area: Area) -> Duration {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct FunctionOutcome {
-    /// Its name.
+    /// The name of the function.
     pub name: String,
-    /// Requests that came.
+    /// The number of requests.
     pub requests: u64,
-    /// Requests that were answered.
+    /// The number of answered requests.
     pub answered: u64,
-    /// Requests that were not, by the reason.
+    /// The number of rejected requests, by the reason.
     pub rejected: BTreeMap<Rejection, u64>,
-    /// The latency to keep.
+    /// The function's SLO of latency.
     pub slo: Option<Duration>,
-    /// Requests that were answered within it.
+    /// The number of requests answered within the SLO.
     pub within_slo: u64,
-    /// Time from arrival to answer of each request that was answered, shortest first.
+    /// The time from arrival to answer of each answered request, shortest first.
     pub latencies: Vec<Duration>,
-    /// Instances that were started.
+    /// The number of started instances.
     pub starts: u64,
-    /// Requests that were answered by an instance that was not ready when they came, nor parked.
+    /// The number of requests answered by an instance neither ready nor parked at the request's arrival.
     pub cold_starts: u64,
-    /// Times that an instance took the place of another one on better slices.
+    /// The number of replacements of an instance by another instance on better slices.
     pub migrated: u64,
-    /// Requests that were answered by an instance with several stages.
+    /// The number of requests answered by an instance with several stages.
     pub pipelined: u64,
-    /// Training jobs that were completed.
+    /// The number of completed training jobs.
     pub completed: u64,
-    /// Training that was done when load and faults had ended, in time on a whole device.
+    /// The training completed by the end of load and faults, in time on a whole device.
     pub trained: Duration,
-    /// GPU time that its instances held, share x time, from their start to their end. On a whole device a model holds its
-    /// part of the memory, a slice that several instances share counts for each of them.
+    /// The GPU time held by the function's instances, share x time, from their start to their end. On a whole device a model holds
+    /// its part of the memory, and a slice with several instances counts for each of them.
     pub held: Duration,
-    /// GPU time that its requests or its training used.
+    /// The GPU time used by the function's requests or its training.
     pub used: Duration,
-    /// The part of it that requests used beyond what the shares of their instances guarantee, at
-    /// [`Depth::Requests`](super::Depth::Requests).
+    /// The part of `used` beyond the guaranteed shares of the instances, at [`Depth::Requests`](super::Depth::Requests).
     pub beyond: Duration,
 }
 
 impl FunctionOutcome {
-    /// Share of the requests that were answered within the SLO; those that their caller cancelled do not count. `None`
-    /// without an SLO or without requests.
+    /// The share of requests answered within the SLO; requests cancelled by their caller do not count. `None` without an SLO or
+    /// without requests.
     #[expect(clippy::cast_precision_loss, reason = "a report")]
     pub fn attainment(&self) -> Option<f64> {
         self.slo?;
@@ -66,19 +65,19 @@ impl FunctionOutcome {
         (counted > 0).then(|| self.within_slo as f64 / counted as f64)
     }
 
-    /// The latency that `percent` per cent of the answered requests did not exceed (nearest rank); 0 without any.
+    /// The latency not exceeded by `percent` per cent of the answered requests (nearest rank); 0 without any.
     pub fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.latencies.len() * percent).div_ceil(100).max(1);
         self.latencies.get(rank - 1).copied().unwrap_or(Duration::ZERO)
     }
 
-    /// Mean latency of the answered requests; 0 without any.
+    /// The mean latency of the answered requests; 0 without any.
     pub fn mean(&self) -> Duration {
         let sum: u128 = self.latencies.iter().map(|latency| u128::from(latency.as_nanos())).sum();
         Duration::from_wide_nanos(sum / self.latencies.len().max(1) as u128)
     }
 
-    /// Adds what another run showed of the same function.
+    /// Adds another run's outcome of the same function.
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.answered += other.answered;
@@ -87,7 +86,8 @@ impl FunctionOutcome {
         }
         self.within_slo += other.within_slo;
         self.latencies.extend(&other.latencies);
-        // Both parts are sorted, and a stable sort merges what is: a sum over many seeds would sort all of them each time.
+        // Both parts are sorted, and a stable sort merges sorted parts. A sum over many seeds would otherwise sort all of them each
+        // time.
         self.latencies.sort();
         self.starts += other.starts;
         self.cold_starts += other.cold_starts;
@@ -101,7 +101,7 @@ impl FunctionOutcome {
     }
 }
 
-/// Kernels of an instance that ended within a [`Plan::sample`](super::Plan::sample).
+/// The number of an instance's kernels ended within a [`Plan::sample`](super::Plan::sample).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sample {
@@ -109,9 +109,9 @@ pub struct Sample {
     pub at: Duration,
     /// The number of the function in the plan.
     pub function: usize,
-    /// The instance.
+    /// The instance's id.
     pub instance: InstanceId,
-    /// How many kernels.
+    /// The number of kernels.
     pub kernels: u64,
 }
 
@@ -119,34 +119,34 @@ pub struct Sample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Spent {
-    /// Waiting for an instance, or within a pipeline for a slice.
+    /// The wait for an instance, or within a pipeline for a slice.
     pub queue: Duration,
-    /// Waiting until the instance that it was given to was unparked.
+    /// The wait until the request's instance was unparked.
     pub load: Duration,
     /// Work on devices, in a pipeline along the longest way through its parts.
     pub execution: Duration,
-    /// Hand-offs between slices, along the same way.
+    /// The hand-offs between slices, along the same way.
     pub transfer: Duration,
-    /// Devices or slices of the instance: several in a pipeline.
+    /// The number of the instance's devices or slices: several in a pipeline.
     pub slices: usize,
 }
 
-/// A request that ended.
+/// An ended request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ended {
-    /// The function that it called.
+    /// The function of the request.
     pub function: FunctionId,
-    /// When it came.
+    /// The time of its arrival.
     pub arrived: Timestamp,
-    /// When it was answered or rejected.
+    /// The time of its answer or rejection.
     pub at: Timestamp,
-    /// The parts of its time; none: it was rejected.
+    /// The parts of its time; `None` for a rejected request.
     pub spent: Option<Spent>,
 }
 
 impl Ended {
-    /// Whether it was rejected, or answered later than `slo` after it came.
+    /// Whether the request was rejected, or answered later than `slo` after its arrival.
     pub fn is_late(&self, slo: Duration) -> bool {
         self.spent.is_none() || self.at.saturating_since(self.arrived) > slo
     }
@@ -159,28 +159,28 @@ pub type Spans = BTreeMap<(GpuId, Option<SliceAt>), Vec<(Timestamp, Timestamp)>>
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Record {
-    /// Requests in the order in which they ended.
+    /// The requests in the order of their ends.
     pub ends: Vec<Ended>,
-    /// From when to when a part of a pipeline worked, in the order in which the work was given out.
+    /// The times of work on a part of a pipeline, in the order of its assignment.
     pub worked: Spans,
-    /// From when to when each instance had its memory there, in the order of the ends.
+    /// The times of each instance's memory on the device or slice, in the order of the ends.
     pub held: Spans,
-    /// Parts of the time of requests that have not ended.
+    /// The parts of the time of open requests.
     pub(super) open: BTreeMap<RequestId, Spent>,
 }
 
 impl Record {
-    /// How many instances had their memory on a device or slice at a time.
+    /// The number of instances with memory on a device or slice at a time.
     pub fn holding(&self, at: Timestamp) -> usize {
         self.held.values().flatten().filter(|span| span.0 <= at && at < span.1).count()
     }
 
-    /// When the last request ended.
+    /// The end of the last request.
     pub fn finished(&self) -> Timestamp {
         self.ends.last().map_or(Timestamp::ZERO, |end| end.at)
     }
 
-    /// Notes the end of a request; `took` says how long an answered one was worked on.
+    /// Notes the end of a request; `took` is the time of work on an answered request.
     pub(super) fn end(
         &mut self,
         request: RequestId,
@@ -207,31 +207,31 @@ impl Record {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// By function.
+    /// The outcomes by function.
     pub functions: Vec<FunctionOutcome>,
-    /// Orders that were carried out, by [`name_of`].
+    /// The number of orders carried out, by [`name_of`].
     pub actions: BTreeMap<&'static str, u64>,
-    /// Faults that happened.
+    /// The number of faults by kind.
     pub faults: BTreeMap<Fault, u64>,
-    /// Instances that died by themselves, by the state that they were in as their platform knew it.
+    /// The number of instances that died by themselves, by their state in the platform's view.
     pub deaths: BTreeMap<Life, u64>,
-    /// Events that the engine was told.
+    /// The number of events given to the engine.
     pub events: u64,
-    /// Kernels that ran, where these are simulated.
+    /// The number of ended kernels, at [`Depth::Kernels`](super::Depth::Kernels).
     pub kernels: u64,
-    /// Kernels over time, if the plan has them counted; those of one run only. What an instance ran after the last count before its
-    /// end is left out.
+    /// The kernels over time, for one run only, if the plan has them counted. Kernels of an instance between its last count and its
+    /// end are left out.
     pub series: Vec<Sample>,
-    /// Requests and slices one by one, if the plan has them recorded; those of the first run only.
+    /// The requests and slices of the first run one by one, if the plan has them recorded.
     pub record: Option<Record>,
-    /// Simulated time.
+    /// The simulated time.
     pub time: Duration,
-    /// The same for two runs that were the same.
+    /// A hash of the run, equal for equal runs.
     pub hash: u64,
 }
 
 impl Outcome {
-    /// Adds what another run of the same plan showed.
+    /// Adds another run's outcome of the same plan.
     pub fn add(&mut self, other: &Self) {
         if self.functions.is_empty() {
             *self = other.clone();
@@ -255,13 +255,13 @@ impl Outcome {
         self.hash = self.hash.rotate_left(5) ^ other.hash;
     }
 
-    /// Kinds of [`PlatformAction`] that were never carried out.
+    /// The kinds of [`PlatformAction`] that were never carried out.
     pub fn never_carried_out(&self) -> Vec<&'static str> {
         ACTIONS.iter().copied().filter(|name| !self.actions.contains_key(name)).collect()
     }
 }
 
-/// Names of all kinds of actions.
+/// The names of all kinds of actions.
 pub const ACTIONS: [&str; 10] =
     ["profile", "start", "park", "unpark", "drain", "stop", "dispatch", "reject", "fetch", "forget"];
 

@@ -1,4 +1,4 @@
-//! The plan of a run: devices, functions with their load, faults, and how long.
+//! The plan of a run: devices, functions with their load, faults, and the length.
 
 use super::faults::Faults;
 use crate::Make;
@@ -9,12 +9,12 @@ use gshare_sched::platform::{DeviceSpec, FunctionSpec};
 use gshare_sched::request::TenantLimits;
 use gshare_sched::scale::VerticalScaler;
 
-/// How closely devices are simulated, `requests` or `kernels` as text.
+/// The depth of the devices' simulation, `requests` or `kernels` as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Depth {
-    /// Devices serve by the profile. The default: for questions of a cluster, and long times.
+    /// Devices serve by the profile. The default, for questions about a cluster and for long times.
     #[default]
     Requests,
     /// On fractional devices a daemon's node and a meter in each process decide about each kernel.
@@ -32,66 +32,67 @@ impl core::str::FromStr for Depth {
     }
 }
 
-/// When a function is called.
+/// The load of a function.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Load {
     /// Never: a training job.
     None,
-    /// As a process says; it is drawn by the seed.
+    /// The arrivals of a process, drawn by the seed.
     Process(Arrivals),
-    /// As many times in each bin as it counts, at times within it that are drawn by the seed.
+    /// A number of requests in each bin, at times within the bin drawn by the seed.
     Counts {
-        /// Length of a bin; more than 0.
+        /// The length of a bin; more than 0.
         bin: Duration,
-        /// Requests in each bin.
+        /// The number of requests in each bin.
         counts: Vec<u32>,
     },
 }
 
-/// When an instance on a fractional device runs at the limits of its share, and not at its request; `always` or `while_full` as text.
+/// States when an instance on a fractional device runs at the limits of its share and not at its request; `always` or `while_full` as
+/// text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Limits {
-    /// Always, as far as others leave it that. The default.
+    /// Always, as far as others leave the limit. The default.
     #[default]
     Always,
-    /// While it has as many requests as it takes at once: a co-scaler gives the limit to those that are behind (Dilu, section
-    /// 3.4.1). Its neighbours are slowed down as if it always had its limit.
+    /// While the instance has as many requests as it takes at once: a co-scaler gives the limit to instances that are behind (Dilu,
+    /// section 3.4.1). Its neighbours are slowed down as if it always had its limit.
     WhileFull,
 }
 
-/// A function and what is known of it beside its spec.
+/// A function, with the facts beside its spec.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Function {
-    /// Its name in reports.
+    /// The function's name in reports.
     pub name: String,
-    /// The specification that is deployed.
+    /// The deployed specification.
     pub spec: FunctionSpec,
-    /// When it is called.
+    /// The load of the function.
     pub load: Load,
-    /// The time after which a caller gives up: the deadline of its requests. None: never.
+    /// The time until a caller gives up, which is the deadline of its requests; `None` means never.
     pub patience: Option<Duration>,
-    /// The profile that a `Profile` finds. A function without it takes times from its spec.
+    /// The profile found by a `Profile`. A function without it takes times from its spec.
     pub learned: Option<ProfileTable>,
-    /// How long its training takes with its whole share.
+    /// The length of its training with its whole share.
     pub train: Duration,
-    /// How fast it trains with its whole share, of its speed on a whole device; whole by default.
+    /// The speed of its training with its whole share, as a part of its speed on a whole device; whole by default.
     pub speed: BasisPoints,
-    /// How long a process is busy with a request after its device, and takes no other.
+    /// The time of a process's work after its device's work on a request, during which it takes no other request.
     pub host: Duration,
-    /// How its programs are treated beside others on a fractional device; none: as tokens share.
+    /// The treatment of its programs beside others on a fractional device; `None` means they share like tokens.
     pub class: Option<ServiceClass>,
-    /// Requests that a closed loop has under way or in thought.
+    /// The requests of a closed loop, under way or in thought.
     pub clients: u32,
-    /// When its instances run at the limits of their shares, at [`Depth::Requests`].
+    /// States when its instances run at the limits of their shares, at [`Depth::Requests`].
     pub limits: Limits,
 }
 
 impl Function {
-    /// A function that is never called, whose profile is that of its spec.
+    /// A function without load, with the profile in its spec.
     pub fn new(name: impl Into<String>, spec: FunctionSpec) -> Self {
         let train = Duration::from_secs(60);
         let (name, host) = (name.into(), Duration::ZERO);
@@ -100,18 +101,18 @@ impl Function {
         Self { name, spec, load, patience, learned, train, speed, host, class, clients: 1, limits }
     }
 
-    /// The same, called by a process of arrivals.
+    /// The same function with a process of arrivals.
     #[must_use]
     pub fn with_arrivals(self, arrivals: Arrivals) -> Self {
         Self { load: Load::Process(arrivals), ..self }
     }
 }
 
-/// A change of a function while load comes. One that is removed already, or deployed, is left as it is.
+/// A change of a function under load. A repeated removal or deployment changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// The function is removed, and not called until it is deployed again.
+    /// The function is removed, and not called until its next deployment.
     Removed,
     /// The function is deployed again, once its instances are gone.
     Deployed,
@@ -119,7 +120,7 @@ pub enum Change {
     Bounds(u32, u32),
 }
 
-/// A run, but for its seed and its engine.
+/// A run, without its seed and its engine.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Plan {
@@ -131,28 +132,28 @@ pub struct Plan {
     pub tenants: Vec<(TenantId, TenantLimits)>,
     /// The faults of the run.
     pub faults: Faults,
-    /// Changes of functions: when, the number of the function, and what. None by default.
+    /// The changes of functions, each with its time and the number of the function. None by default.
     pub changes: Vec<(Duration, usize, Change)>,
-    /// Requests and faults come for this time.
+    /// The time with requests and faults.
     pub length: Duration,
-    /// Times of starts and requests are off by up to this much, in per cent; at most 100.
+    /// The largest deviation of starts and requests from their times, in per cent; at most 100.
     pub jitter: u64,
-    /// After load and faults have ended, so much time may pass until everything is quiet, and as much until everything is
-    /// gone after the functions were removed.
+    /// The most time from the end of load and faults until everything is quiet, and from the removal of the functions until
+    /// everything is gone.
     pub settle: Duration,
     /// The most lines of a story. 60 by default.
     pub story: usize,
-    /// How closely devices are simulated.
+    /// The depth of the devices' simulation.
     pub depth: Depth,
-    /// How often the kernels of each instance are counted while load comes, at [`Depth::Kernels`]. More than 0; none: never.
+    /// The interval between counts of each instance's kernels under load, at [`Depth::Kernels`]. More than 0; `None` means never.
     pub sample: Option<Duration>,
-    /// Whether the outcome tells of each request and slice: [`Outcome::record`](super::Outcome::record).
+    /// Whether the outcome has each request and slice: [`Outcome::record`](super::Outcome::record).
     pub record: bool,
-    /// Bytes in a nanosecond from a device to host memory, the speed at which instances are parked; more than 0. 12 by default.
+    /// The bytes per nanosecond from a device to host memory, which is the speed of parking; more than 0. 12 by default.
     pub link: u64,
-    /// A stopped instance has ended after a time from the first to the second. 5 ms to 50 ms by default.
+    /// The shortest and the longest time until a stopped instance has ended. 5 ms to 50 ms by default.
     pub stop: (Duration, Duration),
-    /// Makes the vertical scaler of each daemon, at [`Depth::Kernels`]. None: ours.
+    /// Makes the vertical scaler of each daemon, at [`Depth::Kernels`]. `None` means our scaler.
     pub vertical: Option<Make<dyn VerticalScaler>>,
 }
 
@@ -169,7 +170,7 @@ impl core::fmt::Debug for Plan {
 }
 
 impl Plan {
-    /// A run without faults, with times that are off by up to a tenth and ten minutes to become quiet.
+    /// A run without faults, with a jitter of a tenth and ten minutes to become quiet.
     pub fn new(devices: Vec<DeviceSpec>, functions: Vec<Function>, length: Duration) -> Self {
         Self {
             devices,

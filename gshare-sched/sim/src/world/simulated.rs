@@ -1,4 +1,4 @@
-//! The simulated part of a run: devices with the programs that run on them, and the bodies of instances.
+//! The simulated part of a run: devices with their programs, and the bodies of instances.
 
 use super::curve::Curve;
 use super::kernels::{Nodes, Running, Worker};
@@ -12,40 +12,40 @@ use gshare_core::{Duration, InstanceId, NodeId, Quota, RequestId, ServiceClass, 
 use gshare_sched::platform::{DeviceSpec, Part, Regime, Work};
 use std::rc::Rc;
 
-/// GPU time of a request, times parts of a device of 10^8: all of it, and what its instance took beyond what it was guaranteed.
+/// The GPU time of a request, times parts of a device of 10^8: all of it, and the part beyond its instance's guarantee.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Took {
     pub(super) used: u128,
     pub(super) beyond: u128,
 }
 
-/// A device that may be there.
+/// A device, present or lost.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) spec: DeviceSpec,
     pub(super) there: bool,
     in_use: InUse,
-    /// Jobs with a part on it; only kept where they slow each other down.
+    /// The jobs with a part on the device; only kept on devices with mutual slow-down.
     jobs: Vec<usize>,
 }
 
 /// The state of an instance's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Phase {
-    /// They start and load onto the device.
+    /// The processes start and load onto the device.
     #[default]
     Loading,
-    /// They start and load into host memory.
+    /// The processes start and load into host memory.
     StartsParked,
-    /// They are on the device.
+    /// The processes are on the device.
     Up,
-    /// They are on the way to host memory.
+    /// The processes are on the way to host memory.
     Leaving,
-    /// They are parked.
+    /// The processes are parked.
     Away,
-    /// They are on the way back to the device.
+    /// The processes are on the way back to the device.
     Returning,
-    /// They have ended, or are about to because of an order.
+    /// The processes have ended, or are about to because of an order.
     Ended,
 }
 
@@ -56,64 +56,64 @@ pub(super) struct Body {
     pub(super) node: Option<NodeId>,
     pub(super) parts: Vec<Part>,
     pub(super) phase: Phase,
-    /// Changes with each order, so that what an earlier one brings about is recognised.
+    /// A number that changes with each order, to recognise the effects of earlier orders.
     pub(super) epoch: u32,
-    /// The platform hears nothing of it before this time.
+    /// The platform hears nothing of the instance before this time.
     pub(super) told: Timestamp,
     pub(super) jobs: Vec<usize>,
-    /// Times that were measured with its limits, by batch size.
+    /// The measured times at its limits, by batch size.
     times: Vec<Measured>,
-    /// The same with its requests, if it runs at those until it is full.
+    /// The measured times at its requests, if it runs at its requests until it is full.
     at_request: Vec<Measured>,
-    /// The same in GPU time, where kernels are simulated.
+    /// The measured GPU times, if kernels are simulated.
     gpu_times: Vec<(u32, Duration)>,
-    /// Part of a device that a request takes, of 10^8, and as much of it as is guaranteed.
+    /// The part of a device for a request, of 10^8, and the guaranteed part of it.
     area: u64,
     guaranteed: u64,
-    /// The shares it takes of devices whose programs slow each other down.
+    /// The instance's shares of devices with mutual slow-down.
     uses: Vec<(usize, Use)>,
-    /// When it ended its last work.
+    /// The end of its last work.
     rests: Timestamp,
-    /// When each part of a pipeline is free.
+    /// The time from which each part of a pipeline is free.
     free: Vec<Timestamp>,
-    /// Its processes, where kernels are simulated.
+    /// Its processes, if kernels are simulated.
     workers: Vec<Worker>,
-    /// When it was last told to come back to its device, and when it is there.
+    /// The time of its last order to come back to its device, and the time of its arrival there.
     pub(super) unparked: Option<(Timestamp, Timestamp)>,
 }
 
 impl Body {
-    /// An instance of a function that starts.
+    /// The body of a starting instance.
     pub(super) fn new(function: usize) -> Self {
         Self { function, ..Self::default() }
     }
 
-    /// Part of a device that its work takes at full pace, of 10^8.
+    /// The part of a device in use by its work at full pace, of 10^8.
     pub(super) const fn area(&self) -> u64 {
         self.area
     }
 }
 
-/// Work that is under way.
+/// Work under way.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) instance: InstanceId,
-    /// None: a training job.
+    /// The request of the job; `None` for a training job.
     pub(super) request: Option<RequestId>,
     pub(super) began: Timestamp,
-    /// Work that was left at `since`, in ns at full pace.
+    /// The remaining work at `since`, in ns at full pace.
     left: u64,
     since: Timestamp,
     pace: u64,
     epoch: u32,
     live: bool,
-    /// Whether it waits for its first turn: it takes nothing of its devices until then.
+    /// Whether the job waits for its first turn, and takes nothing of its devices until then.
     waits: bool,
     /// The [`Body::uses`] of its instance.
     uses: Vec<(usize, Use)>,
-    /// How fast it is with less than its limits.
+    /// The pace with less than its limits.
     curve: Rc<Curve>,
-    /// Workers that have not done their part of it; 0 where kernels are not simulated.
+    /// The workers still at work on the job; 0 if kernels are not simulated.
     parts: usize,
 }
 
@@ -125,7 +125,7 @@ impl Job {
     }
 }
 
-/// A job's end that has to be scheduled.
+/// A job's end, to be scheduled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) job: usize,
@@ -133,7 +133,7 @@ pub(super) struct End {
     pub(super) at: Timestamp,
 }
 
-/// The time of a batch with an instance's limits, and how it changes with less.
+/// The time of a batch at an instance's limits, and its change with less.
 #[derive(Debug, Clone)]
 struct Measured {
     batch: u32,
@@ -141,17 +141,17 @@ struct Measured {
     curve: Rc<Curve>,
 }
 
-/// All devices and what runs on them.
+/// All devices and their work.
 #[derive(Debug)]
 pub(super) struct Floor<'a> {
     pub(super) devices: Vec<Device>,
     jobs: Vec<Job>,
     spare: Vec<usize>,
-    /// The curve of work that was not measured: its pace is the part of its limits that it has.
+    /// The curve of unmeasured work, with a pace equal to its part of its limits.
     in_proportion: Rc<Curve>,
-    /// Ends of jobs that began or whose pace changed, for the caller to take out and schedule.
+    /// The ends of jobs after their beginning or a change of pace, for the caller to take out and schedule.
     pub(super) ends: Vec<End>,
-    /// The nodes, where kernels are simulated.
+    /// The nodes, if kernels are simulated.
     nodes: Option<Running<'a>>,
     /// The record of requests and slices, if the plan asks for one.
     pub(super) record: Option<Record>,
@@ -178,15 +178,15 @@ impl<'a> Floor<'a> {
         }
     }
 
-    /// When something happens next on a node whose kernels are simulated.
+    /// The time of the next event on a node with simulated kernels.
     pub(super) fn next_at(&self) -> Option<Timestamp> {
         self.nodes.as_ref().and_then(Running::next_at)
     }
 
-    /// Lets time pass on the nodes: jobs that end now are among the ends.
+    /// Lets time pass on the nodes, and adds the jobs due now to the ends.
     ///
     /// # Errors
-    /// What a node did wrong.
+    /// The violation of a node.
     pub(super) fn advance(&mut self, now: Timestamp) -> Result<(), String> {
         let Some(nodes) = &mut self.nodes else { return Ok(()) };
         for task in nodes.advance(now)? {
@@ -203,18 +203,18 @@ impl<'a> Floor<'a> {
         Ok(())
     }
 
-    /// Kernels that have run.
+    /// The number of ended kernels.
     pub(super) fn kernels(&self) -> u64 {
         self.nodes.as_ref().map_or(0, Running::kernels)
     }
 
-    /// Kernels of an instance that have run since its processes came to their devices.
+    /// The number of an instance's kernels since its processes came to their devices.
     pub(super) fn kernels_of(&self, body: &Body) -> u64 {
         let nodes = self.nodes.iter();
         nodes.flat_map(|nodes| body.workers.iter().map(|worker| nodes.kernels_of(*worker))).sum()
     }
 
-    /// Work that is left of a training job, or of the slowest of its workers, in time at full pace.
+    /// The remaining work of a training job, or of its slowest worker, in time at full pace.
     pub(super) fn left(&self, now: Timestamp, body: &Body) -> Option<Duration> {
         let &number = body.jobs.last()?;
         let job = &self.jobs[number];
@@ -224,25 +224,25 @@ impl<'a> Floor<'a> {
         Some(by_kernels.unwrap_or_else(|| Duration::from_nanos(job.left_at(now))))
     }
 
-    /// The processes of an instance are on their devices.
+    /// Brings the processes of an instance up on their devices.
     pub(super) fn up(&mut self, now: Timestamp, body: &mut Body, function: &Function) {
         let Some(nodes) = &mut self.nodes else { return };
         let start = |part: &Part| nodes.start(now, part.gpu.index(), &part.share, function.class);
         body.workers = body.parts.iter().filter_map(start).collect();
     }
 
-    /// The processes of an instance leave their devices. Gives the part of a device that they have used there, of 10^8 ns.
+    /// Takes the processes of an instance off their devices, and returns their used part of a device, of 10^8 ns.
     pub(super) fn down(&mut self, now: Timestamp, body: &mut Body, killed: bool) -> u128 {
         let Some(nodes) = &mut self.nodes else { return 0 };
         body.workers.drain(..).map(|worker| nodes.end(now, worker, killed)).sum()
     }
 
-    /// The job, if it is still that of the epoch.
+    /// The job, if its epoch is still the same.
     pub(super) fn job(&self, job: usize, epoch: u32) -> Option<&Job> {
         self.jobs.get(job).filter(|found| found.live && found.epoch == epoch)
     }
 
-    /// Lays the parts of an instance on devices: what its requests take is known from then on.
+    /// Lays the parts of an instance on devices, which determines the times of its requests.
     pub(super) fn lay(&self, now: Timestamp, body: &mut Body, function: &Function, parts: &[Part]) {
         body.parts = parts.to_vec();
         body.free = vec![now; parts.len()];
@@ -285,14 +285,14 @@ impl<'a> Floor<'a> {
             }
         }
         if part.share.sm() == SmShare::WHOLE && part.share.time().limit() == Quota::WHOLE {
-            // Only turns of others make it wait, and those here are others than where it was measured: a latency has waits in it.
+            // Only turns of others make it wait, and the others differ from the measurement: a latency has waits in it.
             for (one, (_, gpu)) in body.times.iter_mut().zip(&body.gpu_times) {
                 one.time = one.time.min(*gpu);
             }
         }
     }
 
-    /// Begins a request on an instance that is up; answers the time that it takes on the devices, unless others slow it down.
+    /// Begins a request on an instance on its devices, and returns its time on the devices, apart from slow-down by others.
     pub(super) fn serve(
         &mut self,
         now: Timestamp,
@@ -314,10 +314,10 @@ impl<'a> Floor<'a> {
                     Duration::from_nanos(time.as_nanos() / u64::from(batch.max(1)).min(count))
                 });
                 self.begin(now, id, body, Some(request), (Duration::ZERO, vary(work)), None);
-                // Kernels count what they take.
+                // Kernels count their own time.
                 return Took::default();
             }
-            // The batch is this request and those that it has already.
+            // The batch is this request and the instance's present requests.
             let count = body.jobs.len() + 1;
             let full = body.times.last().is_none_or(|most| count >= most.batch as usize);
             let (times, area) = match full || body.at_request.is_empty() {
@@ -345,7 +345,7 @@ impl<'a> Floor<'a> {
         Took { used, beyond: 0 }
     }
 
-    /// Gives each part of a pipeline its work for a request; answers when the last of it ends, and the time that it takes on the
+    /// Gives each part of a pipeline its work for a request, and returns the end of the last part's work, and the time on the
     /// devices, times their parts.
     fn stages(
         &mut self,
@@ -389,9 +389,9 @@ impl<'a> Floor<'a> {
         (end, used)
     }
 
-    /// The longest time that a program waits for its first turn on these devices: none where it runs beside what works there, or
-    /// beside some of it, since then the rest does not have the device. Work that ends within a turn leaves it by then; what the
-    /// two lose to each other is in their pace.
+    /// The longest wait of a program for its first turn on these devices. The wait is zero if the program runs beside the work
+    /// there, or beside some of it, since the rest then does not have the device. Work with an end within a turn leaves the device
+    /// by then, and the pace of the two programs covers their loss to each other.
     fn turn(&self, now: Timestamp, uses: &[(usize, Use)]) -> Duration {
         let waits = |&(device, one): &(usize, Use)| {
             let jobs = self.devices[device].jobs.iter().map(|job| &self.jobs[*job]);
@@ -405,8 +405,7 @@ impl<'a> Floor<'a> {
         if uses.iter().any(waits) { TURN } else { Duration::ZERO }
     }
 
-    /// Begins a job of `work` at full pace, after it has waited for its turn; without a curve its pace is the part of its limits
-    /// that it has.
+    /// Begins a job of `work` at full pace, after a wait for its turn; without a curve its pace is its part of its limits.
     pub(super) fn begin(
         &mut self,
         now: Timestamp,
@@ -435,7 +434,7 @@ impl<'a> Floor<'a> {
         }
         let new = &mut self.jobs[job];
         (new.instance, new.request, new.began, new.since, new.live) = (instance, request, now, now, true);
-        // A pace that it cannot have, so that its end is scheduled.
+        // The pace is impossible, so that the job's end is scheduled.
         (new.left, new.pace) = (work.as_nanos(), 0);
         new.parts = body.workers.len();
         if let Some(nodes) = self.nodes.as_mut().filter(|_| new.parts > 0) {
@@ -456,7 +455,7 @@ impl<'a> Floor<'a> {
         self.take_devices(now, job, body);
     }
 
-    /// A job whose wait for its turn is over takes its devices; says whether it was one.
+    /// Lets a job take its devices after its wait for a turn, and returns whether it waited.
     pub(super) fn take_turn(&mut self, now: Timestamp, job: usize, body: &Body) -> bool {
         let waited = core::mem::take(&mut self.jobs[job].waits);
         if waited {
@@ -466,7 +465,7 @@ impl<'a> Floor<'a> {
     }
 
     fn take_devices(&mut self, now: Timestamp, job: usize, body: &Body) {
-        // An instance has its share once, however many requests it works on.
+        // An instance has its share once, for any number of its requests.
         let first = body.jobs.iter().all(|other| *other == job || self.jobs[*other].waits);
         for (device, one) in &body.uses {
             let device = &mut self.devices[*device];
@@ -479,7 +478,7 @@ impl<'a> Floor<'a> {
         self.others(now, &body.uses);
     }
 
-    /// Ends a job, and answers the work that is left of it in ns.
+    /// Ends a job, and returns its remaining work in ns.
     pub(super) fn end(&mut self, now: Timestamp, job: usize, body: &mut Body) -> Duration {
         let ended = &mut self.jobs[job];
         let mut left = ended.left_at(now);
@@ -519,7 +518,7 @@ impl<'a> Floor<'a> {
         }
     }
 
-    /// Gives a job the pace of its slowest part, and schedules its end where that changes.
+    /// Gives a job the pace of its slowest part, and schedules its end after a change.
     fn pace(&mut self, now: Timestamp, job: usize) {
         let of = |&(device, one): &(usize, Use)| self.devices[device].in_use.part(one);
         let part = self.jobs[job].uses.iter().map(of).min().unwrap_or(FULL);
@@ -546,8 +545,8 @@ fn job_of(task: u64) -> (usize, u32) {
     (usize::try_from(task >> 32).unwrap_or(usize::MAX), epoch)
 }
 
-/// GPU times by batch size at the measured SM share that is nearest, at the largest quota that was measured with it: what a
-/// function that is always busy takes of its quota for each batch. A latency would count waiting as work.
+/// The GPU times by batch size at the nearest measured SM share, with the largest quota measured there: the quota used by a
+/// constantly busy function for each batch. A latency would count waiting as work.
 fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
     let off = |point: &&ProfilePoint| (point.sm.get().abs_diff(sm), core::cmp::Reverse(point.quota));
     let Some(nearest) = profile.points().iter().min_by_key(off) else { return Vec::new() };
@@ -560,15 +559,15 @@ fn gpu_times(profile: &ProfileTable, sm: u16) -> Vec<(u32, Duration)> {
     there.map(|point| (point.batch, work(point))).collect()
 }
 
-/// Name of the part's slice, its compute slices, and those of the GPU.
+/// The name of the part's slice, its compute slices, and the GPU's compute slices.
 fn slice_of<'a>(spec: &'a DeviceSpec, part: &Part) -> Option<(&'a str, u64, u64)> {
     let layout = spec.mig.as_ref()?;
     let profile = layout.model().get(part.slice?.profile)?;
     Some((&profile.name, profile.compute_slices.into(), layout.model().family.compute_slices().into()))
 }
 
-/// The medians by batch size at the measured SM share and quota that are nearest to the limits of the part, or to its requests,
-/// by the sum of the differences.
+/// The medians by batch size at the measured SM share and quota nearest to the limits of the part, or to its requests, by the sum
+/// of the differences.
 fn times(profile: &ProfileTable, spec: &DeviceSpec, part: &Part, limits: bool) -> Vec<Measured> {
     let (sm, quota) = match spec.effective_regime() {
         Regime::Whole => (SmShare::WHOLE.get(), Quota::WHOLE.get()),

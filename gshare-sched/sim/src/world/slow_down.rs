@@ -1,40 +1,40 @@
-//! How programs that share a fractional device slow each other down.
+//! The mutual slow-down of programs on a fractional device.
 
 use gshare_core::{Duration, QuotaRange, SmShare};
 
-/// All of a limit, or the pace that was profiled with it.
+/// All of a limit, or the pace in the profile with it.
 pub(super) const FULL: u64 = 1_000_000;
 
-/// The longest time until a program that begins to work has the device, beside one that goes on working with the other SMs: two
-/// tokens of the daemon's longest, since the other holds one and may have had it extended already.
+/// The longest time until a program that begins to work has the device, beside a busy program with the other SMs: two of the
+/// daemon's longest tokens, since the other program holds one token and may have an extension already.
 pub(super) const TURN: Duration = Duration::from_millis(20);
 
 /// The whole device, in basis points.
 const WHOLE: u64 = 10_000;
 
-/// The shares that the programs which run on a device at a moment have of it together, each share being time x SMs in basis
-/// points. Sums, so that a device with hundreds of programs costs no more than one with two.
+/// The shares of a device in use by its running programs together, each share being time x SMs in basis points. Sums keep the cost
+/// of a device with hundreds of programs at the cost of a device with two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct InUse {
-    /// Sum of what is guaranteed to them.
+    /// The sum of the guaranteed shares.
     request: u64,
-    /// Sum of what each may take beyond that.
+    /// The sum of the extras up to the limits.
     extra: u64,
-    /// The part of `extra` that is of SLO-sensitive programs.
+    /// The part of `extra` for SLO-sensitive programs.
     sensitive: u64,
 }
 
-/// Share and class of a program on a device.
+/// The share and class of a program on a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Use {
     pub(super) share: QuotaRange,
-    /// SMs that its kernels take, in basis points.
+    /// The SMs of its kernels, in basis points.
     pub(super) sm: SmShare,
     pub(super) sensitive: bool,
 }
 
 impl Use {
-    /// True if kernels of both run at a time; otherwise the two programs take turns.
+    /// Whether kernels of both programs run at a time; otherwise the two programs take turns.
     pub(super) fn fits_beside(self, other: Self) -> bool {
         self.sm.get() + other.sm.get() <= SmShare::WHOLE.get()
     }
@@ -49,30 +49,30 @@ impl Use {
 }
 
 impl InUse {
-    /// A program begins to run.
+    /// Adds a program that begins to run.
     pub(super) fn add(&mut self, one: Use) {
         self.request += one.request();
         self.extra += one.extra();
         self.sensitive += if one.sensitive { one.extra() } else { 0 };
     }
 
-    /// A program that ran rests.
+    /// Removes a program that rests.
     pub(super) fn remove(&mut self, one: Use) {
         self.request -= one.request();
         self.extra -= one.extra();
         self.sensitive -= if one.sensitive { one.extra() } else { 0 };
     }
 
-    /// The part of its limit that a program has which runs, in millionths: a thousandth to all of it.
+    /// The part of its limit for a running program, in millionths: from a thousandth to all of it.
     ///
-    /// While the limits of what runs fit the device, each program has its limit. Beyond that each keeps its request. What
-    /// requests leave goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in
-    /// proportion to `limit - request`. That is where a [vertical scaler](gshare_sched::scale::VerticalScaler) leaves an owner
-    /// that needs its limit; programs without a class share as tokens do.
+    /// While the limits of the running programs fit the device, each program has its limit. Beyond this each keeps its request. The rest
+    /// goes to SLO-sensitive programs first and then to the others, in both cases up to their limits and in proportion to `limit -
+    /// request`. A [vertical scaler](gshare_sched::scale::VerticalScaler) arrives at the same division for an owner that needs its limit;
+    /// programs without a class share like tokens.
     ///
-    /// Two programs with 20 %:80 % and 40 %:60 % ask for 140 % of a device. Their requests leave 40 %. Without classes the
-    /// first gets 3/4 of that, and both have 50 % of the device: 625,000 and 833,333 millionths of their limits. If the
-    /// second is SLO-sensitive it has all of its limit, and the first what is left, 40 %.
+    /// Two programs with 20 %:80 % and 40 %:60 % ask for 140 % of a device, and their requests leave 40 %. Without classes the
+    /// first program gets 3/4 of the rest, and both have 50 % of the device: 625,000 and 833,333 millionths of their limits. If the
+    /// second is SLO-sensitive it has all of its limit, and the first has the remaining 40 %.
     pub(super) fn part(self, one: Use) -> u64 {
         let (request, extra) = (one.request(), one.extra());
         let limit = (request + extra).max(1);
@@ -80,7 +80,7 @@ impl InUse {
             return FULL;
         }
         let part = if self.request >= WHOLE {
-            // Not even the requests fit; a program without one still gets a crumb, or it would never end.
+            // Not even the requests fit; a program without a request still gets a crumb, or it would never end.
             request * WHOLE * FULL / (self.request * limit)
         } else {
             let spare = WHOLE - self.request;
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         /// No program has less than its request while the requests fit, all together have no more than the device, and
-        /// SLO-sensitive programs are at their limits before others have more than they asked for.
+        /// SLO-sensitive programs reach their limits before others exceed their requests.
         #[test]
         fn requests_are_met_and_the_device_is_not_exceeded(
             drawn in prop::collection::vec((0u16..3_000, 1u16..7_000, any::<bool>()), 1..6)
@@ -138,7 +138,7 @@ mod tests {
             let requests: u64 = all.iter().map(|one| one.request()).sum();
             prop_assume!(requests < WHOLE);
             let got = |one: &Use| in_use.part(*one) * (one.request() + one.extra());
-            // A millionth of a limit is lost by rounding, and the least part of one is a thousandth.
+            // Rounding loses a millionth of a limit, and the least part of a limit is a thousandth.
             prop_assert!(all.iter().all(|one| got(one) + 10_000 >= one.request() * FULL));
             let total: u64 = all.iter().map(got).sum();
             prop_assert!(total <= WHOLE * FULL + 10_000_000 * all.len() as u64, "{total}");

@@ -1,12 +1,12 @@
-//! Time that components of a function take for one request.
+//! The time of a function's components for one request.
 
 use crate::rng::Rng;
 use gshare_core::Duration;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_sched::pipeline::Goal;
 
-/// A request of a function with components. Whether it takes the components behind a branch is drawn from its number, so
-/// that every policy has the same requests.
+/// A request of a function with components. Its number decides about the components behind a branch, so that every policy has the
+/// same requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Staged<'a> {
     pub(crate) dag: &'a Dag,
@@ -22,7 +22,7 @@ impl Staged<'_> {
         runs >= 10_000 || Rng::new(mixed).below(10_000) < runs
     }
 
-    /// Time that these components take on a slice of this profile (`None`: on the slice that each is fastest on), without hand-offs.
+    /// The time of these components on a slice of this profile (`None`: on the fastest slice of each), without hand-offs.
     pub(crate) fn work(&self, components: ComponentSet, slice: Option<&str>) -> Duration {
         let run = |one: usize| {
             let component = &self.dag.components()[one];
@@ -36,7 +36,7 @@ impl Staged<'_> {
         components.iter().map(run).sum()
     }
 
-    /// Their hand-offs to and from other components.
+    /// The hand-offs between these components and the other components.
     pub(crate) fn hand_offs(&self, components: ComponentSet) -> Duration {
         let cut = self.dag.edges().iter().filter(|edge| {
             components.contains(edge.from) != components.contains(edge.to)

@@ -1,7 +1,7 @@
-//! The part of a book that is about tenants: what those with limits have.
+//! The book's part for tenants: the use of each limited tenant.
 //!
-//! A limit that was lowered does not end what was let in before, so the widest one that was told counts. A tenant that was
-//! not limited before its first request is never found to have too much.
+//! A lowered limit does not end earlier work, so the widest announced limit counts. A tenant without a limit before its first
+//! request never has too much.
 
 use gshare_core::{BasisPoints, TenantId};
 use gshare_sched::request::TenantLimits;
@@ -9,30 +9,30 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 struct Tenant {
-    /// The widest limits that were told; none by default.
+    /// The widest announced limits; none by default.
     most: TenantLimits,
-    /// Requests that were dispatched and are not answered.
+    /// The number of dispatched requests without an answer.
     requests: u32,
 }
 
-/// The tenants that a platform was told of.
+/// The tenants announced to a platform.
 #[derive(Debug, Default)]
 pub(super) struct Tenants(BTreeMap<TenantId, Tenant>);
 
 impl Tenants {
-    /// A tenant is limited from now on.
+    /// Limits a tenant from now on.
     pub(super) fn limited(&mut self, tenant: TenantId, limits: &TenantLimits) {
         let most = &mut self.0.entry(tenant).or_insert(Tenant { most: *limits, requests: 0 }).most;
         most.max_processes = most.max_processes.max(limits.max_processes);
         most.memory = most.memory.max(limits.memory);
     }
 
-    /// A function of the tenant came; a tenant without limits then has none that could be broken.
+    /// Notes a function of the tenant; a tenant without limits at that time has no limit to break.
     pub(super) fn has_function(&mut self, tenant: TenantId) {
         self.0.entry(tenant).or_default();
     }
 
-    /// A request of the tenant runs from now on.
+    /// Counts a request of the tenant that runs from now on.
     pub(super) fn runs(&mut self, tenant: TenantId) -> Result<(), String> {
         let Some(of) = self.0.get_mut(&tenant) else { return Ok(()) };
         of.requests += 1;
@@ -44,14 +44,14 @@ impl Tenants {
         }
     }
 
-    /// `count` requests of the tenant do not run any more.
+    /// Counts `count` ended requests of the tenant.
     pub(super) fn ended(&mut self, tenant: TenantId, count: usize) {
         if let Some(of) = self.0.get_mut(&tenant) {
             of.requests = of.requests.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         }
     }
 
-    /// The part of all memory that the tenant's instances may have, unless that is all of it.
+    /// The part of all memory allowed to the tenant's instances, unless it is all of it.
     pub(super) fn part_of_memory(&self, tenant: TenantId) -> Option<BasisPoints> {
         self.0.get(&tenant).map(|of| of.most.memory).filter(|part| *part < BasisPoints::WHOLE)
     }

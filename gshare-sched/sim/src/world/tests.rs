@@ -1,4 +1,4 @@
-//! World around a platform of one queue and one instance for each function, whole and broken on purpose.
+//! A world around a platform of one queue and one instance for each function, intact and broken on purpose.
 
 use super::simulated::{Body, Floor};
 use super::{Change, Fault, Function, Limits, Outcome, Plan, run};
@@ -48,8 +48,8 @@ struct Served {
     removed: bool,
 }
 
-/// Function `f` has one instance, on device `f` modulo the devices, with a quarter of it. Started when a request comes,
-/// stopped when its function is removed.
+/// Function `f` has one instance, on device `f` modulo the devices, with a quarter of it. The instance starts with a request, and
+/// stops with its function's removal.
 struct OneQueue {
     bug: Option<Bug>,
     devices: u32,
@@ -76,7 +76,7 @@ impl OneQueue {
         GpuShare::new(QuotaRange::new(quota, quota).unwrap(), SmShare::WHOLE, SmShare::WHOLE, None).unwrap()
     }
 
-    /// Orders the instances that the function's state asks for.
+    /// Orders the instances for the function's state.
     fn settle(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<PlatformAction>) {
         let (gpu, share, bug, name) = (self.gpu(function), self.share(), self.bug, self.next);
         let there = self.there.contains(&gpu) || bug == Some(Bug::StartsOnLostDevices);
@@ -136,7 +136,7 @@ impl OneQueue {
         }
     }
 
-    /// The instance of the function is gone: what it ran waits again.
+    /// Handles the loss of the function's instance: its requests wait again.
     fn gone(&mut self, function: FunctionId) {
         let loses = self.has(Bug::LosesRequests);
         let Some(served) = self.functions.get_mut(&function) else { return };
@@ -291,7 +291,7 @@ fn a_seed_replays_and_another_does_not() {
     assert_ne!(first.hash, other.hash);
 }
 
-/// A platform that is broken on purpose is found out, and the story of it is told.
+/// The suite finds every intentionally broken platform, and tells its story.
 #[test]
 fn each_broken_platform_is_found_out_with_a_story() {
     let found = |bug, claim: &str| {
@@ -299,7 +299,7 @@ fn each_broken_platform_is_found_out_with_a_story() {
         let failure = failure.unwrap_or_else(|| panic!("{bug:?} was not found"));
         assert!(failure.claim.contains(claim), "{bug:?}: {failure}");
         assert!(!failure.story.is_empty() || bug == Bug::Spins, "{bug:?}");
-        // Any seed fails again as it did.
+        // Any seed fails again in the same way.
         assert_eq!(play(failure.seed, Some(bug)).unwrap_err(), failure);
     };
     found(Bug::DispatchesEarly, "which is starting");
@@ -341,10 +341,10 @@ fn a_request_takes_the_time_of_the_nearest_point() {
     let mut plan = plan();
     (plan.faults.every, plan.jitter) = (BTreeMap::new(), 0);
     let outcome = run(&plan, 1, || Ok(OneQueue::new(2, None))).unwrap();
-    // The first has waited for its start; at a quarter of the device f1 takes 60 ms.
+    // The first request has waited for its start; at a quarter of the device f1 takes 60 ms.
     assert_eq!(outcome.functions[1].latencies[0], Duration::from_millis(60));
     let answered = outcome.functions[1].answered;
-    // One that is always busy answers 100 in a second there: 10 ms of a quarter of the device each.
+    // A constantly busy function answers 100 in a second there: 10 ms of a quarter of the device each.
     assert_eq!(outcome.functions[1].used, Duration::from_micros(10_000 * answered / 4));
 }
 
@@ -376,7 +376,7 @@ fn an_instance_may_run_at_its_request_until_it_is_full() {
             (floor.ends.pop().unwrap().at.as_nanos() / 1_000, micros(took.used), micros(took.beyond))
         })
     };
-    // The end in us; GPU time in hundredths of a us, and how much of it is beyond the request.
+    // The end in us; GPU time in hundredths of a us, and its part beyond the request.
     assert_eq!(run(Limits::Always), [(20_600, 1_236_000, 618_000), (21_300, 639_000, 319_500)]);
     assert_eq!(run(Limits::WhileFull), [(20_700, 621_000, 0), (21_300, 639_000, 319_500)]);
 }
@@ -387,7 +387,7 @@ fn a_stopped_instance_ends_after_the_time_of_the_plan() {
     let stop = Duration::from_secs(3);
     (plan.faults.every, plan.stop) = (BTreeMap::new(), (stop, stop));
     let outcome = run(&plan, 1, || Ok(OneQueue::new(2, None))).unwrap();
-    // Instances are stopped when functions are removed: when half of the time to become quiet has passed.
+    // Instances stop with the removal of functions, after half of the time to become quiet.
     let removed = plan.length + Duration::from_nanos(plan.settle.as_nanos() / 2);
     assert_eq!(outcome.time, removed + stop);
 }

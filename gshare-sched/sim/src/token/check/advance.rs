@@ -1,32 +1,32 @@
-//! Time that a client had before its turn, and that a scheduler may therefore take off its next windows.
+//! A client's time before its turn, which a scheduler may take off the client's next windows.
 //!
-//! A scheduler that divides a GPU by lag does not forget at the end of a window who had more than a fair part of it. A
-//! client is **ahead** after a window in which clients that wanted more missed a part `m` of their requests `R`, all together:
-//! then the fair part of a client with the request `r` is `r * (1 - m / R)`, and what it was charged beyond that it had
-//! before its turn, but `m` at most. After a window in which no client missed anything, no client is ahead.
+//! A scheduler that divides a GPU by lag remembers, past the end of a window, which clients took more than a fair part. A client is
+//! **ahead** after a window in which the clients with further demand together missed a part `m` of their requests `R`. The fair
+//! part of a client with the request `r` is then `r * (1 - m / R)`, and its charge beyond the fair part came before its turn, `m`
+//! at most. After a window without a missed part, no client is ahead.
 //!
-//! Example: requests of 30 and 70 ms; charged 35 and 55 ms, since 10 ms went to hand-overs. The second missed 15 of 100 ms, so the
-//! fair parts are 25.5 and 59.5 ms, and the first is ahead by 9.5 ms.
+//! Example: requests of 30 and 70 ms are charged 35 and 55 ms, since 10 ms went to hand-overs. The second client missed 15 of 100
+//! ms, so the fair parts are 25.5 and 59.5 ms, and the first client is ahead by 9.5 ms.
 
 use crate::token::{Book, Client};
 use gshare_core::{ClientId, Duration, GpuId, Timestamp};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// The lead of each client. See the [module](self).
 #[derive(Debug, Default)]
 pub struct Advance {
-    /// The window of each GPU that was last looked at.
+    /// The window of each GPU at the last look.
     windows: BTreeMap<GpuId, u64>,
     ahead: BTreeMap<ClientId, Duration>,
 }
 
 impl Advance {
-    /// By how much a client went ahead in the windows before this one.
+    /// A client's lead from the windows before this window.
     pub fn of(&self, client: ClientId) -> Duration {
         self.ahead.get(&client).copied().unwrap_or_default()
     }
 
-    /// Looks back at the windows that ended by `now`; the book is as it was at their end, as nothing happened since.
+    /// Looks back at the windows that ended by `now`. The book still has the state of their end, since nothing happened after it.
     pub fn roll(&mut self, book: &Book, now: Timestamp) {
         self.windows.retain(|gpu, _| book.windows(*gpu).is_some());
         for gpu in book.gpus() {

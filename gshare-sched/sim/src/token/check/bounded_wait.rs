@@ -1,19 +1,18 @@
-//! A client that is owed time waits no longer than a stated bound.
+//! A client with owed time waits no longer than a stated bound.
 //!
-//! A client is owed time while it asks, holds nothing, and has used less of its request in this window than it may; what it
-//! had before its turn in earlier windows ([`advance`](super::advance)) counts as used. Such
-//! a client is waited for by everyone who does not hold a token, and each who does holds it for one token, slack
-//! and grace at most. So
+//! A client is owed time while it asks, holds nothing, and has used less of its request in this window than allowed. Its time
+//! before its turn in earlier windows ([`advance`](super::advance)) counts as used. Clients without a token let this client go
+//! first, and each client with a token holds it for one token, slack and grace at most. This gives
 //!
 //! `wait <= sum over the other clients of (longest token + slack + grace) + one window`
 //!
-//! The window pays for the narrow clients that are let in beside a wide one, and for the turn of the window that makes
-//! everybody owed again. The clock of a wait starts again when the client is granted a token or is owed nothing, when
-//! clients come to its GPU, and when shares change. It is read after every call, so a wait that is too long is found
-//! when it becomes so and not when it ends.
+//! The window pays for the narrow clients let in beside a wide client, and for the turn of the window, after which everybody is
+//! owed time again. The clock of a wait starts again when the client gets a token or is owed nothing, when clients come to its GPU,
+//! and when shares change. The checker reads the clock after every call, so it finds an excessive wait at the bound and not at the
+//! wait's end.
 //!
-//! This is also what forbids starvation of a wide client by narrow ones (a defect of schedulers that skip one that does
-//! not fit), and what gives a dead client's SMs to others: no client waits for it for longer than that.
+//! The bound also forbids starvation of a wide client by narrow clients, a defect of schedulers that skip a client without
+//! room. It also gives a dead client's SMs to others, since no client waits longer for them.
 
 use super::Checker;
 use super::advance::Advance;
@@ -22,7 +21,7 @@ use crate::token::{Book, Change};
 use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent, TokenScheduler};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// The waits of clients. See the [module](self).
 #[derive(Debug, Default)]
 pub struct BoundedWait {
     since: BTreeMap<ClientId, Timestamp>,

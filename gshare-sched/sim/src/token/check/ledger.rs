@@ -1,14 +1,15 @@
-//! The scheduler's own account agrees with the totals that it was told.
+//! The scheduler's own account agrees with the reported totals.
 //!
-//! `total_used` must be the largest total that the client said or that a token allowed which was taken back. `holds`, `share` and `gpu`
-//! must be those of the book. A slip in the ledger that no grant has shown yet is found here at the call that made it.
+//! `total_used` must be the largest of the client's reported total and the allowed totals of its revoked tokens. `holds`, `share`
+//! and `gpu` must be equal to the book. The checker finds a slip in the ledger at the call with the mistake, even before a grant
+//! shows it.
 
 use super::Checker;
 use crate::token::{Book, Client};
 use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenScheduler};
 
-/// See the [module](self).
+/// The check of the ledger. See the [module](self).
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
 pub struct Ledger;

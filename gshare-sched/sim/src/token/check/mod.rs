@@ -1,17 +1,17 @@
-//! Checkers: one file each, with what it proves and how.
+//! Checkers: one file each, with the claim and the method.
 //!
 //! | checker | claim |
 //! |---|---|
 //! | [`sm_sum`] | the holders' SMs never add up to more than the whole GPU |
-//! | [`quota_window`] | in no window is a client granted more than its limit and what it may be owed, less the overuse it carries |
-//! | [`throttle`] | a client that is told to wait has used its limit, and is told the true end of the wait |
-//! | [`work_conservation`] | free SMs are not kept from the only one who wants them |
-//! | [`request_met`] | who keeps asking gets its request in every window |
-//! | [`bounded_wait`] | who is owed time waits no longer than a stated bound |
-//! | [`ledger`] | the scheduler's own account agrees with the returns it was told |
+//! | [`quota_window`] | no window grants a client more than its limit and its possibly owed time, less the carried overuse |
+//! | [`throttle`] | a throttled client has used its limit, and the scheduler tells it the true end of the wait |
+//! | [`work_conservation`] | free SMs are not kept from the only client that wants them |
+//! | [`request_met`] | a client that keeps asking gets its request in every window |
+//! | [`bounded_wait`] | a client with owed time waits no longer than a stated bound |
+//! | [`ledger`] | the scheduler's own account agrees with the reported returns |
 //!
-//! A checker sees the [`Book`] before and after each change, and the scheduler after each call. It keeps what it needs
-//! beyond that itself, and answers with the words that a person needs to see the mistake.
+//! A checker sees the [`Book`] before and after each change, and the scheduler after each call. It keeps all further state itself,
+//! and answers with enough words for a person to see the mistake.
 
 pub mod advance;
 pub mod bounded_wait;
@@ -26,19 +26,19 @@ use super::{Book, Change};
 use core::fmt::Debug;
 use gshare_core::{Timestamp, TokenScheduler};
 
-/// Something that must hold at every instant. All methods have empty defaults, and answer how often they put the claim to the test.
+/// A claim about every instant. All methods have empty defaults, and return the number of tests of the claim.
 pub trait Checker: Debug + Send {
-    /// A change is about to be written into the book.
+    /// Looks at the book before a change.
     fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<u64, String> {
         Ok(0)
     }
 
-    /// A change was written into the book.
+    /// Looks at the book after a change.
     fn after(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<u64, String> {
         Ok(0)
     }
 
-    /// A call is over.
+    /// Looks at the book and the scheduler after a call.
     fn settled(
         &mut self,
         _book: &Book,
@@ -49,24 +49,24 @@ pub trait Checker: Debug + Send {
     }
 }
 
-/// A checker at work.
+/// A checker with its name and its count.
 #[derive(Debug)]
 pub struct Check {
-    /// Its name in a report.
+    /// The checker's name in a report.
     pub(super) name: &'static str,
-    /// How often its claim was put to the test: a claim that never was has not been shown.
+    /// The number of tests of its claim: a claim without a test is not shown.
     pub(super) tested: u64,
     pub(super) checker: Box<dyn Checker>,
 }
 
 impl Check {
-    /// A checker that has seen nothing.
+    /// A check without any test so far.
     pub fn new(name: &'static str, checker: impl Checker + 'static) -> Self {
         Self { name, tested: 0, checker: Box::new(checker) }
     }
 }
 
-/// All checkers that hold for every scheduler of tokens, no matter what its clients do.
+/// All checkers valid for every scheduler of tokens, regardless of its clients.
 pub fn always() -> Vec<Check> {
     vec![
         Check::new("sum of SMs", sm_sum::SmSum),

@@ -1,19 +1,19 @@
-//! In no window is a client granted more than its limit and what it may be owed, less the overuse it carries.
+//! No window grants a client more than its limit and its possibly owed time, less the carried overuse.
 //!
-//! FaST-GShare, section 3.3.2: clients with `Q_remain = Q_limit - Q_used <= 0` wait for the next window. A full token
-//! for a client that has any time left overshoots by up to a token in every window; so what is checked at a grant is the
-//! budget itself against the rest of the [account](crate::token::account). GPU time used beyond a budget is the client's doing (a kernel
-//! cannot be stopped); it is charged, and carried.
+//! FaST-GShare, section 3.3.2: clients with `Q_remain = Q_limit - Q_used <= 0` wait for the next window. A full token for a client
+//! with any time left would overshoot by up to a token in every window, so the checker compares the budget itself with the rest of
+//! the [account](crate::token::account) at each grant. GPU time beyond a budget is the client's doing (a kernel cannot be stopped);
+//! it is charged, and carried.
 //!
-//! It follows that the GPU time charged to one window is at most `limit * window` plus what the client
-//! missed of its request in the window before and overused in this one, and over many windows at most the limit plus one overuse.
+//! The GPU time charged to one window is therefore at most `limit * window`, plus the client's missed part of its request in the
+//! window before and its overuse in this window. Over many windows it is at most the limit plus one overuse.
 
 use super::Checker;
 use crate::token::account::Bound;
 use crate::token::{Book, Change};
 use gshare_core::{Timestamp, TokenAction};
 
-/// See the [module](self).
+/// The check of a window's grants. See the [module](self).
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
 pub struct QuotaWindow;

@@ -1,19 +1,19 @@
-//! A client that keeps asking and keeps the GPU busy gets its request, no matter what the others do with their tokens.
+//! A client that keeps asking and keeps the GPU busy gets its request, regardless of the other clients' tokens.
 //!
-//! FaST-GShare, section 3.3.2: `quota_request` is the minimal allocation. It can be promised only if it can be kept at
-//! all, and only to a client that takes what it is given. So the claim is made for a client and a window when, through
-//! the whole window,
+//! FaST-GShare, section 3.3.2: `quota_request` is the minimal allocation. A scheduler can promise it only if it is feasible at all,
+//! and only to a client that takes its grants. The claim holds for a client and a window under these conditions through the whole
+//! window:
 //!
 //! - the requests of its GPU add up to at most the whole (one after the other they fit with any SMs);
-//! - no client of the GPU uses more than its token allows, is stopped, joins, leaves or gets another share, and none carries overuse
-//!   in;
+//! - no client of the GPU uses more than its token allows, is stopped, joins, leaves or gets another share, and none carries
+//!   overuse into the window;
 //! - this client holds or asks at every instant, and keeps the GPU busy while it holds a token.
 //!
-//! Then at the end of the window it has been charged at least its request, less what it had before its turn in earlier
-//! windows ([`advance`](super::advance)) and less `slack` (hand-over times of the driver; zero for clients that answer at once).
-//! Where another client of the GPU pauses while it holds a token, its turn ends by the clock, not by use, and the last turn of a window may
-//! take a part of the next client's. That is made good in the next window: the shortfalls of consecutive windows never add up to
-//! more than the longest token.
+//! At the end of the window the client must be charged at least its request, less its time before its turn in earlier windows
+//! ([`advance`](super::advance)) and less `slack` (hand-over times of the driver; zero for clients with immediate answers). If
+//! another client of the GPU pauses while it holds a token, its turn ends by the clock, not by use, and the last turn of a window
+//! may take a part of the next client's time. The next window makes this part good: the shortfalls of consecutive windows never add
+//! up to more than the longest token.
 
 use super::Checker;
 use super::advance::Advance;
@@ -24,11 +24,11 @@ use gshare_core::{
 };
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// The check of requests. See the [module](self).
 #[derive(Debug)]
 pub struct RequestMet {
     slack: Duration,
-    /// By GPU: the window watched, and whether everybody behaved in it so far.
+    /// By GPU: the present window, and whether all clients have behaved in it so far.
     gpus: BTreeMap<GpuId, Watch>,
     advance: Advance,
 }
@@ -37,25 +37,25 @@ pub struct RequestMet {
 struct Watch {
     window: u64,
     clean: bool,
-    /// A client held a token in it and did not keep the GPU busy.
+    /// A client held a token in this window and did not keep the GPU busy.
     paused: bool,
-    /// Clients that have held or asked at every instant so far, and kept the GPU busy; with the shortfalls of the windows before.
+    /// The clients that have held or asked at every instant so far and kept the GPU busy, with the shortfalls of the windows before.
     keen: BTreeMap<ClientId, Duration>,
 }
 
 impl RequestMet {
-    /// Requests are met but for `slack` in each window.
+    /// A check that tolerates a shortfall of `slack` in each window.
     pub fn new(slack: Duration) -> Self {
         Self { slack, gpus: BTreeMap::new(), advance: Advance::default() }
     }
 
-    /// Whether the GPU ran for this client all the time that it held the token.
+    /// Whether the GPU worked for this client all the time since the grant.
     fn kept_busy(&self, held: &Held, now: Timestamp, used: Duration) -> bool {
         now.saturating_since(held.since) <= used.saturating_sub(held.base).saturating_add(self.slack)
     }
 
-    /// Closes the windows that ended by `now`; the book is as it was at their end, as nothing happened since. Answers of how many
-    /// clients the claim was put to the test.
+    /// Closes the windows that ended by `now`, and returns the number of clients in the test of the claim. The book still has the state
+    /// of the windows' end, since nothing happened after it.
     fn roll(&mut self, book: &Book, now: Timestamp) -> Result<u64, String> {
         let mut tested = 0;
         self.gpus.retain(|gpu, _| book.windows(*gpu).is_some());
@@ -72,7 +72,7 @@ impl RequestMet {
                     for (id, shortfall) in &mut next.keen {
                         *shortfall = watch.keen.get(id).copied().unwrap_or_default();
                     }
-                    // A pause makes up for a shortfall later: until then it is not forgotten.
+                    // Time after a pause makes up for a shortfall later, so the pause is remembered until then.
                     next.paused = watch.paused && next.keen.values().any(|shortfall| !shortfall.is_zero());
                 }
             }
@@ -81,8 +81,8 @@ impl RequestMet {
         Ok(tested)
     }
 
-    /// A client that paused while it held its token is promised nothing in this window. Answers its GPU if it used more than its token
-    /// allowed: others may have missed that.
+    /// A client that paused while it held its token has no promise in this window. Returns the client's GPU if it used more than its
+    /// token allowed, since others may have missed this time.
     fn gives_back(&mut self, book: &Book, now: Timestamp, client: ClientId, used: Duration) -> Option<GpuId> {
         let entry = book.client(client)?;
         let held = entry.held?;
@@ -117,7 +117,7 @@ impl RequestMet {
     }
 }
 
-/// The watch over a window that starts at `now`, or has started: then nothing can be said about it.
+/// The watch over a window that starts at `now`. A window with an earlier start gets a watch without any claim.
 fn open(book: &Book, gpu: GpuId, windows: Windows, now: Timestamp) -> Watch {
     let window = windows.index(now);
     let clients: Vec<_> = book.on(gpu).collect();

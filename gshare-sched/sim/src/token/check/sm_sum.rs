@@ -1,15 +1,15 @@
 //! The holders' SMs never add up to more than the whole GPU.
 //!
-//! FaST-GShare, section 3.3.2: the SM allocation adapter keeps the occupancy within `SM_GLOBAL_LIMIT`. An adapter that
-//! chooses a whole batch before it adds the batch's SMs lets two clients of 60 % in at once, so the sum is taken after
-//! every action of a call and not after the call. A holder counts with the SMs of its share at the time of its grant:
-//! a share that is cut later does not make its kernels smaller.
+//! FaST-GShare, section 3.3.2: the SM allocation adapter keeps the occupancy within `SM_GLOBAL_LIMIT`. An adapter that chooses a
+//! whole batch before it adds the batch's SMs would let two clients of 60 % in at once. The checker therefore takes the sum after
+//! every action of a call and not after the call. A holder counts with the SMs of its share at the time of its grant, since a later
+//! cut of the share does not make its kernels smaller.
 
 use super::Checker;
 use crate::token::{Book, Change};
 use gshare_core::{SmShare, Timestamp, TokenAction};
 
-/// See the [module](self).
+/// The check of SMs. See the [module](self).
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
 pub struct SmSum;

@@ -1,9 +1,9 @@
-//! A client that is told to wait has used its limit, and is told the true end of the wait.
+//! A throttled client has used its limit, and the scheduler tells it the true end of the wait.
 //!
-//! Three claims. When a throttle is sent, nothing remains to the client even if every doubt is decided against it.
-//! `until` lies between the starts of the first windows in which something remains under the kindest and under the
-//! harshest reading of its account, so a client that sleeps until then neither sleeps too long nor wakes for nothing.
-//! And until then nothing is granted to it, unless its account changed: by a share, or by its use.
+//! There are three claims. At a throttle, nothing remains to the client even if every doubt counts against it. `until` lies between
+//! the starts of the first windows with remaining time under the kindest and under the harshest reading of its account, so a client
+//! asleep until then neither sleeps too long nor wakes for nothing. Until then the client gets no grant, unless its account
+//! changed, by a share or by its use.
 
 use super::Checker;
 use crate::token::account::Bound;
@@ -11,7 +11,7 @@ use crate::token::{Book, Change};
 use gshare_core::{ClientId, Timestamp, TokenAction, TokenEvent};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// The check of throttles. See the [module](self).
 #[derive(Debug, Default)]
 pub struct Throttle {
     until: BTreeMap<ClientId, Timestamp>,

@@ -1,25 +1,24 @@
-//! Free SMs are not kept from the only one who wants them.
+//! Free SMs are not kept from the only client that wants them.
 //!
-//! A policy may keep room for a wide client and let a narrow one wait, so "a client that fits runs" is too strong a claim.
-//! What no policy needs is an idle GPU, and a queue of one. After each call, per GPU, over the clients that ask, hold
-//! nothing and have something left of their limit:
+//! A policy may keep room for a wide client and let a narrow client wait, so "a client that fits runs" is too strong a claim. No
+//! policy, however, needs an idle GPU and a queue of one. The claims hold after each call, per GPU, for the clients that ask, hold
+//! nothing and have some of their limit left:
 //!
-//! - if no client holds a token, none of them may be left;
-//! - if exactly one is left, no holder asks for more, and its SMs are free, it may not be left.
+//! - if no client holds a token, no such client may remain;
+//! - if exactly one such client remains, no holder asks for more, and its SMs are free, it may not remain.
 //!
-//! Where the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back what it overused
-//! before the window, at the pace of that limit: it can have what is left of it all the same.
+//! If the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back its overuse from before
+//! the window, at the pace of this limit: the rest of the limit still fits into the window.
 //!
-//! And the scheduler must wake up in time to keep this true: whenever a token is held, or a client asks, there is a
-//! deadline, it lies after `now`, and it is no later than the end of the window (for a client that asks) and the
-//! time at which each token is taken back.
+//! The scheduler must also wake up in time to keep these claims. Whenever a client holds a token or asks, there is a deadline after
+//! `now`. It is no later than the end of the window (for an asking client) and the revocation of each token.
 
 use super::Checker;
 use crate::token::Book;
 use crate::token::account::Bound;
 use gshare_core::{GpuId, Quota, SmShare, Timestamp, TokenScheduler};
 
-/// See the [module](self).
+/// The check of free SMs. See the [module](self).
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
 pub struct WorkConservation;
@@ -52,7 +51,7 @@ fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
     if book.on(gpu).all(|(_, client)| client.held.is_none()) {
         return Err(format!("{gpu} is idle while {id} asks and has {remain} left"));
     }
-    // One that may have something left, by the reading that is kinder to it, may go first and reserve room.
+    // Another client, with time left only in the kinder reading of its account, may go first and reserve room.
     let alone = left(Bound::Least).count() == 1;
     let more_wanted = book.on(gpu).any(|(_, client)| client.held.is_some() && client.asked.is_some());
     let free = u32::from(SmShare::WHOLE.get()) - book.sm_held(gpu).min(u32::from(SmShare::WHOLE.get()));
