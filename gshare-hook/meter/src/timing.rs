@@ -300,7 +300,7 @@ impl Overlap {
 ///
 /// An interrupted call takes longer, and its kernel may have run meanwhile, so at most twice the usual duration is attributed to a
 /// call. The usual duration falls half-way to a shorter call, and rises by a quarter at most. A first call may load the kernel, and
-/// counts for no more than [`FIRST`](Self::FIRST).
+/// counts for no more than 50 us.
 #[derive(Debug, Default)]
 pub struct CallTime(AtomicU64);
 
