@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A function as it is kept.
@@ -97,7 +98,16 @@ pub fn claim(dir: &Path) -> Result<File, ClaimError> {
     let failed = |cause| ClaimError::Lock { path: path.clone(), cause };
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let mut file = open.map_err(failed)?;
-    match file.try_lock() {
+    // A process that a host has just forked shares its lock until it executes its program.
+    let mut locked = file.try_lock();
+    for _ in 0..50 {
+        if !matches!(locked, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        locked = file.try_lock();
+    }
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
