@@ -73,7 +73,7 @@ TEXTS = {
     "0.0 s  devices: 2 x Tesla V100-SXM2-16GB (simulated)": "figures of one run of `gshare up --demo`",
     "openfaas: http://127.0.0.1:8080": "what a host says that serves until it is stopped",
     '{"gpu_ms":': "an answer of that host",
-    "+195.147s client0.1 throttle: 30.917ms used": "a line of a journal of a node",
+    "alice (pid 4711) has waited for 57ms [limit]": "figures of one moment of a node",
 }
 # Words of the documents, and what they stand for here: see Stage.
 PID, JOURNAL, CLIENT = ("PID", "4711"), ("DIR", "JOURNAL", "/var/lib/gshare/journal"), ("NAME",)
