@@ -20,7 +20,7 @@
 //! | `STUB_EARLY` | a launch call queues its work at its beginning |
 //! | `STUB_WITHOUT_WORDS` | streams cannot wait for a word of memory |
 //!
-//! [`stub_busy_ns`](exports::stub_busy_ns) tells for how long kernels of the process have had the device.
+//! `stub_busy_ns` tells for how long kernels of the process have had the device.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 #![allow(missing_docs, reason = "the driver's own documentation has them")]
 
