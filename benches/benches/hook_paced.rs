@@ -1,4 +1,4 @@
-//! Programs that their host paces, and streams that wait: what they lose under a limit that they never reach, on two drivers.
+//! Speed of programs paced by their host, and of streams that wait, under a limit above their use, on two drivers.
 //!
 //! The time between two events is not the time that the device worked in it: a program whose kernels are shorter than the calls that
 //! launch them keeps the device waiting, and a stream may wait for the host. A limit counts the device's time alone. Each
@@ -7,12 +7,12 @@
 //!
 //! | column | what |
 //! |---|---|
-//! | `bare %` | what the program uses without the hook, of the device's time |
+//! | `bare %` | the program's use without the hook, in per cent of the device's time |
 //! | `per s` | its launches a second, or its rounds where it waits |
 //! | `used %` | the same as `bare %` under the limit |
 //! | `speed` | launches a second under the limit, in per cent of those without the hook; time in which a thread could run and got no CPU is left out |
-//! | `charged` | what the daemon heard that the program used, in per cent of the device's time |
-//! | `beside` | launches a second of the busy neighbour, in per cent of what it has under the same daemon alone |
+//! | `charged` | the use reported to the daemon, in per cent of the device's time |
+//! | `beside` | the busy neighbour's launches a second, in per cent of its launches when it runs alone under the same daemon |
 //! | `missed` | `speed` below 97 per cent where the use is below the limit; `cap` beyond the limit by more than 2 points; `charged` off by more than 2 points; `beside` below 98 |
 //!
 //! `--seconds N` (2) for each of the two, `--only TEXT` for the cases whose name holds it.
@@ -52,7 +52,7 @@ enum Driver {
 }
 
 impl Driver {
-    fn library(self) -> &'static str {
+    fn file_name(self) -> &'static str {
         if self == Self::Fake { "libfake_cuda.so" } else { "libstub_driver.so" }
     }
 
@@ -182,7 +182,7 @@ fn without_a_cpu() -> u64 {
     text.split(' ').nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// The program, in a process of its own: for each line, which says for how many seconds, runs so long and says what it did.
+/// The program, in a process of its own. Each line of its input is a number of seconds: the program runs for that time and prints its work.
 fn program() -> ! {
     let number = |name: &str| std::env::var(name).expect("set").parse::<u32>().expect("a number");
     let (us, threads) = (number("BENCH_KERNEL_US"), number("BENCH_THREADS"));
@@ -273,14 +273,14 @@ impl Sums {
 struct Stage<'a> {
     hook: &'a Path,
     driver: Driver,
-    library: PathBuf,
+    driver_dir: PathBuf,
     place: PathBuf,
 }
 
 impl Stage<'_> {
     fn start(&self, program: Program, name: Option<&str>) -> Process {
         let hook = name.map(|_| self.hook);
-        let mut command = role("program", &self.place, &self.library, hook);
+        let mut command = role("program", &self.place, &self.driver_dir, hook);
         command
             .env("BENCH_KERNEL_US", program.kernel_us.to_string())
             .env("BENCH_THREADS", program.threads.to_string())
@@ -299,7 +299,7 @@ impl Stage<'_> {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program starts");
         let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-        let truth = (self.driver == Driver::Fake).then(|| Truth::of(&self.place, &self.library));
+        let truth = (self.driver == Driver::Fake).then(|| Truth::of(&self.place, &self.driver_dir));
         let lines = BufReader::new(output).lines();
         let mut running = Process { pid: child.id(), child, input, lines, truth, done: Sums::default() };
         running.run(0.3);
@@ -354,7 +354,7 @@ fn daemon(place: &Path, limit: u32) -> gshared::Running {
     gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs")
 }
 
-/// What the daemon heard that a client used, once it has heard all, in ns.
+/// A client's use by the daemon's account after the last report, in ns.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn charged(daemon: &gshared::Running) -> f64 {
     std::thread::sleep(Duration::from_millis(60));
@@ -394,7 +394,7 @@ fn in_turns(bare: &mut Process, hooked: &mut Process, daemon: &gshared::Running,
     }
 }
 
-/// The speed of a busy neighbour beside a program, in per cent of what the neighbour has alone.
+/// The speed of a busy neighbour beside a program, in per cent of the neighbour's speed alone.
 fn beside(stage: &Stage, hooked: &mut Process, seconds: f64) -> f64 {
     let busy = Program { kernel_us: 1000, call_us: 2, threads: 1, waits: For::Nothing };
     let mut neighbour = stage.start(busy, Some(NEIGHBOUR));
@@ -474,14 +474,14 @@ fn main() {
     let (mut cases, mut kept) = (0, 0);
     for driver in [Driver::Fake, Driver::Stub, Driver::StubEarly, Driver::StubWordless] {
         let of_driver = root.path().join(driver.name());
-        let library = of_driver.join("driver");
-        std::fs::create_dir_all(&library).expect("a temporary directory is writable");
-        std::os::unix::fs::symlink(libraries.join(driver.library()), library.join("libcuda.so.1"))
+        let driver_dir = of_driver.join("driver");
+        std::fs::create_dir_all(&driver_dir).expect("a temporary directory is writable");
+        std::os::unix::fs::symlink(libraries.join(driver.file_name()), driver_dir.join("libcuda.so.1"))
             .expect("a temporary directory is writable");
         let stage = |name: &str| {
             let place = of_driver.join(name);
             std::fs::create_dir_all(&place).expect("a temporary directory is writable");
-            Stage { hook: &hook, driver, library: library.clone(), place }
+            Stage { hook: &hook, driver, driver_dir: driver_dir.clone(), place }
         };
         let (alone, under) = (stage("bare"), stage("hooked"));
         let wanted = |program: &Program| format!("{}: {}", driver.name(), program.name()).contains(&only);

@@ -40,7 +40,7 @@ pub(crate) fn device() -> &'static Device {
 /// Maps the file of a device, made if need be.
 fn map(path: &str) -> &'static Shared {
     let path = CString::new(path).expect("a path without a zero byte");
-    // SAFETY: a C string; the file is made as long as what is mapped, which stays mapped for the life of the process.
+    // SAFETY: a C string; the file is made as long as the mapping, which lasts as long as the process.
     unsafe {
         let file: c_int = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC, 0o600);
         assert!(file >= 0, "STUB_DEVICE can be opened");

@@ -1,4 +1,4 @@
-//! Streams and events: what is timed, and what queues behind a wait.
+//! Streams and events: times of kernels, and work that queues behind a wait.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -149,7 +149,7 @@ impl Streams {
         matches!(self.streams.get(number), Some(Some(Stream { waits: Some(_), .. })))
     }
 
-    /// Times what is behind a wait that is over.
+    /// Gives times to the work behind a wait that has ended.
     fn resolve(&mut self, number: usize, now: u64) {
         loop {
             let Some(Some(stream)) = self.streams.get_mut(number) else { return };
