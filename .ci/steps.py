@@ -141,8 +141,7 @@ def benches():
 def simulation():
     """The whole node, 1,000 seeds, each of which replays exactly, with every engine's invariants checked on the way."""
     run(*BENCHES, "--quiet", "--no-run")
-    # The aim is 100. Seed 748 is above it: after a stop of the daemon, an instance gets 2.4 points beyond its limit over ten windows.
-    run("target/debug/node-sim", "--seeds", "1000", "--error-max", "250")
+    run("target/debug/node-sim", "--seeds", "1000")
 
 
 def python():

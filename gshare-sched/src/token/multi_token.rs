@@ -179,9 +179,10 @@ impl MultiToken {
         let config = &self.ledger.config;
         let now = self.ledger.now;
         let left = gpu.window_end.saturating_since(now);
-        // A running kernel ends before the new budget begins.
-        let budget =
-            config.max_token.min(client.remain(gpu.window)).min(left.saturating_sub(client.running(now)));
+        // The new budget begins once the rest of the token is used up. A budget beyond the window's end would stay part of the allowed
+        // total, on top of the next window's limit.
+        let rest = left.saturating_sub(client.left(gpu.window, now));
+        let budget = config.max_token.min(client.remain(gpu.window)).min(rest);
         let any = Duration::from_nanos(1);
         if ready <= 1 {
             return Offer { budget, least: any, until: gpu.window_end };
@@ -587,6 +588,26 @@ mod tests {
         bench.now = at(60);
         bench.send(TokenEvent::DeadlineReached);
         assert_eq!(bench.engine.ledger.get(id(0)).unwrap().miss(&bench.engine.ledger.gpus[0]), ms(50 - 17));
+    }
+
+    /// Each extension came on top of the last one: by the window's end a client was allowed its whole limit beyond its use, and used it on
+    /// top of the next window's.
+    #[test]
+    fn a_client_is_allowed_no_more_than_it_can_use_by_the_end_of_the_window() {
+        let mut bench = Bench::with(MultiTokenConfig::default(), &[], ms(1));
+        bench.join(1, "0.1:1", 100);
+        bench.now = at(60);
+        bench.join(0, "0.5:0.94", 100);
+        bench.says(id(0), UseState::Wants);
+        for now in 61..99 {
+            bench.now = at(now);
+            bench.says(id(0), UseState::Extends);
+        }
+        let allowed = bench.log.iter().filter_map(|(_, action)| match action {
+            TokenAction::Allow { allowed, .. } => Some(*allowed),
+            _ => None,
+        });
+        assert!((ms(30)..=ms(40)).contains(&allowed.max().unwrap()));
     }
 
     #[test]
