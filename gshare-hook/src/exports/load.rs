@@ -8,7 +8,7 @@ use crate::launch::threads::{NO_RECORD, make_key, watch_this_thread};
 use crate::process::runtime::PROCESS;
 use crate::sys::config::OnFailure;
 use crate::sys::stderr::tell;
-use crate::sys::{dlsym, settings};
+use crate::sys::{dlsym, setting_sources};
 
 extern "C" fn constructor() {
     dlsym::find_dlsym();
@@ -18,7 +18,7 @@ extern "C" fn constructor() {
     if make_key() {
         watch_this_thread((&raw const NO_RECORD).cast());
     }
-    settings::file();
+    setting_sources::file();
     if let Some(library) = dlsym_before_ours() {
         bypassed(&library);
     }
@@ -31,8 +31,8 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 /// Handles another library's `dlsym` that leads the program past this library, and with it most calls of the driver. Where a limit
 /// is asked for, the driver is told to show no device, since there is no other door to close.
 fn bypassed(library: &[u8]) {
-    let config = settings::read();
-    if config.disabled || !settings::ask_for_a_limit(&config) {
+    let config = setting_sources::read();
+    if config.disabled || !setting_sources::ask_for_a_limit(&config) {
         return;
     }
     tell(&format!(

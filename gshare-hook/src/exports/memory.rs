@@ -14,7 +14,7 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::arm::arm;
 use crate::process::runtime::{Metered, PROCESS, Runtime};
 use crate::sys::driver::real;
-use crate::sys::settings;
+use crate::sys::setting_sources;
 
 pub(super) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` and `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`.
@@ -426,5 +426,5 @@ fn limit_of(device: c_int) -> Option<u64> {
         Some(runtime) => runtime.metering.devices.get(device),
         None => None,
     };
-    known.map_or_else(settings::memory_limit, |device| device.memory.limit())
+    known.map_or_else(setting_sources::memory_limit, |device| device.memory.limit())
 }

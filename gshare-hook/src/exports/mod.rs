@@ -18,7 +18,7 @@ mod launch;
 mod load;
 mod macros;
 mod memory;
-mod nvml;
+mod nvml_view;
 mod pools;
 mod resolve;
 mod table;

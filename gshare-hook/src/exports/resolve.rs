@@ -25,7 +25,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use gshare_cuda_abi::types::CUresult;
 use gshare_cuda_abi::{NEWEST_RELEASE, Resolution, SYMBOLS};
 
-use crate::exports::{nvml, table};
+use crate::exports::{nvml_view, table};
 use crate::sys::dlsym::{
     REAL_DLSYM, REAL_DLVSYM, find_dlsym, find_dlvsym, real_dlsym, real_dlvsym, stands_before,
 };
@@ -133,7 +133,7 @@ fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
             driver::remember(index, found);
             wrapper
         }
-        [b'n', b'v', b'm', b'l', ..] => nvml::wrapper(name, found).unwrap_or(found),
+        [b'n', b'v', b'm', b'l', ..] => nvml_view::wrapper(name, found).unwrap_or(found),
         _ => found,
     }
 }

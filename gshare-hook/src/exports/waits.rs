@@ -12,87 +12,46 @@ use crate::exports::macros::wrappers;
 use crate::launch::segments::waits;
 use crate::launch::streams::stream_of;
 
-macro_rules! wait {
-    ($real:ident, $stream:ident, $per_thread:literal, ($($arg:ident),*)) => {{
-        waits(stream_of($stream, $per_thread));
-        // SAFETY: the caller's own arguments.
-        unsafe { $real($($arg),*) }
-    }};
+/// Wrappers that tell the launch path of a wait of `$stream`, each function beside its variant for the thread's own default stream.
+macro_rules! waits {
+    ($([$stream:ident] $legacy:ident, $per_thread:ident($($arg:ident: $type:ty),*);)*) => {
+        wrappers! { WAITS:
+            $($legacy($($arg: $type),*) |real| {
+                waits(stream_of($stream, false));
+                // SAFETY: the caller's own arguments.
+                unsafe { real($($arg),*) }
+            }
+            $per_thread($($arg: $type),*) |real| {
+                waits(stream_of($stream, true));
+                // SAFETY: the caller's own arguments.
+                unsafe { real($($arg),*) }
+            })*
+        }
+    };
 }
 
-wrappers! { WAITS:
-    cuLaunchHostFunc(stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void) |real| {
-        wait!(real, stream, false, (stream, function, data))
-    }
-    cuLaunchHostFunc_ptsz(stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void) |real| {
-        wait!(real, stream, true, (stream, function, data))
-    }
-    cuLaunchHostFunc_v2(stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void, mode: c_uint) |real| {
-        wait!(real, stream, false, (stream, function, data, mode))
-    }
-    cuLaunchHostFunc_v2_ptsz(stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void, mode: c_uint) |real| {
-        wait!(real, stream, true, (stream, function, data, mode))
-    }
-    cuStreamAddCallback(stream: sys::CUstream, function: sys::CUstreamCallback, data: *mut c_void,
-        flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, function, data, flags))
-    }
-    cuStreamAddCallback_ptsz(stream: sys::CUstream, function: sys::CUstreamCallback, data: *mut c_void,
-        flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, function, data, flags))
-    }
-    cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, event, flags))
-    }
-    cuStreamWaitEvent_ptsz(stream: sys::CUstream, event: sys::CUevent, flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, event, flags))
-    }
-    cuStreamWaitValue32(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, address, value, flags))
-    }
-    cuStreamWaitValue32_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, address, value, flags))
-    }
-    cuStreamWaitValue32_v2(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, address, value, flags))
-    }
-    cuStreamWaitValue32_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, address, value, flags))
-    }
-    cuStreamWaitValue64(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, address, value, flags))
-    }
-    cuStreamWaitValue64_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, address, value, flags))
-    }
-    cuStreamWaitValue64_v2(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, address, value, flags))
-    }
-    cuStreamWaitValue64_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, address, value, flags))
-    }
-    cuStreamBatchMemOp(stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams,
-        flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, count, list, flags))
-    }
-    cuStreamBatchMemOp_ptsz(stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams,
-        flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, count, list, flags))
-    }
-    cuStreamBatchMemOp_v2(stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams,
-        flags: c_uint) |real| {
-        wait!(real, stream, false, (stream, count, list, flags))
-    }
-    cuStreamBatchMemOp_v2_ptsz(stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams,
-        flags: c_uint) |real| {
-        wait!(real, stream, true, (stream, count, list, flags))
-    }
-    cuWaitExternalSemaphoresAsync(list: *const sys::CUexternalSemaphore,
-        params: *const sys::CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, count: c_uint, stream: sys::CUstream) |real| {
-        wait!(real, stream, false, (list, params, count, stream))
-    }
-    cuWaitExternalSemaphoresAsync_ptsz(list: *const sys::CUexternalSemaphore,
-        params: *const sys::CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, count: c_uint, stream: sys::CUstream) |real| {
-        wait!(real, stream, true, (list, params, count, stream))
-    }
+waits! {
+    [stream] cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
+        stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void);
+    [stream] cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        stream: sys::CUstream, function: sys::CUhostFn, data: *mut c_void, mode: c_uint);
+    [stream] cuStreamAddCallback, cuStreamAddCallback_ptsz(
+        stream: sys::CUstream, function: sys::CUstreamCallback, data: *mut c_void, flags: c_uint);
+    [stream] cuStreamWaitEvent, cuStreamWaitEvent_ptsz(
+        stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
+    [stream] cuStreamWaitValue32, cuStreamWaitValue32_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    [stream] cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    [stream] cuStreamWaitValue64, cuStreamWaitValue64_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+    [stream] cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+    [stream] cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(
+        stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams, flags: c_uint);
+    [stream] cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(
+        stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams, flags: c_uint);
+    [stream] cuWaitExternalSemaphoresAsync, cuWaitExternalSemaphoresAsync_ptsz(
+        list: *const sys::CUexternalSemaphore, params: *const sys::CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS,
+        count: c_uint, stream: sys::CUstream);
 }

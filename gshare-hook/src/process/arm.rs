@@ -20,7 +20,7 @@ use crate::sys::config::Config;
 use crate::sys::leak::leak;
 use crate::sys::lock::Lock;
 use crate::sys::stderr::tell;
-use crate::sys::{clock, driver, settings};
+use crate::sys::{clock, driver, setting_sources};
 
 /// Longest wait for another thread's decision, in ms, which is more than a decision takes.
 const DECIDES_FOR: u32 = 10_000;
@@ -72,7 +72,8 @@ pub(crate) fn arm(device: Option<CUdevice>) -> Metered<&'static Runtime> {
         state if state == State::Active as u32 => PROCESS.runtime().map_or(Metered::Refused, Metered::Yes),
         state if state == State::Off as u32 => Metered::No,
         state
-            if state == State::Armed as u32 && cannot_meter(settings::read().on_failure, Why::Undecided) =>
+            if state == State::Armed as u32
+                && cannot_meter(setting_sources::read().on_failure, Why::Undecided) =>
         {
             Metered::No
         }
@@ -90,18 +91,18 @@ fn decide_or_fail(device: Option<CUdevice>) -> Result<Decision, ()> {
             }
             Ok(decision)
         }
-        Err(why) if cannot_meter(settings::read().on_failure, why) => Ok(Decision::Is(State::Off)),
+        Err(why) if cannot_meter(setting_sources::read().on_failure, why) => Ok(Decision::Is(State::Off)),
         Err(_) => Err(()),
     }
 }
 
 fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
-    let config = settings::read();
+    let config = setting_sources::read();
     if config.disabled {
         return Ok(Decision::Is(State::Off));
     }
     // Asked before anything is made, since a runtime is permanent and comes with a thread and with a session under the process's name.
-    let asked = settings::ask_for_a_limit(&config);
+    let asked = setting_sources::ask_for_a_limit(&config);
     if driver::loaded_driver().is_some() && asked {
         let missing = NEEDED.into_iter().find(|&index| driver::pointer(index).is_none());
         if let Some(index) = missing {
@@ -119,7 +120,7 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     if !threads::make_key() {
         return Err(Why::Key);
     }
-    let daemon_expected = settings::names_a_daemon(&config);
+    let daemon_expected = setting_sources::names_a_daemon(&config);
     let runtime = match PROCESS.runtime() {
         Some(runtime) => runtime,
         None => {
@@ -146,7 +147,7 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
 
 fn new_runtime(config: Config) -> Runtime {
     Runtime {
-        run: config.run.unwrap_or_else(settings::own_run),
+        run: config.run.unwrap_or_else(setting_sources::own_run),
         metering: Metering {
             contexts: Contexts::default(),
             devices: Devices::new(),

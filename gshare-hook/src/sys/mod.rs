@@ -9,7 +9,7 @@ pub(crate) mod dlsym;
 pub(crate) mod driver;
 pub(crate) mod leak;
 pub(crate) mod lock;
-pub(crate) mod settings;
+pub(crate) mod setting_sources;
 pub(crate) mod signals;
 pub(crate) mod stderr;
 pub(crate) mod tls;

@@ -26,9 +26,9 @@
 
 mod horizontal;
 mod order;
-mod packer;
+mod packer_trial;
 mod pipelines;
-mod pool;
+mod pool_trial;
 mod requests;
 mod router_and_keeper;
 mod story;
@@ -37,9 +37,9 @@ mod vertical;
 
 pub use horizontal::horizontal_scaler;
 pub use order::queue_order;
-pub use packer::{Shares, packer, packer_ext};
+pub use packer_trial::{Shares, packer, packer_ext};
 pub use pipelines::pipelines;
-pub use pool::{PoolTrial, pool};
+pub use pool_trial::{PoolTrial, pool};
 pub use requests::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};
 pub use story::Story;

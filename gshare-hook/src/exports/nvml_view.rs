@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::launch::control::{CONTROL, State};
 use crate::process::runtime::PROCESS;
 use crate::sys::dlsym::real_dlsym;
-use crate::sys::{driver, settings};
+use crate::sys::{driver, setting_sources};
 
 /// `nvmlMemory_t`: three counts of bytes.
 #[repr(C)]
@@ -160,7 +160,7 @@ fn view_of(nvml_device: *mut c_void) -> Option<View> {
         runtime.look_at_siblings(device);
         return Some(View::Used(device));
     }
-    settings::memory_limit().map(View::Unused)
+    setting_sources::memory_limit().map(View::Unused)
 }
 
 /// The UUID of an NVML device, as text.
