@@ -222,11 +222,51 @@ pub fn variants(base: &str) -> &'static [Symbol] {
 /// assert!(gshare_cuda_abi::by_name("cudnnCreate").is_none());
 /// ```
 pub fn by_name(exported: &str) -> Option<&'static Symbol> {
-    let unthreaded =
-        exported.strip_suffix("_ptsz").or_else(|| exported.strip_suffix("_ptds")).unwrap_or(exported);
-    let base = match unthreaded.rsplit_once("_v") {
-        Some((base, number)) if number.bytes().all(|digit| digit.is_ascii_digit()) => base,
-        _ => unthreaded,
-    };
-    variants(base).iter().find(|symbol| symbol.name == exported)
+    let mut place = place_of(exported.as_bytes());
+    loop {
+        let symbol = &SYMBOLS[usize::from(BY_NAME[place]).checked_sub(1)?];
+        if symbol.name == exported {
+            return Some(symbol);
+        }
+        place = (place + 1) % PLACES;
+    }
+}
+
+/// The number of places for the names of the driver's functions, four for each.
+const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
+
+/// The table's indices by the hash of the exported name, each with 1 added, while 0 is an empty place.
+static BY_NAME: [u16; PLACES] = {
+    let (mut places, mut index) = ([0u16; PLACES], 0);
+    while index < SYMBOLS.len() {
+        let mut place = place_of(SYMBOLS[index].name.as_bytes());
+        while places[place] != 0 {
+            place = (place + 1) % PLACES;
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "the driver has hundreds of functions")]
+        {
+            places[place] = index as u16 + 1;
+        }
+        index += 1;
+    }
+    places
+};
+
+/// The first place of a name, by a hash of eight bytes at a time, which spares half of a look-up.
+const fn place_of(name: &[u8]) -> usize {
+    let (mut hash, mut at) = (name.len() as u64, 0);
+    while at < name.len() {
+        let (mut word, mut byte) = (0, 0);
+        while byte < 8 && at + byte < name.len() {
+            word |= (name[at + byte] as u64) << (8 * byte);
+            byte += 1;
+        }
+        hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^= hash >> 29;
+        at += 8;
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "below the number of places")]
+    {
+        (hash % PLACES as u64) as usize
+    }
 }

@@ -23,7 +23,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use gshare_cuda_abi::types::CUresult;
-use gshare_cuda_abi::{NEWEST_RELEASE, Resolution, SYMBOLS};
+use gshare_cuda_abi::{NEWEST_RELEASE, Resolution, by_name};
 
 use crate::exports::{nvml_view, table};
 use crate::sys::dlsym::{
@@ -98,7 +98,7 @@ unsafe extern "C" fn own_dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 extern "C" fn is_wrapped_without_driver(_: *mut c_void, name: *const c_char) -> bool {
     // SAFETY: dlsym was given a C string, or its contract is broken already.
     let name = unsafe { CStr::from_ptr(name) };
-    named(name.to_bytes()).is_some_and(|index| table::wrapper(index).is_some())
+    name.to_str().ok().and_then(by_name).is_some_and(|symbol| table::wrapper(symbol.index).is_some())
         && driver::loaded_driver().is_none()
 }
 
@@ -125,7 +125,8 @@ fn wrapped(name: *const c_char, found: *mut c_void) -> *mut c_void {
     }
     match name {
         [b'c', b'u', ..] => {
-            let Some(index) = named(name) else { return found };
+            let Ok(name) = core::str::from_utf8(name) else { return found };
+            let Some(index) = by_name(name).map(|symbol| symbol.index) else { return found };
             let Some(wrapper) = table::wrapper(index) else { return found };
             if found == wrapper || !driver::is_drivers(index, found) {
                 return found;
@@ -219,57 +220,6 @@ pub(crate) fn dlsym_before_ours() -> Option<Vec<u8>> {
     // SAFETY: a valid handle and a C string.
     unsafe { first_dlsym(handle, PROBE.as_ptr()) };
     if PROBED.load(Ordering::Relaxed) { None } else { driver::library_of(first) }
-}
-
-/// The number of places for the names of the driver's functions, four for each.
-const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
-
-/// The table's indices by the hash of the exported name, each with 1 added, while 0 is an empty place.
-static BY_NAME: [u16; PLACES] = {
-    let (mut places, mut index) = ([0u16; PLACES], 0);
-    while index < SYMBOLS.len() {
-        let mut place = place_of(SYMBOLS[index].name.as_bytes());
-        while places[place] != 0 {
-            place = (place + 1) % PLACES;
-        }
-        #[allow(clippy::cast_possible_truncation, reason = "the driver has hundreds of functions")]
-        {
-            places[place] = index as u16 + 1;
-        }
-        index += 1;
-    }
-    places
-};
-
-/// The first place of a name, by a hash of eight bytes at a time, which spares half of a look-up.
-const fn place_of(name: &[u8]) -> usize {
-    let (mut hash, mut at) = (name.len() as u64, 0);
-    while at < name.len() {
-        let (mut word, mut byte) = (0, 0);
-        while byte < 8 && at + byte < name.len() {
-            word |= (name[at + byte] as u64) << (8 * byte);
-            byte += 1;
-        }
-        hash = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hash ^= hash >> 29;
-        at += 8;
-    }
-    #[allow(clippy::cast_possible_truncation, reason = "below the number of places")]
-    {
-        (hash % PLACES as u64) as usize
-    }
-}
-
-/// The index of an exported name in the table.
-fn named(name: &[u8]) -> Option<usize> {
-    let mut place = place_of(name);
-    loop {
-        let index = usize::from(BY_NAME[place]).checked_sub(1)?;
-        if SYMBOLS[index].name.as_bytes() == name {
-            return Some(index);
-        }
-        place = (place + 1) % PLACES;
-    }
 }
 
 /// The driver's release, asked once.
