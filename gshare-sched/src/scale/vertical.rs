@@ -13,7 +13,7 @@
 //! - `floor`: an owner's request; for any other client its largest kernel of late, between 1 % of its request and the request (always 1 %
 //!   with [`learn`](DiluVerticalConfig::learn)). Floors never exceed requests, so all of them can always be kept;
 //! - **idle**: without a launch for one **window** (100 periods: the printed `sum(RW) == 0`);
-//! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC over the shortest of the last 20 within 30 s, per model and batch bucket.
+//! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC over the shortest of the last 20 in 30 s, per model and batch bucket.
 //!
 //! # Algorithm
 //! At the end of each period, for each GPU:
@@ -301,15 +301,15 @@ struct Plan {
 ///   are clean then. At the first KLC of a model and bucket, and every 30 s until a clean one is known, the others step down to their
 ///   floors and the owner rises to its limit, until a clean KLC ends or a window is over. Such a step comes at most once in five windows.
 /// - **The others' tokens beside a busy owner** follow its KLCs, not steps, since a neighbour lengthens a KLC about in proportion to its
-///   launches. After a KLC whose excess is above the tolerated one, or below half of it, the others' tokens are multiplied by `half of the
+///   launches. After a KLC with an excess above the tolerated excess, or below half of it, the others' tokens are multiplied by `half of the
 ///   tolerated excess / excess`: by at least a quarter and at most four, and by at most one as long as the minimum is not clean. Their
 ///   floor is 1 % of their request, as in the authors' published implementation.
 /// - **An owner's need** comes before the others' wishes, within its limit: the most tokens it launched in a period of late (a quarter
 ///   less with each period) and `growth` more, or its whole limit once it ran out. The rest of `M` after step 4 goes to busy owners too.
 /// - **The tolerance bounds latency, not the KLC.** A queue multiplies a slowdown of its server: at an occupancy of `rho` requests spend
 ///   `T / (1 - rho)`, and KLCs `s` times as long multiply it by `s (1 - rho) / (1 - s rho)`. To stay within `1 + tolerance`, `s` may be
-///   `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance for an owner with hardly any requests, and nothing for an owner whose
-///   iterations follow each other, as in a burst. `rho` is the last KLC's part of the time since the end of the one before, and the
+///   `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance for an owner with hardly any requests, and nothing for an owner with
+///   back-to-back iterations, as in a burst. `rho` is the last KLC's part of the time since the end of the one before, and the
 ///   tolerated excess is never less than `min_tolerance` (5 %). With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
 ///   one before, and 5 % if it began at once.
 /// - **Rest.** An owner rests when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on a GPU rest or
