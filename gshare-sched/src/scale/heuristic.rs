@@ -10,9 +10,9 @@
 //!   an instance started now is ready (after the last start's time, at most 10 reports), within the reports and the median difference's
 //!   addition to them until then. The other is the least load to explain the highest report `x` of the last 10, `x - 2 sqrt(D x)`, with
 //!   `D` as below but without the largest difference, so that a step is seen at once;
-//! - **target**: `R` and `headroom` (10 %) more. Where the function has a bound on p95 (half of its latency target), the target also lets
-//!   no more than `late_share` (1 %) of the requests wait longer than the rest of it. The increase depends on the unevenness of arrivals: their
-//!   index of dispersion `D`, from the differences between the same reports;
+//! - **target**: `R` and `headroom` (10 %) more. For a function with a bound on p95 (half of its latency target) it is at least the
+//!   capacity at which no more than `late_share` (1 %) of the requests wait longer than the rest of the latency target, by the arrivals'
+//!   unevenness: their index of dispersion `D`, from the differences between the same reports;
 //! - **capacity**: throughputs `T` of the starting and ready instances added up;
 //! - **candidates**: the points with a p95 within the function's bound and without a recent refusal;
 //! - **RPR**: throughput per area `T / (S x Q)`.

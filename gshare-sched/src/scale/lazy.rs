@@ -35,7 +35,7 @@
 //! # Differences from the paper
 //! - The published implementation counts instances for ever if they never become ready. Here starts have a deadline.
 //! - The published implementation removes the newest instance with its requests. Here the instance drains.
-//! - The published implementation never scales to zero. Here a function with a minimum of 0 does, and its first instance starts without waiting.
+//! - The published implementation never scales to zero. Here a function with a minimum of 0 does, and starts its first instance at once.
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - The paper prints "more than" 30 reports, and the implementation has "at least". Here it is at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};

@@ -21,7 +21,7 @@
 //! 2. one step of the lazy scaler: entitled rises by one, falls by one, or stays. If it is below the number of deployed instances, drain
 //!    the youngest, or stop it if it is not ready yet;
 //! 3. while fewer are deployed than entitled, and `peak_share` (93 %) of the surge is below the peak, or below the sustained load and the
-//!    throughput of one more instance: start one, of the most effective point within the bound on p95; where none may start, report the rest;
+//!    throughput of one more instance: start one, of the most effective point within the bound on p95, else report the unmet load;
 //! 4. only one is entitled, the minimum is 0, and no request came for `keep_alive`: drain it.
 //!
 //! ## Example
@@ -32,8 +32,8 @@
 //!
 //! # Invariants
 //! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler), and never more deployed than entitled. So the scaler
-//! never has more instances than a lazy scaler with the same rating, reports and minimum. It never started more of them either, since each start falls into
-//! a time of its own in which the lazy scaler has as many.
+//! never has more instances than a lazy scaler with the same rating, reports and minimum. It never started more of them either, since each
+//! start falls into a time of its own in which the lazy scaler has as many.
 //!
 //! # Cost
 //! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. A function takes about 1.5 KB.

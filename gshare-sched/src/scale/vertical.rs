@@ -301,8 +301,8 @@ struct Plan {
 ///   are clean then. At the first KLC of a model and bucket, and every 30 s until a clean one is known, the others step down to their
 ///   floors and the owner rises to its limit, until a clean KLC ends or a window is over. Such a step comes at most once in five windows.
 /// - **The others' tokens beside a busy owner** follow its KLCs, not steps, since a neighbour lengthens a KLC about in proportion to its
-///   launches. After a KLC with an excess above the tolerated excess, or below half of it, the others' tokens are multiplied by `half of the
-///   tolerated excess / excess`: by at least a quarter and at most four, and by at most one as long as the minimum is not clean. Their
+///   launches. After a KLC with an excess above the tolerated excess, or below half of it, the others' tokens are multiplied by `half of
+///   the tolerated excess / excess`: by at least a quarter and at most four, and by at most one as long as the minimum is not clean. Their
 ///   floor is 1 % of their request, as in the authors' published implementation.
 /// - **An owner's need** comes before the others' wishes, within its limit: the most tokens it launched in a period of late (a quarter
 ///   less with each period) and `growth` more, or its whole limit once it ran out. The rest of `M` after step 4 goes to busy owners too.
