@@ -50,7 +50,7 @@ enum Call {
         #[serde(default)]
         except: Vec<GpuId>,
     },
-    /// Places a demand exactly here, as a pod runs there already.
+    /// Places the demand of a running pod exactly here.
     PlaceAt { gpu: GpuId, rectangle: Rectangle, demand: Demand },
     /// Places all or none, the large ones first.
     PlaceAll { demands: Vec<Demand> },
