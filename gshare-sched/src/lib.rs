@@ -1,7 +1,7 @@
 //! The decision engines of gshare.
 //!
-//! Each module is one question that a platform which shares GPUs has to answer, and each engine in it is one policy
-//! behind a trait. All are pure: told the time, they return orders.
+//! Each module answers one question of a platform that shares GPUs, and each of its engines is one policy behind a trait. All
+//! engines are pure: the host tells them the time, and they return orders.
 //!
 //! | module | question | source |
 //! |---|---|---|
@@ -12,9 +12,9 @@
 //! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
 //! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
 //!
-//! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: what the node daemon
-//! decides. [`platform`] composes scaling, packing, pipelines, request routing and caching with functions and tenants: what a
-//! cluster decides.
+//! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: the decisions of the node
+//! daemon. [`platform`] composes scaling, packing, pipelines, request routing and caching with functions and tenants: the
+//! decisions of a cluster.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,

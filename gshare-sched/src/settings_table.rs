@@ -1,6 +1,6 @@
-//! How settings of this crate are declared.
+//! The declaration of this crate's settings.
 
-/// [`gshare_core::config!`] for settings that are a table of a configuration file: a table may leave out any field, and has no other.
+/// [`gshare_core::config!`] for a table of a configuration file: a table may leave out any field, and has no other.
 macro_rules! settings {
     ($(#[$about:meta])* pub struct $($rest:tt)*) => {
         gshare_core::config! {

@@ -1,4 +1,4 @@
-//! A function of yours around an engine that another wrote.
+//! A function of yours around another author's engine.
 
 use crate::pipeline::{Home, InstanceKeeper, Router};
 use crate::platform::{InstanceView, Pool, Regime};
@@ -8,15 +8,16 @@ use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
 use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 
-/// An engine whose [`handle`](Engine::handle) is a function of yours; all else it answers as before.
+/// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
-/// The function is given the engine, and usually calls its `handle`. It may log the call, change the event before or the
-/// orders after, leave the call out, or call twice. A policy stays one of its trait, so it goes where the bare one went.
+/// The function is given the engine, and usually calls its `handle`. It may log the call, change the event before or the orders
+/// after, leave the call out, or call twice. A wrapped policy still implements its trait, so it fits wherever the bare policy
+/// did.
 ///
-/// The function keeps the contract of [`Engine`] in the engine's place. In short: `Err` means that nothing changed.
+/// The function keeps the contract of [`Engine`] in the engine's place. In short: `Err` means nothing changed.
 ///
 /// # Example
-/// A scheduler of tokens of which every decision is printed:
+/// A token scheduler with every decision printed:
 /// ```
 /// use gshare_core::{TokenScheduler};
 /// use gshare_sched::Wrapped;
@@ -45,7 +46,7 @@ type Handle<E> = dyn FnMut(
     + Send;
 
 impl<E: Engine + ?Sized> Wrapped<E> {
-    /// The engine with this function in the place of its `handle`.
+    /// Puts this function in the place of the engine's `handle`.
     pub fn new(
         engine: Box<E>,
         handle: impl FnMut(&mut E, Timestamp, E::Event, &mut Vec<E::Action>) -> Result<(), E::Error>
@@ -81,7 +82,7 @@ impl<E: Engine + ?Sized> Engine for Wrapped<E> {
     }
 }
 
-/// Passes all methods of a policy's trait on: those with a default too, which would be another answer.
+/// Passes on all methods of a policy's trait, also those with a default, since the default would give another answer.
 macro_rules! pass_on {
     ($policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }) => {
         impl<E: $policy + ?Sized> $policy for Wrapped<E> {
@@ -194,7 +195,7 @@ mod tests {
         let unknown = HorizontalError::UnknownFunction { function: FunctionId::new(9) };
         assert_eq!(wrapped.orders(Timestamp::ZERO, removed), Err(unknown));
         assert_eq!(wrapped.next_deadline(), Some(Timestamp::from_millis(3)));
-        // Without a method of its own the wrapper would answer the trait's default.
+        // Without a method of its own the wrapper would give the trait's default answer.
         assert!(wrapped.early_reports());
         assert_eq!((wrapped.tick(), wrapped.instances(FunctionId::new(1))), (Duration::from_millis(7), None));
     }

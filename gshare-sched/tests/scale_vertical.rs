@@ -137,7 +137,7 @@ const fn emergency(severity_basis_points: u16) -> ScaleState {
     ScaleState::Emergency { severity_basis_points }
 }
 
-/// The example of the module's essay, number by number.
+/// The example of the scaler's documentation, number by number.
 #[test]
 fn the_example_of_the_essay() {
     let mut bench = Bench::owner_and_trainer();

@@ -1,6 +1,6 @@
-//! The `gshare` command as a library, so that the command and the programs of its tests are built from one.
+//! The `gshare` command as a library, for the command itself and the programs of its tests.
 //!
-//! Nothing here is for hosts: these embed `gshared`, `gshare-runner` and the engines of `gshare-sched`.
+//! Hosts need nothing here: they embed `gshared`, `gshare-runner` and the engines of `gshare-sched`.
 
 mod commands;
 

@@ -1,13 +1,12 @@
-//! Sharing out a whole number in proportion to weights, each part at most what can be used.
+//! Sharing out a whole number in proportion to weights, with each part at most its cap.
 
-/// One who wants a part.
+/// A claim to a part.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Want {
-    /// The most it can use.
+    /// The largest part of use.
     pub(super) cap: u64,
-    /// Its weight; 0 gets nothing.
+    /// A weight of 0 gets nothing.
     pub(super) weight: u64,
-    /// The part that it gets.
     pub(super) part: u64,
 }
 
@@ -17,12 +16,12 @@ impl Want {
     }
 }
 
-/// Sets each part to `min(cap, level * weight)` for the one level at which the parts add up to `rest`, or to the caps
-/// if those add up to less. Exact: what rounding leaves over goes to those whose running sum crosses a whole number, so
-/// the parts add up to `rest` to the unit, and each is less than one unit from its real value.
+/// Sets each part to `min(cap, level * weight)` for the level at which the parts add up to `rest`, or to the caps if their sum is
+/// smaller. The result is exact: the units left by rounding go to the wants at which the running sum crosses a whole number. So the
+/// parts add up to `rest` to the unit, and each is less than one unit from its real value.
 ///
-/// `rest` and each cap are at most 2^40, each weight at most 2^56, and there are at most 2^20 of them: no product passes
-/// `u128`. At most one pass per want that gets its cap, in practice two or three.
+/// `rest` and each cap are at most 2^40, each weight at most 2^56, and there are at most 2^20 wants, so no product exceeds
+/// `u128`. A call makes at most one pass per want at its cap, in practice two or three.
 pub(super) fn apportion(mut rest: u64, wants: &mut [Want]) {
     let mut total: u128 = 0;
     for want in wants.iter_mut() {
@@ -32,7 +31,7 @@ pub(super) fn apportion(mut rest: u64, wants: &mut [Want]) {
         }
     }
     let open = |want: &Want| want.cap > 0 && want.weight > 0 && want.part == 0;
-    // Each whose cap is below its proportion gets its cap; that leaves more for the others.
+    // A want with a cap below its proportion gets its cap, which leaves more for the others.
     while rest > 0 && total > 0 {
         let (rest_now, total_now) = (u128::from(rest), total);
         for want in wants.iter_mut().filter(|want| open(want)) {
@@ -77,7 +76,7 @@ mod tests {
     }
 
     proptest! {
-        /// The level is found by bisection over real numbers: slow, and without a thought about order or rounding.
+        /// The oracle finds the level by bisection over real numbers: slow, and free of order and rounding.
         #[test]
         fn parts_are_the_water_level_to_the_unit(
             rest in 0u64..10_000,

@@ -1,24 +1,24 @@
-//! Both scalers behind one door (Dilu, section 3.4: adaptive 2D co-scaling).
+//! Both scalers on one clock (Dilu, section 3.4: adaptive 2D co-scaling).
 //!
 //! # Problem
-//! A burst of some seconds should be met by more tokens for the instances that run, load that stays by more
-//! instances. The two decisions belong to different places and paces: tokens to one GPU and milliseconds, instances to
-//! the whole pool and seconds.
+//! More tokens for the running instances should meet a burst of some seconds, and more instances should meet lasting load. The
+//! two decisions belong to different places and paces: tokens to one GPU and milliseconds, instances to the whole pool and
+//! seconds.
 //!
 //! # Algorithm
-//! [`CoScaler`] puts a [`VerticalScaler`] and a [`HorizontalScaler`] on one clock. It adds no rule of its own, for none is
-//! needed: the first bad KLC raises an instance to its limit at the end of the same period, 5 ms later, while the window
-//! of a lazy horizontal scaler must fill for 20 s before it starts one. So up comes first, and out only when the window
-//! says so; and down comes with the first good KLC, in after 30 s. [`CoScaler::learning`] makes the pair that fits best: a
-//! horizontal scaler that knows what the vertical one can do starts only what peaks need at the instances' limits.
+//! [`CoScaler`] puts a [`VerticalScaler`] and a [`HorizontalScaler`] on one clock and needs no rule of its own. The first bad KLC
+//! raises an instance to its limit at the end of the same period, 5 ms later, while the window of a lazy horizontal scaler must
+//! fill for 20 s before a start. So scaling up comes first, and scaling out only when the window demands it. Scaling down follows
+//! the first good KLC, and scaling in follows after 30 s. [`CoScaler::learning`] makes the best pair: its horizontal scaler knows
+//! the vertical scaler's abilities, and starts instances only for peaks beyond the running instances' limits.
 //!
-//! A host that runs one node daemon per machine and one controller runs the halves apart, with the same result.
+//! A host with one node daemon per machine and one controller runs the halves apart, with the same result.
 //!
 //! # Invariants
-//! One time for both: an event that either refuses changes neither.
+//! Both halves have one time: an event refused by either changes neither.
 //!
 //! # Cost
-//! That of the half an event is for; [`CoScaleEvent::DeadlineReached`] goes to both.
+//! An event costs as much as in its half; [`CoScaleEvent::DeadlineReached`] goes to both.
 use super::{DiluVertical, DiluVerticalConfig, PeakHorizontal, PeakHorizontalConfig};
 use crate::scale::{
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, VerticalAction, VerticalError,
@@ -33,9 +33,9 @@ use gshare_core::{ConfigError, Engine, TimeWentBack, Timestamp};
 #[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CoScaleEvent {
-    /// On a GPU.
+    /// An event on a GPU.
     Vertical(VerticalEvent),
-    /// To a function.
+    /// An event of a function.
     Horizontal(HorizontalEvent),
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
@@ -47,9 +47,9 @@ pub enum CoScaleEvent {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "scaler", rename_all = "snake_case"))]
 pub enum CoScaleAction {
-    /// On a GPU.
+    /// An order for a GPU.
     Vertical(VerticalAction),
-    /// For a function.
+    /// An order for a function.
     Horizontal(HorizontalAction),
 }
 
@@ -60,10 +60,10 @@ pub enum CoScaleError {
     /// `now` is earlier than before.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
-    /// By the vertical scaler.
+    /// The vertical scaler refused it.
     #[error(transparent)]
     Vertical(#[from] VerticalError),
-    /// By the horizontal scaler.
+    /// The horizontal scaler refused it.
     #[error(transparent)]
     Horizontal(#[from] HorizontalError),
 }
@@ -79,11 +79,11 @@ pub struct CoScaler<V = DiluVertical, H = PeakHorizontal> {
 }
 
 impl CoScaler {
-    /// A co-scaler that learns, and beside it a horizontal scaler that counts on what instances do at their limits; at most this
-    /// number of clients and otherwise at their defaults.
+    /// A learning vertical scaler, and a horizontal scaler that counts on the instances' limits, with room for `max_clients` and
+    /// otherwise with default settings.
     ///
     /// # Errors
-    /// More clients than [`DiluVerticalConfig::max_clients`] may be.
+    /// `max_clients` is above the bound of [`DiluVerticalConfig::max_clients`].
     pub fn learning(max_clients: u32) -> Result<Self, ConfigError> {
         let mut vertical = DiluVerticalConfig::default();
         (vertical.learn, vertical.max_clients) = (true, max_clients);
@@ -93,7 +93,7 @@ impl CoScaler {
 }
 
 impl<V: VerticalScaler, H: HorizontalScaler> CoScaler<V, H> {
-    /// The two together. Neither should have seen an event yet.
+    /// Joins two scalers. Neither should have seen an event yet.
     pub const fn new(vertical: V, horizontal: H) -> Self {
         Self { now: Timestamp::ZERO, vertical, horizontal, ups: Vec::new(), outs: Vec::new() }
     }
@@ -128,7 +128,7 @@ impl<V: VerticalScaler, H: HorizontalScaler> Engine for CoScaler<V, H> {
                 (Some(VerticalEvent::DeadlineReached), Some(HorizontalEvent::DeadlineReached))
             }
         };
-        // Only one half gets anything that it may refuse: of a deadline each refuses no more than the time.
+        // Only one half gets an event it may refuse: for a deadline, each refuses the time at most.
         if let Some(event) = vertical {
             self.vertical.handle(now, event, &mut self.ups)?;
         }

@@ -1,19 +1,19 @@
 //! The shortest kernel launching cycle of late, per model and batch size.
 //!
-//! A KLC says something only beside the KLC of the same work when no neighbour was in the way. So minima are kept apart by
-//! model and by **bucket** of the batch size (sizes of the same power of two, rounded up), and they age: only the last
-//! [`KEPT`] cycles of at most [`MAX_AGE`] count, so a minimum from a cold or lucky run is forgotten.
+//! A KLC is informative only beside an undisturbed KLC of the same work. So minima are kept apart by model and by **bucket** of
+//! the batch size (sizes of the same power of two, rounded up). They also age: only the last [`KEPT`] cycles of at most
+//! [`MAX_AGE`] count, so a minimum from a cold or lucky run is forgotten.
 
 use gshare_core::{Duration, ModelId, Timestamp};
 
-/// Cycles that are remembered per model and bucket.
+/// Cycles kept per model and bucket.
 const KEPT: usize = 20;
 
-/// For how long.
+/// Greatest age of a cycle.
 const MAX_AGE: Duration = Duration::from_secs(30);
 
-/// Pairs of model and bucket per client; the one unused for longest makes room. Serving one model at all batch sizes up
-/// to 32,768 takes 16.
+/// Pairs of model and bucket per client; the pair unused for longest makes room. Serving one model at all batch sizes up to
+/// 32,768 takes 16.
 const MAX_KINDS: usize = 16;
 
 #[derive(Debug)]
@@ -21,12 +21,12 @@ struct Kind {
     model: ModelId,
     bucket: u32,
     used: Timestamp,
-    /// A ring: when each cycle ended, and its length in microseconds.
+    /// A ring of each cycle's end and its length in microseconds.
     cycles: Vec<(Timestamp, u64)>,
     next: usize,
-    /// True once a cycle without a neighbour at work is known.
+    /// Whether a cycle without a neighbour at work is known.
     sure: bool,
-    /// When the others were last asked to step back for one.
+    /// The last time the others were asked to step back for such a cycle.
     asked: Option<Timestamp>,
 }
 
@@ -35,9 +35,9 @@ struct Kind {
 pub(super) struct Judged {
     /// `T_current / T_min` in basis points; none for the first of its kind.
     pub(super) ratio: Option<u64>,
-    /// True if `T_min` is that of a cycle that ran with no neighbour at work.
+    /// Whether `T_min` comes from a cycle with no neighbour at work.
     pub(super) sure: bool,
-    /// True if the others should step back for such a cycle: at first, and every [`MAX_AGE`] until there was one.
+    /// Whether the others should step back for such a cycle: at first, and every [`MAX_AGE`] until a clean one ends.
     pub(super) asks: bool,
 }
 
@@ -48,12 +48,11 @@ pub(super) struct Cycles {
 }
 
 impl Cycles {
-    /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.kinds.clear();
     }
 
-    /// Takes a cycle of `micros` (more than 0) in and answers `T_current / T_min` in basis points: at least 10 000.
+    /// Takes in a cycle of `micros` (more than 0) and answers `T_current / T_min` in basis points: at least 10 000.
     pub(super) fn ratio(&mut self, now: Timestamp, model: ModelId, batch: u32, micros: u64) -> u64 {
         let kind = self.kind(now, model, batch);
         kind.keep(now, micros);
@@ -61,8 +60,8 @@ impl Cycles {
         over(micros, recent.map(|(_, micros)| *micros).min().unwrap_or(micros))
     }
 
-    /// The same where neighbours lengthen cycles: only one that is `clean`, or shorter than all before, becomes a minimum, and
-    /// minima do not age. `may_ask`: the others can be asked to step back now.
+    /// Judges a cycle where neighbours lengthen cycles: only a `clean` cycle, or one shorter than all before, becomes a minimum,
+    /// and minima do not age. With `may_ask` the others can be asked to step back now.
     pub(super) fn judge(
         &mut self,
         now: Timestamp,

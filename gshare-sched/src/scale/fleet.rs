@@ -1,12 +1,12 @@
-//! The instances of all functions, which every horizontal scaler keeps, by any rule of decision.
+//! The instances of all functions, kept alike for every horizontal scaler and rule of decision.
 //!
 //! ```text
 //! Start ─▶ starting ─ InstanceReady ─▶ ready ─ Drain ─▶ draining ─ InstanceGone ─▶ gone
 //!             │ start_timeout, StartRefused, or not needed     │ drain_timeout
 //!             └────────────────▶ Stop, gone ◀──────────────────┘
 //! ```
-//! Starting and ready instances make up the **capacity**. One that is stopped is forgotten at once; the host may report
-//! it gone or not.
+//! Starting and ready instances make up the **capacity**. A stopped instance is forgotten at once, whether the host reports it gone or
+//! not.
 
 use crate::scale::{
     FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
@@ -22,16 +22,16 @@ const MAX_INSTANCES: u32 = 4096;
 crate::settings_table::settings! {
     /// Settings that every horizontal scaler has.
     pub struct FleetConfig {
-        /// Length of a tick. 1 s (Dilu, section 4): shorter ones see noise, longer ones miss a burst.
+        /// Length of a tick. 1 s (Dilu, section 4): shorter ticks see noise, longer ticks miss a burst.
         #[cfg_attr(feature = "serde", serde(rename = "tick_ns"))]
         pub tick: Duration = Duration::from_secs(1), with_tick;
         /// Time in which an instance must become ready. 120 s: several times the cold start of a large model.
         #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
         pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
-        /// Time in which an instance must finish the requests it has. 60 s: far beyond any SLO.
+        /// Time in which an instance must finish its requests. 60 s: far beyond any SLO.
         #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
         pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
-        /// Time for which a point that no GPU had room for is not tried again. 30 s: placements change by then.
+        /// Time before another try of a point refused for lack of room. 30 s: placements change by then.
         #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
         pub retry_after: Duration = Duration::from_secs(30), with_retry_after;
         /// Number of functions. 1,048,576.
@@ -49,8 +49,8 @@ impl FleetConfig {
     }
 }
 
-/// Makes a policy a scaler: its `fleet` takes each event, and its `decide` is told each report of load. A policy that may take
-/// early reports has a function for whether it does.
+/// Makes a policy a scaler: its `fleet` takes each event, and its `decide` each report of load. A policy with early reports names a
+/// function for their use.
 macro_rules! scaler {
     ($policy:ty $(, $early:expr)?) => {
         impl gshare_core::Engine for $policy {
@@ -113,20 +113,20 @@ struct Instance {
     deadline: Timestamp,
 }
 
-/// A function with what a policy keeps of it.
+/// A function with its policy's state.
 #[derive(Debug)]
 pub(super) struct Function<S> {
     spec: FunctionScale,
-    /// Indices of the points that are fast enough, by efficacy, the best first; and until when each is not to be tried.
+    /// Indices of the points within the bound on p95, by efficacy, the best first; each with the end of its refusal.
     points: Vec<(usize, Timestamp)>,
-    /// Requests per second that an instance answers at its limit, by point.
+    /// Requests per second of an instance at its limit, by point.
     surges: Vec<RequestRate>,
-    /// In the order in which they were started.
+    /// In the order of their starts.
     instances: Vec<Instance>,
     capacity: RequestRate,
     counts: InstanceCounts,
     reported: Option<Timestamp>,
-    /// Time that the last instance to become ready took to start.
+    /// The last start time of an instance, from its start until it was ready.
     start_time: Duration,
     pub(super) state: S,
 }
@@ -145,7 +145,7 @@ impl<S> Function<S> {
         &self.spec
     }
 
-    /// Time that the last instance to become ready took to start; 0 before the first.
+    /// The last start time of an instance; 0 before the first was ready.
     pub(super) const fn start_time(&self) -> Duration {
         self.start_time
     }
@@ -156,8 +156,8 @@ impl<S> Function<S> {
         points.map(|&(index, _)| (index, &self.spec.profile.points()[index]))
     }
 
-    /// Deployed instances in the order in which they go: the least effective first, of equal ones the smallest, then
-    /// the youngest (FaST-GShare, section 3.4.1: the queue `L_j`).
+    /// Deployed instances in the order of removal: the least effective first, of equal ones the smallest, then the youngest (FaST-GShare,
+    /// section 3.4.1: the queue `L_j`).
     pub(super) fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
         let points = self.spec.profile.points();
         let mut order: Vec<&Instance> =
@@ -169,25 +169,25 @@ impl<S> Function<S> {
         order.iter().map(|instance| (instance.id, points[instance.point].throughput)).collect()
     }
 
-    /// Requests per second that the smallest deployed instance answers.
+    /// Requests per second of the smallest deployed instance.
     pub(super) fn smallest(&self) -> Option<RequestRate> {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed.map(|instance| self.spec.profile.points()[instance.point].throughput).min()
     }
 
-    /// The youngest deployed instance, one that is starting before one that is ready.
+    /// The youngest deployed instance, starting ones before ready ones.
     pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
         let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
         let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
         Some((instance.id, self.spec.profile.points()[instance.point].throughput))
     }
 
-    /// The most effective point, whether it can be had now or not; `None` where none is fast enough.
+    /// The most effective point, available now or not; `None` where no point is fast enough.
     pub(super) fn best(&self) -> Option<&ProfilePoint> {
         self.points.first().map(|&(index, _)| &self.spec.profile.points()[index])
     }
 
-    /// Requests per second that the deployed instances answer at their limits.
+    /// Requests per second of the deployed instances at their limits.
     pub(super) fn surge(&self) -> RequestRate {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed
@@ -196,9 +196,8 @@ impl<S> Function<S> {
     }
 }
 
-/// Requests per second that an instance answers at its limit, by the index of its point: the highest
-/// throughput of a point of its batch and quota which is fast enough and has at most twice its SMs (Dilu,
-/// section 3.2: a limit is twice the request).
+/// Requests per second of an instance at its limit, by the index of its point. The instance reaches the highest throughput among the
+/// points of its batch and quota within the bound on p95 and twice its SMs (Dilu, section 3.2: a limit is twice the request).
 fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
     let points = spec.profile.points();
     let fast = |point: &&ProfilePoint| spec.max_p95.is_none_or(|max| point.p95 <= max);
@@ -213,7 +212,7 @@ fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
     points.iter().map(of).collect()
 }
 
-/// All functions and instances; `S` is what a policy keeps of each function.
+/// All functions and instances; `S` is a policy's state of a function.
 #[derive(Debug, Default)]
 pub(super) struct Fleet<S> {
     config: FleetConfig,
@@ -258,8 +257,7 @@ impl<S: Default> Fleet<S> {
         function.instances.iter().find(|other| other.id == instance).map(|instance| instance.stage)
     }
 
-    /// Does what every policy does with an event. The function that is then to be looked at, with its load if that was
-    /// reported.
+    /// Takes an event in as for every policy. Answers the function to look at, with its load if the event reported it.
     pub(super) fn take(
         &mut self,
         now: Timestamp,
@@ -284,7 +282,7 @@ impl<S: Default> Fleet<S> {
         Ok(function.map(|function| (function, load.map(|(_, load)| load))))
     }
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses an impossible event before any change.
     fn check(&self, now: Timestamp, event: &HorizontalEvent) -> Result<(), HorizontalError> {
         TimeWentBack::check(now, self.now)?;
         let known = |function| self.get(function).ok_or(HorizontalError::UnknownFunction { function });
@@ -311,7 +309,7 @@ impl<S: Default> Fleet<S> {
             HorizontalEvent::InstanceReady { instance } | HorizontalEvent::StartRefused { instance } => {
                 starting(instance)
             }
-            // One that was stopped may be reported gone, too.
+            // The host may report a stopped instance gone, too.
             HorizontalEvent::InstanceGone { instance } if instance.number() >= self.next_instance => {
                 Err(HorizontalError::UnknownInstance { instance, expected: "one that was started" })
             }
@@ -349,7 +347,7 @@ impl<S: Default> Fleet<S> {
         Ok(())
     }
 
-    /// Takes the event if it sets the bounds of a function.
+    /// Takes the event in if it sets the bounds of a function; answers whether it does.
     fn rebound(&mut self, event: &HorizontalEvent, actions: &mut Vec<HorizontalAction>) -> bool {
         let HorizontalEvent::BoundsChanged { function, min_instances, max_instances } = *event else {
             return false;
@@ -365,7 +363,7 @@ impl<S: Default> Fleet<S> {
         true
     }
 
-    /// Stops what has passed its deadline.
+    /// Stops instances past their deadline.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<HorizontalAction>) {
         self.now = now;
         while let Some(&(deadline, instance)) = self.deadlines.first() {
@@ -381,8 +379,7 @@ impl<S: Default> Fleet<S> {
         }
     }
 
-    /// Takes in the part of an event that needs no decision. Answers the function whose load is to be looked
-    /// at, and the load.
+    /// Takes in the part of an event without a decision. Answers the function of a load report, and the load.
     fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
         match event {
             HorizontalEvent::FunctionAdded { function, spec } => {
@@ -455,7 +452,7 @@ impl<S: Default> Fleet<S> {
         });
     }
 
-    /// Starts instances of the most effective points until the minimum is there, or nothing can be started.
+    /// Starts instances of the most effective points until the function has its minimum, or no point is left to start.
     fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<HorizontalAction>) {
         let now = self.now;
         while let Some(known) = self.get(function) {
@@ -467,7 +464,7 @@ impl<S: Default> Fleet<S> {
         }
     }
 
-    /// Starts an instance at a point (by index). The maximum is the caller's to keep.
+    /// Starts an instance at a point (by index). The caller must keep to the maximum.
     pub(super) fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
         let id = InstanceId::new(self.next_instance);
         let deadline = self.now.saturating_add(self.config.start_timeout);

@@ -1,40 +1,41 @@
-//! The load to expect when an instance that is started now is ready.
+//! The load to expect once an instance started now is ready.
 //!
 //! # Problem
-//! A report is the number of requests of one tick, so it swings about the load: 110 requests/s of a Poisson process are
-//! reported as 99 to 121 two times in three. The last report sees a burst that is none, a mean lags behind a climb, and the
-//! highest of ten is 1.5 standard deviations too high: each third of an instance too many.
+//! A report is the number of requests of one tick, so it swings about the load: 110 requests/s of a Poisson process are reported
+//! as 99 to 121 two times in three. The last report sees false bursts, a mean lags behind a climb, and the highest of ten is 1.5
+//! standard deviations too high, and each deviation is a third of an instance too many.
 //!
 //! # Algorithm
 //! From the last `k` reports:
-//! 1. *dispersion* `D`: half of the mean square of the differences between neighbours, over their mean; beside five differences of
-//!    a Poisson process, for what few reports may not have seen. 1 for that process, 0 for even arrivals; a trend hardly counts;
-//! 2. *line*: the least-squares line through them, continued to the middle of the tick in which an instance that starts now
-//!    is ready: by the time that the last one took, at most half as long as the reports go back. A step, or a dip that is
-//!    over, tilts it for a while, so it stays within the reports and what the median difference adds to them until then;
-//! 3. *proof*: no load of less than `x - 2 sqrt(D x)` shows a report of `x` more often than one time in forty, where `D` is
-//!    without the largest difference, which may be a step. The highest report of the newer half counts, so a step is seen at
-//!    once and a dip that is shorter takes nothing away.
+//! 1. *dispersion* `D`: half of the mean square of the differences between neighbours, over their mean. Five differences of a
+//!    Poisson process are added for events too rare for few reports. `D` is 1 for that process and 0 for even arrivals, and a
+//!    trend hardly counts;
+//! 2. *line*: the least-squares line through the reports, continued to the middle of the tick in which an instance started now is
+//!    ready. The last instance's start time counts, at most half as long as the reports go back. A step or a past dip tilts the
+//!    line for a while, so it stays within the reports and the median difference's addition to them until then;
+//! 3. *proof*: no load below `x - 2 sqrt(D x)` shows a report of `x` more often than one time in forty. Here `D` excludes the
+//!    largest difference, which may be a step. The highest report of the newer half counts, so a step is seen at once and a
+//!    shorter dip takes nothing away.
 //!
-//! The forecast is the higher of line and proof. Of fewer than three reports it is the highest of them.
+//! The forecast is the higher of line and proof, and with fewer than three reports the highest of them.
 //!
 //! ## Example
-//! Reports of 30, 32, ... 68 rise by 2 a second, and a start takes 2 s: the line is at 73 then. After nineteen reports of 30 and
+//! Reports of 30, 32, ... 68 rise by 2 a second, and a start takes 2 s: the line is then at 73. After nineteen reports of 30 and
 //! one of 110 the line says 45, and 110 proves 100.
 //!
 //! # Cost
-//! O(k) for a forecast, in integers: the same on every machine.
+//! A forecast costs O(k), in integers: the same on every machine.
 use gshare_core::Duration;
 use gshare_core::profile::RequestRate;
 use std::collections::VecDeque;
 
-/// Differences of a Poisson process beside those that there are.
+/// Differences of a Poisson process, added to the measured ones.
 const EXPECTED: u128 = 5;
 
-/// Rates above a billion requests per second count as that: their squares have to fit.
+/// Higher rates, above a billion requests per second, count as this rate: their squares must fit.
 const MOST_MILLI: u64 = 1 << 40;
 
-/// The expected load, and how uneven arrivals are.
+/// The expected load, and the unevenness of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Forecast {
     pub(super) load: RequestRate,
@@ -43,7 +44,7 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// From `reports`, the newest at the back, one each `tick`, for the load in `ahead`.
+    /// Forecasts the load in `ahead` from `reports`, the newest at the back, one each `tick`.
     pub(super) fn of(reports: &VecDeque<RequestRate>, tick: Duration, ahead: Duration) -> Self {
         let (dispersion, but_for_a_step) = dispersions(reports, tick);
         let highest = |from| reports.range(from..).copied().max().unwrap_or(RequestRate::ZERO);
@@ -56,7 +57,7 @@ impl Forecast {
     }
 }
 
-/// The index of dispersion in thousandths, and without the largest difference.
+/// The index of dispersion in thousandths, with and without the largest difference.
 fn dispersions(reports: &VecDeque<RequestRate>, tick: Duration) -> (u64, u64) {
     let rates = || reports.iter().map(|rate| u128::from(rate.as_milli().min(MOST_MILLI)));
     let squares = || rates().zip(rates().skip(1)).map(|(a, b)| a.abs_diff(b).pow(2) / 2);
@@ -69,7 +70,7 @@ fn dispersions(reports: &VecDeque<RequestRate>, tick: Duration) -> (u64, u64) {
     (of(sum, reports.len().saturating_sub(1)), of(sum - largest, reports.len().saturating_sub(2)))
 }
 
-/// The least load that shows `report` with more than one chance in forty.
+/// The least load to show `report` with more than one chance in forty.
 fn proof(report: RequestRate, dispersion: u64, tick: Duration) -> RequestRate {
     // The variance of the requests of a tick is the dispersion times their number.
     let variance = u128::from(report.as_milli()) * u128::from(dispersion);
@@ -83,10 +84,10 @@ fn line(reports: &VecDeque<RequestRate>, tick: Duration, ahead: Duration) -> Req
     let (count, tick) = (reports.len() as i128, i128::from(tick.as_nanos().max(1)));
     let ahead = i128::from(ahead.as_nanos()).min(count * tick / 2);
     let rates = || reports.iter().map(|rate| i128::from(rate.as_milli().min(MOST_MILLI)));
-    // Twice the distance of each report from the middle one, so that it is a whole number.
+    // Twice the distance of each report from the middle one, so a whole number.
     let tilt: i128 = (0..).zip(rates()).map(|(place, rate)| (2 * place - (count - 1)) * rate).sum();
     let mean = rates().sum::<i128>() / count;
-    // From the middle of the reports it is half of them to the end of the last tick.
+    // The middle of the reports lies half of them before the end of the last tick.
     let rise = 3 * tilt * (count * tick + 2 * ahead) / (count * (count * count - 1) * tick);
     let mut steps: Vec<i128> = rates().zip(rates().skip(1)).map(|(a, b)| b - a).collect();
     let middle = steps.len() / 2;

@@ -1,61 +1,43 @@
 //! Heuristic scaling by profile (FaST-GShare, section 3.4.1, Algorithm 1), with its gaps closed.
 //!
 //! # Problem
-//! A function has a profile: requests per second at each SM share and quota. Its load changes. Choose how
-//! many instances to run and at which points, so that the load is served within the SLO on as little of the GPUs as
-//! possible.
+//! A function has a profile, its requests per second at each SM share and quota, and its load changes. Choose the number of instances and
+//! their points, so that they serve the load within the SLO on as little of the GPUs as possible.
 //!
 //! # Terms
 //! The terms of [`crate::scale`] and [`gshare_core::profile`], and per function:
-//! - `R`, **predicted load**: of two figures from the last 20 load reports the higher one: the line of least squares through them, where
-//!   it is when an instance that starts now is ready (as long as the last start took, at most 10 reports), within the reports and
-//!   what the median difference between neighbours adds to them until then; and the least load that explains the highest report
-//!   `x` of the last 10, `x - 2 sqrt(D x)` with `D` as below but for the largest difference, so that a step is seen at once;
-//! - **target**: `R` and `headroom` (10 %) more, and where the function has a bound on p95 (half of what it must answer in) at least
-//!   what it takes that no more than `late_share` (1 %) of the requests wait longer than the rest. How much that is
-//!   depends on how uneven arrivals are: their index of dispersion, from how much the same reports differ from each other;
+//! - `R`, **predicted load**: the higher of two figures from the last 20 load reports. One is their line of least squares at the time when
+//!   an instance started now is ready (after the last start's time, at most 10 reports), within the reports and the median difference's
+//!   addition to them until then. The other is the least load to explain the highest report `x` of the last 10, `x - 2 sqrt(D x)`, with
+//!   `D` as below but without the largest difference, so that a step is seen at once;
+//! - **target**: `R` and `headroom` (10 %) more. For a function with a bound on p95 (half of its latency target) it is at least the
+//!   capacity at which no more than `late_share` (1 %) of the requests wait longer than the rest of the latency target, by the arrivals'
+//!   unevenness: their index of dispersion `D`, from the differences between the same reports;
 //! - **capacity**: throughputs `T` of the starting and ready instances added up;
-//! - **candidates**: the points whose p95 is within the function's bound and that were not refused just now;
+//! - **candidates**: the points with a p95 within the function's bound and without a recent refusal;
 //! - **RPR**: throughput per area `T / (S x Q)`.
 //!
 //! # Algorithm
-//! On each load report, after the minimum has been seen to:
-//! 1. *target > capacity*: `gap = target - capacity = n * T_eff + r`, where `p_eff` is the candidate of the highest RPR. Start
-//!    `n` instances at `p_eff`, and if `r > 0` one at `p_ideal`: the candidate of the smallest area with `T >= r`, of equal ones
-//!    that with the smallest `T`. What the maximum of instances or the lack of candidates leaves over is reported unmet.
-//! 2. *capacity > target and `dead_band` (10 %) more*: go once through the instances, RPR ascending, then `T` ascending, then the
-//!    youngest first, and take each away whose `T` is at most what is left of the difference; never below the minimum, and
-//!    not within `down_cooldown` of a start.
-//! 3. Else nothing: within the dead band load may swing without anybody being started or stopped.
+//! On each load report, once the function has its minimum:
+//! 1. *target > capacity*: `gap = target - capacity = n * T_eff + r`, where `p_eff` is the candidate of the highest RPR. Start `n`
+//!    instances at `p_eff`, and if `r > 0` one at `p_ideal`: the candidate of the smallest area with `T >= r`, of equal areas the
+//!    smallest `T`. Report any rest left by the maximum of instances or the lack of candidates as unmet.
+//! 2. *capacity > target and `dead_band` (10 %) more*: go once through the instances, RPR ascending, then `T` ascending, then the youngest
+//!    first. Take away each with `T` at most the rest of the difference; never below the minimum, nor within `down_cooldown` of a start.
+//! 3. Else nothing: within the dead band the load may swing without a start or a removal.
 //!
 //! ## Example
-//! Points are (12 %, 100 %) 68 requests/s, (12 %, 40 %) 35, (6 %, 40 %) 24. Per per cent of area these are 5.7, 7.3 and 10:
-//! `p_eff` is the last. Load is 55, the target 60.5: `60.5 = 2 x 24 + 12.5`. Two are started at `p_eff`; 12.5 needs one more, and
-//! the smallest area with `T >= 12.5` is `p_eff` again. Capacity is 72. Load falls to 20: after ten reports the target is 22,
-//! and with the dead band 24.2. 47.8 are too many: one goes (23.8 are left, less than the next one's 24).
+//! Points are (12 %, 100 %) 68 requests/s, (12 %, 40 %) 35, (6 %, 40 %) 24. Per per cent of area these are 5.7, 7.3 and 10: `p_eff` is the
+//! last. Load is 55, the target 60.5: `60.5 = 2 x 24 + 12.5`. Two instances start at `p_eff`; 12.5 needs one more, and the smallest area
+//! with `T >= 12.5` is `p_eff` again. Capacity is 72. Load falls to 20: after ten reports the target is 22, and 24.2 with the dead band.
+//! 47.8 are too many, so one instance goes (23.8 are left, less than the next instance's 24).
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); and after a step up, the capacity is at
-//! least the target unless something is reported unmet; after a step down, it is at least the target and the dead band.
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler). After a step up, the capacity is at least the target
+//! unless the scaler reports an unmet load; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost
-//! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report that
-//! does nothing.
-//!
-//! # Differences from the paper
-//! 1. A gap of 0 starts a pod (line 3). Nothing is done within a dead band.
-//! 2. The remainder is said to be above 0 and may be 0; then no residual pod.
-//! 3. `T > r` refuses an exact fit; `T >= r`. Without `p_ideal`, `p_eff` is taken; without candidates the load is reported unmet.
-//! 4. `p_ideal` minimises `T - r`, which once SMs are saturated is not "minimum but sufficient": it minimises the area.
-//! 5. There is no test of the SLO: the highest RPR is then often the smallest point, whose p95 is seconds. Candidates are
-//!    filtered by latency first.
-//! 6. A set union of `n` equal tuples is one. Instances have names, and count once they are started; one that is refused does
-//!    not.
-//! 7. The scale-down loop never ends if the first pod is larger than the gap. One pass, and it looks at all of them.
-//! 8. Ties are not given: see step 2.
-//! 9. How load is predicted is not given: see the terms.
-//! 10. Throughput is what a closed loop measures, where no more requests wait than are served. Of requests that come as they
-//!     like, 110 a second in a Poisson process to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
+//! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report without a step.
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
@@ -69,22 +51,22 @@ crate::settings_table::settings! {
     pub struct HeuristicHorizontalConfig {
         /// Settings that every horizontal scaler has.
         pub fleet: FleetConfig = FleetConfig::default(), with_fleet;
-        /// Load reports that the prediction is made of. 20: a line through them is, at its end, off by half of what a report is.
+        /// Load reports for the prediction. 20: the end of a line through them is off by half as much as a report.
         pub predict_reports: u32 = 20, with_predict_reports;
-        /// Capacity beyond the predicted load, however even arrivals are. 10 %: what comes while an instance starts.
+        /// Capacity beyond the predicted load, at any evenness of arrivals. 10 %: the growth while an instance starts.
         #[cfg_attr(feature = "serde", serde(rename = "headroom_basis_points"))]
         pub headroom: BasisPoints = BasisPoints::percent(10), with_headroom;
-        /// Part of the requests that may miss twice the function's bound on p95 by their wait. 1 %. 0: it is not asked.
+        /// Part of the requests with leave to exceed twice the function's bound on p95 by their wait. 1 %. With 0, waits are ignored.
         #[cfg_attr(feature = "serde", serde(rename = "late_share_basis_points"))]
         pub late_share: BasisPoints = BasisPoints::percent(1), with_late_share;
-        /// Capacity beyond the target that is put up with. 10 %: twice the error of the prediction at 100 requests/s.
+        /// Tolerated capacity beyond the target. 10 %: twice the error of the prediction at 100 requests/s.
         #[cfg_attr(feature = "serde", serde(rename = "dead_band_basis_points"))]
         pub dead_band: BasisPoints = BasisPoints::percent(10), with_dead_band;
-        /// Time after a start in which nothing is taken away. 10 s.
+        /// Time after a start without a removal. 10 s.
         #[cfg_attr(feature = "serde", serde(rename = "down_cooldown_ns"))]
         pub down_cooldown: Duration = Duration::from_secs(10), with_down_cooldown;
-        /// Whether load is reported before a tick is over too, while more requests wait than are served at once. Yes: a step is seen
-        /// half a tick sooner.
+        /// Whether load is also reported before a tick is over, while more requests wait than are served at once. By default so: a step is
+        /// seen half a tick sooner.
         pub early_reports: bool = true, with_early_reports;
     }
 }
@@ -105,14 +87,14 @@ fn with(rate: RequestRate, more: BasisPoints) -> RequestRate {
     RequestRate::from_milli(u64::try_from(raised.div_ceil(10_000)).unwrap_or(u64::MAX))
 }
 
-/// The most that is no more than `rate` [`with`] `more` of it.
+/// The highest rate for which [`with`] `more` stays within `rate`.
 fn without(rate: RequestRate, more: BasisPoints) -> RequestRate {
     let whole = 10_000 + u64::from(more.get());
     let (times, rest) = (rate.as_milli() / whole, rate.as_milli() % whole);
     RequestRate::from_milli(times * 10_000 + rest * 10_000 / whole)
 }
 
-/// The state that is kept per function.
+/// A function's history.
 #[derive(Debug, Default)]
 struct History {
     reports: VecDeque<RequestRate>,
@@ -120,11 +102,26 @@ struct History {
 }
 
 /// Heuristic scaling by profile. See the [module](self).
+///
+/// # Differences from the paper
+/// 1. A gap of 0 starts a pod (line 3). The scaler does nothing within a dead band.
+/// 2. The paper calls the remainder positive, but it may be 0. No residual pod starts then.
+/// 3. `T > r` refuses an exact fit; the scaler tests `T >= r`. Without `p_ideal` it takes `p_eff`, and without candidates it reports the
+///    load unmet.
+/// 4. `p_ideal` minimises `T - r`, which once SMs are saturated is not "minimum but sufficient". The scaler minimises the area.
+/// 5. The paper has no test of the SLO, so the highest RPR is often the smallest point, with a p95 of seconds. The scaler filters
+///    candidates by latency first.
+/// 6. A set union of `n` equal tuples is one tuple. Instances have names, and count from their start unless it is refused.
+/// 7. The scale-down loop never ends if the first pod is larger than the gap. The scaler makes one pass over all pods.
+/// 8. The paper leaves ties open: see step 2.
+/// 9. The paper leaves the prediction of load open: see the terms.
+/// 10. A closed loop measures throughput, so no more requests wait than are served. With free arrivals, 110 a second in a Poisson process
+///     to four instances of 34.5, 6 of 100 wait for more than 40 ms: see the target.
 #[derive(Debug)]
 pub struct HeuristicHorizontal {
     config: HeuristicHorizontalConfig,
     fleet: Fleet<History>,
-    /// `None`: queues are not asked.
+    /// `None` where the scaler ignores queues.
     late: Option<Late>,
 }
 
@@ -140,10 +137,10 @@ impl HeuristicHorizontal {
         Forecast::of(&known.state.reports, self.config.fleet.tick, known.start_time())
     }
 
-    /// The queue of a function before the most effective of its points; `None` where no setting says how long it may be.
+    /// The queue of a function before its most effective point; `None` where no setting bounds the wait.
     fn queue(&self, known: &Function<History>, forecast: Forecast) -> Option<Queue> {
         let (late, max_p95, server) = (self.late?, known.spec().max_p95?, known.best()?);
-        // p95 is at most half of what a request may take.
+        // p95 is at most half of a request's latency target.
         let wait = max_p95.saturating_mul(2).saturating_sub(server.p95);
         Some(Queue::new(forecast.load, server.throughput, wait, forecast.dispersion, late))
     }
@@ -167,7 +164,7 @@ impl HeuristicHorizontal {
             let enough = queue.map_or(target, |queue| target.max(queue.least_capacity()));
             self.scale_up(function, enough.saturating_sub(capacity), actions);
         } else if cooled {
-            // To ask whether so much is enough costs a twentieth of asking how much is.
+            // Testing a capacity costs a twentieth of computing the least one.
             let band = self.config.dead_band;
             let enough = |capacity| {
                 let but_the_band = without(capacity, band);
@@ -207,7 +204,7 @@ impl HeuristicHorizontal {
         }
     }
 
-    /// `enough` of a capacity says whether less would do, too.
+    /// `enough` tells whether a capacity suffices.
     fn scale_down(
         &mut self,
         function: FunctionId,
@@ -217,7 +214,7 @@ impl HeuristicHorizontal {
         let Some(known) = self.fleet.get(function) else { return };
         let mut left = known.capacity();
         let mut spare = known.deployed().saturating_sub(known.spec().min_instances);
-        // Mostly not even the smallest can go: then there is nothing to sort.
+        // Mostly not even the smallest instance can go, so there is nothing to sort.
         let smallest = if spare > 0 { known.smallest() } else { None };
         if !smallest.is_some_and(|smallest| enough(left.saturating_sub(smallest))) {
             return;
@@ -242,7 +239,7 @@ mod tests {
     use gshare_core::{Engine, Quota, SmShare};
     use proptest::prelude::*;
 
-    /// Step 2 of the essay as it is written: what is enough is looked for, and the difference shared out.
+    /// Step 2 of the essay as written: finds the least capacity, and shares out the difference.
     fn taken_away(scaler: &HeuristicHorizontal, function: FunctionId) -> Vec<HorizontalAction> {
         let known = scaler.fleet.get(function).unwrap();
         let predicted = scaler.forecast(known);
@@ -272,7 +269,7 @@ mod tests {
             prop_assert!(above > rate || above.as_milli() == u64::MAX);
         }
 
-        /// To ask whether a capacity is enough takes away what looking for the least one does.
+        /// Testing each capacity takes the same instances away as computing the least one.
         #[test]
         fn what_goes_is_what_the_plain_search_says(
             points in prop::collection::btree_map((1u16..=20, 1u16..=10), 1_000u32..200_000, 1..8),
@@ -298,7 +295,7 @@ mod tests {
                 }
                 now = now.saturating_add(Duration::from_secs(3));
                 let rate = RequestRate::per_second(load);
-                // The reports are in before anything is decided; so what is expected can be asked of a scaler that has them.
+                // Decisions follow the reports, so the expectation comes from a scaler with all of them.
                 let known = scaler.fleet.get_mut(function).unwrap();
                 let cooled = known.state.started.is_none_or(|at| now.saturating_since(at) >= scaler.config.down_cooldown);
                 let before = known.state.reports.clone();

@@ -3,20 +3,20 @@
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate, Setting};
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, TimeWentBack, Timestamp};
 
-/// The facts about a function that a horizontal scaler needs.
+/// A function as a horizontal scaler needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FunctionScale {
     /// Throughput and latencies as measured, per setting.
     pub profile: ProfileTable,
-    /// The longest p95 of one batch that a point may have, in ns. Dilu takes half of the SLO, the rest is
-    /// for queueing and the network (Dilu, section 3.2, footnote 2). `None`: any.
+    /// The longest p95 of one batch at a point, in ns. Dilu takes half of the SLO, and leaves the rest for queueing and the network (Dilu,
+    /// section 3.2, footnote 2). `None`: any.
     #[cfg_attr(feature = "serde", serde(default, rename = "max_p95_ns"))]
     pub max_p95: Option<Duration>,
-    /// Instances that are kept at any load.
+    /// Instances to keep at any load.
     pub min_instances: u32,
-    /// The most instances, those that start included; at least the minimum, more than 0.
+    /// The most instances, starting ones included; at least the minimum, more than 0.
     pub max_instances: u32,
 }
 
@@ -28,7 +28,7 @@ pub struct FunctionScale {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum HorizontalEvent {
-    /// A function that was not there before. Its minimum of instances is started.
+    /// A new function. The scaler starts its minimum of instances.
     FunctionAdded {
         function: FunctionId,
         /// Profile, latency bound and numbers of instances of the function.
@@ -36,20 +36,20 @@ pub enum HorizontalEvent {
     },
     /// The function is gone, and the host stops its instances.
     FunctionRemoved { function: FunctionId },
-    /// Another least and most number of instances, in force at once: what is missing is started, what is too much is
-    /// drained, the youngest first.
+    /// Other bounds on the number of instances, in force at once: the scaler starts missing instances and drains surplus ones, the
+    /// youngest first.
     BoundsChanged {
         function: FunctionId,
-        /// Instances that are kept at any load.
+        /// Instances to keep at any load.
         min_instances: u32,
-        /// The most instances, those that start included; at least the minimum, more than 0.
+        /// The most instances, starting ones included; at least the minimum, more than 0.
         max_instances: u32,
     },
-    /// An instance was lost, or there may be room where starts were refused: what is missing of the function's minimum is
-    /// started now, also at points that were refused.
+    /// An instance was lost, or refused starts may find room now. The scaler starts the rest of the function's minimum at once, also at
+    /// refused points.
     MinimumLacking { function: FunctionId },
-    /// Requests that came in the tick that ended now, per second. One report per tick, 0 included; more where the scaler
-    /// takes [early reports](HorizontalScaler::early_reports).
+    /// Requests per second in the tick that ended now. One report per tick, 0 included; more where the scaler takes [early
+    /// reports](HorizontalScaler::early_reports).
     LoadReported {
         function: FunctionId,
         /// Requests per second, in thousandths.
@@ -60,7 +60,7 @@ pub enum HorizontalEvent {
     InstanceReady { instance: InstanceId },
     /// An instance is gone: it was stopped, has drained, or crashed.
     InstanceGone { instance: InstanceId },
-    /// A [`HorizontalAction::Start`] could not be carried out: no GPU has room for that point.
+    /// A [`HorizontalAction::Start`] failed: no GPU has room for the point.
     StartRefused { instance: InstanceId },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
@@ -78,21 +78,21 @@ pub enum HorizontalAction {
         function: FunctionId,
         /// Its name from now on.
         instance: InstanceId,
-        /// The point of the profile that it is to run at.
+        /// The instance's point of the profile.
         point: ProfilePoint,
     },
-    /// Send the instance no more requests, and stop it when it has none left.
+    /// Send the instance no more requests, and stop it once it has none left.
     Drain { instance: InstanceId },
     /// Stop the instance now: it did not become ready, or did not drain, in time.
     Stop {
         instance: InstanceId,
-        /// Why it is stopped.
+        /// The reason for the stop.
         reason: StopReason,
     },
     /// Load that no instance will serve: the function is at its most instances, or no GPU has room.
     Unmet {
         function: FunctionId,
-        /// How much, in thousandths of a request per second.
+        /// The rate, in thousandths of a request per second.
         #[cfg_attr(feature = "serde", serde(rename = "rate_milli_rps"))]
         rate: RequestRate,
     },
@@ -129,7 +129,7 @@ pub enum HorizontalError {
     /// More functions than configured.
     #[error("unknown {function}: number must be below {limit} (max_functions)")]
     TooManyFunctions { function: FunctionId, limit: u32 },
-    /// `max_instances` below `min_instances`, 0 or above the most that is kept track of.
+    /// `max_instances` is below `min_instances`, 0 or above the most instances of a function.
     #[error(
         "{function}: max_instances is {max_instances}, need at least min_instances ({min_instances}), 1 to {limit}"
     )]
@@ -142,12 +142,12 @@ pub enum HorizontalError {
     /// Two load reports within half a tick.
     #[error("{function}: load reported at {now}, next report is due at {due}")]
     ReportTooEarly { function: FunctionId, now: Timestamp, due: Timestamp },
-    /// No such instance (any more), or it is not in a state in which this can happen.
+    /// No such instance (any more), or the event does not fit its state.
     #[error("unknown {instance}, or it is not {expected}")]
     UnknownInstance { instance: InstanceId, expected: &'static str },
 }
 
-/// How many instances of a function there are.
+/// The number of a function's instances, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -156,31 +156,31 @@ pub struct InstanceCounts {
     pub starting: u32,
     /// Instances that serve requests.
     pub ready: u32,
-    /// Instances that end once they have no request.
+    /// Instances that end once their requests are done.
     pub draining: u32,
 }
 
 /// A policy that starts and stops instances.
 ///
 /// # Contract
-/// - starting and ready instances of a function are never fewer than its minimum (once it has been able to start
-///   them) by a decision of the scaler, and never more than its maximum;
-/// - an instance that was ready is drained, not stopped, unless it does not drain in time;
-/// - an instance that does not become ready in time is stopped and not counted any more;
-/// - load that it cannot serve is reported, never silently dropped;
+/// - by the scaler's decision, starting and ready instances of a function are never fewer than its minimum (once it could start them), and
+///   never more than its maximum;
+/// - a ready instance is drained, and stopped only if it does not drain in time;
+/// - an instance that does not become ready in time is stopped and counts no more;
+/// - unserved load is reported, never silently dropped;
 /// - functions do not affect each other;
 /// - the same events give the same actions.
 pub trait HorizontalScaler:
     Engine<Event = HorizontalEvent, Action = HorizontalAction, Error = HorizontalError> + Send
 {
-    /// How many instances the function has.
+    /// The numbers of the function's instances.
     fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
 
     /// Length of a tick: one load report per function in each.
     fn tick(&self) -> Duration;
 
-    /// Whether load is reported before a tick is over too, while more requests wait than are served at once. By default not: a
-    /// scaler that counts reports takes each for a tick of time.
+    /// Whether load is also reported before a tick is over, while more requests wait than are served at once. By default not: a scaler
+    /// that counts reports takes each for a tick of time.
     fn early_reports(&self) -> bool {
         false
     }

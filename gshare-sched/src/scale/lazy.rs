@@ -1,46 +1,43 @@
 //! Lazy scaling out and in (Dilu, section 3.4.2), with its gaps closed.
 //!
 //! # Problem
-//! A cold start of a large model takes tens of seconds, most bursts a few. An eager scaler pays for a start that comes
-//! too late, and again when it takes the instance away and needs it back. Where instances can be scaled up in place
-//! ([`DiluVertical`](super::DiluVertical)), a burst is survived without a start. So this scaler waits until the load has
-//! been too high for long, and gives back only what has not been needed for longer.
+//! A cold start of a large model takes tens of seconds, and most bursts last a few. An eager scaler pays for a late start, and again when
+//! it takes the instance away and needs it back. Where instances scale up in place ([`DiluVertical`](super::DiluVertical)), they survive a
+//! burst without a start. So this scaler waits until the load has been too high for long, and gives back only long unneeded instances.
 //!
 //! # Terms
 //! The terms of [`crate::scale`], and per function:
 //! - **deployed**: instances that are starting (within their deadline) or ready; **capacity**: their throughputs added up;
-//! - **window**: the last 40 load reports, one per tick of 1 s, since the last time instances were started or taken away.
+//! - **window**: the last 40 load reports, one per tick of 1 s, since instances were last started or taken away.
 //!
 //! # Algorithm
-//! On each load report `x`, after the minimum has been seen to:
+//! On each load report `x`, once the function has its minimum:
 //! 1. nothing is deployed and `x > 0`: start one now;
-//! 2. in the window at least `out_reports` (20) reports are above the capacity: start one, of the most effective point that
-//!    is fast enough; if none may be started, report the load that is unmet;
-//! 3. at least `in_reports` (30) are below the capacity without the youngest instance: drain that one, or stop it if it is
-//!    not ready yet; never below the minimum, and never the last;
+//! 2. at least `out_reports` (20) reports in the window are above the capacity: start one, of the most effective point within the bound on
+//!    p95; if none may be started, report the unmet load;
+//! 3. at least `in_reports` (30) are below the capacity without the youngest instance: drain this instance, or stop it if it is not ready
+//!    yet; never below the minimum, and never the last;
 //! 4. only one is deployed, the minimum is 0, and no request came for `keep_alive`: drain it.
 //!
-//! After 2 or 3 the window starts empty. Between two such steps of a function lie at least `cooldown`.
+//! After step 2 or 3 the window starts empty. Two such steps of a function are at least `cooldown` apart.
 //!
 //! ## Example
-//! One instance serves 50 requests/s. Load jumps to 80 for 15 s and back to 40: 15 reports are above 50, nothing is started.
-//! It jumps to 80 and stays: with the 20th such report a second is started, capacity is 100. It falls to 40: with the 30th
-//! report below 50 the second is drained.
+//! One instance serves 50 requests/s. Load jumps to 80 for 15 s and back to 40: 15 reports are above 50, and nothing starts. Load jumps to
+//! 80 and stays: with the 20th such report a second instance starts, and the capacity is 100. Load falls to 40: with the 30th report below
+//! 50 the second instance is drained.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); and one instance per step, so that load is
-//! looked at in between.
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler), and each step moves one instance alone.
 //!
 //! # Cost
-//! O(window) for a load report (40 comparisons), O(log n) when an instance changes. About 500 bytes per function and its
-//! profile.
+//! O(window) for a load report (40 comparisons), O(log n) when an instance changes. A function takes about 500 bytes and its profile.
 //!
 //! # Differences from the paper
-//! - The published implementation counts instances for ever that never become ready; ours have a deadline.
-//! - It takes the newest instance away with the requests it has. Ours drains.
-//! - It never scales to zero. Ours does where the minimum is 0, and starts the first instance without waiting.
+//! - The published implementation counts instances for ever if they never become ready. Here starts have a deadline.
+//! - The published implementation removes the newest instance with its requests. Here the instance drains.
+//! - The published implementation never scales to zero. Here a function with a minimum of 0 does, and starts its first instance at once.
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
-//! - "More than" 30 reports, as printed, and "at least", as published: at least, like for scaling out.
+//! - The paper prints "more than" 30 reports, and the implementation has "at least". Here it is at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
 use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
 use gshare_core::profile::RequestRate;
@@ -52,14 +49,14 @@ crate::settings_table::settings! {
     pub struct LazyHorizontalConfig {
         /// Settings that every horizontal scaler has.
         pub fleet: FleetConfig = FleetConfig::default(), with_fleet;
-        /// Load reports that are looked at. 40, as in the paper.
+        /// Load reports in the window. 40, as in the paper.
         pub window_reports: u32 = 40, with_window_reports;
         /// Reports above the capacity that start an instance (`phi_out`). 20: a burst of some seconds starts none.
         pub out_reports: u32 = 20, with_out_reports;
-        /// Reports below the capacity without the youngest that take it away (`phi_in`). 30: more than for a start, so that
-        /// load that swings keeps its instances.
+        /// Reports below the capacity without the youngest instance that take it away (`phi_in`). 30: more than for a start, so that a
+        /// swinging load keeps its instances.
         pub in_reports: u32 = 30, with_in_reports;
-        /// Time between two steps of one function. 20 s: what the window alone makes of it, if `out_reports` is not lowered.
+        /// Time between two steps of one function. 20 s: the window alone causes as much, unless `out_reports` is lowered.
         #[cfg_attr(feature = "serde", serde(rename = "cooldown_ns"))]
         pub cooldown: Duration = Duration::from_secs(20), with_cooldown;
         /// Time without a request after which the last instance goes, where the minimum is 0. 60 s: a few cold starts long.
@@ -79,14 +76,14 @@ impl LazyHorizontalConfig {
     }
 }
 
-/// The state that is kept per function: the window, and the times of the last step and the last request.
+/// A function's history: the window, and the times of the last step and the last request.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// The window; the newest at the back.
     window: VecDeque<RequestRate>,
-    /// When instances were last started or taken away by a step.
+    /// The last time a step started or removed instances.
     last_step: Option<Timestamp>,
-    /// When a request last came.
+    /// The last time a request came.
     busy: Option<Timestamp>,
 }
 
@@ -106,7 +103,7 @@ impl History {
         self.window.iter().filter(|load| **load > capacity).count() >= config.out_reports as usize
     }
 
-    /// Whether enough of it is below the capacity without the youngest instance.
+    /// Whether enough of the window is below the capacity without the youngest instance.
     pub(super) fn is_spare(&self, without: RequestRate, config: &LazyHorizontalConfig) -> bool {
         self.window.iter().filter(|load| **load < without).count() >= config.in_reports as usize
     }
@@ -116,12 +113,12 @@ impl History {
         self.last_step.is_none_or(|at| now.saturating_since(at) >= config.cooldown)
     }
 
-    /// True if no request came for `keep_alive`: the last instance may go.
+    /// Whether no request came for `keep_alive`, so that the last instance may go.
     pub(super) fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
         now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
     }
 
-    /// A step was done: the window starts empty.
+    /// Notes a step: the window starts empty.
     pub(super) fn stepped(&mut self, now: Timestamp) {
         self.window.clear();
         self.last_step = Some(now);
@@ -169,7 +166,7 @@ impl LazyHorizontal {
         }
     }
 
-    /// Starts one instance, or says what is unmet.
+    /// Starts one instance, or reports the unmet load.
     fn step_out(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
         let Some(known) = self.fleet.get(function) else { return };
         let room = known.deployed() < known.spec().max_instances;

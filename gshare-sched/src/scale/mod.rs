@@ -1,37 +1,37 @@
 //! Scaling: how many tokens each client of a GPU gets, and how many instances run.
 //!
 //! # Problem
-//! Load changes from second to second. A new instance takes many seconds to start, while the instances that run sit
-//! beside others on their GPUs and could do more for a while if their neighbours did less. So there are two scalers
-//! (Dilu, section 3.4): a [`VerticalScaler`] moves tokens between the clients of one GPU every few milliseconds, a
-//! [`HorizontalScaler`] starts and stops instances when that has not been enough for long.
+//! Load changes from second to second. A new instance takes many seconds to start, while running instances share their GPUs with
+//! neighbours and could do more for a while if these did less. So there are two scalers (Dilu, section 3.4). A [`VerticalScaler`]
+//! moves tokens between the clients of one GPU every few milliseconds. A [`HorizontalScaler`] starts and stops instances when
+//! those moves have not been enough for long.
 //!
 //! # Terms
-//! - **token** here: one unit of work that a client may launch in a period. One predicted microsecond of GPU time, or
-//!   one kernel block; the scaler does not care which, the host says it once ([`TokenUnit`]);
-//! - **`MaxTokens`**: tokens that one GPU can do in a period; they are never issued twice;
-//! - **owner**: an SLO-sensitive client; the state of a GPU is owned by those;
-//! - **KLC**: kernel launching cycle, the time from the first to the last kernel launch of one iteration (Dilu, 3.4.1).
-//!   It grows when neighbours take the SMs, long before a latency at the application shows it;
-//! - **instance**: one running copy of a function. It is *starting*, then *ready*, then *draining* (it takes no new
-//!   request and finishes those it has), then gone.
+//! - **token** here: one unit of work for a client to launch in a period. It is one predicted microsecond of GPU time or one
+//!   kernel block, as the host chooses once ([`TokenUnit`]); scalers treat both alike;
+//! - **`MaxTokens`**: the tokens of one GPU in a period, never issued twice;
+//! - **owner**: an SLO-sensitive client; the owners on a GPU determine its state;
+//! - **KLC**: kernel launching cycle, the time from the first to the last kernel launch of one iteration (Dilu, 3.4.1). It grows
+//!   when neighbours take the SMs, long before the application shows a higher latency;
+//! - **instance**: one running copy of a function. It is *starting*, then *ready*, then *draining* (it takes no new request and
+//!   finishes its present ones), then gone.
 //!
-//! # Who says what
+//! # Messages
 //! ```text
 //! host ─ ClientJoined, UsageReported, IterationFinished, DeadlineReached ─▶ VerticalScaler ─ Issue, StateChanged ─▶ host
 //! host ─ FunctionAdded, LoadReported, InstanceReady, InstanceGone ─▶ HorizontalScaler ─ Start, Drain, Stop, Unmet ─▶ host
 //! ```
-//! [`VerticalAction::Issue`] holds from period to period until the next one for that client, so a period in which
-//! nothing changes costs no message.
+//! [`VerticalAction::Issue`] holds from period to period until the next for the same client, so a period without a change costs
+//! no message.
 //!
 //! # Policies
 //! | policy | for |
 //! |---|---|
 //! | [`DiluVertical`] | moving tokens between the clients of a GPU every 5 ms (Dilu, Algorithm 2) |
 //! | [`LazyHorizontal`] | starting instances when load stays (Dilu, section 3.4.2) |
-//! | [`PeakHorizontal`] | the same, but only what peaks need that the running ones cannot take at their limits |
+//! | [`PeakHorizontal`] | the same, but only for peaks beyond the running instances' limits |
 //! | [`HeuristicHorizontal`] | choosing instances and their points by a profile (FaST-GShare, Algorithm 1) |
-//! | [`CoScaler`] | a vertical and a horizontal one together (Dilu, section 3.4) |
+//! | [`CoScaler`] | a vertical and a horizontal scaler together (Dilu, section 3.4) |
 
 pub mod co_scaler;
 pub mod heuristic;

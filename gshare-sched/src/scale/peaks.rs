@@ -1,49 +1,42 @@
-//! Lazy scaling that starts only what peaks need, vertical first: an instance is taken for what it can do at its limit.
+//! Lazy scaling for peaks alone, vertical first: an instance counts with its throughput at its limit.
 //!
 //! # Problem
-//! The lazy scaler ([`lazy`](super::lazy)) takes an instance for one number, well below what it can do, for bursts have to fit.
-//! That is right for one instance. For several it is too much: beside a co-scaler each surges to its limit, and together
-//! they have room for the burst before the next is started. Starting late on one instance, on the other hand, is what makes
-//! requests late: a burst then finds no other instance. So the question *when* is answered as the lazy scaler does, the question
-//! *whether* by what the running instances can do at their limits.
+//! The lazy scaler ([`lazy`](super::lazy)) rates an instance by one number, well below its abilities, to leave room for bursts. One
+//! instance needs this room, but several have too much: beside a co-scaler each surges to its limit, and together they have room for the
+//! burst before the next instance starts. A late start on one instance, on the other hand, makes requests late, since a burst then finds
+//! no other instance. So this scaler decides *when* to start as the lazy scaler does, and *whether* by the instances' limits.
 //!
 //! # Terms
 //! The terms of [`crate::scale`] and of [`lazy`](super::lazy), and per function:
-//! - **entitled**: as many instances as the lazy scaler would have deployed on the same reports, taking each for `rated_share` of
-//!   what its profile says; never fewer than are deployed;
-//! - **surge**: what the deployed instances do at their limits. A limit is twice the request (Dilu, section 3.2): the
-//!   highest throughput among the points that are fast enough, with the batch and quota of its own and at most twice its
-//!   SMs. Where the profile has no such point, an instance surges to what it does anyway;
+//! - **entitled**: the number of instances a lazy scaler would have deployed on the same reports, with each rated at `rated_share` of its
+//!   profile; never fewer than are deployed;
+//! - **surge**: the deployed instances' throughput at their limits. A limit is twice the request (Dilu, section 3.2), so it is the highest
+//!   throughput among the points within the bound on p95, with the instance's own batch and quota and at most twice its SMs. Where the
+//!   profile has no such point, an instance surges to its normal throughput;
 //! - **peak**: the highest of the last `keep_reports` (120); **sustained load**: the median of the last `sustained_reports` (20).
 //!
 //! # Algorithm
-//! On each load report `x`, after the minimum has been seen to:
+//! On each load report `x`, once the function has its minimum:
 //! 1. nothing is deployed and `x > 0`: start one now;
-//! 2. one step of the lazy scaler: entitled rises by one, falls by one, or stays. If fewer than are deployed are left, the
-//!    youngest is drained, or stopped if it is not ready yet;
-//! 3. while fewer are deployed than entitled, and `peak_share` (93 %) of the surge is below the peak, or below the sustained load
-//!    and all that one more instance would do: start one, of the most effective point that is fast enough; where none
-//!    may be started, report the load that is unmet;
+//! 2. one step of the lazy scaler: entitled rises by one, falls by one, or stays. If it is below the number of deployed instances, drain
+//!    the youngest, or stop it if it is not ready yet;
+//! 3. while fewer are deployed than entitled, and `peak_share` (93 %) of the surge is below the peak, or below the sustained load and the
+//!    throughput of one more instance: start one, of the most effective point within the bound on p95, else report the unmet load;
 //! 4. only one is entitled, the minimum is 0, and no request came for `keep_alive`: drain it.
 //!
 //! ## Example
-//! An instance does 117 requests/s at 30 % of the SMs and 151 at 60 %, and is rated 48. Load stays at 60: after 20 reports
-//! two are entitled, and one surges to 151, of which 140 count; 60 and 117 more are above that: the second is started. Load stays
-//! at 120: three are entitled, two surge to 302, of which 280 count; 120 and 117 are below: no third. At 164, or with the
-//! first peak of 281, it is started at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
+//! An instance does 117 requests/s at 30 % of the SMs and 151 at 60 %, and is rated 48. Load stays at 60: after 20 reports two are
+//! entitled. One surges to 151, of which 140 count, and 60 and 117 more are above it: a second starts. Load stays at 120: three are
+//! entitled, and two surge to 302, of which 280 count; 120 and 117 are below: no third. At 164, or with the first peak of 281, the
+//! third starts at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler); never more deployed than entitled. From the
-//! second: beside a lazy scaler that takes an instance for the same, on the same reports and with the same minimum, it never has more
-//! instances at any time, and never started more of them (each start falls into a time of its own in which the lazy one has that
-//! many).
+//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler), and never more deployed than entitled. So the scaler
+//! never has more instances than a lazy scaler with the same rating, reports and minimum. It never started more of them either, since each
+//! start falls into a time of its own in which the lazy scaler has as many.
 //!
 //! # Cost
-//! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. About 1.5 KB per
-//! function and its profile.
-//!
-//! # Differences from the paper
-//! Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts all that are entitled.
+//! O(n + `window_reports` + `sustained_reports` + `keep_reports`) for a load report with n instances. A function takes about 1.5 KB.
 use super::fleet::{Fleet, Function};
 use super::lazy::{History as Window, LazyHorizontalConfig};
 use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
@@ -54,15 +47,15 @@ use std::collections::VecDeque;
 crate::settings_table::settings! {
     /// Settings of [`PeakHorizontal`].
     pub struct PeakHorizontalConfig {
-        /// Settings of the lazy scaler, and with them those of every horizontal scaler.
+        /// Settings of the lazy scaler, and with them every horizontal scaler's.
         pub lazy: LazyHorizontalConfig = LazyHorizontalConfig::default(), with_lazy;
-        /// Part of its profile that an instance is taken for. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s
-        /// where its profile says 117.
+        /// Rating of an instance, as a part of its profile. 41 %: the published threshold of the paper's `RoBERTa`, 48 requests/s where
+        /// its profile has 117.
         #[cfg_attr(feature = "serde", serde(rename = "rated_share_basis_points"))]
         pub rated_share: BasisPoints = BasisPoints::percent(41), with_rated_share;
-        /// Load reports whose median is the sustained load. 20: bursts of some seconds do not show.
+        /// Load reports for the median, the sustained load. 20: bursts of some seconds do not show.
         pub sustained_reports: u32 = 20, with_sustained_reports;
-        /// Load reports whose highest is the peak. 120: two minutes, a few cold starts.
+        /// Load reports for the highest, the peak. 120: two minutes, a few cold starts.
         pub keep_reports: u32 = 120, with_keep_reports;
         /// Part of the surge that counts. 93 %: above it queues do not empty between two requests.
         #[cfg_attr(feature = "serde", serde(rename = "peak_share_basis_points"))]
@@ -92,16 +85,19 @@ fn another(known: &Function<History>) -> RequestRate {
     known.best().map_or(RequestRate::ZERO, |point| point.throughput)
 }
 
-/// The state that is kept per function.
+/// A function's history.
 #[derive(Debug, Default)]
 struct History {
     window: Window,
-    /// The last reports, kept when a step is done; the newest at the back.
+    /// The last reports, also from before the last step; the newest at the back.
     reports: VecDeque<RequestRate>,
     entitled: u32,
 }
 
 /// Lazy scaling by peaks. See the [module](self).
+///
+/// # Differences from the paper
+/// Dilu (section 3.4.2) has steps 1, 2 and 4 only, and starts all entitled instances.
 #[derive(Debug)]
 pub struct PeakHorizontal {
     config: PeakHorizontalConfig,
@@ -155,7 +151,7 @@ impl PeakHorizontal {
         );
     }
 
-    /// Step 2: what the lazy scaler would do with as many as are entitled.
+    /// Step 2: the lazy scaler's step with the entitled instances.
     fn step(&mut self, function: FunctionId) {
         let now = self.fleet.now();
         let Some(known) = self.fleet.get_mut(function) else { return };
@@ -195,7 +191,7 @@ impl PeakHorizontal {
         let wanted = peak.max(sustained.saturating_add(another(known)));
         while let Some(known) = self.fleet.get(function) {
             let enough = known.deployed() > 0 && wanted <= part(self.config.peak_share, known.surge());
-            // At the most, what is above all that there is will not be met.
+            // At the maximum of instances, a rest beyond the deployed ones stays unmet.
             let full = known.deployed() >= known.spec().max_instances;
             if enough || (known.deployed() >= known.state.entitled && !full) {
                 return;

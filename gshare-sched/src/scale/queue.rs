@@ -1,43 +1,43 @@
-//! How many requests wait too long for a pool of instances.
+//! The share of requests with too long a wait before a pool of instances.
 //!
-//! Requests come at `load` per second to `c` servers with one queue, each of which answers `capacity / c` per second. Of those
-//! that wait at all (about `rho ^ (sqrt(2 (c + 1)) - 1)`, Sakasegawa's approximation of Erlang's formula) the wait falls off by
-//! `exp(-2 (capacity - load) t / D)` (Kingman's limit), where `D` is the index of dispersion of arrivals: the variance of
-//! the requests of a second over their mean; 1 for a Poisson process, 0 for even arrivals. Service times are taken not
-//! to vary: they are a model's.
+//! Requests come at `load` per second to `c` servers with one queue, and each server answers `capacity / c` per second. About
+//! `rho ^ (sqrt(2 (c + 1)) - 1)` of them wait at all (Sakasegawa's approximation of Erlang's formula). Their wait falls off by
+//! `exp(-2 (capacity - load) t / D)` (Kingman's limit), where `D` is the index of dispersion of arrivals: the variance of the
+//! requests of a second over their mean, 1 for a Poisson process and 0 for even arrivals. Service times are a model's, so they
+//! count as constant.
 //!
-//! 20 requests/s at one server of 34.5, none of which may wait for more than 40 ms: `0.58 ^ 1 x exp(-2 x 14.5 x 0.04)` = 0.18 are late
-//! (exactly 0.18, for this queue). At two 0.166 x 0.02 = 0.003.
+//! With 20 requests/s at one server of 34.5 and a bound of 40 ms on the wait, `0.58 ^ 1 x exp(-2 x 14.5 x 0.04)` = 0.18 are late
+//! (exactly 0.18, for this queue). With two servers 0.166 x 0.02 = 0.003 are late.
 //!
-//! All of it in integers, logarithms in 1/65,536: the same on every machine. O(1), 16 multiplications for a new queue or a
-//! question; O(30) of that for [`Queue::least_capacity`].
+//! The computation uses integers, with logarithms in 1/65,536: the same on every machine. A new queue or a question costs O(1),
+//! 16 multiplications; [`Queue::least_capacity`] costs O(30) of them.
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, Duration};
 
-/// One, as a logarithm.
+/// The fixed-point 1 of logarithms.
 const ONE: u64 = 1 << 16;
 
 /// The logarithm of `e`.
 const LOG_E: u128 = 94_548;
 
-/// Requests, servers, and what may be waited.
+/// Requests, servers, and the allowed wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Queue {
     load: u64,
     /// The logarithm of `load`.
     log: u64,
-    /// Requests per second that one server answers, in thousandths; at least 1.
+    /// Requests per second of one server, in thousandths; at least 1.
     server: u64,
-    /// By how much the logarithm of what waits falls for each thousandth of a request per second between load and capacity,
-    /// in parts of [`DECAY`].
+    /// Fall of the waiting share's logarithm for each thousandth of a request per second between load and capacity, in parts of
+    /// [`DECAY`].
     decay: u64,
     late: Late,
 }
 
-/// Which part of the requests may wait longer than allowed.
+/// The tolerated part of late requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Late {
-    /// The logarithm of 1 over that part.
+    /// The logarithm of 1 over the part.
     need: u64,
 }
 
@@ -52,7 +52,7 @@ impl Late {
 fn log2(number: u64) -> u64 {
     let Some(whole) = number.checked_ilog2() else { return 0 };
     let (mut log, mut rest) = (u64::from(whole) * ONE, (number << (63 - whole)) >> 32);
-    // `rest` is 1 to 2 in units of 2^31: squared, each bit of the logarithm shows.
+    // `rest` is 1 to 2 in units of 2^31: each squaring yields one bit of the logarithm.
     for bit in (0..16).rev() {
         rest = (rest * rest) >> 31;
         if rest >= 1 << 32 {
@@ -77,8 +77,8 @@ fn root(number: u128) -> u64 {
 }
 
 impl Queue {
-    /// `load` requests per second at servers of which each answers `server`, with arrivals of this index of dispersion, in
-    /// thousandths, of which no more than `late` may wait longer than `wait`.
+    /// A queue of `load` requests per second at servers of `server` each, with arrivals of this index of dispersion in
+    /// thousandths. No more than `late` of the requests may wait longer than `wait`.
     pub(super) fn new(
         load: RequestRate,
         server: RequestRate,
@@ -88,12 +88,12 @@ impl Queue {
     ) -> Self {
         let (load, server) = (load.as_milli(), server.as_milli().max(1));
         let decay = u128::from(wait.as_nanos()) * 2 * LOG_E / u128::from(dispersion.max(1));
-        // Beyond that a thousandth of a request more is enough for any need.
+        // At a larger decay, a thousandth of a request more already meets any need.
         let decay = u64::try_from(decay).unwrap_or(u64::MAX);
         Self { load, log: log2(load), server, decay, late }
     }
 
-    /// Whether no more than `late` wait too long, at so much capacity. Monotone.
+    /// Whether no more than `late` wait too long at this capacity. Monotone.
     pub(super) fn fits(&self, capacity: RequestRate) -> bool {
         let (load, capacity) = (self.load, capacity.as_milli());
         if load == 0 {
@@ -114,7 +114,7 @@ impl Queue {
 
     /// The smallest capacity that [fits](Self::fits), to a thousandth of a request per second.
     pub(super) fn least_capacity(&self) -> RequestRate {
-        // With that much more, the decay alone is enough.
+        // With this much more, the decay alone is enough.
         let more = (u128::from(self.late.need) * u128::from(DECAY)).div_ceil(u128::from(self.decay.max(1)));
         let (mut low, mut high) =
             (self.load, self.load.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)));
@@ -161,7 +161,7 @@ mod tests {
             waits * (-2.0 * left / (self.dispersion as f64 / 1e3)).exp()
         }
 
-        /// [`Queue::fits`], all of it in 128 bits.
+        /// [`Queue::fits`], computed in 128 bits throughout.
         fn fits(&self, capacity: u64) -> bool {
             let load = self.load.as_milli();
             if load == 0 || capacity <= load {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     proptest! {
-        /// In 64 bits where that is enough, or not asked at all: the answers stay those of 128 bits.
+        /// The shortcuts, early answers and 64 bits where they suffice, agree with 128 bits throughout.
         #[test]
         fn short_numbers_change_no_answer(
             load in (0u32..64, any::<u64>()).prop_map(|(shift, number)| number >> shift),

@@ -1,119 +1,43 @@
 //! Fast scaling up and down on one GPU (Dilu, section 3.4.1, Algorithm 2), with its gaps closed.
 //!
 //! # Problem
-//! An inference instance and a trainer share a GPU. Most of the time the instance is idle or far below what its latency
-//! needs, and the trainer should have the rest; when a burst comes, the instance must have its SMs back within
-//! milliseconds. Static shares waste one or break the other. So the shares are set again in every period (5 ms), from
-//! the one sign of trouble that the launches themselves show: the kernel launching cycle of the instance gets longer.
+//! An inference instance and a trainer share a GPU. The instance is mostly idle or far below the SMs its latency needs, and the trainer
+//! should have the rest; in a burst the instance must have its SMs back within milliseconds. Static shares waste one or break the other.
+//! So the scaler sets the shares again in every period (5 ms), by the one sign of trouble in the launches: a longer KLC of the instance.
 //!
 //! # Terms
-//! The terms of [`crate::scale`], and per GPU, in tokens per period:
-//! - `M`: its `MaxTokens`; `request = M x guaranteed share`, `limit = M x greatest share`. A client whose share is below
-//!   `min_share` (or 0, as best effort) counts with that, so that it is never without;
-//! - `last`: what the client was issued in the period before;
-//! - `floor`: an owner's is its request; anybody else's is the largest kernel it launched of late, within 1 % of its
-//!   request and all of it (with [`learn`](DiluVerticalConfig::learn) that 1 %). Floors are never more than requests, so they
-//!   can always be kept;
-//! - **idle**: launched nothing for one **window** (100 periods: the printed `sum(RW) == 0`);
-//! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC against the shortest of the last 20 within 30 s of the
-//!   same model and bucket of batch sizes.
+//! Beside the terms of [`crate::scale`], per GPU and in tokens per period:
+//! - `M`: its `MaxTokens`; `request = M x guaranteed share`, `limit = M x greatest share`. A share below `min_share` (or 0, as best
+//!   effort) counts as `min_share`, so every client always has tokens;
+//! - `last`: the client's tokens of the period before; `grown(x)`: `x` and `growth` (30 %) more;
+//! - `floor`: an owner's request; for any other client its largest kernel of late, between 1 % of its request and the request (always 1 %
+//!   with [`learn`](DiluVerticalConfig::learn)). Floors never exceed requests, so all of them can always be kept;
+//! - **idle**: without a launch for one **window** (100 periods: the printed `sum(RW) == 0`);
+//! - `ratio = T_current / T_min`, the paper's `1 + dT`: the last KLC over the shortest of the last 20 in 30 s, per model and batch bucket.
 //!
 //! # Algorithm
 //! At the end of each period, for each GPU:
-//!
-//! 1. **Owners.** Each SLO-sensitive client has a state of its own, and wants:
-//!
-//!    | | state | wants |
-//!    |---|---|---|
-//!    | idle | RECOVERY | request |
-//!    | else ratio > 1 + tolerance | EMERGENCY, severity = ratio, 4 at most | limit |
-//!    | else all others idle | RECOVERY | min(grown(max(last, request)), limit) |
-//!    | else | CONTENTION | request |
-//!
-//!    `grown(x)` is `x` and `growth` (30 %) more. The first line that holds counts: a bad KLC of a client that stopped is no
-//!    emergency any more.
-//! 2. **The GPU's state** is the worst of its owners': EMERGENCY (of the highest severity), else CONTENTION, else
-//!    RECOVERY; NONE without owners.
-//! 3. **The others** want:
-//!
-//!    | state | wants |
-//!    |---|---|
-//!    | NONE | limit |
-//!    | EMERGENCY | min(request, last) / severity, once per KLC that ended; else min(request, last) |
-//!    | RECOVERY | min(grown(last), limit) |
-//!    | CONTENTION | last; min(grown(last), limit) once per `calm_cycles` KLCs in a row within `calm_growth` of the minimum |
-//! 4. **Share out** `M`: first everybody's floor (in NONE: everybody's request); then what owners want beyond it, in
-//!    proportion to that times their severity; then what the others want beyond theirs, in proportion to their requests.
-//! 5. **Issue** what changed: first what shrinks, then what grows.
-//!
-//! ## Example
-//! Tokens are microseconds, so `M` = 5000. Owner A has 30%:60%, that is 1500 to 3000; trainer B 20%:100%, 1000 to 5000. A is
-//! idle and B has grown to all that A's request leaves, 3500. A gets a batch: both are busy, CONTENTION, nothing changes.
-//! Its KLC is 25 ms, the shortest so far. The next takes 50 ms: the ratio is 2.0, beyond 1.6. EMERGENCY: B is set to
-//! min(1000, 3500) / 2 = 500, and after that A to 3000. The next takes 27 ms: CONTENTION, A 1500, B 500; after five such
-//! cycles B gets 650. A stops, and 500 ms later is idle: RECOVERY, and B grows by 30 % a period: 845, 1098, ... 3500.
+//! 1. **Owners.** An idle owner is in RECOVERY and wants its request. Else an owner with a ratio above `1 + tolerance` is in EMERGENCY,
+//!    with its ratio (at most 4) as severity, and wants its limit. Else an owner beside idle clients only is in RECOVERY and wants
+//!    `min(grown(max(last, request)), limit)`. Any other owner is in CONTENTION and wants its request.
+//! 2. **The GPU's state** is its owners' worst: EMERGENCY (of the highest severity), else CONTENTION, else RECOVERY; NONE without any.
+//! 3. **The others** want their limit in NONE, and `min(grown(last), limit)` in RECOVERY. In EMERGENCY each wants `min(request, last)`,
+//!    divided by the severity once per finished KLC. In CONTENTION each wants `last`, and `min(grown(last), limit)` once per `calm_cycles`
+//!    KLCs in a row within `calm_growth` of the minimum.
+//! 4. **Share out** `M`: first every floor (in NONE: every request); then the owners' wishes beyond it, in proportion to the wish times
+//!    the severity; then the others' wishes beyond their floors, in proportion to their requests.
+//! 5. **Issue** the changes: first smaller amounts, then larger ones.
 //!
 //! # Invariants
-//! - the tokens issued on a GPU never add up to more than `M`, after each single action; floors add up to at most `M`;
-//! - after the end of its first period a client is issued at least its floor, and the floor is at least one token;
-//! - an owner is issued at least its request, at most its limit.
-//!
-//! From these: with debts carried ([`TokenBalance`](crate::scale::TokenBalance)) a client that launched a kernel of
-//! `c` tokens launches the next within `c / floor` periods, rounded up, and one more. An EMERGENCY ends one window after
-//! its owner stopped, at the latest. Tokens of a client that left are shared out at the end of the period.
+//! - after each single action the tokens issued on a GPU add up to at most `M`, and so do the floors;
+//! - from the end of its first period a client is issued at least its floor (one token or more), and an owner at most its limit;
+//! - with debts carried ([`TokenBalance`](crate::scale::TokenBalance)) a client launches its next kernel within `c / floor` periods,
+//!   rounded up, and one more, after a kernel of `c` tokens. An EMERGENCY ends at the latest one window after its owner stopped. A
+//!   departed client's tokens are shared out at the end of the period.
 //!
 //! # Cost
-//! O(1) per event, except O(20) for an iteration. A period costs O(n) for n clients on the GPU, and one more pass per
-//! distinct share that is capped. About 200 bytes per client, and 350 per model and bucket of batch sizes.
-//!
-//! # Differences from the paper
-//! 1. Line 27 divides by `dT`, which raises tokens while `dT < 1`. We divide by `1 + dT`, from 1 to 4.
-//! 2. Repeated every 5 ms, line 27 takes all tokens within 100 ms. We step once per finished KLC, down to a floor.
-//! 3. Which `dT`, and who resets EMERGENCY, is open with several owners. States belong to owners; the GPU's is their join.
-//! 4. Each owner may take its limit, and limits add up to more than the GPU (gamma = 1.5). The issued sum is bounded
-//!    by `M`: requests are guaranteed, the rest goes by severity.
-//! 5. Line 14 looks at the last KLC even if nothing runs: EMERGENCY for ever. Idleness is tested first, and a KLC counts
-//!    for one window and its own length.
-//! 6. Line 19 has no upper bound and never leaves 0. It is bounded by the limit and starts at the request.
-//! 7. No rule returns to NONE. NONE means that no SLO-sensitive client is here; then all share in proportion.
-//! 8. `T_min` never ages, and one minimum serves all batch sizes. It is a minimum over a window, per model and batch
-//!    bucket. KLCs are in microseconds from first to last launch; those shorter than two periods are not looked at.
-//! 9. An owner is raised while others still hold what they had. What shrinks is issued first.
-//! 10. `R_last` of a newcomer is open: its request, for others than owners at most what is free.
-//! 11. A kernel larger than the tokens of a period never runs. It is let through while anything is left, and paid back.
-//! 12. Blocks are no measure of time: a token is a predicted microsecond unless the host wants blocks, and then `M` must be
-//!     calibrated.
-//!
-//! # Beyond the paper
-//! With [`learn`](DiluVerticalConfig::learn):
-//! - **Minima.** A minimum is worth something only if no neighbour was in the way. Beside one that never rests, the shortest KLC
-//!   of late is a contended one, ratios are 1, and the neighbour grows step by step without ever being noticed. So only **clean**
-//!   KLCs become minima: those during which every other client that is not an owner was idle or at its floor; and any that is
-//!   shorter than all before, for neighbours never make one shorter. Minima do not age: a model that gets slower has its
-//!   neighbours at their floors, and its KLCs are clean then. At the first KLC of a model and bucket, and every 30 s until a clean
-//!   one is known, the others step down to their floors, and the owner is raised to its limit, until a clean KLC ends or a window
-//!   is over. Not more often than every five windows.
-//! - **What others have beside a busy owner** is set by its KLCs, not by steps. What a neighbour adds to a KLC is about
-//!   proportional to what it launches. So after a KLC that is longer than is put up with, or by less than half of that, the others
-//!   get `half of what is put up with / what it is longer by` times what they have: at least a quarter, at most four times;
-//!   not more than they have as long as the minimum is not a clean one. Their floor is 1 % of their request, as in the
-//!   authors' published implementation.
-//! - **An owner gets what it can use**, within its limit and before others do: the most tokens it launched in a period of late
-//!   (a quarter less with each period) and `growth` more; all of its limit once it ran out. What is left of `M` after step 4 goes to
-//!   busy owners too.
-//! - **What is put up with is a longer latency, not a longer KLC.** A queue multiplies what slows its server down: at an
-//!   occupancy of `rho` requests spend `T / (1 - rho)`, and KLCs `s` times as long make that `s (1 - rho) / (1 - s rho)` times as
-//!   much. For that to stay within `1 + tolerance`, `s` may be `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance
-//!   for an owner that is hardly ever asked, nothing for one whose iterations follow each other, as they do in a burst.
-//!   `rho` is the last KLC's part of the time since the one before it ended; never less than `min_tolerance` (5 %) is put
-//!   up with. With 60 %, a KLC of 25 ms that began 25 ms after the one before may be 23 % longer, one that began at once 5 %.
-//! - An owner **rests** when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on
-//!   a GPU rest or are idle, the others are lent all that is not guaranteed, at once; with the owner's next launch they are
-//!   back where they were, one period later. A window of half a second, as printed, is longer than the pauses between
-//!   bursts: what a burst took stayed taken for as long as bursts went on.
-//!
-//! In both modes: as printed, CONTENTION never gives back what an EMERGENCY took, as long as its owner stays
-//! busy. The authors' published implementation raises the limit at every fifth KLC that was well; so does step 3.
+//! O(1) per event, but O(20) for an iteration. A period costs O(n) for n clients on the GPU, and one more pass per distinct share at its
+//! cap. A client takes about 200 bytes, and a model and bucket of batch sizes 350.
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use crate::scale::{
@@ -126,13 +50,13 @@ use gshare_core::{
     TimeWentBack, Timestamp,
 };
 
-/// The most tokens of a GPU in a period. 2^40: products stay within 128 bits.
+/// The most tokens of a GPU in a period. With 2^40, products stay within 128 bits.
 const MAX_TOKENS: u64 = 1 << 40;
 
 /// The whole, in basis points.
 const WHOLE: u64 = 10_000;
 
-/// The highest severity: a KLC four times as long as the shortest says no more than that.
+/// The highest severity: beyond four times the shortest KLC, a longer one is no sign of more trouble.
 const MAX_SEVERITY: u64 = 4 * WHOLE;
 
 crate::settings_table::settings! {
@@ -141,32 +65,32 @@ crate::settings_table::settings! {
         /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
         #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
         pub period: Duration = Duration::from_millis(5), with_period;
-        /// The unit of tokens. Microseconds: the bound on a client is then a time, for kernels of any kind.
+        /// The unit of tokens. With microseconds the bound on a client is a time, for kernels of any kind.
         pub unit: TokenUnit = TokenUnit::Micros, with_unit;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
-        /// How much is given in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
+        /// Growth of a client's tokens in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
         #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
         pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
-        /// KLCs in a row that must be well before others grow beside a busy owner. 5.
+        /// Good KLCs in a row before others grow beside a busy owner. 5.
         pub calm_cycles: u32 = 5, with_calm_cycles;
-        /// How much longer than the shortest a KLC may be to be well. 20 %: what varies without any neighbour.
+        /// Excess over the shortest KLC up to which a KLC is good. 20 %: KLCs vary as much without any neighbour.
         #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
         pub calm_growth: BasisPoints = BasisPoints::percent(20), with_calm_growth;
-        /// KLCs below this are not looked at. 10 ms, two periods: the wait for the next period is no contention.
+        /// The scaler ignores shorter KLCs. 10 ms, two periods: the wait for the next period is no contention.
         #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
         pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
         /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
         #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
         pub min_tolerance: BasisPoints = BasisPoints::percent(5), with_min_tolerance;
-        /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: one may begin and
-        /// end without a launch between two batches of a queue.
+        /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: between two batches of a
+        /// queue one period may begin and end without a launch.
         pub rest_periods: u32 = 2, with_rest_periods;
-        /// Share that a client which is guaranteed less can count on all the same, within its limit. 1 %.
+        /// Share of a client with a smaller guarantee, within its limit. 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
         pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
-        /// Owners learn what their KLCs are alone, and get what no other client wants. See "Beyond the paper"; off, as
-        /// in the paper.
+        /// Owners learn their undisturbed KLCs and get the tokens no other client wants, as [`DiluVertical`] explains. Off, as in the
+        /// paper.
         pub learn: bool = false, with_learn;
         /// Number of client slots. 4,096.
         pub max_clients: u32 = 4096, with_max_clients;
@@ -191,7 +115,7 @@ impl DiluVerticalConfig {
         })
     }
 
-    /// `M` of a GPU that was not calibrated; `None` if that cannot be known.
+    /// `M` of a GPU without calibration; `None` where the unit has no default.
     fn default_max_tokens(&self) -> Option<u64> {
         match self.unit {
             TokenUnit::Micros => Some(self.period.as_nanos() / 1_000),
@@ -207,12 +131,12 @@ const fn part(share: BasisPoints, tokens: u64) -> u64 {
     if part == 0 { 1 } else { part }
 }
 
-/// How much longer a KLC of `cycle` may be that began `pause` after the one before, for latencies to stay within `tolerance`
-/// (basis points): `tolerance x (1 - rho) / (1 + tolerance x rho)`.
+/// The part by which a KLC of `cycle`, begun `pause` after the end of the one before, may be longer for latencies to stay within
+/// `tolerance` (basis points): `tolerance x (1 - rho) / (1 + tolerance x rho)`.
 fn within_a_queue(tolerance: u64, cycle: Duration, pause: Duration) -> u64 {
     let (cycle, pause) = (u128::from(cycle.as_nanos()), u128::from(pause.as_nanos()));
     let (tolerance, whole) = (u128::from(tolerance), u128::from(WHOLE));
-    // Both sides of the fraction times the time since the one before, and 10 000.
+    // Both sides of the fraction are multiplied by `cycle + pause` and 10 000.
     let part = tolerance * pause * whole / ((whole * (cycle + pause) + tolerance * cycle).max(1));
     u64::try_from(part).unwrap_or(u64::MAX)
 }
@@ -222,9 +146,9 @@ fn within_a_queue(tolerance: u64, cycle: Duration, pause: Duration) -> u64 {
 struct Verdict {
     /// In basis points, at least [`WHOLE`].
     ratio: u64,
-    /// Beyond this it is an emergency.
+    /// A higher ratio is an emergency.
     most: u64,
-    /// When it stops to count.
+    /// The judgement counts until then.
     until: Timestamp,
     /// The KLC ended in the period that ends now.
     fresh: bool,
@@ -237,21 +161,21 @@ struct Client {
     quota: QuotaRange,
     class: ServiceClass,
     state: ScaleState,
-    /// Tokens per period it can count on, and the most it may get.
+    /// Tokens per period: the guarantee, and the most the client may get.
     request: u64,
     limit: u64,
     last: u64,
-    /// The tokens of `last` count among those that the GPU has issued; false until the client's first period ends.
+    /// Whether the GPU's issued tokens include `last`; false until the client's first period ends.
     issued: bool,
-    /// The last period in which it launched something.
+    /// The last period with a launch.
     active: Option<u64>,
-    /// Tokens that it launched in the period that is open, and what it can use in one, by what it used of late.
+    /// Tokens launched in the open period, and the client's need per period by its use of late.
     used: u64,
     demand: u64,
     /// The window (by number) of the largest kernel, that kernel, and the largest of the window before.
     largest: (u64, u64, u64),
     cycles: Cycles,
-    /// Tokens that it had when it stepped back so that an owner learns, or was lent more.
+    /// The client's tokens before it stepped back for an owner that learns, or before the owners lent it more.
     resumes: Option<u64>,
     /// The last launch of its last iteration.
     finished: Option<Timestamp>,
@@ -259,12 +183,12 @@ struct Client {
 }
 
 impl Client {
-    /// Whether it launched nothing in the `window` periods up to `period`.
+    /// Whether the client launched nothing in the `window` periods up to `period`.
     fn is_idle(&self, period: u64, window: u64) -> bool {
         self.active.is_none_or(|active| period - active >= window)
     }
 
-    /// True if it has ended an iteration, and neither launched nor wanted to for `rest` periods up to `period`.
+    /// Whether the client has ended an iteration, and neither launched nor wanted to for `rest` periods up to `period`.
     fn rests(&self, period: u64, rest: u64) -> bool {
         self.finished.is_some() && self.is_idle(period, rest)
     }
@@ -307,46 +231,99 @@ impl Client {
 #[derive(Debug, Default)]
 struct Gpu {
     max_tokens: u64,
-    /// Clients on this GPU, by slot, in the order in which they came.
+    /// Clients on this GPU, by slot, in the order of their arrival.
     clients: Vec<u32>,
     state: ScaleState,
     issued: u64,
     /// Sum of the requests.
     guaranteed: u64,
-    /// KLCs in a row that were well.
+    /// Good KLCs in a row.
     calm: u32,
-    /// Until when kernels of clients that are not owners may be in the way.
+    /// Until then, kernels of others than owners may be in the way.
     loud_until: Timestamp,
-    /// Until when the others step back so that an owner learns, and when that may begin again.
+    /// The end of the others' step back for an owner that learns, and the earliest start of another.
     learns_until: Timestamp,
     learns_again: Timestamp,
     /// The factor by which the others' tokens change, after the KLCs that ended in this period.
     step: Option<u64>,
 }
 
-/// The tokens that a client is to have in the next period, and the terms of their computation.
+/// A client's tokens in the next period, and the terms of their computation.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     slot: u32,
     base: u64,
     wants: u64,
-    /// 0 for those that are not owners.
+    /// 0 for others than owners.
     severity: u64,
     request: u64,
-    /// The most it can use: its limit if it is an owner and busy.
+    /// The most tokens of use to the client: its limit for a busy owner.
     cap: u64,
     tokens: u64,
 }
 
 /// Fast scaling up and down. See the [module](self).
+///
+/// # Example
+/// Tokens are microseconds, so `M` = 5000. Owner A has 30%:60%, or 1500 to 3000 tokens; trainer B has 20%:100%, or 1000 to 5000. A is
+/// idle, and B has grown to 3500, all the rest beside A's request. When A gets a batch, both are busy: in CONTENTION nothing changes. A's
+/// KLC takes 25 ms, the shortest so far, and the next takes 50 ms: the ratio of 2.0 is beyond 1.6. In EMERGENCY B is set to min(1000,
+/// 3500) / 2 = 500, and after it A to 3000. The next KLC takes 27 ms: back in CONTENTION, A has 1500 and B 500, and after five such cycles
+/// B gets 650. A stops, and 500 ms later it is idle: in RECOVERY B grows by 30 % a period: 845, 1098, ... 3500.
+///
+/// # Differences from the paper
+/// 1. Line 27 divides by `dT`, which raises tokens while `dT < 1`. The scaler divides by `1 + dT`, from 1 to 4.
+/// 2. Repeated every 5 ms, line 27 takes all tokens within 100 ms. The scaler steps once per finished KLC, down to a floor.
+/// 3. With several owners, the paper leaves the choice of `dT` and the end of EMERGENCY open. Here states belong to owners, and the GPU's
+///    state is their join.
+/// 4. Each owner may take its limit, and limits add up to more than the GPU (gamma = 1.5). Here `M` bounds the issued sum: requests are
+///    guaranteed, and the rest goes by severity.
+/// 5. Line 14 looks at the last KLC even if nothing runs: EMERGENCY for ever. The scaler tests idleness first, and a KLC counts for one
+///    window and its own length.
+/// 6. Line 19 has no upper bound and never leaves 0. Here the limit bounds it, and it starts at the request.
+/// 7. No rule returns to NONE. Here NONE means no SLO-sensitive client on the GPU, and all clients share in proportion.
+/// 8. `T_min` never ages, and one minimum serves all batch sizes. Here it is a minimum over a window, per model and bucket of batch sizes.
+///    KLCs are in microseconds from first to last launch, and the scaler ignores those shorter than two periods.
+/// 9. An owner is raised while others still hold their old tokens. The scaler issues smaller amounts first.
+/// 10. `R_last` of a newcomer is open. Here it is the newcomer's request, and for others than owners at most the free tokens.
+/// 11. A kernel larger than the tokens of a period never runs. Here it may run while any token is left, and the client pays the debt back.
+/// 12. Blocks are no measure of time. A token is a predicted microsecond unless the host wants blocks, and `M` must be calibrated for
+///     blocks.
+/// 13. As printed, CONTENTION never gives back the tokens an EMERGENCY took, as long as its owner stays busy. The authors' published
+///     implementation raises the limit at every fifth good KLC; so does step 3.
+///
+/// # Learning
+/// [`learn`](DiluVerticalConfig::learn) adds five rules beyond the paper:
+/// - **Minima.** A minimum is of use only from a KLC without a neighbour in the way. Beside a neighbour without rest, the shortest KLC of
+///   late is a contended one, ratios are 1, and the neighbour grows step by step unnoticed. So only **clean** KLCs become minima: those
+///   during which every client other than an owner was idle or at its floor. A KLC shorter than all before becomes one as well, for
+///   neighbours never make a KLC shorter. Minima do not age: beside a model that gets slower, neighbours are at their floors, and its KLCs
+///   are clean then. At the first KLC of a model and bucket, and every 30 s until a clean one is known, the others step down to their
+///   floors and the owner rises to its limit, until a clean KLC ends or a window is over. Such a step comes at most once in five windows.
+/// - **The others' tokens beside a busy owner** follow its KLCs, not steps, since a neighbour lengthens a KLC about in proportion to its
+///   launches. After a KLC with an excess above the tolerated excess, or below half of it, the others' tokens are multiplied by `half of
+///   the tolerated excess / excess`: by at least a quarter and at most four, and by at most one as long as the minimum is not clean. Their
+///   floor is 1 % of their request, as in the authors' published implementation.
+/// - **An owner's need** comes before the others' wishes, within its limit: the most tokens it launched in a period of late (a quarter
+///   less with each period) and `growth` more, or its whole limit once it ran out. The rest of `M` after step 4 goes to busy owners too.
+/// - **The tolerance bounds latency, not the KLC.** A queue multiplies a slowdown of its server: at an occupancy of `rho` requests spend
+///   `T / (1 - rho)`, and KLCs `s` times as long multiply it by `s (1 - rho) / (1 - s rho)`. To stay within `1 + tolerance`, `s` may be
+///   `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance for an owner with hardly any requests, and nothing for an owner with
+///   back-to-back iterations, as in a burst. `rho` is the last KLC's part of the time since the end of the one before, and the
+///   tolerated excess is never less than `min_tolerance` (5 %). With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
+///   one before, and 5 % if it began at once.
+/// - **Rest.** An owner rests when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on a GPU rest or
+///   are idle, they lend the others all tokens without a guarantee, at once; with an owner's next launch the others are back at their own
+///   tokens one period later. The printed window of half a second is longer than the pauses between bursts, so the tokens a burst took
+///   would stay taken for as long as bursts went on.
 #[derive(Debug, Default)]
 pub struct DiluVertical {
     config: DiluVerticalConfig,
     now: Timestamp,
-    /// Number of the period that is open, and when it ends.
+    /// Number of the open period, and its end.
     period: u64,
     period_end: Timestamp,
-    /// Clients in all.
+    /// Number of clients.
     present: u32,
     clients: NamedSlots<ClientId, Client>,
     gpus: Vec<Option<Gpu>>,
@@ -380,14 +357,14 @@ impl DiluVertical {
         self.at(gpu).map(|gpu| gpu.max_tokens).or_else(|| self.config.default_max_tokens())
     }
 
-    /// The tokens that a share can count on, and the most it may get, of `max_tokens`.
+    /// The tokens a share guarantees, and the most it may get, of `max_tokens`.
     fn tokens(&self, quota: QuotaRange, max_tokens: u64) -> (u64, u64) {
         let (request, limit) = (quota.request().basis_points(), quota.limit().basis_points());
         let request = part(request.max(limit.min(self.config.min_share)), max_tokens);
         (request, part(limit, max_tokens).max(request))
     }
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses an impossible event before any change.
     fn check(&self, now: Timestamp, event: &VerticalEvent) -> Result<(), VerticalError> {
         TimeWentBack::check(now, self.now)?;
         let known_gpu = |gpu: GpuId| match gpu.number() < self.config.max_gpus {
@@ -447,7 +424,7 @@ impl DiluVertical {
         }
     }
 
-    /// Ends the periods that are over. Those of which the host did not tell in time saw no launches.
+    /// Ends the periods that are over. Periods the host did not report in time count as free of launches.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<VerticalAction>) {
         self.now = now;
         if self.present == 0 || now < self.period_end {
@@ -463,7 +440,7 @@ impl DiluVertical {
         self.period_end = self.period_end.saturating_add(period.saturating_mul(late + 1));
     }
 
-    /// Number of the window that a period lies in, for the largest kernel of late.
+    /// Number of a period's window, for the largest kernel of late.
     fn block(&self, period: u64) -> u64 {
         period / u64::from(self.config.window_periods)
     }
@@ -500,8 +477,7 @@ impl DiluVertical {
         self.invariants(index, ended);
     }
 
-    /// Notes whether a client that is not an owner used more than its floor in the period that ended; what it launched may run
-    /// for one more.
+    /// Notes whether a client other than an owner used more than its floor in the ended period; its kernels may run for one more.
     fn note_loud(&self, gpu: &mut Gpu, ended: u64) {
         let block = self.block(ended);
         let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
@@ -515,7 +491,7 @@ impl DiluVertical {
         }
     }
 
-    /// Notes the tokens that each client can use in a period: all that it may have if it ran out of tokens, else the most that it used of late.
+    /// Notes each client's need per period: its limit if it ran out of tokens, else its largest use of late.
     fn note_demand(&mut self, gpu: &Gpu) {
         for &slot in &gpu.clients {
             let Some(client) = self.clients.at_mut(slot) else { continue };
@@ -569,7 +545,7 @@ impl DiluVertical {
                 if let Some(client) = self.clients.at_mut(slot) {
                     client.state = own;
                     if idle {
-                        // When it comes back, what it met before it stopped says nothing.
+                        // The verdict from before the stop says nothing about the time after it.
                         client.verdict = None;
                     }
                 }
@@ -579,7 +555,7 @@ impl DiluVertical {
         state
     }
 
-    /// Step 3: what those want who are not owners.
+    /// Step 3: the wishes of all clients other than owners.
     fn plan_others(&mut self, gpu: &mut Gpu, state: ScaleState, ended: u64, plans: &mut [Plan]) {
         let step = self.emergency_step(gpu);
         let beside = gpu.step.take().unwrap_or(WHOLE);
@@ -606,8 +582,8 @@ impl DiluVertical {
                 plan.wants = client.limit;
                 continue;
             }
-            // The client stepped back for a while, or was lent more, and goes on where it was. Owners that
-            // are idle now may have lent it more: then it keeps that.
+            // The client stepped back or had borrowed tokens, and resumes with its own. If the owners are idle now, it keeps a larger
+            // loan.
             let resumes = client
                 .resumes
                 .take()
@@ -637,7 +613,7 @@ impl DiluVertical {
         self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
     }
 
-    /// Whether a KLC of an owner in EMERGENCY ended in this period; takes the mark off all of them.
+    /// Whether an owner in EMERGENCY ended a KLC in this period; clears all marks.
     fn emergency_step(&mut self, gpu: &Gpu) -> bool {
         let mut step = false;
         for &slot in &gpu.clients {
@@ -650,7 +626,7 @@ impl DiluVertical {
         step
     }
 
-    /// Step 4. The bases add up to at most `max_tokens`, since requests do.
+    /// Step 4. Bases add up to at most `max_tokens`, since requests do.
     fn share_out(&mut self, max_tokens: u64, plans: &mut [Plan]) {
         let mut rest = max_tokens - plans.iter().map(|plan| plan.base).sum::<u64>();
         for owners in [true, false] {
@@ -697,7 +673,7 @@ impl DiluVertical {
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, quota: QuotaRange, class: ServiceClass) {
         let Some(max_tokens) = self.max_tokens(gpu) else { return };
         if self.present == 0 {
-            // No client is here whose period would be cut short.
+            // No present client's period is cut short.
             self.period_end = now.saturating_add(self.config.period);
         }
         self.present += 1;
@@ -760,7 +736,7 @@ impl DiluVertical {
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         gpu.guaranteed = gpu.guaranteed - client.request + request;
         (client.quota, client.request, client.limit) = (quota, request, limit);
-        // Times of its kernels under another share say nothing about this one.
+        // Kernel times under another share say nothing about the new share.
         client.cycles.clear();
         client.verdict = None;
     }
@@ -804,7 +780,7 @@ impl DiluVertical {
         }
         let micros = cycle.as_nanos() / 1_000;
         let ratio = if learn {
-            // Both are over once a clean cycle has ended.
+            // A clean cycle ends both times.
             let clean = first_launch >= gpu.loud_until;
             let learns = now < gpu.learns_until;
             if clean {
@@ -815,7 +791,7 @@ impl DiluVertical {
                 gpu.learns_until = now.saturating_add(window);
                 gpu.learns_again = now.saturating_add(window.saturating_mul(5));
             }
-            // While the others step back it says nothing of what they are to have afterwards.
+            // While the others step back, the ratio says nothing about their later tokens.
             if let Some(ratio) = judged.ratio.filter(|_| !learns) {
                 let (aim, longer) = (tolerance / 2, (ratio - WHOLE).max(1));
                 if longer > tolerance || longer <= aim {

@@ -15,8 +15,8 @@ pub enum TokenUnit {
     /// a long kernel costs more than a short one.
     #[default]
     Micros,
-    /// One block of a kernel's grid (Dilu, section 4). `MaxTokens` depends on the GPU and on what runs on it, and must be
-    /// measured: see [`VerticalEvent::Calibrated`].
+    /// One block of a kernel's grid (Dilu, section 4). `MaxTokens` depends on the GPU and its kernels, and must be measured: see
+    /// [`VerticalEvent::Calibrated`].
     Blocks,
 }
 
@@ -28,24 +28,24 @@ pub enum TokenUnit {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum VerticalEvent {
-    /// The tokens that a GPU can do in a period, as measured. Counts from the next period on.
+    /// The measured tokens of a GPU in a period. They count from the next period on.
     Calibrated {
         gpu: GpuId,
         /// Tokens per period; more than 0.
         max_tokens: u64,
     },
-    /// A client that was not there before. It is issued tokens from the next period on.
+    /// A new client. It is issued tokens from the next period on.
     ClientJoined {
         /// Its name; a slot may be reused only with a higher generation.
         client: ClientId,
-        /// Where it launches.
+        /// The GPU of its launches.
         gpu: GpuId,
         /// Guaranteed and greatest share of the GPU's tokens.
         quota: QuotaRange,
-        /// How it is treated.
+        /// Its kind of service.
         class: ServiceClass,
     },
-    /// Another share from the next period on. What is known of its KLCs is forgotten.
+    /// Another share from the next period on. The scaler forgets the client's KLCs.
     QuotaChanged {
         client: ClientId,
         /// The new share.
@@ -53,13 +53,13 @@ pub enum VerticalEvent {
     },
     /// The client is gone. Its tokens are free at once.
     ClientLeft { client: ClientId },
-    /// Tokens that the client launched since its last report. A client that launched nothing need not report, unless it
-    /// waits for tokens: such a one reports 1, since it is not at rest.
+    /// Tokens launched by the client since its last report. A client without launches need not report, unless it waits for tokens: then it
+    /// reports 1, since it is not at rest.
     UsageReported {
         client: ClientId,
         /// Work launched, in tokens.
         tokens: u64,
-        /// The largest single kernel in it, in tokens.
+        /// The largest single kernel among them, in tokens.
         largest_kernel: u64,
     },
     /// One iteration ended: a batch was answered, or a training step done (Dilu, section 3.4.1, footnote 3).
@@ -68,10 +68,10 @@ pub enum VerticalEvent {
         model: ModelId,
         /// Requests in the batch; more than 0.
         batch: u32,
-        /// When its first kernel was launched.
+        /// The time of its first kernel launch.
         #[cfg_attr(feature = "serde", serde(rename = "first_launch_ns"))]
         first_launch: Timestamp,
-        /// When its last kernel was launched.
+        /// The time of its last kernel launch.
         #[cfg_attr(feature = "serde", serde(rename = "last_launch_ns"))]
         last_launch: Timestamp,
     },
@@ -91,7 +91,7 @@ pub enum ScaleState {
     None,
     /// No client is in the owner's way: the owner is idle, or alone. Others may grow.
     Recovery,
-    /// The owner and others are busy, and its KLC is well.
+    /// The owner and others are busy, and its KLC is good.
     Contention,
     /// The owner's KLC is beyond its tolerance.
     Emergency {
@@ -120,8 +120,8 @@ impl fmt::Display for ScaleState {
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum VerticalAction {
-    /// From now on the client may launch `tokens` per period. Carry the actions out in their order: what shrinks comes
-    /// before what grows, so that no more than `MaxTokens` are out at any instant.
+    /// From now on the client may launch `tokens` per period. Carry the actions out in their order: smaller amounts come before larger
+    /// ones, so no more than `MaxTokens` are out at any instant.
     Issue {
         client: ClientId,
         /// Tokens per period, until the next such order.
@@ -156,13 +156,13 @@ pub enum VerticalError {
     /// More GPUs than configured.
     #[error("unknown {gpu}: number must be below {limit} (max_gpus)")]
     UnknownGpu { gpu: GpuId, limit: u32 },
-    /// Tokens are kernel blocks, and the number of them that the GPU can do was not given.
+    /// Tokens are kernel blocks, and the GPU has no calibration.
     #[error("{gpu} is not calibrated: with tokens in kernel blocks, max_tokens must be measured first")]
     NotCalibrated { gpu: GpuId },
     /// `max_tokens` is out of bounds.
     #[error("max_tokens of {gpu} is {max_tokens}: need {low} to {high}")]
     BadMaxTokens { gpu: GpuId, max_tokens: u64, low: u64, high: u64 },
-    /// The shares that are guaranteed on the GPU would be more than all of it.
+    /// The guaranteed shares would add up to more than the whole GPU.
     #[error("{gpu}: {guaranteed} tokens would be guaranteed in each period, of {max_tokens} (max_tokens)")]
     Oversubscribed { gpu: GpuId, guaranteed: u64, max_tokens: u64 },
     /// A tolerance of 0: each KLC would be a violation.
@@ -171,7 +171,7 @@ pub enum VerticalError {
     /// A batch of 0 requests.
     #[error("{client}: batch is 0, need more")]
     ZeroBatch { client: ClientId },
-    /// An iteration whose last launch comes before its first, or lies in the future.
+    /// An iteration with its last launch before its first, or in the future.
     #[error("{client}: iteration from {first_launch} to {last_launch}, reported at {now}")]
     BadIteration { client: ClientId, first_launch: Timestamp, last_launch: Timestamp, now: Timestamp },
 }
@@ -185,9 +185,9 @@ pub enum VerticalError {
 pub struct GpuScale {
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub state: ScaleState,
-    /// Tokens it can do in a period.
+    /// Tokens of the GPU in a period.
     pub max_tokens: u64,
-    /// Tokens that are issued per period now, over all its clients.
+    /// Tokens issued per period now, over all its clients.
     pub issued_tokens: u64,
 }
 
@@ -206,23 +206,23 @@ impl GpuScale {
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ClientScale {
     pub gpu: GpuId,
-    /// How it is treated.
+    /// Its kind of service.
     pub class: ServiceClass,
     /// Its own state; [`ScaleState::None`] unless it is SLO-sensitive.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub state: ScaleState,
-    /// Tokens it may launch per period now.
+    /// Tokens issued to it per period now.
     pub issued_tokens: u64,
-    /// Tokens per period that it can count on.
+    /// Tokens guaranteed to it per period.
     pub guaranteed_tokens: u64,
-    /// The most it can be issued.
+    /// The most tokens it can be issued.
     pub limit_tokens: u64,
-    /// The least it can be issued, for anything that happens to others.
+    /// The fewest tokens it can be issued, at any load of the others.
     pub floor_tokens: u64,
 }
 
 impl ClientScale {
-    /// A client that has just joined and was issued nothing.
+    /// A newly joined client without any tokens issued.
     pub const fn joined(gpu: GpuId, class: ServiceClass) -> Self {
         Self {
             gpu,
@@ -240,8 +240,8 @@ impl ClientScale {
 ///
 /// # Contract
 /// - after each action, in their order, the tokens issued on a GPU add up to at most its `MaxTokens`;
-/// - from the period after it joined on, a client is issued at least its floor, which is at least one token;
-/// - what happens on one GPU changes nothing on another;
+/// - from the period after it joined on, a client is issued at least its floor of at least one token;
+/// - events of one GPU change nothing on another;
 /// - a client that leaves frees its tokens in the same call;
 /// - the same events give the same actions.
 pub trait VerticalScaler:
@@ -257,12 +257,11 @@ pub trait VerticalScaler:
     fn period(&self) -> Duration;
 }
 
-/// A client's side of its tokens: what it may launch now (Dilu, section 3.4.1, "Kernel Redirect").
+/// A client's side of its tokens: its right to launch now (Dilu, section 3.4.1, "Kernel Redirect").
 ///
-/// A kernel is let through while the balance is above 0, however large it is, and what it costs beyond the balance is
-/// carried as debt. With the printed rule (block while tokens < kernel) a kernel larger than the client's tokens of a
-/// period never runs. Tokens of a period that are not used are lost, debts are not: over any number of periods a
-/// client launches at most what it was issued, plus one kernel.
+/// A kernel of any size may run while the balance is above 0, and its cost beyond the balance becomes a debt. With the printed rule (block
+/// while tokens < kernel) a kernel larger than the client's tokens of a period never runs. Unused tokens of a period are lost, but debts
+/// are not: over any number of periods a client launches at most its issued tokens, plus one kernel.
 ///
 /// ```
 /// use gshare_sched::scale::TokenBalance;
@@ -277,17 +276,17 @@ pub trait VerticalScaler:
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TokenBalance {
-    /// Above 0: what may be launched. Below: debt.
+    /// Above 0: tokens to launch. Below: debt.
     balance: i128,
 }
 
 impl TokenBalance {
-    /// A period began in which `tokens` are issued.
+    /// Begins a period with `tokens` issued.
     pub fn refill(&mut self, tokens: u64) {
         self.balance = (self.balance.min(0)).saturating_add(i128::from(tokens));
     }
 
-    /// Launches a kernel of `cost` tokens, if anything is left; answers whether it may.
+    /// Launches a kernel of `cost` tokens if any token is left; answers whether it may.
     pub fn spend(&mut self, cost: u64) -> bool {
         let may = self.balance > 0;
         if may {
@@ -296,7 +295,7 @@ impl TokenBalance {
         may
     }
 
-    /// Tokens that are left; 0 in debt.
+    /// Tokens left; 0 in debt.
     pub fn left(self) -> u64 {
         u64::try_from(self.balance.max(0)).unwrap_or(u64::MAX)
     }

@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The largest shape that is read.
+/// The largest shape to read.
 const MAX_SHAPE: u64 = 16 << 20;
 
 /// Build the DAG of a pipeline's function and measure its components on slices.
@@ -183,13 +183,13 @@ fn trial_config(options: &Options) -> anyhow::Result<TrialConfig> {
     Ok(config)
 }
 
-/// Lets the function tell its shape, on a slice.
+/// Makes the function tell its shape, on a slice.
 fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyhow::Result<Shape> {
     let program = options.command[0].to_string_lossy();
     let mut command = place.command(options, slice, folder);
     let largest = options.batch.iter().max().context("--batch: none")?;
     command.env("GSHARE_BATCH", largest.to_string());
-    // The program's output is not the DAG.
+    // The program's output does not belong to the DAG.
     command.env_remove(ENV_COMPONENT).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| program.clone().into_owned())?;
     let Some(status) = wait_within(&mut child, options.patience)? else {
@@ -205,7 +205,7 @@ fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyh
     Ok(shape)
 }
 
-/// Where components run: MIG devices, or for each slice a simulated GPU of which it is cut.
+/// The place of components: MIG devices, or for each slice a simulated GPU cut into it.
 enum Place {
     Real(Nvml),
     Simulated { driver: SimulatorDir, library: PathBuf, folder: PathBuf },
@@ -271,7 +271,7 @@ fn device_file(folder: &Path, slice: &Slice) -> PathBuf {
     folder.join(format!("{}.device", slice.name))
 }
 
-/// A whole GPU of the simulated driver; an A100's costs.
+/// A whole GPU of the simulated driver, with an A100's costs.
 const TYPICAL: &str = r#"
 device_name = "GPU"
 compute_capability = [8, 0]
@@ -289,8 +289,8 @@ context_bytes = 432013312
 cost = { fixed_ns = 2200, ns_per_wave = 4000 }
 "#;
 
-/// A GPU that can be cut into the slice: as large as its largest profile `whole`. The simulated driver gives a MIG device its
-/// own SMs and memory; of the bandwidth within the device it has as much as it has memory slices.
+/// A GPU to cut into the slice, as large as its largest profile `whole`. The simulated driver gives a MIG device its own SMs and
+/// memory, and the bandwidth within the device in proportion to its memory slices.
 fn gpu_with(gpu: &toml::Table, whole: &MigProfile, slice: &MigProfile) -> anyhow::Result<toml::Table> {
     let sms = |profile: &MigProfile| {
         profile.sms.map(i64::from).with_context(|| {
@@ -321,7 +321,7 @@ fn gpu_with(gpu: &toml::Table, whole: &MigProfile, slice: &MigProfile) -> anyhow
     Ok(gpu)
 }
 
-/// Sees what memory a function takes.
+/// Measures a function's use of memory.
 enum Scale<'a> {
     Real { nvml: &'a Nvml, device: String, before: u64 },
     Simulated { truth: Truth, device: PathBuf },
@@ -330,16 +330,16 @@ enum Scale<'a> {
 impl Scale<'_> {
     fn used(&self) -> anyhow::Result<u64> {
         match self {
-            // With what the context takes: NVML does not tell it from the rest.
+            // The context is included: NVML does not tell it from the rest.
             Self::Real { nvml, device, before } => Ok(nvml.memory(device)?.1.0.saturating_sub(*before)),
-            // A function that never called the driver has made no device.
+            // A function without a driver call has made no device.
             Self::Simulated { device, .. } if !device.exists() => Ok(0),
             Self::Simulated { truth, .. } => Ok(truth.read()?.memory()),
         }
     }
 }
 
-/// A component's process, looked at when it is ready and before it ends.
+/// A component's process, weighed when it is ready and before it ends.
 struct Weighed<'a> {
     runs: Process,
     scale: Scale<'a>,

@@ -1,18 +1,17 @@
-//! Processes and memory on a device that are not in the daemon's books: processes that are not metered, as
-//! far as an `LD_PRELOAD` limit that is not in force can be seen from outside, and memory of metered ones
-//! that they did not allocate.
+//! Processes and memory on a device beyond the daemon's books: processes without metering, as far as the missing `LD_PRELOAD`
+//! limit shows from outside, and memory of metered processes beyond their own allocations.
 //!
-//! NVML lists the processes on each device, the daemon those that are registered; a process on the first list alone gets GPU
-//! time and memory that are not counted. Why, the process itself tells: what it has mapped, and how it was started. Not to be
-//! seen this way: clients of MPS (NVML names its server), private functions of the driver, and libraries that were opened
-//! with `RTLD_DEEPBIND` in a process that has the hook.
+//! NVML lists the processes on each device, and the daemon the registered processes; a process on the first list alone gets
+//! uncounted GPU time and memory. The process itself shows the reason: its mappings, and the way of its start. Three cases stay
+//! unseen: clients of MPS (NVML names its server), private functions of the driver, and libraries opened with `RTLD_DEEPBIND` in
+//! a process with the hook.
 
 use gshare_core::Bytes;
 use gshared::Snapshot;
 use gshared::nvml::Nvml;
 use std::collections::BTreeMap;
 
-/// A process on a device that the daemon does not know.
+/// A process on a device, unknown to the daemon.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stranger {
     pub(crate) pid: u32,
@@ -21,12 +20,12 @@ pub(crate) struct Stranger {
     pub(crate) why: &'static str,
 }
 
-/// Processes and memory that NVML sees beside the daemon's books.
+/// Processes and memory in NVML's view beyond the daemon's books.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Beside {
     pub(crate) strangers: Vec<Stranger>,
-    /// Per registered process that NVML sees: its pid, its name, and the memory that it has beyond what it holds by the
-    /// daemon's books: its contexts, its code, and the driver's own.
+    /// For each registered process in NVML's view its pid, its name, and its memory beyond the daemon's books: its contexts, its
+    /// code, and the driver's own.
     pub(crate) overheads: Vec<(u32, String, Bytes)>,
 }
 
@@ -51,7 +50,7 @@ impl Evidence {
         environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(start.as_bytes()))
     }
 
-    /// Why the process is not metered.
+    /// The reason for the missing metering.
     fn why(&self) -> &'static str {
         const HOOK: &str = "libgshare_hook.so";
         let Some(maps) = &self.maps else { return "this user may not look into it" };
@@ -80,12 +79,12 @@ pub(crate) fn variable(pid: u32, name: &str) -> Option<String> {
     Evidence::of(pid).variable(name).map(|value| String::from_utf8_lossy(value).into_owned())
 }
 
-/// Why a process is no client of the daemon.
+/// The reason why a process is no client of the daemon.
 pub(crate) fn why(pid: u32) -> &'static str {
     Evidence::of(pid).why()
 }
 
-/// Compares what NVML sees on the devices with the daemon's books.
+/// Compares NVML's view of the devices with the daemon's books.
 pub(crate) fn beside(nvml: &Nvml, snapshot: &Snapshot) -> anyhow::Result<Beside> {
     let mut seen = BTreeMap::<u32, u64>::new();
     for device in 0..nvml.device_count()? {
@@ -172,7 +171,7 @@ mod tests {
             beside.strangers.iter().map(|one| (one.pid, one.bytes)).collect::<Vec<_>>(),
             [(1_000_000_002, 7)]
         );
-        // Where NVML does not tell how much.
+        // NVML does not tell the amount here.
         assert_eq!(compare(BTreeMap::from([(1_000_000_001, 0)]), &snapshot).overheads, []);
     }
 

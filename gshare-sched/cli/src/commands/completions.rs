@@ -1,4 +1,4 @@
-//! `gshare completions`: the script that completes this command's options in a shell.
+//! `gshare completions`: the script for completing this command's options in a shell.
 
 use super::Gshare;
 use anyhow::Context as _;

@@ -1,4 +1,4 @@
-//! As much of the CUDA driver API as a client without a runtime needs, loaded as any program loads it.
+//! The part of the CUDA driver API for a client without a runtime, loaded as any program loads it.
 #![allow(unsafe_code, reason = "foreign functions of the driver")]
 
 use anyhow::Context as _;
@@ -10,31 +10,31 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 #[derive(Debug)]
 pub(crate) struct Driver(pub(super) Library);
 
-/// A symbol that only the simulated driver has.
+/// A symbol of the simulated driver alone.
 const TRUTH: &[u8] = b"gshare_sim_truth\0";
 
-/// A function of the driver by name; every one of them gives a `CUresult`.
+/// A function of the driver by name; every such function gives a `CUresult`.
 macro_rules! call {
     ($driver:expr, $name:literal, ($($ty:ty),*), $($arg:expr),*) => {{
-        // SAFETY: the type is the one that cuda.h gives this name.
+        // SAFETY: the type is cuda.h's type for this name.
         let function = unsafe { $driver.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name) };
         let name = String::from_utf8_lossy($name).trim_end_matches('\0').to_owned();
         let function = anyhow::Context::with_context(function, || name.clone())?;
-        // SAFETY: arguments as cuda.h asks for them; pointers are to values that outlive the call.
+        // SAFETY: the arguments follow cuda.h; pointers are to values that outlive the call.
         let result = unsafe { function($($arg),*) };
         anyhow::ensure!(result == 0, "{name} answers error {result}");
     }};
 }
 
 impl Driver {
-    /// Loads `libcuda.so.1` from wherever the loader finds it.
+    /// Loads `libcuda.so.1` from the loader's path.
     pub(crate) fn load() -> anyhow::Result<Self> {
-        // SAFETY: the driver's initialisers are what every CUDA program runs.
+        // SAFETY: every CUDA program runs the driver's initialisers.
         let library = unsafe { Library::new("libcuda.so.1") };
         Ok(Self(library.context("libcuda.so.1 cannot be loaded")?))
     }
 
-    /// Such as 12080 for 12.8.
+    /// The version, such as 12080 for 12.8.
     pub(crate) fn version(&self) -> anyhow::Result<c_int> {
         let mut version = 0;
         call!(self, b"cuDriverGetVersion\0", (*mut c_int), &raw mut version);
@@ -65,12 +65,12 @@ impl Driver {
         Ok(CStr::from_bytes_until_nul(&name)?.to_string_lossy().into_owned())
     }
 
-    /// As the hook tells it to the daemon.
+    /// The UUID in the hook's messages to the daemon.
     fn uuid(&self, ordinal: c_int) -> anyhow::Result<DeviceUuid> {
         let mut gpu = [0u8; 16];
         let at = gpu.as_mut_ptr().cast::<c_void>();
         call!(self, b"cuDeviceGetUuid\0", (*mut c_void, c_int), at, ordinal);
-        // A driver before CUDA 11.4 knows no other.
+        // A driver before CUDA 11.4 knows no other UUID.
         let slice = self.slice_uuid(ordinal).unwrap_or(gpu);
         Ok(if gpu == slice { DeviceUuid::gpu(gpu) } else { DeviceUuid::mig(slice) })
     }
@@ -89,7 +89,7 @@ impl Driver {
     }
 }
 
-/// The devices that a program sees in this environment, with their memory: what `gshare run` asks room for.
+/// The devices visible to a program in this environment, with their memory: `gshare run` asks room for them.
 pub(crate) fn devices() -> anyhow::Result<Vec<(DeviceUuid, Bytes)>> {
     let driver = Driver::load()?;
     driver.init()?;
@@ -213,7 +213,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Waits for all that was launched.
+    /// Waits for all launches.
     pub fn synchronize(&self) -> anyhow::Result<()> {
         let driver = &self.driver;
         call!(driver, b"cuCtxSynchronize\0", (),);
@@ -228,7 +228,7 @@ pub(crate) struct Truth {
     device: std::ffi::CString,
 }
 
-/// As much of it as the demo needs.
+/// The ground truth, as far as the demo needs it.
 #[derive(Debug, serde::Deserialize)]
 pub(crate) struct TruthNow {
     /// `CLOCK_MONOTONIC` in ns.
@@ -251,7 +251,7 @@ struct TruthGpu {
 }
 
 impl TruthNow {
-    /// Most memory that the processes there are now have taken, without their contexts.
+    /// Most memory taken by the live processes, without their contexts.
     pub(crate) fn memory(&self) -> u64 {
         let gpus = self.processes.iter().filter(|process| process.live).flat_map(|process| &process.gpus);
         let own = |gpu: &TruthGpu| gpu.memory_bytes.get("context").copied().unwrap_or_default();
@@ -266,7 +266,7 @@ impl TruthNow {
 }
 
 impl Truth {
-    /// Of the device file at `device`, through the simulated driver's library.
+    /// Loads the truth of the device file at `device`, through the simulated driver's library.
     pub(crate) fn load(library: &std::path::Path, device: &std::path::Path) -> anyhow::Result<Self> {
         use std::os::unix::ffi::OsStrExt as _;
         let device = std::ffi::CString::new(device.as_os_str().as_bytes())?;
@@ -277,7 +277,7 @@ impl Truth {
 
     pub(crate) fn read(&self) -> anyhow::Result<TruthNow> {
         type Read = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
-        // SAFETY: the type is the one that the library gives this name.
+        // SAFETY: the type is the library's type for this name.
         let read = unsafe { self.driver.get::<Read>(TRUTH) }.context("gshare_sim_truth")?;
         let mut text = vec![0u8; 1 << 16];
         loop {

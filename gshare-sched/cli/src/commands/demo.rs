@@ -1,8 +1,8 @@
-//! `gshare demo`: programs that never synchronise, sharing one device in the shares they were given.
+//! `gshare demo`: programs that never synchronise share one device by their promised shares.
 //!
-//! Three hooked processes with request:limit 20:20, 30:30 and 50:50 per cent, then one leaves and the others, with a
-//! limit of 100 %, take its time. Shares are measured by who must know: on a simulated device of the demo's own its ground truth
-//! (time with a kernel of the process running), elsewhere the hooks' event timing as the daemon books it.
+//! The demo starts three hooked processes with request:limit 20:20, 30:30 and 50:50 per cent. Then one leaves, and the others,
+//! with a limit of 100 %, take its time. On the demo's own simulated device the shares come from the device's ground truth (time
+//! with a kernel of the process running), and elsewhere from the hooks' event timing in the daemon's books.
 
 use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
@@ -61,9 +61,9 @@ struct Measured {
     measured: f64,
 }
 
-/// Time between a change and the measurement: hooks learn the cost of the kernel, and debts are paid.
+/// Time between a change and the measurement: hooks learn the kernel's cost, and debts are paid.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long a program may take to launch its first kernel.
+/// Longest wait for a program's first kernel.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -93,7 +93,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The device waits for programs that wait for a CPU: then no program gets its share, no matter what the scheduler does.
+/// Warns of a busy machine: where programs wait for a CPU, the device waits for them, and no scheduler can give them their
+/// shares.
 fn warn_of_load() {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
@@ -141,14 +142,14 @@ fn caps(stage: &mut Stage) -> anyhow::Result<Report> {
 
 /// A daemon, a device and the programs on it.
 struct Stage {
-    // Programs end before their daemon, and that before its directory.
+    // Programs end before their daemon, and the daemon before its directory.
     programs: BTreeMap<String, Program>,
     daemon: Running,
     promises: BTreeMap<String, ResourceSpec>,
     hook: PathBuf,
     kind: Kind,
     simulate: Simulate,
-    /// The truth of a simulated device of its own.
+    /// The ground truth of the demo's own simulated device.
     truth: Option<cuda::Truth>,
     seconds: u64,
     dir: tempfile::TempDir,
@@ -170,7 +171,7 @@ impl Stage {
     fn new(hook: PathBuf, options: &Options) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("gshare-demo-").tempdir()?;
         let daemon = Daemon::new(Config::at(dir.path().join("gshare.sock")))?.spawn()?;
-        // The driver that programs find without `--sim`, if a device is there.
+        // The driver of programs without `--sim`, if there is a device.
         let found = cuda::Driver::load().and_then(|driver| driver.init().map(|()| sim::kind(&driver)));
         let (kind, own) = match (&options.simulate.sim, found) {
             (None, Ok(kind)) => (kind, None),
@@ -200,7 +201,7 @@ impl Stage {
         self.dir.path().join("gshare.sock")
     }
 
-    /// Puts these shares in force; those who run hear of them.
+    /// Puts these shares in force; running programs hear of them.
     fn promise(&mut self, shares: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut config = Config::at(self.socket());
         self.promises.clear();
@@ -259,7 +260,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Lets things settle, then measures everybody's share of the device's time.
+    /// Lets the programs settle, then measures every program's share of the device's time.
     fn measure(&self, title: &str) -> anyhow::Result<Phase> {
         let bar = ProgressBar::new(self.seconds * 10);
         let style = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} %")?;
@@ -295,7 +296,7 @@ impl Stage {
         Ok(Phase { clients })
     }
 
-    /// GPU time that each program has used, as far as it can be known from outside.
+    /// Each program's used GPU time, as far as it is known from outside.
     fn used(&self) -> anyhow::Result<BTreeMap<String, Used>> {
         let mut used = BTreeMap::new();
         match &self.truth {

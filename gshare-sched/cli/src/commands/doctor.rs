@@ -1,4 +1,4 @@
-//! `gshare doctor`: what is there, and what to do about what is not.
+//! `gshare doctor`: the parts found on this node, and advice for the missing ones.
 
 use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
@@ -31,7 +31,7 @@ pub(crate) struct Options {
 #[serde(rename_all = "snake_case")]
 enum Status {
     Good,
-    /// Something is missing that one can do without.
+    /// A missing part the node can do without.
     Notice,
     Bad,
 }
@@ -138,7 +138,7 @@ fn mig() -> Option<Check> {
     })
 }
 
-/// What can keep which limit on this node; `gshare status` says what does, client by client.
+/// The possible enforcer of each limit on this node; `gshare status` shows the present ones, client by client.
 fn limits(simulated: bool) -> Check {
     let partition = Partition::of_node(simulated);
     let sm = partition.name();
@@ -185,7 +185,7 @@ fn permissions() -> Vec<Check> {
     checks
 }
 
-/// A part that comes with the command: an error says how to get it by the way in which the command was installed.
+/// The parts of the command: an error tells how to get a missing part, by the way of the command's installation.
 fn parts() -> Vec<Check> {
     let library = |name, library: gshare_runner::libraries::Library, missing| match library.find() {
         Ok(path) => check(name, Status::Good, path.display().to_string(), None),
@@ -239,7 +239,7 @@ fn daemon(place: &Where) -> Check {
     check("daemon", Status::Notice, format!("no daemon listens at {found}"), Some(advice))
 }
 
-/// Devices whose memory is a client's word: neither the configuration nor NVML says anything of them.
+/// Devices with a memory size from a client alone: neither the configuration nor NVML knows them.
 fn believed(devices: &[gshared::DeviceSnapshot]) -> Vec<Check> {
     let advice = "where programs are not to be believed, list it in the daemon's configuration: [[device]] with uuid and memory";
     let word = |device: &&gshared::DeviceSnapshot| {
@@ -252,8 +252,8 @@ fn believed(devices: &[gshared::DeviceSnapshot]) -> Vec<Check> {
     devices.iter().filter(word).map(one).collect()
 }
 
-/// Who is on a device and not registered, and what those that are have beside what they allocated. Nothing is said where
-/// there is no daemon or no NVML to ask.
+/// Processes on a device without registration, and the registered processes' memory beyond their allocations. Without a daemon or
+/// NVML to ask, there is no check.
 fn unmetered(place: &Where) -> Vec<Check> {
     let Ok(snapshot) = place.snapshot() else { return Vec::new() };
     let Ok(nvml) = Nvml::load() else { return Vec::new() };

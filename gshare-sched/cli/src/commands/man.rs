@@ -18,7 +18,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    // `help` is in no page: it says what the pages do.
+    // `help` is in no page, since the pages hold its text.
     let command = Gshare::command().disable_help_subcommand(true);
     if let Some(dir) = &options.output {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;

@@ -2,7 +2,7 @@
 //!
 //! With `--json` a command prints exactly one JSON object on standard output; progress and logs go to standard error.
 
-// First: its macros hide the standard ones in those that follow.
+// First, since its macros hide the standard macros in the modules after it.
 #[macro_use]
 mod out;
 
@@ -115,7 +115,7 @@ pub(crate) struct Where {
 }
 
 impl Where {
-    /// The socket that was named, or the first at which a daemon listens.
+    /// The named socket, or the first with a listening daemon.
     fn socket(&self) -> PathBuf {
         self.named().unwrap_or_else(|| {
             let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use clap::{CommandFactory as _, Parser as _};
 
-    /// The words of a line of a shell up to what is not the command's: a comment, a pipe, a file, an explanation.
+    /// The words of a shell line before a comment, a pipe, a file or an explanation.
     fn words(line: &str) -> Vec<&str> {
         let command = line.split("  ").next().unwrap_or_default();
         command.split(' ').take_while(|word| !["#", "|", "<", ">"].contains(word)).collect()

@@ -1,4 +1,4 @@
-//! `gshare pack`: which GPU each pod goes to, and how full the GPUs are then.
+//! `gshare pack`: each pod's GPU, and the load of the GPUs afterwards.
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The largest file that is read: far above a million pods.
+/// The largest file to read: far above a million pods.
 const MAX_FILE: u64 = 256 << 20;
-/// Most GPUs or pods that a file may describe with its counts.
+/// Most GPUs or pods of a file, with its counts.
 const MAX_COUNT: usize = 1 << 20;
-/// GPUs that are drawn as text.
+/// GPUs drawn as text.
 const PICTURES: usize = 8;
 
 /// Pack pods onto GPUs, by share of GPU time, of SMs, and memory.
@@ -260,7 +260,7 @@ fn place(packer: &mut dyn Packer, pods: &[Pod], online: bool) -> (Names, Vec<Ref
             return (names, refused);
         }
     }
-    // Together they do not fit, or are not known together: one by one, the large ones first where they are.
+    // If all pods do not fit together, the large ones go first, one by one. If they arrive one by one, they keep their order.
     let mut order: Vec<&Pod> = pods.iter().collect();
     if !online {
         order.sort_by_key(|pod| {
@@ -334,7 +334,7 @@ fn size(placement: &Placement) -> String {
 
 fn print(report: &Report, names: &Names) {
     println!("{} pods on {} GPUs", report.placements.len(), report.gpus_in_use);
-    // Sums have no place on the GPU: there is nothing to draw.
+    // Dilu's sums have no place on the GPU, so there is nothing to draw.
     let drawn = if report.policy == Policy::Dilu { 0 } else { PICTURES };
     for (index, gpu) in report.gpus.iter().enumerate() {
         println!("\n{}", title(gpu));

@@ -1,4 +1,4 @@
-//! `gshare partition`: cuts a DAG into a pipeline for the slices that are free.
+//! `gshare partition`: cuts a DAG into a pipeline for the free slices.
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
@@ -12,7 +12,7 @@ use gshare_sched::pipeline::{
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The largest file that is read: far above 128 components with all their profiles.
+/// The largest file to read: far above 128 components with all their profiles.
 const MAX_FILE: u64 = 64 << 20;
 
 /// Cut a function's DAG into stages and put them on free MIG slices.
@@ -101,7 +101,7 @@ struct Report {
     alternatives: Vec<Shown>,
 }
 
-/// A pipeline, and how it would run or why it cannot.
+/// A pipeline, and its run or the reason against it.
 #[derive(Debug, Serialize)]
 struct Shown {
     stages: Vec<Vec<ShownPart>>,
@@ -199,7 +199,7 @@ fn report(
         }
         Err(NoPlan::NothingFits { tried, .. }) => {
             report.passed_over_total = tried;
-            // The search by bottleneck lists only what fits: say of the paper's list why it does not.
+            // The search by bottleneck lists only pipelines that fit, so the paper's list gives the reasons.
             let why = |pipeline: Pipeline| {
                 let why = LeastFragmentation.assign(dag, goal, &pipeline, node).err()?;
                 Some(shown(dag, node, &pipeline, Err(&why)))

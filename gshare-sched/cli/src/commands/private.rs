@@ -1,8 +1,8 @@
-//! Daemons that `gshare run` starts where none listens: one per user for real devices, one for simulated ones.
+//! Daemons started by `gshare run` where none listens: one per user for real devices, one for simulated devices.
 //!
-//! Such a daemon is a detached `gshare daemon` at a socket of the user's; several `gshare run` meet there. It ends by
-//! itself when no process has been connected for a while. A program may take longer than that to make its first context, so
-//! the command that starts one keeps a connection of its own until the program has ended.
+//! Such a daemon is a detached `gshare daemon` at a socket of the user's, shared by several `gshare run`. It ends by itself when
+//! no process has been connected for a while. A program may take longer to make its first context, so the command that starts it
+//! keeps a connection of its own until the program has ended.
 
 use anyhow::Context as _;
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, ToClient, ToDaemon};
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a private daemon outlives its last client, unless `GSHARE_IDLE_EXIT` says otherwise.
+/// A private daemon's life after its last client, unless `GSHARE_IDLE_EXIT` sets another.
 const IDLE_EXIT: &str = "30s";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where files of this user are that must not outlive a boot.
+/// The directory of this user's files that must not outlive a boot.
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("gshare"),
@@ -41,7 +41,7 @@ pub(crate) fn socket(simulated: bool) -> PathBuf {
     runtime_dir().join(if simulated { "gshare-sim.sock" } else { "gshare.sock" })
 }
 
-/// The socket of the private daemon, if one listens there that is this user's.
+/// The socket of this user's private daemon, if it listens there.
 pub(crate) fn found(simulated: bool) -> Option<PathBuf> {
     let dir = runtime_dir();
     let own = dir.symlink_metadata().is_ok_and(|dir| check_own(&dir, own_uid()).is_ok());
@@ -59,10 +59,10 @@ fn connected(path: &Path) -> Option<OwnedFd> {
     connect(&socket, &address).ok().map(|()| socket)
 }
 
-/// A daemon that listens, and does not end for want of clients as long as this lives, if it is a private one.
+/// A listening daemon, kept from ending for want of clients while this value lives, if it is a private one.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// Whether it was started for this.
+    /// Whether this call started it.
     pub(crate) started: bool,
     _connection: Option<OwnedFd>,
 }
@@ -73,17 +73,17 @@ fn greet(path: &Path, hello: &ToDaemon) -> Option<(ToClient, OwnedFd)> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
     let mut frame = Vec::new();
     hello.encode(0, &mut frame);
-    // A daemon that refuses at the door has answered and closed before.
+    // A daemon that refuses a connection has already answered and closed it.
     let _ = send(&socket, &frame, SendFlags::NOSIGNAL);
     let mut answer = [0; MAX_FRAME];
     let mut receive = || rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()));
-    // The first error of such a connection is that Hello was not read.
+    // The first error of such a connection is the unread Hello.
     let (length, _) = receive().or_else(|_| receive()).ok()?;
     let (_, answer) = ToClient::decode(&answer[..length]).ok()?;
     Some((answer, socket))
 }
 
-/// Asks a daemon whether it will serve a process that says this. Gives a notice if it will not, and the process may run.
+/// Asks a daemon whether it will serve a process with this Hello. Gives a notice if it will not, and the process may run.
 ///
 /// # Errors
 /// The daemon refuses: its reason.
@@ -95,17 +95,17 @@ pub(crate) fn ask(path: &Path, hello: &ToDaemon) -> anyhow::Result<Option<String
         Some((ToClient::Unserved { code, text, .. }, _)) => Ok(Some(format!(
             "the daemon does not serve the program, which runs within its limits: {text} ({code:?})"
         ))),
-        // Without an answer the program starts, and does what its policy says.
+        // Without an answer the program starts, and follows its policy.
         _ => Ok(None),
     }
 }
 
-/// Lets itself be counted as a process of a daemon; `None` if that is not to be.
+/// Registers as a process of a daemon; `None` if the daemon does not take it.
 fn hold(path: &Path) -> Option<OwnedFd> {
     let hello = ToDaemon::Hello {
         pid_start: 0,
         pid: 0,
-        // Under a name of its own, which is that of the program and its pid.
+        // A name of its own, made of the program and its pid.
         run: RunId::NONE,
         name: String::new(),
         program: "gshare run".into(),
@@ -116,7 +116,7 @@ fn hold(path: &Path) -> Option<OwnedFd> {
     matches!(answer, ToClient::Welcome { .. }).then_some(socket)
 }
 
-/// Joins the daemon at a socket that the user named. None is started: the one that was meant may have a configuration.
+/// Joins the daemon at a named socket. None is started, since the named daemon may have a configuration of its own.
 ///
 /// # Errors
 /// No daemon listens there.
@@ -131,13 +131,13 @@ pub(crate) fn named(path: &Path) -> anyhow::Result<Held> {
     Ok(Held { started: false, _connection: private.then(|| hold(path)).flatten() })
 }
 
-/// Makes sure that a daemon listens at `path`: starts a private one if none does.
+/// Makes sure of a listening daemon at `path`: starts a private daemon if there is none.
 pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let dir = path.parent().context("a socket needs a directory")?;
     let private = dir == runtime_dir();
     if private {
-        // Before anybody there is believed: in a common /tmp another user may have made it first, to be the daemon of this
-        // user's processes.
+        // Comes before any trust in a daemon there: in a common /tmp another user may have made the directory first, to be the
+        // daemon of this user's processes.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         check_own(&dir.symlink_metadata()?, own_uid()).with_context(|| dir.display().to_string())?;
         if let Some(connection) = hold(path) {
@@ -161,7 +161,7 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(errors)
-        // Not ended by the terminal's Ctrl-C: other runs may use it.
+        // The terminal's Ctrl-C must not end it: other runs may use it.
         .process_group(0)
         .env_remove("LD_PRELOAD")
         .spawn()?;

@@ -1,4 +1,4 @@
-//! `gshare profile`: measures a program at the settings that a strategy asks for, each under the share it names.
+//! `gshare profile`: measures a program at each setting of a strategy, under the setting's share.
 
 use super::run::{self as under_hook, Prepared};
 use super::shim::Shim;
@@ -123,10 +123,10 @@ struct Summary<'a, A> {
     name: &'a str,
     context: &'a str,
     trials: usize,
-    /// Trials of these that this run made.
+    /// Trials made by this run.
     measured_now: usize,
     answer: A,
-    /// How busy the GPU was, where NVML could tell.
+    /// The GPU's utilisation, where NVML could tell.
     utilisation: Vec<Seen>,
 }
 
@@ -204,7 +204,7 @@ fn shown(point: &ProfilePoint) -> String {
     format!("{}: {}, p95 {}", point.setting(), point.throughput, point.p95)
 }
 
-/// Runs a strategy on what the options name, and tells what came of it.
+/// Runs a strategy with the options, and prints its findings.
 fn drive<P>(
     options: &Options,
     planner: &P,
@@ -232,7 +232,7 @@ where
     bar.set_position(before as u64);
     bar.reset_eta();
     let mut keeper = Keeper { store, bar };
-    // Nothing is started where nothing is left to measure.
+    // Without a setting left to measure, no program starts.
     let answer = match planner.next(&journal) {
         Ok(Step::Done(answer)) => Ok(answer),
         _ => {
@@ -252,7 +252,7 @@ where
             .with_context(|| format!("--report {}", path.display()))?;
     }
     let points = points(&journal);
-    // Without any, what is to be told is why there is no answer.
+    // Without points there is no profile to write, only the reason for the missing answer to print.
     if let Some(path) = options.output.as_ref().filter(|_| !points.is_empty()) {
         let table = ProfileTable::grid(points.clone()).or_else(|_| ProfileTable::sparse(points))?;
         let text = serde_json::to_string_pretty(&table)?;
@@ -310,7 +310,7 @@ fn line(record: &Record) -> String {
     }
 }
 
-/// The context that a stored profile must have been measured in, for its trials to be of use.
+/// The context of these trials; a stored profile is of use only if its context is the same.
 fn context(options: &Options) -> String {
     let what = match &options.table {
         Some(table) => {
@@ -375,14 +375,14 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     }
     let hook = HOOK.find()?;
     let simulated = options.simulate.announce("profile")?.is_simulated();
-    // The node's daemon where there is one: a private one beside it would hand out the same GPU a second time.
+    // The node's daemon comes first: a private daemon beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
-    // A partition that is not enforced would be measured as if it were the whole.
+    // A partition that is not enforced would be measured as the whole.
     let partitioned = Partition::of_node(simulated).name().is_some();
     let (simulate, command, place) =
         (options.simulate.clone(), options.command.clone(), options.place.clone());
     let mut number = 0;
-    // The directory of the simulated driver must outlive the program that uses it: until the next one starts.
+    // The directory of the simulated driver must outlive its program, until the next program starts.
     let mut kept: Option<SimulatorDir> = None;
     let make = move |at: Setting| {
         let _until_the_last_trial = &held;
@@ -396,7 +396,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             quota: Some(quota),
             sm: Some(at.sm),
             mem: None,
-            // Not the last trial's: its process may still be on its way out.
+            // Not the last trial's name: its process may still be on its way out.
             name: Some(format!("profile-{}-{number}", std::process::id())),
             slo_sensitive: None,
             best_effort: false,
@@ -409,7 +409,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
         };
         let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
         let Prepared { command, simulator, hello } = prepared;
-        // A program that is refused, or runs without the share of this trial, has nothing to measure.
+        // A refused program, or a program without this trial's share, has nothing to measure.
         match private::ask(&socket, &hello) {
             Ok(None) => {}
             Ok(Some(notice)) => return Err(notice),
@@ -426,8 +426,8 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     })
 }
 
-/// NVML of the device that the program sees first; the simulated driver is an NVML as well. None for a MIG slice: what NVML
-/// says of its GPU is the work of all of them.
+/// NVML of the program's first device; the simulated driver is an NVML as well. None for a MIG slice, since NVML reports the
+/// work of all slices on its GPU.
 fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let first = visible.split(',').next().map(str::trim).filter(|first| !first.is_empty()).unwrap_or("0");
@@ -441,13 +441,13 @@ fn nvml(options: &Options) -> anyhow::Result<Option<NvmlMeter>> {
     Ok(Some(NvmlMeter::new(&library, first)))
 }
 
-/// Keeps trials in the store and shows which one runs.
+/// Keeps trials in the store and shows the running trial.
 struct Keeper {
     store: Store,
     bar: ProgressBar,
 }
 
-/// A run that ends within this time tells nothing of its progress.
+/// Shorter runs print no progress.
 const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
 
 fn bar(total: Option<usize>) -> ProgressBar {
@@ -471,7 +471,7 @@ impl Sink for Keeper {
     fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.store.keep(record)?;
         self.bar.inc(1);
-        // The bar is drawn on a terminal only.
+        // The bar is drawn only on a terminal.
         if self.bar.is_hidden() && self.bar.elapsed() > QUIET {
             eprintln!("gshare: {}", told(self.bar.position(), self.bar.length(), self.bar.eta()));
         }
@@ -479,7 +479,7 @@ impl Sink for Keeper {
     }
 }
 
-/// The line about trials where there is no terminal. How many a search needs is not known before its end.
+/// The progress line without a terminal. Before its end, a search does not know its number of trials.
 fn told(done: u64, all: Option<u64>, left: std::time::Duration) -> String {
     match all {
         Some(all) => format!("{done} of {all} trials, about {:.0} s left", left.as_secs_f64()),

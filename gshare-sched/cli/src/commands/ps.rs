@@ -1,4 +1,4 @@
-//! `gshare ps`: the functions of a host, and where they run.
+//! `gshare ps`: the functions of a host, and their places.
 
 use super::print_json;
 use anyhow::Context as _;
@@ -24,7 +24,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// The part of the host's state that the table shows.
+/// The host's state, as far as the table shows it.
 #[derive(Debug, Deserialize)]
 struct State {
     #[serde(default)]
@@ -97,7 +97,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line for each device that is lost.
+/// A line for each lost device.
 fn losses(devices: &[Device]) -> Vec<String> {
     let line = |device: &Device| {
         let why = device.lost.as_ref()?;

@@ -1,17 +1,17 @@
 //! `gshare run`: starts a program with the hook, under a share.
 //!
-//! What it does is set the environment of the program, and no more:
+//! The command sets the environment of the program, and no more:
 //!
 //! | variable | value |
 //! |---|---|
-//! | `LD_PRELOAD` | the hook, before what was there |
+//! | `LD_PRELOAD` | the hook, before the previous value |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
-//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before what was there |
+//! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
-//! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, which the service has in a directory of its own |
+//! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, in the service's own directory |
 
 use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
@@ -100,7 +100,7 @@ fn parse_sm(text: &str) -> Result<SmShare, String> {
     if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
 }
 
-/// A small number alone is refused: `--mem 4` is hardly meant as four bytes.
+/// Refuses a small number alone: `--mem 4` is hardly meant as four bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
     if text.parse::<f64>().is_ok_and(|number| number > 0.0 && number < 1_048_576.0) {
         return Err(format!(
@@ -121,12 +121,12 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
     }
 }
 
-/// Exit code where the program is there and cannot be started, as of `env` and `nohup`.
+/// Exit code for a program that exists and cannot start, as of `env` and `nohup`.
 const NOT_STARTED: u8 = 126;
-/// Exit code where there is no such program.
+/// Exit code for a missing program.
 const NOT_FOUND: u8 = 127;
 
-/// The option whose value stands where the program should, because it was written without `=`.
+/// The option with its value in the program's place, because it was written without `=`.
 fn lost_value(options: &Options) -> Option<&'static str> {
     let word = options.command[0].to_str()?;
     let bare_sim = options.simulate.sim.as_ref().is_some_and(|spec| *spec == Spec::default());
@@ -160,9 +160,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         eprintln!("gshare: {notice}");
     }
     find_room(&command, &socket, &hello, options.wait)?;
-    // Before the child is there: a signal that comes between must not be lost.
+    // Before the child exists, so that no signal in between is lost.
     let forwarded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    // Signals that are ignored (`nohup`, a job in the background) stay so in the program: a handler would not be inherited.
+    // Ignored signals (`nohup`, a job in the background) stay ignored in the program: a handler would not be inherited.
     let ignored = ignored();
     let forwarded = forwarded.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let signals = SignalsInfo::<WithOrigin>::new(forwarded)?;
@@ -186,11 +186,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 /// Name of the hidden subcommand that lists devices.
 pub(crate) const DEVICES: &str = "devices";
 
-/// How often room is asked for.
+/// Time between two requests for room.
 const ROOM_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// Makes sure that one of the devices that the program will see has room for it, or waits for that. Where the daemon or the driver
-/// does not answer, the program starts, and its first context is refused if need be.
+/// Makes sure of room on one of the program's devices, or waits for it. Without an answer from the daemon or the driver, the
+/// program starts, and its first context is refused if need be.
 fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> anyhow::Result<()> {
     let ToDaemon::Hello { name, spec, .. } = hello else { return Ok(()) };
     let mut list = Command::new(std::env::current_exe()?);
@@ -210,7 +210,7 @@ fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> 
     loop {
         let room = gshared::admin::Room { name: name.clone(), spec: *spec, devices: devices.clone() };
         let Ok(refusals) = gshared::admin::room(&admin, room) else { return Ok(()) };
-        // A device that has room refuses nothing.
+        // A device with room refuses nothing.
         let Some(refusal) =
             refusals.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().next())
         else {
@@ -236,8 +236,8 @@ fn ignored() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// The socket that was named, the node's, or a private one; a daemon listens there as long as the second lives. Only a
-/// private daemon is started if need be: one that was named has a configuration that a private one has not.
+/// The named socket, the node's, or a private one; a daemon listens there while the returned hold lives. The command starts only
+/// a private daemon, since a named daemon has a configuration of its own.
 pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf, private::Held)> {
     let node = PathBuf::from(gshared::config::DEFAULT_SOCKET);
     let socket = match place.named() {
@@ -245,7 +245,7 @@ pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf,
             let held = private::named(&socket)?;
             return Ok((socket, held));
         }
-        // A simulated device is nothing for the node's daemon.
+        // The node's daemon does not serve a simulated device.
         None if !simulated && private::listens(&node) => node,
         None => private::socket(simulated),
     };
@@ -256,7 +256,7 @@ pub(super) fn socket(place: &Where, simulated: bool) -> anyhow::Result<(PathBuf,
     Ok((socket, held))
 }
 
-/// A program about to be started.
+/// A program ready to start.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) command: Command,
@@ -320,13 +320,13 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     Ok(Prepared { command, simulator, hello })
 }
 
-/// Whether the spec has an SM partition that nothing on this node keeps.
+/// Whether the spec has an SM partition without an enforcer on this node.
 fn counted_alone(spec: &ResourceSpec, partition: &Partition) -> bool {
     spec.sm() != SmShare::WHOLE && partition.name().is_none()
 }
 
-/// Waits for the program, passing on what other processes signal. What the terminal sends reaches it anyway, as it is
-/// in the same process group.
+/// Waits for the program, passing on the signals of other processes. Signals of the terminal reach it anyway, since it is in the
+/// same process group.
 fn wait(mut child: Child, mut signals: SignalsInfo<WithOrigin>) -> anyhow::Result<std::process::ExitStatus> {
     let pid = Pid::from_child(&child);
     let handle = signals.handle();
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(lost(&["--", "a100"]), None);
     }
 
-    /// The command, the configuration and the library mean the same by a class without a tolerance.
+    /// A class without a tolerance means the same to the command, the configuration and the library.
     #[test]
     fn the_tolerance_that_is_left_out_is_the_librarys() {
         let class = |argument: &str| {

@@ -110,7 +110,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&options.config).with_context(context)?;
     let file: File = toml::from_str(&text).with_context(context)?;
     let hook = HOOK.find()?;
-    // Models without a GPU need no driver.
+    // Without a GPU, models need no driver.
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
     if simulated {
         eprintln!("gshare: simulated device");
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     read(&serving.handle(), &models, &sender)?;
     drop(sender);
     let written = writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?;
-    // The processes before the driver they were given.
+    // Processes end before their driver.
     drop(serving);
     drop(simulator);
     written
@@ -139,7 +139,7 @@ fn set_up(
     gpus: &[Gpu],
     models: Vec<Model>,
 ) -> anyhow::Result<BTreeMap<String, ModelId>> {
-    // GPUs of one size are of one kind.
+    // GPUs of the same size are of the same kind.
     let mut kinds: Vec<Bytes> = Vec::new();
     for (number, gpu) in (0..).zip(gpus) {
         let memory = gpu.memory.0;
@@ -169,7 +169,7 @@ fn set_up(
     Ok(names)
 }
 
-/// An entry for the writer: the end of a request, or a line that is none.
+/// An entry for the writer: the end of a request, or an invalid line.
 type Ended = (Option<u64>, Result<Ending, String>);
 
 fn read(
@@ -179,7 +179,7 @@ fn read(
 ) -> anyhow::Result<()> {
     let (ends, ended) = channel::<(RequestId, _)>();
     let forward = sender.clone();
-    // Ends when every request has, and this reader.
+    // Ends once every request and this reader have ended.
     std::thread::spawn(move || {
         for (request, ending) in ended {
             if forward.send((Some(request.number()), Ok(ending))).is_err() {

@@ -1,7 +1,7 @@
-//! `gshare run --shim`: a Python program that knows no model store gets its weights from it.
+//! `gshare run --shim`: a Python program without knowledge of the model store gets its weights from it.
 //!
-//! The files of the shim are part of this program. They are written to a directory of the run, which goes first into the program's
-//! `PYTHONPATH`; what they do is said in `gshare_store/shim.py`.
+//! The files of the shim are part of this program. The command writes them to a directory of the run, which goes first into the
+//! program's `PYTHONPATH`; `gshare_store/shim.py` describes their work.
 
 use super::sim::Variables;
 use anyhow::Context as _;
@@ -41,7 +41,7 @@ impl Shim {
         let socket = self.model_store.clone().or_else(|| named("GSHARE_STORE"));
         let socket = socket.or_else(|| named("GSHARE_STORE_SOCKET"));
         let socket = socket.unwrap_or_else(|| super::store::DEFAULT_SOCKET.into());
-        // The program may work elsewhere.
+        // The program may change its working directory.
         let socket = std::path::absolute(socket)?;
         Client::connect(&socket).with_context(|| {
             format!(
@@ -51,7 +51,7 @@ impl Shim {
             )
         })?;
         let library = STORE.find().context("--shim")?;
-        // Code that the program runs is for this user alone to write, under any umask.
+        // The program runs this code, so only this user may write it, under any umask.
         let own = std::fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
         std::fs::create_dir(dir.path().join("gshare_store"))?;

@@ -1,7 +1,7 @@
-//! `--sim`: the same option in every command that can run on a simulated device, and which kind of device there is without it.
+//! `--sim`: one option for every command with a simulated device, and the kind of device without it.
 //!
-//! A specification is checked when the command line is read, so a wrong one starts neither a daemon nor a program. A driver is
-//! asked whether it is a simulation, in [`kind`] alone: one that `LD_LIBRARY_PATH` leads to is no less simulated.
+//! A specification is checked when the command line is read, so a wrong one starts neither a daemon nor a program. Only [`kind`]
+//! asks a driver whether it is a simulation: a driver found through `LD_LIBRARY_PATH` is no less simulated.
 
 use super::cuda;
 use anyhow::Context as _;
@@ -26,7 +26,7 @@ pub(crate) struct Simulate {
     pub(crate) sim: Option<Spec>,
 }
 
-/// Reads a specification and checks it as the driver will, with what the environment says beside it.
+/// Reads a specification and checks it like the driver, together with the environment's settings.
 pub(super) fn checked(text: &str) -> Result<Spec, SpecError> {
     let spec: Spec = text.parse()?;
     spec.clone().or(Spec::of_environment()?).resolve()?;
@@ -34,14 +34,14 @@ pub(super) fn checked(text: &str) -> Result<Spec, SpecError> {
 }
 
 impl Simulate {
-    /// Prepares a command to find the simulated driver, if it is to run on one; the directory must outlive the program.
+    /// Prepares a command to find the simulated driver, if it is to run on it; the directory must outlive the program.
     pub(crate) fn prepare(&self, command: &mut Command) -> anyhow::Result<Option<SimulatorDir>> {
         let Some((variables, dir)) = self.environment()? else { return Ok(None) };
         command.envs(variables);
         Ok(Some(dir))
     }
 
-    /// The variables of a program that is to find the simulated driver in the directory.
+    /// The variables for a program to find the simulated driver in the directory.
     pub(crate) fn environment(&self) -> anyhow::Result<Option<(Variables, SimulatorDir)>> {
         let Some(spec) = &self.sim else { return Ok(None) };
         let dir = SimulatorDir::new()?;
@@ -50,14 +50,14 @@ impl Simulate {
         Ok(Some((own.chain([path]).collect(), dir)))
     }
 
-    /// This command once more, without `--sim`, where it finds the simulated driver.
+    /// This command once more, without `--sim`, in an environment with the simulated driver.
     pub(crate) fn again(&self) -> anyhow::Result<Option<(Command, SimulatorDir)>> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1).filter(|word| !word.to_string_lossy().starts_with("--sim")));
         Ok(self.prepare(&mut command)?.map(|dir| (command, dir)))
     }
 
-    /// The kind of device that programs run on.
+    /// The kind of the programs' device.
     ///
     /// # Errors
     /// Without `--sim`, when there is no driver.
@@ -68,10 +68,10 @@ impl Simulate {
         }
     }
 
-    /// The kind of device that programs run on, said on standard error where it is simulated.
+    /// The kind of the programs' device, named on standard error if it is simulated.
     ///
     /// # Errors
-    /// Without `--sim`, when there is no driver; `command` is proposed with `--sim`.
+    /// Without `--sim`, when there is no driver; the error proposes `command` with `--sim`.
     pub(crate) fn announce(&self, command: &str) -> anyhow::Result<Kind> {
         let kind = self.kind().with_context(|| {
             format!("no CUDA driver on this machine. To run on a simulated device, add --sim: gshare {command} --sim …")
@@ -83,7 +83,7 @@ impl Simulate {
     }
 }
 
-/// The kind of device that a driver drives.
+/// The kind of a driver's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -104,15 +104,15 @@ impl Kind {
     }
 }
 
-/// Asks a driver: the simulated one exports what no other has.
+/// Asks a driver: only the simulated driver exports its ground truth.
 pub(crate) fn kind(driver: &cuda::Driver) -> Kind {
     if driver.is_simulated() { Kind::Simulated } else { Kind::Real }
 }
 
-/// The device nodes of which JAX asks for one before it loads a driver.
+/// The device nodes JAX looks for before it loads a driver; one is enough.
 const JAX_NODES: [&str; 2] = ["/dev/nvidia0", "/dev/nvidiactl"];
 
-/// What to do about JAX, where it would use the CPU and say nothing.
+/// Advice for JAX, which would use the CPU and say nothing.
 pub(crate) const JAX_ADVICE: &str = "JAX uses a GPU only where /dev/nvidia0 or /dev/nvidiactl exists, even if a driver is there, and takes \
      the CPU otherwise; to have it use the simulated device, make an empty file: sudo touch /dev/nvidiactl (in a container: \
      -v /dev/null:/dev/nvidiactl)";
@@ -122,7 +122,7 @@ pub(crate) fn jax_would_look() -> bool {
     JAX_NODES.iter().any(|node| Path::new(node).exists())
 }
 
-/// Whether a program is the interpreter of an environment with JAX's CUDA plugin in it.
+/// Whether a program is the interpreter of an environment with JAX's CUDA plugin.
 pub(crate) fn has_jax(program: &Path) -> bool {
     let found = if program.components().count() > 1 {
         Some(program.to_owned())

@@ -1,7 +1,7 @@
 //! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises.
 //!
 //! The program knows nothing of gshare; it loads `libcuda.so.1` as any program does. The command carries it because the hook
-//! meters processes that are started under it, and the demo has no other program that is certain to be there.
+//! meters child processes, and the demo can count on no other program.
 
 use super::cuda::Kernel;
 use std::ffi::CString;
@@ -9,8 +9,8 @@ use std::ffi::CString;
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
-/// A kernel whose every thread looks at the clock until `ms` milliseconds have passed. The simulated driver takes the
-/// time from the name.
+/// A kernel with every thread looking at the clock until `ms` milliseconds have passed. The simulated driver takes the time from
+/// the name.
 fn ptx(ms: u32) -> String {
     format!(
         "
@@ -63,7 +63,7 @@ impl Spin {
         self.kernel.launch(self.grid, 1024, None)
     }
 
-    /// The kernel, for what else its context is to do.
+    /// The kernel, for further use of its context.
     pub const fn kernel(&self) -> &Kernel {
         &self.kernel
     }

@@ -1,4 +1,4 @@
-//! `gshare status`: who shares the GPUs of this node.
+//! `gshare status`: the clients of this node's GPUs.
 
 use super::{Where, print_json};
 use gshare_core::Bytes;
@@ -31,7 +31,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds out what holds the limits of each client of this node.
+/// Finds the enforcer of each client's limits on this node.
 fn look_who_holds(snapshot: &mut Snapshot) {
     let nodes = [false, true].map(Partition::of_node);
     for client in &mut snapshot.clients {
@@ -42,7 +42,7 @@ fn look_who_holds(snapshot: &mut Snapshot) {
     }
 }
 
-/// Such as `time hook, SMs nothing`.
+/// The text of a client's enforcers, such as `time hook, SMs nothing`.
 fn held_by(client: &ClientSnapshot) -> String {
     let Some(held) = &client.held_by else { return "-".to_owned() };
     let name = |holder: &Option<String>| holder.clone().unwrap_or_else(|| "nothing".to_owned());
@@ -56,7 +56,7 @@ fn held_by(client: &ClientSnapshot) -> String {
     parts.join(", ")
 }
 
-/// The tables of `status` and `top`; `measured` gives each client's share of late.
+/// The tables of `status` and `top`; `measured` gives each client's recent share.
 pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f64) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -109,7 +109,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
             percent(client.quota_limit),
             percent(measured(client)),
             percent(client.sm),
-            // Without a limit the daemon keeps no account of it, and 0 B would read like a measurement.
+            // Without a limit the daemon keeps no account, and 0 B would read like a measurement.
             match client.memory_limit_bytes {
                 Some(_) => client.memory_bytes.to_string(),
                 None => "not counted".to_owned(),

@@ -1,4 +1,4 @@
-//! `gshare top`: who shares the GPUs, live: a screen on a terminal, else the table of `gshare status` again and again.
+//! `gshare top`: the clients of the GPUs, live: a screen on a terminal, else the table of `gshare status` again and again.
 
 mod view;
 
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
-    // A panic restores the terminal as well: what starts it here installs a hook.
+    // A panic restores the terminal as well, by a hook of `try_init`.
     let shown = ratatui::try_init()
         .map_err(anyhow::Error::from)
         .and_then(|mut terminal| live(options, &mut view, &mut terminal, &ended));
@@ -119,7 +119,7 @@ fn tables(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Share of `elapsed` that `used` is, as a fraction of 1.
+/// The part `used` of `elapsed`, as a fraction of 1.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn share(used: Duration, elapsed: Duration) -> f64 {
     used.as_nanos() as f64 / elapsed.as_nanos().max(1) as f64

@@ -1,6 +1,6 @@
 //! `gshare up`: the host of this node's functions, with its daemon.
 //!
-//! The host is a program of its own, so that this command need not be built with a web server. It is looked for beside this one,
+//! The host is a program of its own, so that this command builds without a web server. The command looks for it beside itself,
 //! where `cargo gshare` and packages put it, and then on the search path.
 
 use anyhow::{Context as _, anyhow};
@@ -33,7 +33,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let host = host().context(MISSING)?;
-    // Comes back only when the program cannot be started. Its help names this command.
+    // `exec` returns only if the program cannot start. Its help names this command.
     let error = Command::new(&host).arg0("gshare up").args(&options.arguments).exec();
     Err(anyhow!("{}: {error}", host.display()))
 }

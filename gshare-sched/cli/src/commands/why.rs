@@ -1,4 +1,4 @@
-//! `gshare why`: why something waits, was denied or was refused; now from the daemon, and for the past from its journal.
+//! `gshare why`: the reason for a wait, a denial or a refusal; now from the daemon, and for the past from its journal.
 
 use super::{Where, bypass, print_json};
 use anyhow::Context as _;
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A process keeps its last share where no daemon is.
+/// Without a daemon, a process keeps its last share.
 fn without_daemon(of: Option<&str>, error: anyhow::Error) -> anyhow::Error {
     let Some(pid) = of.and_then(|of| of.parse().ok()) else { return error };
     let policy = match bypass::variable(pid, "GSHARE_ON_DAEMON_LOSS").as_deref() {
@@ -90,18 +90,18 @@ fn without_daemon(of: Option<&str>, error: anyhow::Error) -> anyhow::Error {
     error.context(format!("process {pid} has no daemon to wait for; {policy}"))
 }
 
-/// Whose findings are wanted.
+/// The findings to show.
 #[derive(Debug)]
 enum Wanted {
     All,
-    /// An instance.
+    /// By the name of an instance.
     Name(String),
-    /// These processes; and those that they named themselves by, since a refused process is no client.
+    /// By these processes, and by their own names for themselves, since a refused process is no client.
     Processes(BTreeSet<i32>, BTreeSet<String>),
 }
 
 impl Wanted {
-    /// Whom the argument means, among all that are known.
+    /// Finds the argument's subject among all known subjects.
     fn among(of: Option<&str>, snapshot: Option<&Snapshot>, recorded: &[Finding]) -> anyhow::Result<Self> {
         let Some(of) = of else { return Ok(Self::All) };
         let clients = snapshot.iter().flat_map(|snapshot| &snapshot.clients);
@@ -150,7 +150,7 @@ impl Wanted {
     }
 }
 
-/// A process and all that descend from it.
+/// A process and all its descendants.
 fn family(pid: u32) -> BTreeSet<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -169,7 +169,7 @@ fn family(pid: u32) -> BTreeSet<u32> {
     family
 }
 
-/// What waits now, and the last decisions.
+/// The present waits, and the last decisions.
 fn present(snapshot: Snapshot, wanted: &Wanted) -> Vec<Finding> {
     let waits = snapshot.clients.into_iter().filter_map(|client| client.why);
     let is_decision = |finding: &Finding| !matches!(finding.reason, Reason::Wait(_));
@@ -210,7 +210,7 @@ impl Recorded {
                 );
                 let Some(now) = line.now_ns.map(Timestamp::from_nanos) else { continue };
                 if now < last {
-                    // The clock begins again when the machine does.
+                    // The clock restarts at boot.
                     findings.clear();
                 }
                 last = now;

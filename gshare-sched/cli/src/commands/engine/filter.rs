@@ -26,7 +26,7 @@ impl Options {
         self.schema
     }
 
-    /// The configuration in the file, or the default one.
+    /// The configuration in the file, or the default configuration.
     pub(super) fn config<C: DeserializeOwned + Default>(&self) -> anyhow::Result<C> {
         let Some(file) = &self.config else { return Ok(C::default()) };
         let context = || format!("--config {}", file.display());
@@ -43,7 +43,7 @@ struct Input<Event, Config> {
     now_ns: Option<Timestamp>,
     #[schemars(required)]
     event: Option<Event>,
-    /// Replaces the engine by one of this configuration: on the first line of the token engine's part of a journal.
+    /// Replaces the engine by another with this configuration: on the first line of the token engine's part of a journal.
     #[schemars(skip)]
     engine: Option<Config>,
 }
@@ -52,11 +52,11 @@ struct Input<Event, Config> {
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum Output<Answer> {
-    /// It was handled.
+    /// The engine handled the line.
     Handled(Answer),
-    /// It was refused; nothing changed.
+    /// The engine refused the line; nothing changed.
     Refused {
-        /// Why it was refused.
+        /// The reason for the refusal.
         error: String,
         /// Number of the line in, from 1.
         line: u64,
@@ -68,11 +68,11 @@ pub(super) enum Output<Answer> {
 struct Orders<Action> {
     now_ns: Timestamp,
     actions: Vec<Action>,
-    /// When to come back with `deadline_reached`; null for never.
+    /// The time of the next `deadline_reached`; null for never.
     next_deadline_ns: Option<Timestamp>,
 }
 
-/// Runs the engine that `new` makes of a configuration between standard input and output.
+/// Runs an engine of a configuration, made by `new`, between standard input and output.
 pub(super) fn run<E, C>(options: &Options, new: impl Fn(C) -> anyhow::Result<E>) -> anyhow::Result<()>
 where
     E: Engine,
@@ -90,8 +90,7 @@ where
     filter(options.config()?, new, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())
 }
 
-/// Runs what `new` makes of a configuration, which is called and answers and has no time, between standard input and
-/// output.
+/// Runs a service of a configuration, made by `new`, between standard input and output. A service answers calls and has no time.
 pub(super) fn serve<T, C, I, O>(
     options: &Options,
     new: impl Fn(C) -> anyhow::Result<T>,
@@ -141,7 +140,7 @@ where
     })
 }
 
-/// Answers each line of `input` that `handle` has an answer for, at once: the host may wait for it.
+/// Writes the answer of `handle` to each line of `input` at once, if there is one: the host may wait for it.
 pub(super) fn lines<I: DeserializeOwned, O: Serialize>(
     input: &mut impl BufRead,
     output: &mut impl Write,
@@ -151,7 +150,7 @@ pub(super) fn lines<I: DeserializeOwned, O: Serialize>(
     loop {
         text.clear();
         line += 1;
-        // Zero bytes: the end of a journal whose daemon was killed.
+        // Zero bytes end the journal of a killed daemon.
         if input.read_until(b'\n', &mut text)? == 0 || text.first() == Some(&0) {
             return Ok(());
         }

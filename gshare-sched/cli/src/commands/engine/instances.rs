@@ -19,7 +19,7 @@ pub(super) struct Config {
     gpu: String,
     /// Its GPUs with their slices.
     gpus: Option<Vec<NodeGpu>>,
-    /// Or free slices by name, on as few GPUs as come out. By default those of one A100-80 cut as in the paper.
+    /// Or free slices by name, on as few GPUs as possible. By default the slices of one A100-80 cut as in the paper.
     free: Vec<String>,
 }
 

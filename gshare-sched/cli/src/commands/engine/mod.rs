@@ -1,13 +1,13 @@
 //! `gshare engine`: a decision engine as a filter, for hosts in any language.
 //!
 //! # Cost, and why there is no C interface
-//! `benches/scripts/filter_cost.py` measures it. On two idle CPUs of a virtual machine a round trip through the token engine
-//! takes 60 us where the same bytes through `cat` take 53 us; on CPUs that are kept busy it is 11 us and 7.5 us. So most of
-//! it is waking a sleeping process, twice. An event that no process waits for takes 2.2 us, of which deciding is some 0.5 us.
-//! A token is 10 ms long and costs two events: 1.2 % of its time where the host waits for each answer, 0.05 % where it does
-//! not; scaling and placement come once a second. A C interface would save that, and in return freeze the layout of events
-//! and actions, which grow, bring `unsafe` to the host, and take crashes and memory of two languages into one process. It
-//! becomes worth it for a host that waits for more than some thousand decisions a second; such a host can embed the crate.
+//! `benches/scripts/filter_cost.py` measures the cost. On two idle CPUs of a virtual machine a round trip through the token
+//! engine takes 60 us where the same bytes through `cat` take 53 us; on busy CPUs it is 11 us and 7.5 us. So most of it is waking
+//! a sleeping process, twice. An event without a waiting process takes 2.2 us, of which the decision takes some 0.5 us. A token
+//! is 10 ms long and costs two events: 1.2 % of its time where the host waits for each answer, and 0.05 % where it does not;
+//! scaling and placement come once a second. A C interface would save this cost. In return it would freeze the layout of events
+//! and actions, which grow, bring `unsafe` to the host, and take crashes and memory of two languages into one process. It becomes
+//! worth its price for a host with more than some thousand awaited decisions a second, and such a host can embed the crate.
 
 mod coscale;
 mod fast_scale;

@@ -11,11 +11,11 @@ use gshare_sched::place::{DiluConfig, DiluPacker};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which packer, and its settings.
+/// A packer's policy and its settings.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// Whose decisions.
+    /// The policy that decides.
     policy: Policy,
     /// Settings of the policy `max_rects`.
     max_rects: MaxRectsConfig,
@@ -44,13 +44,13 @@ enum Call {
     SetCordoned { gpu: GpuId, cordoned: bool },
     /// The GPU that `place` would choose now.
     Probe { demand: Demand },
-    /// Places a demand, on none of the GPUs in `except`.
+    /// Places a demand, on any GPU but those in `except`.
     Place {
         demand: Demand,
         #[serde(default)]
         except: Vec<GpuId>,
     },
-    /// Places a demand exactly here: what runs already.
+    /// Places the demand of a running pod exactly here.
     PlaceAt { gpu: GpuId, rectangle: Rectangle, demand: Demand },
     /// Places all or none, the large ones first.
     PlaceAll { demands: Vec<Demand> },
@@ -58,11 +58,11 @@ enum Call {
     PlaceGang { demands: Vec<Demand> },
     /// Frees a placement.
     Release { placement: PlacementId },
-    /// Every GPU and what it holds.
+    /// Every GPU and its placements.
     Show,
-    /// How to use fewer GPUs.
+    /// A plan to use fewer GPUs.
     PlanRepack { max_moves: usize },
-    /// How to empty a GPU.
+    /// A plan to empty a GPU.
     PlanDrain { gpu: GpuId },
     /// Carries a plan out: all of it, or nothing.
     Apply { plan: RepackPlan },
@@ -72,13 +72,13 @@ enum Call {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Answer {
-    /// It was done.
+    /// The call is done.
     Done { version: u64 },
     /// The GPU.
     Gpu { gpu: GpuId },
-    /// Where the demands went, in the order of the call.
+    /// The places of the demands, in the order of the call.
     Placed { placed: Vec<Placed> },
-    /// What was released.
+    /// The released placement.
     Released { placement: Placement },
     /// Every GPU.
     Gpus { gpus: Vec<Shown> },
@@ -86,7 +86,7 @@ enum Answer {
     Plan { plan: RepackPlan },
 }
 
-/// A GPU, and how full it is.
+/// A GPU and its load.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Shown {
     #[serde(flatten)]
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(lines[4]["placed"][0]["placement"]["gpu"], 1);
         assert_eq!(lines[5]["plan"]["emptied"].as_array().unwrap().len(), 1);
         assert_eq!(lines[6]["gpus"][0]["occupancy_bp"], 5_000);
-        // A plan goes back as it came.
+        // A plan goes back in the same form.
         let again = answers(&[
             json!({"call": "add_gpu", "gpu": 0, "spec": spec}),
             json!({"call": "apply", "plan": lines[5]["plan"]}),

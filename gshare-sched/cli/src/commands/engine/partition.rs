@@ -1,4 +1,4 @@
-//! `gshare engine partition`: the partitioner and the assigner have no state, so this is one question and one answer a line.
+//! `gshare engine partition`: one question and one answer a line, since the partitioner and the assigner have no state.
 
 use super::filter;
 use crate::commands::print_json;
@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Question {
-    /// What to cut.
+    /// The DAG to cut.
     dag: Dag,
-    /// What for.
+    /// The goal of the cut.
     #[serde(default)]
     goal: Goal,
     /// Model of the node's GPUs.
@@ -25,7 +25,7 @@ struct Question {
     /// Its GPUs with their slices.
     #[serde(default)]
     gpus: Option<Vec<NodeGpu>>,
-    /// Or free slices by name, on as few GPUs as come out.
+    /// Or free slices by name, on as few GPUs as possible.
     #[serde(default)]
     free: Vec<String>,
 }
@@ -33,13 +33,13 @@ struct Question {
 /// A line out.
 #[derive(Serialize, JsonSchema)]
 struct Answer {
-    /// The components that run on one slice, by stage.
+    /// The components of each slice, by stage.
     parts: Vec<Part>,
-    /// Where, part by part, and how it runs there.
+    /// Each part's slice, and its run there.
     assignment: Assignment,
-    /// The mode of the list it is from.
+    /// The mode of the pipeline's list.
     mode: Mode,
-    /// Better-ranked pipelines that did not fit.
+    /// Better-ranked pipelines without room.
     passed_over: usize,
 }
 

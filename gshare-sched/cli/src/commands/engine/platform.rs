@@ -19,7 +19,7 @@ mod tests {
         String::from_utf8(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// A deployment and a request, as a host in another language would write them.
+    /// A deployment and a request, as written by a host in another language.
     const LIFE: &str = r#"
         {"now_ns":0,"event":{"event":"device_found","gpu":0,"spec":{"node":0,"kind":0,"memory_bytes":17179869184}}}
         {"now_ns":0,"event":{"event":"function_deployed","function":0,"spec":{"work":{"inference":{"profile":{"points":[{"batch":1,"sm_basis_points":5000,"quota_basis_points":10000,"throughput_milli_rps":70000,"p50_ns":14000000,"p95_ns":17000000}]}}},"slo_ns":69000000,"memory_bytes":2147483648,"load_disk_ns":3000000000,"load_host_ns":500000000}}}

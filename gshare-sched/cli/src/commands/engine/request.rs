@@ -19,7 +19,7 @@ mod tests {
         String::from_utf8(output).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The life of a request, as a host in another language would write it.
+    /// The life of a request, as written by a host in another language.
     const LIFE: &str = r#"
         {"now_ns":0,"event":{"event":"gpu_joined","gpu":0,"kind":0,"node":0,"memory_bytes":8589934592}}
         {"now_ns":0,"event":{"event":"model_added","model":0,"memory_bytes":2147483648}}
@@ -40,7 +40,7 @@ mod tests {
         assert_eq!(action(6)["reason"], "deadline_missed");
     }
 
-    /// The bad input of hosts: each is an error that names what is wrong, and changes nothing.
+    /// Bad input of hosts: each error names its cause, and changes nothing.
     #[test]
     fn bad_input_is_a_typed_error_and_changes_nothing() {
         let before = LIFE.lines().take(5).collect::<Vec<_>>().join("\n");

@@ -193,7 +193,7 @@ impl Serve {
         device: u32,
         sharing: Sharing,
     ) -> anyhow::Result<()> {
-        // Before the store is there: a signal that comes between must not be lost.
+        // Before the store exists, so that no signal in between is lost.
         let mut signals = Signals::new([SIGTERM, SIGINT])?;
         if let Some(parent) = self.dies_with {
             set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -201,7 +201,7 @@ impl Serve {
             anyhow::ensure!(alive, "the process that started this one is gone");
         }
         let socket = config.socket.clone();
-        // Models are descriptors, of which each user may have a part. Where the system refuses more, the part is smaller.
+        // Models are descriptors, and each user may have a part of them. Where the system refuses more, the part is smaller.
         let open = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: open.maximum, ..open });
         let server = match gpu {
@@ -231,10 +231,10 @@ impl Serve {
     }
 }
 
-/// Runs the same command where it finds the simulated driver.
+/// Runs the same command in an environment with the simulated driver.
 fn simulated(mut command: std::process::Command, dir: SimulatorDir) -> anyhow::Result<()> {
     command.args(["--dies-with", &std::process::id().to_string()]);
-    // Before the child is there: a signal that comes between must not be lost.
+    // Before the child exists, so that no signal in between is lost.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let mut child = command.spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

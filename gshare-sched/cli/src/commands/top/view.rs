@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Measurements kept of each client.
 const HISTORY: usize = 60;
-/// Lines of the explanation of keys and marks, packed as the width allows.
+/// Lines of the explanation of keys and marks, packed into the width.
 const HELP: [&str; 8] = [
     "q Esc ^C end",
     "s sort by next column",
@@ -27,7 +27,7 @@ const HELP: [&str; 8] = [
     "╡ both at once",
 ];
 
-/// A column, in the order in which they stand side by side.
+/// A column, in its order from left to right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Column {
     Name,
@@ -44,7 +44,7 @@ enum Column {
 }
 
 impl Column {
-    /// The first ones stay longest where the width is too small for all.
+    /// By priority: where the width is too small for all columns, the first stay longest.
     const BY_PRIORITY: [Self; 11] = [
         Self::Name,
         Self::Used,
@@ -59,7 +59,7 @@ impl Column {
         Self::Class,
     ];
 
-    /// The head and the least width in cells: with a cell between each two, all of them need 80.
+    /// The head and the least width in cells. With a cell between neighbours, all columns need 80.
     const fn head(self) -> (&'static str, u16) {
         match self {
             Self::Name => ("NAME", 8),
@@ -108,7 +108,7 @@ impl Column {
     }
 }
 
-/// A client and its measured shares of time, the last one of now.
+/// A client and its measured shares of time, the current share last.
 #[derive(Debug)]
 struct Row {
     client: ClientSnapshot,
@@ -149,26 +149,26 @@ impl Row {
     }
 }
 
-/// The screen: clients with their history, which one is selected, how they are sorted, and how far down the table is.
+/// The screen: clients with their history, the selection, the order, and the scroll position of the table.
 #[derive(Debug)]
 pub(super) struct View {
     colour: bool,
     snapshot: Option<Snapshot>,
-    /// The last failure to ask the daemon; gone with the next answer.
+    /// The last failure to ask the daemon, until the next answer.
     failure: Option<String>,
     rows: Vec<Row>,
     sort: Column,
     reversed: bool,
     selected: Option<ClientId>,
-    /// Rows above the first one that is shown.
+    /// Rows above the first visible row.
     offset: usize,
-    /// Rows shown at once when last drawn.
+    /// Visible rows at the last drawing.
     page: usize,
     help: bool,
 }
 
 impl View {
-    /// A view of nothing yet; colours nothing without `colour`.
+    /// A view before the first snapshot; without `colour` it draws no colours.
     pub(super) fn new(colour: bool) -> Self {
         Self {
             colour,
@@ -184,8 +184,8 @@ impl View {
         }
     }
 
-    /// Takes over what the daemon says now. A share is measured since the time before; with another run of the daemon,
-    /// whose ids are others', measuring begins again.
+    /// Takes over the daemon's current snapshot. A share is measured since the snapshot before. With another run of the daemon,
+    /// measuring begins again, since its ids belong to other clients.
     pub(super) fn update(&mut self, mut snapshot: Snapshot) {
         let before = self
             .snapshot
@@ -215,7 +215,7 @@ impl View {
         self.order();
     }
 
-    /// Says that the daemon did not answer; what was shown stays.
+    /// Shows the daemon's failure to answer; the last snapshot stays on the screen.
     pub(super) fn fail(&mut self, why: &str) {
         self.failure = why.lines().next().map(str::to_owned);
     }
@@ -257,7 +257,7 @@ impl View {
         });
     }
 
-    /// The first row while none is selected.
+    /// The selected row, or the first row without a selection.
     fn selected_row(&self) -> usize {
         self.rows.iter().position(|row| Some(row.client.client) == self.selected).unwrap_or(0)
     }
@@ -266,7 +266,7 @@ impl View {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// Draws all of it: what the daemon is, a line for each GPU, the table, the selected client, keys.
+    /// Draws the whole screen: the daemon, a line for each GPU, the table, the selected client, keys.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let mut page = Page { buffer: frame.buffer_mut(), width: area.width, height: area.height };
@@ -337,7 +337,7 @@ impl View {
         lines
     }
 
-    /// Facts of the selected client for which the table has no column.
+    /// Facts of the selected client without a column in the table.
     fn detail(&self) -> Option<String> {
         let client = &self.rows.get(self.selected_row())?.client;
         let scaled = client.scaled_limit.map(|limit| format!(", at most {} now", percent(limit)));
@@ -371,7 +371,7 @@ impl View {
         lines
     }
 
-    /// The head and as many rows as fit from line `top` to before line `bottom`, the selected one among them.
+    /// The head and as many rows as fit from line `top` to before line `bottom`, the selected row among them.
     fn table(&mut self, page: &mut Page<'_>, top: u16, bottom: u16) {
         self.page = usize::from(bottom - top - 1).max(1);
         let selected = self.selected_row();
@@ -405,11 +405,11 @@ impl View {
         }
     }
 
-    /// Draws used time as a bar over the whole of the time, with marks where the request and the limit end.
+    /// Draws used time as a bar over the whole of the time, with marks at the ends of the request and the limit.
     fn bar(&self, page: &mut Page<'_>, (x, y): (u16, u16), width: u16, row: &Row) {
         let (request, limit) = (row.client.quota_request, row.client.quota_limit);
         let used = row.used();
-        // The limit is enforced over a window that differs from the one of the measurement.
+        // The limit's window differs from the measurement's window.
         let colour = if used > limit + 0.02 {
             Color::Red
         } else if used > request {
@@ -417,7 +417,7 @@ impl View {
         } else {
             Color::Green
         };
-        // The cell in which a share ends.
+        // The cell at the end of a share.
         let mark = |share: f64| {
             let part = |cell: &u16| f64::from(*cell) < share * f64::from(width) - 1e-9;
             (0..width).take_while(part).last().unwrap_or(0)
@@ -436,7 +436,7 @@ impl View {
     }
 }
 
-/// A buffer of `width` x `height` cells; nothing is written outside of it.
+/// A buffer of `width` x `height` cells; all writes stay inside it.
 struct Page<'a> {
     buffer: &'a mut Buffer,
     width: u16,
@@ -444,7 +444,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Writes a text into `width` cells; one that is wider ends with `…`. Control characters are shown as escapes.
+    /// Writes a text into `width` cells; a wider text ends with `…`. Control characters are shown as escapes.
     fn put(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) {
         let width = width.min(self.width.saturating_sub(x));
         if y >= self.height || width == 0 {
@@ -476,7 +476,7 @@ fn columns(width: u16, rows: &[Row]) -> Vec<(Column, u16, u16)> {
     }
     let longest = rows.iter().map(|row| Span::raw(row.client.name.as_str()).width()).max().unwrap_or(0);
     let longest = u16::try_from(longest).unwrap_or(u16::MAX);
-    // The rest of the width goes to these, in this order.
+    // These columns share the rest of the width, in this order.
     for (column, most) in [
         (Column::Bar, 20),
         (Column::Name, longest.min(24)),
@@ -545,12 +545,12 @@ fn time(time: Duration) -> String {
     short(time.as_nanos(), &UNITS)
 }
 
-/// At most three digits of the largest unit, of which there is about one or more: `0B`, `1.5G`, `120ms`.
+/// At most three digits of the largest unit with a value of about one or more: `0B`, `1.5G`, `120ms`.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn short(value: u64, units: &[(u64, &str)]) -> String {
     let (value, smallest) = (value as f64, units[0]);
     let in_unit = |unit: u64| value / unit as f64;
-    // Above 0.976 of a unit the next smaller one would need a fourth digit, where it is 1024 of them.
+    // Above 0.976 of a unit the next smaller unit would need a fourth digit, at a factor of 1024.
     let largest = units.iter().rev().find(|(unit, _)| in_unit(*unit) >= 0.976);
     let &(unit, name) = largest.unwrap_or(&smallest);
     let n = in_unit(unit);

@@ -3,7 +3,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use serde_json::{Value, json};
 
-/// A client on GPU 0, as the daemon tells it.
+/// A client on GPU 0, as in the daemon's snapshot.
 fn client(slot: u32, name: &str, (request, limit): (f64, f64), measured: f64) -> Value {
     json!({
         "client": u64::from(ClientId::new(slot, 1)), "name": name, "pid": 100 + slot, "uid": 1000,
@@ -14,7 +14,7 @@ fn client(slot: u32, name: &str, (request, limit): (f64, f64), measured: f64) ->
     })
 }
 
-/// The daemon `seconds` after its start.
+/// The daemon's snapshot `seconds` after its start.
 fn snapshot(seconds: u64, clients: &[Value]) -> Snapshot {
     serde_json::from_value(json!({
         "now_ns": seconds * 1_000_000_000, "epoch": 1, "pid": 42, "version": "0.1.0",
@@ -28,7 +28,7 @@ fn snapshot(seconds: u64, clients: &[Value]) -> Snapshot {
     .unwrap()
 }
 
-/// Alice with a class, bob who holds the token, and a team of two processes that share one request.
+/// Alice with a class, bob with the token, and a team of two processes with one shared request.
 fn four() -> Vec<Value> {
     let mut four = vec![
         client(0, "alice", (0.3, 0.8), 0.55),
@@ -79,7 +79,7 @@ fn row<'a>(lines: &'a [String], name: &str) -> &'a str {
     lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {lines:#?}"))
 }
 
-/// The names of the table, from above.
+/// The names of the table, from top to bottom.
 fn names(view: &mut View) -> Vec<String> {
     let lines = lines(view, 80, 24);
     let rows = lines.iter().skip_while(|line| !line.starts_with("NAME")).skip(1);
@@ -177,7 +177,7 @@ fn shares_are_measured_between_answers_and_60_of_them_are_kept() {
     let mut used = 0_u64;
     for second in 0..70 {
         let mut alice = client(0, "alice", (0.3, 0.8), 0.9);
-        // Half of each fourth second.
+        // The client uses half of each fourth second.
         used += if second % 4 == 3 { 500_000_000 } else { 0 };
         alice["total_used_ns"] = used.into();
         view.update(snapshot(second, &[alice]));
@@ -251,7 +251,7 @@ fn control_characters_are_never_drawn() {
     let mut view = view(&[one]);
     view.fail(evil);
     for (width, height) in [(120, 30), (80, 24), (40, 10)] {
-        // Control characters fail the test as the lines are taken.
+        // Taking the lines fails the test at a control character.
         let text = lines(&mut view, width, height).concat();
         assert!(!text.contains('\u{202e}') && text.contains("\\u{1b}"), "{text}");
     }
