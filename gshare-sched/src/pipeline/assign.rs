@@ -16,7 +16,7 @@ const EXACT_GPUS: usize = 10;
 /// 1. Each part gets a profile: among all ways with the least sum of the parts' times, the way with the least memory left over.
 ///    For stages in sequence the sum is the latency. Where parts run side by side (a spread fork, an acyclic quotient) the sum
 ///    stands in for it, but the reported latency and the SLO check use the real latency.
-/// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs, from the set whose fragmentation grows least.
+/// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs, from the set with the least growth of fragmentation.
 ///    The **fragmentation** of a GPU is, summed over all profiles, the idle memory slices that cannot form slices of the
 ///    profile because of their positions.
 /// 3. With [`Goal::carve`] a pipeline that does not fit is tried with the idle memory of one GPU cut into each possible

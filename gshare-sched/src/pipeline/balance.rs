@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(balance(&[1, 3]).cmp_cv(&balance(&[1_000, 3_000])), Ordering::Equal, "CV has no unit");
         assert!(balance(&[1, 3]) > balance(&[2, 3]));
         assert!(balance(&[5]) < balance(&[5, 5]), "fewer stages first");
-        // Two balances whose CVs are equal as doubles.
+        // Two balances with CVs that are equal as doubles.
         let (near, far) = (balance(&[1 << 40, (1 << 40) + 1]), balance(&[1 << 40, (1 << 40) + 2]));
         assert_eq!(near.cmp_cv(&far), Ordering::Less);
         let hour = gshare_core::dag::MAX_TIME.as_nanos();

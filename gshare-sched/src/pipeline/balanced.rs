@@ -50,7 +50,7 @@ pub(super) struct Balanced {
     begun: bool,
 }
 
-/// A segment whose branches may run side by side.
+/// A segment with branches that may run side by side.
 #[derive(Debug, Clone)]
 struct Fork {
     /// The segment's first ideal; it ends at the next.

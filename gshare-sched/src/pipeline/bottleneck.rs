@@ -75,7 +75,7 @@ type Parts = Vec<(ComponentSet, usize)>;
 #[derive(Debug)]
 struct Spread {
     parts: Parts,
-    /// Slices used, by offer, and what they add to a code.
+    /// Slices used, by offer, and their contribution to a code.
     used: Vec<usize>,
     adds: usize,
     stage: Stage,

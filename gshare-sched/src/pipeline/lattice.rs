@@ -35,7 +35,7 @@ impl Lattice {
         &self.steps[self.first[ideal] as usize..self.first[ideal + 1] as usize]
     }
 
-    /// The graph of `mode`; with `connected`, only stages whose components hang together by edges.
+    /// The graph of `mode`; with `connected`, only stages with components connected by edges.
     pub(super) fn new(
         dag: &Dag,
         mode: Mode,

@@ -18,7 +18,7 @@ pub enum Mode {
     SeriesCut,
     /// Stages are the steps of a chain of down-sets: every edge goes forward, and the stages run one after another.
     IdealChain,
-    /// Stages are the blocks of any partition whose quotient is acyclic, and independent stages run side by side. The ideal
+    /// Stages are the blocks of any partition with an acyclic quotient, and independent stages run side by side. The ideal
     /// chains are listed without chains that differ only in the order of independent stages.
     AcyclicQuotient,
 }
@@ -86,7 +86,7 @@ gshare_core::config! {
     pub struct Goal {
         /// Batch size, as in the profiles. 1: requests as they come.
         pub batch: u32 = 1, with_batch;
-        /// Slice profile whose times the CV is computed from. By default the first component's first profile that all
+        /// Slice profile that supplies the times for the CV. By default the first component's first profile that all
         /// components have (the paper does not name its reference).
         pub reference: Option<String> = None;
         /// The longest latency of a pipeline. By default any.

@@ -4,7 +4,7 @@
 use crate::pipeline::RouteAction;
 use gshare_core::{ConfigError, Duration, Timestamp};
 
-/// The treatment of requests whose answer would come too late.
+/// The treatment of requests that cannot be answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

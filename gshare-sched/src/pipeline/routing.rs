@@ -183,7 +183,7 @@ impl Function {
 /// each event looks at all instances of its function.
 type Entry = (u64, bool, i128, InstanceId);
 
-/// The entry of an instance whose place must be computed before all known entries.
+/// The entry of an instance with an unknown place, before all known entries.
 const fn unknown(instance: InstanceId) -> Entry {
     (0, false, i128::MIN, instance)
 }

@@ -1,4 +1,4 @@
-//! The functions whose weights are in each node's host memory.
+//! The functions with weights in each node's host memory.
 //!
 //! An instance that finds its function's weights in host memory loads in a fraction of the time (GPU-enabled FaaS, section III-D;
 //! FluidFaaS, section 5.3: "warm"). Weights are there from the first ready instance on the node until other weights need the memory

@@ -11,7 +11,7 @@
 //! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a pipeline, the workers of
 //!   a training job, or the devices of a spread model. A **parked** instance has its device state in host memory, and its process lives;
 //! - **pool**: the devices of one regime with the engines that share them: a [`Pool`];
-//! - **held**: a request whose tenant is at a limit or whose function has no profile yet. All others are in their functions' pools.
+//! - **held**: a request of a tenant at its limit, or of a function without a profile so far. All others are in their functions' pools.
 //!
 //! # Life of an instance
 //! ```text
@@ -92,7 +92,7 @@ crate::settings_table::settings! {
     }
 }
 
-/// Time until another attempt at a kept instance whose start failed. 10 s: a process with an immediate failure takes no more
+/// Time until another attempt at a kept instance after a failed start. 10 s: a process with an immediate failure takes no more
 /// than a per cent or so of its device.
 const START_AGAIN: Duration = Duration::from_secs(10);
 

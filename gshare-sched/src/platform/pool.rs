@@ -23,7 +23,7 @@ pub enum PoolEvent {
         /// The new limits.
         limits: TenantLimits,
     },
-    /// A function whose instances the pool manages from now on. An inference function has its profile.
+    /// A function for the pool to manage from now on. An inference function has its profile.
     FunctionAdded {
         function: FunctionId,
         /// The specification of the function.

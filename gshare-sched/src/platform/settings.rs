@@ -125,7 +125,7 @@ impl FractionalSettings {
 pub struct PlatformSettings {
     /// Settings of the platform itself.
     pub platform: PlatformConfig,
-    /// Settings for devices whose time and SMs are shared out.
+    /// Settings for devices with shared time and SMs.
     pub fractional: FractionalSettings,
     /// Settings for devices with MIG slices.
     pub sliced: SlicedConfig,

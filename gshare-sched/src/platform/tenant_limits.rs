@@ -53,7 +53,7 @@ impl Tenant {
 pub(super) struct Tenants {
     window: Duration,
     tenants: BTreeMap<TenantId, Tenant>,
-    /// Tenants whose line waits for the end of their window.
+    /// Tenants with a line that waits for the end of their window.
     throttled: BTreeSet<(Timestamp, TenantId)>,
 }
 
@@ -121,7 +121,7 @@ impl Tenants {
         Some(request)
     }
 
-    /// The next tenant whose window has ended.
+    /// The next tenant with an ended window.
     pub(super) fn pop_released(&mut self, now: Timestamp) -> Option<TenantId> {
         let &(at, tenant) = self.throttled.first().filter(|(at, _)| *at <= now)?;
         self.throttled.remove(&(at, tenant));

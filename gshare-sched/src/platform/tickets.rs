@@ -123,7 +123,7 @@ impl Tickets {
         Some(held)
     }
 
-    /// A waiting request whose deadline is at or before `now`.
+    /// A waiting request with a deadline at or before `now`.
     pub(super) fn expired(&self, now: Timestamp) -> Option<RequestId> {
         self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, request)| *request)
     }

@@ -276,7 +276,7 @@ mod tests {
             literal[key] = (fade(literal[key]) + 1.0, now);
             let least = (0..8).min_by(|&a, &b| fade(literal[a]).total_cmp(&fade(literal[b]))).unwrap();
             let chosen = order.victim().unwrap() as usize;
-            // The approximation may prefer an instance whose score is within a sixth.
+            // The approximation may prefer an instance with a score within a sixth.
             assert!(fade(literal[chosen]) < fade(literal[least]) * 1.6 + 1e-9);
             compared += usize::from(chosen == least);
         }

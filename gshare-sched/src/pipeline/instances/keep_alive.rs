@@ -1,7 +1,7 @@
 //! How long a function stays warm after its last request.
 //!
 //! # Problem
-//! Ten minutes for all functions (FluidFaaS, section 5.3) keep an hourly function warm in vain, and lose a function whose requests come
+//! Ten minutes for all functions (FluidFaaS, section 5.3) keep an hourly function warm in vain, and lose a function with requests
 //! every eleven minutes. The gaps between a function's requests predict the next request.
 //!
 //! # Algorithm

@@ -497,7 +497,7 @@ impl Keeper {
         Some(last.saturating_add(first.unwrap_or_default().max(self.config.window)))
     }
 
-    /// Ends the keep-alives whose time is over.
+    /// Ends the keep-alives that are over.
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
         while let Some(&(at, function)) = self.expiries.first() {
             if at > now {
@@ -579,7 +579,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends the windows and keep-alives whose time is over at `now`.
+    /// Ends the windows and keep-alives that are over at `now`.
     fn advance(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
         while let Some(end) = self.window_ends
             && end <= now

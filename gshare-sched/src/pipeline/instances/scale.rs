@@ -331,7 +331,7 @@ impl Keeper {
         self.drain(instance, InstanceReason::Reclaimed { function }, actions);
     }
 
-    /// An exclusive instance whose slices suit `id` and whose function needs it clearly less.
+    /// An exclusive instance with slices that suit `id`, of a function that needs it clearly less.
     ///
     /// Such a function is not short now and can spare an instance, or would still be less than a third as far behind without
     /// it. ([`InstanceEvent::Short`](crate::pipeline::InstanceEvent::Short) says how far a function is behind; a function

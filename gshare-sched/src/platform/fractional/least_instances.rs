@@ -41,13 +41,13 @@ impl FractionalPool {
             }
         }
         let unmet = PoolAction::Unmet { function };
-        // This list has each point without room.
+        // Each point without room comes here, and one `Unmet` is enough.
         if !actions.contains(&unmet) {
             actions.push(unmet);
         }
     }
 
-    /// Tells the scaler the function's bounds; it starts missing instances at a point that was not refused.
+    /// Tells the scaler the function's bounds; the scaler starts missing instances at a point that was not refused.
     pub(super) fn tell_bounds(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let (min_instances, max_instances) = (of.least(), of.spec.max_instances);

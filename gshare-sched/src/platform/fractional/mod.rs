@@ -1,4 +1,4 @@
-//! Devices whose time and SMs are shared out: the pool of FaST-GShare and Dilu.
+//! Devices with shared time and SMs: the pool of FaST-GShare and Dilu.
 //!
 //! # Problem
 //! A function has a profile and a load. The horizontal scaler decides the number and size of its instances, and the packer their places.
@@ -185,7 +185,7 @@ pub struct FractionalPool {
     timers: Timers<Timer>,
     cache: HostCache,
     next: u64,
-    /// Functions whose requests may find an instance now.
+    /// Functions with requests that may find an instance now.
     to_serve: BTreeSet<FunctionId>,
     /// Whether an instance left a device since the last search for room.
     room_changed: bool,

@@ -12,7 +12,7 @@ crate::settings_table::settings! {
         /// The longest wait of a request. 60 s: a gateway's own time-out.
         #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
         pub max_wait: Duration = Duration::from_secs(60), with_max_wait;
-        /// Most dispatches of a request whose instances end, before it is rejected. 3.
+        /// Most dispatches of a request before it is rejected, if its instances end each time. 3.
         pub max_attempts: u8 = 3, with_max_attempts;
         /// How long after its SLO a late request waits behind requests of its function that can be in time, while more requests
         /// wait than are served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and

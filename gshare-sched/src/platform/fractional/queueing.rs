@@ -62,7 +62,7 @@ impl FractionalPool {
         self.activate(function, actions);
     }
 
-    /// Gives a called function its first instance.
+    /// Gives a called function without instances its first.
     fn activate(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(counts) = self.scaler.instances(function) else { return };
         let Some(of) = self.functions.get_mut(&function) else { return };

@@ -6,7 +6,7 @@
 //!
 //! # Algorithm
 //! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool names each instance once and for all, and
-//!    maps the name to the keeper's own name on the instance's node.
+//!    maps the name to the keeper's own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
 //! 2. **A request** goes to the router with the earlier of its SLO and its deadline, and to one keeper: on the first node with instances
 //!    of its function, else on a node that the function fits. A dispatch on another node is told to the keeper there, so that each keeper
 //!    knows the use of its instances.
@@ -27,11 +27,11 @@
 //!
 //! # Invariants
 //! Keepers, router and pool agree on instances, homes and requests; the residents of a slice, parking instances included, fit its memory;
-//! an owned slice has one instance; at the last check no node could start what a function still lacks of its minimum.
+//! an owned slice has one instance; at the last check no node could start an instance still missing from a minimum.
 //!
 //! # Cost
 //! The router's and the keeper's cost for an event; O(instances) for a shortage; a plan per function and node for a joined or lost
-//! device; at an instance's end O(its nodes and instances) per function below its minimum. A node's last device takes its gaps along.
+//! device; at an instance's end O(its nodes and instances) per function below its minimum.
 //!
 //! # Limits
 //! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the host learns `Unmet`. The default keepers let a minimum wait
@@ -203,7 +203,7 @@ struct Function {
     instances: BTreeSet<InstanceId>,
     /// Time of the last shortage, and the number of shortages in a row.
     short: Option<(Timestamp, usize)>,
-    /// Nodes whose keeper has no slices for the function; then whether the host was told that no node has any, and at which
+    /// Nodes with a keeper that has no slices for the function; then whether the host was told that no node has any, and at which
     /// version of the pool.
     unmet: BTreeSet<NodeId>,
     told_unmet: bool,

@@ -199,7 +199,7 @@ impl WholePool {
         }
     }
 
-    /// Gives up the rest of removed functions: requests of gone instances, and functions without instances.
+    /// Gives up the rest of removed functions: requests of gone instances, and instances without requests.
     pub(super) fn end_removed(&mut self, actions: &mut Vec<PoolAction>) {
         for function in self.ending.clone() {
             for request in self.tickets.waiting_of(function) {

@@ -16,7 +16,7 @@
 //! `Dropped`. A function is one model, numbered by the pool, since a function's name may return with other memory.
 //!
 //! **A minimum** of 1: a request without a caller makes the scheduler load the model where it suits best. The pool pins the copy there
-//! and answers the request at once. A lost copy is loaded and pinned again, after failed loads in ten seconds. The host learns `Unmet`
+//! and answers the request at once. A lost copy is loaded and pinned again, or ten seconds after a failed load. The host learns `Unmet`
 //! when no device has room beside the copies kept for others, or the tenant may not have the memory, but not while a device is busy.
 //!
 //! **A maximum** is left to the scheduler ([`RequestEvent::ModelLimited`]), which alone knows the alternatives of a request without a new

@@ -306,7 +306,7 @@ fn bounded(max_instances: u32) -> PoolEvent {
     PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
 }
 
-/// Load balancing loads a copy for each request whose device is busy.
+/// Load balancing loads a copy for each request to a busy device.
 #[test]
 fn no_more_copies_start_than_a_function_may_have() {
     let config = SchedulerConfig::paper(crate::request::Policy::LoadBalance);
