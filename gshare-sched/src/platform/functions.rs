@@ -34,7 +34,7 @@ pub struct FunctionStats {
     pub rejected: u64,
     /// Number of started instances.
     pub starts: u64,
-    /// Number of times no device could hold the next instance.
+    /// Number of times no device had the resources for the next instance.
     pub unmet: u64,
 }
 

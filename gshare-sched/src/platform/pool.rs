@@ -78,7 +78,7 @@ pub enum PoolEvent {
 pub enum PoolAction {
     /// An order for the host, with the pool's own names of instances. A pool orders no `Profile`.
     Order(PlatformAction),
-    /// No device of the pool could hold the function's next instance even when idle. Repeated only after a change.
+    /// No device of the pool has the resources for the function's next instance, busy devices aside. Repeated only after a change.
     Unmet { function: FunctionId },
 }
 
