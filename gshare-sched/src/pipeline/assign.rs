@@ -13,14 +13,14 @@ const EXACT_GPUS: usize = 10;
 
 /// Assigns slices so that the node's idle memory stays useful.
 ///
-/// 1. Each part gets a profile: of all ways, one with the least sum of the parts' times, then the least memory left
-///    over. For stages one after another that sum is the latency; where parts run side by side (a spread fork, an
-///    acyclic quotient) it stands in for it, and the latency reported and held against the SLO is the real one.
-/// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs from the one whose fragmentation grows
-///    least. **Fragmentation** of a GPU: over all profiles, the idle memory slices that cannot be had as slices of that
-///    profile because of where they lie.
-/// 3. With [`Goal::carve`] a pipeline that does not fit is tried with the idle memory of one GPU cut into each multiset
-///    of slices there can be; the least latency wins, then the fewest new slices.
+/// 1. Each part gets a profile: among all ways with the least sum of the parts' times, the way with the least memory left over.
+///    For stages in sequence the sum is the latency. Where parts run side by side (a spread fork, an acyclic quotient) the sum
+///    stands in for it, but the reported latency and the SLO check use the real latency.
+/// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs, from the set with the least growth of fragmentation.
+///    The **fragmentation** of a GPU is, summed over all profiles, the idle memory slices that cannot form slices of the
+///    profile because of their positions.
+/// 3. With [`Goal::carve`] a pipeline that does not fit is tried with the idle memory of one GPU cut into each possible
+///    multiset of slices; the least latency wins, then the fewest new slices.
 ///
 /// # Cost
 /// O(p² t²) for p parts on t profiles with free slices, then 2^g sets of g <= 10 GPUs.
@@ -67,7 +67,7 @@ fn fit(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assig
     Ok(assignment)
 }
 
-/// Memory and time that each part needs on each offer, if it fits.
+/// Each part's need of memory and time on each offer, where it fits.
 fn needs(
     dag: &Dag,
     goal: &Goal,
@@ -103,7 +103,7 @@ fn cheapest(needs: &[Vec<Option<Need>>], offers: &[Offer]) -> Option<Vec<usize>>
     let mut chosen: Vec<usize> = Vec::with_capacity(needs.len());
     let mut free: Vec<u32> = offers.iter().map(|offer| offer.count).collect();
     for part in 0..needs.len() {
-        // Least cost of taking one more slice of each offer, and the move that precedes it.
+        // Least cost of one more slice of each offer, with the move before it.
         let mut least: Vec<Option<i128>> = (0..offers.len()).map(|offer| cost(part, offer)).collect();
         let mut moved: Vec<Option<usize>> = vec![None; offers.len()];
         for _ in 0..offers.len() {
@@ -210,8 +210,8 @@ fn wants(offers: &[Offer], wanted: &[u32], profile: gshare_core::ProfileId) -> b
     offers.iter().zip(wanted).any(|(offer, &wanted)| wanted > 0 && offer.profile == profile)
 }
 
-/// Sets of GPUs that have the slices wanted, as bit masks. Of GPUs with the same idle and the same free slices a set has
-/// the first ones only: the others would come out the same, and later.
+/// Sets of GPUs with the wanted slices, as bit masks. Among GPUs with the same idle and free slices a set takes the first:
+/// other choices would give the same result, only later.
 fn distinct_sets(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu]) -> Vec<u32> {
     let mut before = vec![0u32; gpus.len()];
     let mut has = Vec::with_capacity(gpus.len());
@@ -234,7 +234,7 @@ fn distinct_sets(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu
     (1..1u32 << gpus.len()).filter(|&set| first(set) && suffices(set)).collect()
 }
 
-/// GPUs, each the one that covers most of what is still wanted, until all is covered.
+/// GPUs in greedy order: each covers most of the remaining demand, until the demand is met.
 fn most_useful<'a>(gpus: &[&'a NodeGpu], offers: &[Offer], wanted: &[u32]) -> Vec<&'a NodeGpu> {
     let (mut rest, mut left, mut chosen) = (gpus.to_vec(), wanted.to_vec(), Vec::new());
     let has = |gpu: &NodeGpu, offer: &Offer| {
@@ -255,8 +255,8 @@ fn most_useful<'a>(gpus: &[&'a NodeGpu], offers: &[Offer], wanted: &[u32]) -> Ve
     chosen
 }
 
-/// Slices of each offer from these GPUs, large profiles first, each where fragmentation grows least; `None` when they
-/// have not enough. Answers the growth too.
+/// Slices of each offer from these GPUs, large profiles first, each where fragmentation grows least, and the growth; `None`
+/// when the GPUs have too few slices.
 fn take(
     node: &Node,
     offers: &[Offer],
@@ -309,7 +309,7 @@ impl Lost {
     }
 }
 
-/// Over all profiles: idle memory slices that could be whole slices of it by their number, but are not by their place.
+/// Over all profiles: idle memory slices that suffice for slices of the profile by number, but not by position.
 fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
     let lost = |profile: &crate::mig::MigProfile| {
         let by_number =
@@ -338,7 +338,7 @@ fn carve(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Option<Ass
     let mut best: Option<(_, Assignment)> = None;
     for (place, gpu) in node.gpus().iter().enumerate() {
         let idle = node.idle(gpu);
-        // GPUs with the same idle slices and the same free ones differ in nothing but their number.
+        // GPUs with the same idle and free slices differ only in their number.
         if idle == 0 || !seen.insert((idle, gpu.free.clone())) {
             continue;
         }

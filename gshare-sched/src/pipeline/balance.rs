@@ -3,7 +3,12 @@
 use core::cmp::Ordering;
 use gshare_core::Duration;
 
-/// How well the times of a pipeline's stages are balanced. Orders by CV, then by fewer stages.
+/// The balance of a pipeline's stages by their times; ordered by CV, then by fewer stages.
+///
+/// With the times `t` of `k` stages, `T = sum t` and `S = sum t²`:
+/// ```text
+/// mean = T/k      var = S/k - (T/k)²      CV² = var / mean² = k*S / T² - 1
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Balance {
@@ -16,7 +21,7 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// The balance of `stages` stages whose times add up to `total` and their squares to `squares`; none is 0.
+    /// The balance of `stages` stages from the sum of their times and of the squares of their times; all three are above 0.
     pub const fn new(stages: u32, total: u64, squares: u128) -> Self {
         Self { stages, total, squares }
     }
@@ -67,8 +72,8 @@ impl PartialOrd for Balance {
     }
 }
 
-/// Compares two fractions without multiplying: by whole part, then the reciprocals of what is left (Euclid). A
-/// denominator of 0 counts as infinity.
+/// Compares two fractions without multiplying: by whole part, then by the reciprocals of the rest (Euclid). A denominator of 0
+/// counts as infinity.
 fn cmp_fractions((mut a, mut b): (u128, u128), (mut c, mut d): (u128, u128)) -> Ordering {
     let mut flipped = false;
     loop {
@@ -81,7 +86,7 @@ fn cmp_fractions((mut a, mut b): (u128, u128), (mut c, mut d): (u128, u128)) -> 
         if order != Ordering::Equal {
             return if flipped { order.reverse() } else { order };
         }
-        // a/b = q + r/b: compare r/b with r'/d, that is d/r' with b/r.
+        // a/b = q + r/b: r/b and r'/d compare as d/r' and b/r do.
         (a, b, c, d) = (b, a % b, d, c % d);
         flipped = !flipped;
     }
@@ -102,7 +107,7 @@ mod tests {
         assert_eq!(balance(&[1, 3]).cmp_cv(&balance(&[1_000, 3_000])), Ordering::Equal, "CV has no unit");
         assert!(balance(&[1, 3]) > balance(&[2, 3]));
         assert!(balance(&[5]) < balance(&[5, 5]), "fewer stages first");
-        // Two that differ by less than a double can tell.
+        // Two balances with CVs that are equal as doubles.
         let (near, far) = (balance(&[1 << 40, (1 << 40) + 1]), balance(&[1 << 40, (1 << 40) + 2]));
         assert_eq!(near.cmp_cv(&far), Ordering::Less);
         let hour = gshare_core::dag::MAX_TIME.as_nanos();

@@ -1,4 +1,31 @@
 //! Pipelines by coefficient of variation, listed lazily.
+//!
+//! # Algorithm
+//! On one reference slice the stages' times add up to the same total for every cut. For a given number `k` of stages the CV therefore
+//! grows with the sum of squares alone, which is the length of a path in the graph of ideals. For every `k` the recursive enumeration
+//! of k-best paths (Jiménez and Marzal, 1999) lists the paths of exactly `k` steps, shortest first: a node knows its shortest ways to
+//! the end so far and one candidate per step. The next best way is the smallest candidate, and the next best way of the node it leads
+//! to replaces that candidate. A heap over `k` on `k * squares` merges the lists.
+//!
+//! Paths are compared by (sum of squares, hand-offs, first step, rank of the rest). At every node this is exactly the order by cost and
+//! then by cuts, so ties cost nothing. Spreading a set of forks changes the total and fixes those stages: each set has a graph of its
+//! own, and the lists are merged by the exact fraction.
+//!
+//! Among chains that differ only in the order of independent stages [`Mode::AcyclicQuotient`](super::Mode::AcyclicQuotient) keeps the
+//! first, the lexicographic normal form: no stage comes after a larger one that it could precede. Every tail of a normal form is a
+//! normal form, so the enumeration drops the other chains as soon as two parts join.
+//!
+//! # Example
+//! A chain of 2, 3, 4 and 1 ms: `T` = 10. One stage has CV 0 and comes first. Two stages: 5|5 has squares 50 and `k*S` = 100 = `T²`,
+//! again CV 0, and comes second with its additional stage; 2|8 has 68, 9|1 has 82. Three: 2|3|5 has 38, `k*S` = 114, CV sqrt(0.14) =
+//! 0.37; 5|4|1 42; 2|7|1 54. Four stages: 30, 120, CV 0.45. Order: whole, 5|5, 2|3|5, 2|3|4|1, 5|4|1, 2|8, 2|7|1, 9|1.
+//!
+//! # Differences from the paper
+//! - The paper gives neither the reference slice, nor the kind of standard deviation, nor the ties. Here the slice is any slice for
+//!   which all components have a profile, the deviation is the population's, and ties go as above. The sample deviation would change
+//!   the order between numbers of stages, but not the order within one.
+//! - A component is comparable with every other exactly when it lies on every path of the DAG without its transitive edges.
+//! - Branches inside a fork stay whole under series cuts; the other modes cut them.
 
 use super::lattice::{self, Lattice, Step, index};
 use crate::pipeline::{Balance, Part, Pipeline};
@@ -7,7 +34,7 @@ use gshare_core::dag::{ComponentSet, Dag};
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
-/// The most forks that are tried both ways; there is a graph for every set of them.
+/// The most forks to try both ways, since every set of forks has its own graph.
 const MAX_FORKS: usize = 6;
 
 /// All pipelines of a graph, by (CV, stages, hand-off, cuts, spread).
@@ -19,11 +46,11 @@ pub(super) struct Balanced {
     heap: BinaryHeap<Reverse<Entry>>,
     max_stages: usize,
     side_by_side: bool,
-    /// Lists of two stages and more are begun after the first result, which is the whole.
+    /// False until the first result, which is the whole: lists of two and more stages begin after it.
     begun: bool,
 }
 
-/// A segment whose branches may run side by side.
+/// A segment with branches that may run side by side.
 #[derive(Debug, Clone)]
 struct Fork {
     /// The segment's first ideal; it ends at the next.
@@ -38,7 +65,7 @@ struct Fork {
 struct Entry {
     balance: Balance,
     hand: u64,
-    /// Compared only between graphs; empty where there is one.
+    /// Cuts to compare pipelines of different graphs; empty with a single graph.
     cuts: Vec<u32>,
     search: usize,
     way: u32,
@@ -62,8 +89,8 @@ impl PartialOrd for Entry {
 }
 
 impl Balanced {
-    /// `times`: the expected time of each component on the reference slice, in ns. `normal`: only normal forms, whose
-    /// stages run side by side. `spread`: try forks both ways (for the graph of series cuts).
+    /// A list over `times`, the expected time in ns of each component on the reference slice. With `normal` it has only normal
+    /// forms, whose stages may run side by side; with `spread` it tries forks both ways (for the graph of series cuts).
     pub(super) fn new(
         dag: &Dag,
         lattice: Lattice,
@@ -99,7 +126,7 @@ impl Balanced {
     }
 }
 
-/// The first pipeline of `stages` stages of a graph, or the one after another, if there is one.
+/// The pipeline of `stages` stages that follows `after` in its graph, or the first of them.
 fn entry(searches: &mut [Search], search: usize, stages: usize, after: Option<u32>) -> Option<Entry> {
     let alone = searches.len() == 1;
     let found = &mut searches[search];
@@ -143,7 +170,7 @@ impl Iterator for Balanced {
     type Item = Pipeline;
 
     fn next(&mut self) -> Option<Pipeline> {
-        // No CV is below 0 and none has fewer stages, so the whole on one slice needs no other list.
+        // No CV is below 0 and no pipeline has fewer stages, so the whole on one slice needs no other list.
         let first = self.searches[0].listed == 0 && !self.heap.is_empty();
         if !first && !self.begun {
             self.begun = true;
@@ -170,7 +197,7 @@ impl Iterator for Balanced {
     }
 }
 
-/// Segments of several branches. Of more than [`MAX_FORKS`] those whose spreading saves most.
+/// Segments of several branches; above [`MAX_FORKS`] segments, those with the greatest gain from spreading.
 fn forks(dag: &Dag, ideals: &[ComponentSet], times: &[u64]) -> Vec<Fork> {
     let sum = |set: ComponentSet| set.iter().map(|component| times[component]).sum::<u64>();
     let fork = |(at, branches): (usize, Vec<ComponentSet>)| {
@@ -238,16 +265,16 @@ impl Cost {
     }
 }
 
-/// A way to the end: its cost, its first step, and the way from there that it goes on with.
+/// A way to the end: its cost, its first step, and the way that continues from there.
 ///
-/// The derived order is by cost and then by cuts: `to` is the first cut, and of the ways from there better ones were found
-/// earlier. Flat, so that it takes 32 bytes: the search spends its time on heaps of these.
+/// The derived order is by cost and then by cuts: `to` is the first cut, and the search finds better continuations earlier. The
+/// struct is flat to take 32 bytes, since the search spends its time on heaps of ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Way {
     squares: u128,
     hand: u64,
     to: u32,
-    /// Number of the rest; `NONE` at the end, and where the best one has not been looked for.
+    /// Number of the continuation; `NONE` at the end, and before the search has looked for the best continuation.
     rest: u32,
 }
 
@@ -285,7 +312,7 @@ struct Search {
     /// Number of the node for (k, i) in `nodes`, plus 1; 0 where there is none yet. Laid out as `best`.
     numbers: Vec<u32>,
     nodes: Vec<Node>,
-    /// All ways found, and the number of the next one of the same node.
+    /// All ways found, each with the number of the next way of its node.
     ways: Vec<Way>,
     next: Vec<u32>,
     listed: usize,
@@ -409,7 +436,7 @@ impl Search {
                     rest,
                 });
             }
-            // The smallest of it and the candidates; it takes the other's place among them.
+            // The smallest of that successor and the candidates; the successor takes its place among the candidates.
             let candidates = &mut self.nodes[node].candidates;
             let mut way = match (next, candidates.peek_mut()) {
                 (Some(next), Some(mut top)) if top.0 < next => core::mem::replace(&mut *top, Reverse(next)).0,
@@ -417,7 +444,7 @@ impl Search {
                 (None, Some(top)) => PeekMut::pop(top).0,
                 (None, None) => return None,
             };
-            // The first way from there has been counted on by its cost alone.
+            // Until now only the cost of the first continuation has entered the sum.
             if way.rest == NONE {
                 let Some(rest) = self.first(k - 1, way.to as usize) else { continue };
                 way.rest = rest;
@@ -429,7 +456,7 @@ impl Search {
         }
     }
 
-    /// Whether no later stage of `way` could come before its first one and is smaller.
+    /// Whether every later stage of `way` that could precede the first stage is larger than the first stage.
     fn is_normal(&self, from: usize, way: Way) -> bool {
         let Some(descendants) = &self.descendants else { return true };
         let ideals = &self.graph.lattice.ideals;
@@ -437,7 +464,7 @@ impl Search {
         let all = ideals[self.graph.end()];
         let mut at = ideals[way.to as usize];
         let first = at.without(ideals[from]);
-        // What comes later and needs nothing of the stages that were passed: for most ways that is soon nothing.
+        // `free` has the later components that need no passed stage; for most ways it is soon empty.
         let passed = |free: ComponentSet, stage: ComponentSet| {
             stage.iter().fold(free.without(stage), |free, one| free.without(descendants[one]))
         };

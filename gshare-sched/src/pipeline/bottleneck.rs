@@ -1,4 +1,15 @@
 //! Joint partition and assignment with the least bottleneck.
+//!
+//! # Algorithm
+//! A state is (ideal, slices of each profile used). The least bottleneck of a state is the minimum over its last step and that step's
+//! profile. A second pass covers the same states with latencies, which add up, and with no slice slower than the optimum (plus
+//! `tolerance`). Of all slice counts at the end within the SLO, the pass takes the fewest compute slices, then the least latency, then
+//! the least memory held. If the latency at the optimum breaks the SLO, bisection finds the least bottleneck that keeps it. The list
+//! continues with the best pipeline of fewer compute slices, and so on: the front of bottleneck and compute slices.
+//!
+//! # Example
+//! Take the chain of 2, 3, 4 and 1 ms with a free `1g`, a free `2g` that is twice as fast, and no hand-offs. The best pair by CV, 5|5,
+//! has the bottleneck 5 on the `1g`. The search finds 2 on the `1g` and 8 on the `2g`, with the bottleneck 4.
 
 use super::costs::{Need, Offer};
 use super::lattice::{Hands, Lattice, Step, index};
@@ -15,7 +26,7 @@ const MAX_SPREADS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Front {
     tables: Tables,
-    /// Least bottleneck of the whole by code, in ns, where that is at most `upto`; else `NEVER`.
+    /// Least bottleneck of the whole by code, in ns, up to `upto`; `NEVER` above it.
     least: Vec<u64>,
     upto: u64,
     /// The longest stage, in ns.
@@ -36,13 +47,13 @@ pub(super) struct Limits {
     pub(super) tolerance: BasisPoints,
 }
 
-/// The states and what a stage costs. A state's slices are a number in a mixed radix: digit `p` counts those used of
+/// The states and the cost of a stage. A state's slices are a number in a mixed radix: digit `p` counts the used slices of
 /// `offers[p]`.
 #[derive(Debug)]
 struct Tables {
     lattice: Lattice,
     offers: Vec<Offer>,
-    /// `sums[offer][ideal]`: needs of the ideal's components that have a profile, and how many have none.
+    /// `sums[offer][ideal]`: total need of the ideal's components with a profile there, and the number of components without.
     sums: Vec<Vec<(Need, u32)>>,
     /// Value of one in each digit.
     strides: Vec<usize>,
@@ -64,7 +75,7 @@ type Parts = Vec<(ComponentSet, usize)>;
 #[derive(Debug)]
 struct Spread {
     parts: Parts,
-    /// Slices used, by offer, and what they add to a code.
+    /// Slices used, by offer, and their contribution to a code.
     used: Vec<usize>,
     adds: usize,
     stage: Stage,
@@ -134,8 +145,8 @@ impl Front {
         held.compute < self.below && held.slices <= self.tables.most
     }
 
-    /// The least bottleneck of what may still be held. Most stages are far longer than that, so it is looked for among the
-    /// short ones first, and among longer ones only as long as there is nothing.
+    /// The least bottleneck for pipelines below the compute bound. Most stages are far longer, so the search starts with short
+    /// stages and admits longer ones only while it finds no pipeline.
     fn least(&mut self) -> Option<u64> {
         loop {
             let codes = (0..self.tables.codes).filter(|&code| self.may_hold(code));
@@ -148,7 +159,7 @@ impl Front {
         }
     }
 
-    /// The least limit on every slice that leaves something to choose.
+    /// The least limit on every slice under which a choice remains.
     fn limit(&mut self) -> Option<u64> {
         let least = self.least()?;
         let enough = |limit| self.choose(&self.latencies(limit)).is_some();
@@ -248,7 +259,7 @@ impl Tables {
         })
     }
 
-    /// The time of the component that is longest where it is fastest, at least 1 ns. No pipeline has a lesser bottleneck.
+    /// The time of the longest component where it is fastest, at least 1 ns: a lower bound for every pipeline.
     fn a_component_takes(&self) -> u64 {
         let components = self.offers.first().map_or(0, |offer| offer.needs.len());
         let fastest = |one: usize| {
@@ -268,8 +279,8 @@ impl Tables {
         all[all.len() - self.codes..].to_vec()
     }
 
-    /// Goes forward over all states by stages whose slice is busy for at most `limit`. `relax` is given a stage, the values of
-    /// a run of states before it and of those after it.
+    /// Goes forward over all states by stages with a slice busy for at most `limit`. `relax` receives a stage, the values of a
+    /// run of states before the stage, and the values of those states after it.
     fn sweep(&self, limit: u64, relax: impl Fn(Stage, &[u64], &mut [u64])) -> Vec<u64> {
         let codes = self.codes;
         let mut values = vec![NEVER; self.lattice.ideals.len() * codes];
@@ -338,7 +349,7 @@ impl Tables {
         Pipeline::new(parts.collect(), balance, side_by_side)
     }
 
-    /// The ideal before the last stage of (to, code), and that stage's parts with their offers.
+    /// The ideal before the last stage of (to, code), with the parts of the stage and their offers.
     fn before(&self, latencies: &[u64], limit: u64, to: usize, code: usize) -> Option<(usize, Parts)> {
         let wanted = latencies[to * self.codes + code];
         let leads = |from: usize, adds: usize, stage: Stage| {

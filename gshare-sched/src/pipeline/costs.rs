@@ -23,7 +23,7 @@ impl Need {
     }
 }
 
-/// One profile of which there are free slices.
+/// A profile with free slices.
 #[derive(Debug, Clone)]
 pub(super) struct Offer {
     pub(super) profile: ProfileId,
@@ -105,7 +105,7 @@ pub(super) fn reference_times(dag: &Dag, goal: &Goal) -> Result<Vec<u64>, Partit
             batch: goal.batch,
         });
     }
-    // The candidate that gets furthest names the component to blame.
+    // The candidate that gets furthest through the components names the component to blame.
     let mut furthest = 0;
     for candidate in dag.components()[0].profiles.iter().filter(|profile| profile.batch == goal.batch) {
         match on(&candidate.slice) {

@@ -1,21 +1,21 @@
 //! Routing in the order of arrival: a plain queue for each function.
 //!
 //! # Problem
-//! See [`crate::pipeline`]. A gateway that knows nothing of deadlines keeps one queue for each function. This
-//! router does so: the one to compare [`SlackRouter`](super::SlackRouter) with, and enough for functions without an SLO.
+//! See [`crate::pipeline`]. A gateway without knowledge of deadlines keeps one queue for each function. This router does the same: it
+//! is the baseline for [`SlackRouter`](super::SlackRouter), and suffices for functions without an SLO.
 //!
 //! # Algorithm
 //! 1. Requests of a function wait in the order of their arrival, regardless of their deadlines.
-//! 2. The first goes to the exclusive instance with room that has the fewest requests, the fastest of those.
-//! 3. An idle shared slice takes, of the functions with an instance on it, the request that came first.
-//! 4. A function is short while what waits takes its instances longer than the deadline of its last request allows.
+//! 2. The first request goes to the exclusive instance with room and the fewest requests; among equals, to the fastest.
+//! 3. An idle shared slice takes the earliest request of all functions with an instance on the slice.
+//! 4. A function is short while its instances need longer for its waiting requests than its last request's deadline allows.
 //!
 //! # Example
-//! A and B share a slice. B's request with 20 ms left came after one of A with 90 ms left; the slice becomes idle and
-//! loads A. `SlackRouter` would load B.
+//! A and B share a slice. B's request with 20 ms left arrived after A's request with 90 ms left. The slice becomes idle and loads A,
+//! whereas `SlackRouter` would load B.
 //!
 //! # Invariants
-//! - an exclusive instance is given no request beyond its capacity, a shared slice none while it runs one;
+//! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
 //! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it.
 //!
 //! # Cost
@@ -30,12 +30,12 @@ use std::collections::{BTreeMap, BTreeSet};
 crate::settings_table::settings! {
     /// Settings of a [`FirstCome`].
     pub struct FirstComeConfig {
-        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer than that to start.
+        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer to start.
         #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
         pub short_every: Duration = Duration::from_millis(100), with_short_every;
-        /// Most requests of a function that wait. 100,000: some 10 MB.
+        /// Most waiting requests of a function. 100,000: some 10 MB.
         pub max_waiting: u32 = 100_000, with_max_waiting;
-        /// How often a request is dispatched before it is given up. 3: a request that kills its instance must end.
+        /// Most dispatches of a request before the router gives up. 3: a request that kills its instance must end.
         pub max_attempts: u8 = 3, with_max_attempts;
     }
 }
@@ -58,7 +58,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// The instance's place among those of its function that have room, while it has some.
+    /// The instance's place among its function's instances with room; None without room.
     fn place(&self, id: InstanceId) -> Option<(usize, Duration, InstanceId)> {
         match self.service {
             Service::Exclusive { latency, capacity, .. }
@@ -73,19 +73,19 @@ impl Instance {
 
 #[derive(Debug, Clone, Default)]
 struct Function {
-    /// Requests that wait, by arrival.
+    /// Waiting requests, by arrival.
     queue: BTreeMap<u64, RequestId>,
-    /// Exclusive instances with room: requests that they have, latency, name.
+    /// Exclusive instances with room, by (number of requests, latency, name).
     free: BTreeSet<(usize, Duration, InstanceId)>,
-    /// Latencies of all that are not draining.
+    /// Latencies of all instances that are not draining.
     latencies: BTreeSet<(Duration, InstanceId)>,
-    /// Requests per 10^15 ns of those.
+    /// Requests per 10^15 ns of the instances in `latencies`.
     rate: u64,
     told_short: Option<Timestamp>,
 }
 
 impl Function {
-    /// Time its instances need for what waits.
+    /// Time the function's instances need for its waiting requests.
     fn behind(&self) -> Duration {
         time_for(self.queue.len(), self.rate)
     }
@@ -100,11 +100,11 @@ pub struct FirstCome {
     requests: BTreeMap<RequestId, Request>,
     instances: BTreeMap<InstanceId, Instance>,
     functions: BTreeMap<FunctionId, Function>,
-    /// Instances on each shared slice that are not draining.
+    /// Instances on each shared slice, without draining ones.
     on: BTreeMap<SharedSlice, BTreeSet<InstanceId>>,
-    /// Requests that each shared slice runs.
+    /// Number of running requests on each shared slice.
     running: BTreeMap<SharedSlice, usize>,
-    /// When to look again at functions that were short.
+    /// Times for another look at functions that were short.
     again: BTreeSet<(Timestamp, FunctionId)>,
 }
 
@@ -141,7 +141,7 @@ impl FirstCome {
         }
     }
 
-    /// Takes an instance from what is offered. What it runs stays, and counts for its slice until `leave`.
+    /// Stops offering an instance. Its running requests stay, and count for its slice until `leave`.
     fn withdraw(&mut self, id: InstanceId) {
         let Some(instance) = self.instances.get(&id).filter(|instance| !instance.draining) else { return };
         if let Some(of) = self.functions.get_mut(&instance.function) {
@@ -156,7 +156,7 @@ impl FirstCome {
         }
     }
 
-    /// Takes what an instance runs from the count of its slice; answers which.
+    /// Takes an instance's running requests from the count of its slice; returns the slice.
     fn leave(&mut self, instance: &Instance) -> Option<SharedSlice> {
         let at = slice(&instance.service)?;
         let running = self.running.get_mut(&at)?;
@@ -168,7 +168,7 @@ impl FirstCome {
         Some(at)
     }
 
-    /// Changes what an instance runs, and its place among those with room.
+    /// Changes an instance's running requests, and its place among the instances with room.
     fn change(&mut self, id: InstanceId, change: impl FnOnce(&mut BTreeSet<RequestId>)) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let (before, had) = (instance.place(id), instance.has.len());
@@ -197,7 +197,7 @@ impl FirstCome {
         actions.push(RouteAction::Dispatch { request, instance });
     }
 
-    /// Gives waiting requests of the function to instances that are free for them.
+    /// Gives waiting requests of the function to its free instances.
     fn serve(&mut self, function: FunctionId, actions: &mut Vec<RouteAction>) {
         while let Some(of) = self.functions.get(&function)
             && !of.queue.is_empty()
@@ -213,7 +213,7 @@ impl FirstCome {
         }
     }
 
-    /// Gives an idle slice the request that came first, of the functions that have an instance on it.
+    /// Gives an idle slice the earliest request of the functions with an instance on it.
     fn serve_slice(&mut self, at: SharedSlice, actions: &mut Vec<RouteAction>) {
         if self.running.get(&at).is_none_or(|&running| running > 0) {
             return;
@@ -265,7 +265,7 @@ impl FirstCome {
         self.serve(function, actions);
     }
 
-    /// Puts what an instance that is gone had where it stood in the queue before.
+    /// Returns the requests of a lost instance to their earlier places in the queue.
     fn down(&mut self, id: InstanceId, actions: &mut Vec<RouteAction>) -> Option<FunctionId> {
         self.withdraw(id);
         let instance = self.instances.remove(&id)?;
@@ -287,7 +287,7 @@ impl FirstCome {
         Some(instance.function)
     }
 
-    /// Rejects what waits of a function.
+    /// Rejects the function's waiting requests.
     fn remove(&mut self, function: FunctionId, actions: &mut Vec<RouteAction>) {
         let queue = self.functions.get_mut(&function).map(|of| core::mem::take(&mut of.queue));
         for (_, request) in queue.into_iter().flatten() {
@@ -296,14 +296,14 @@ impl FirstCome {
         }
     }
 
-    /// Forgets a function of which nothing is left.
+    /// Forgets a function without instances and waiting requests.
     fn tidy(&mut self, function: FunctionId) {
         if self.functions.get(&function).is_some_and(|of| of.queue.is_empty() && of.latencies.is_empty()) {
             self.functions.remove(&function);
         }
     }
 
-    /// Acts on an event that was checked; answers the function whose queue or instances it changed.
+    /// Acts on a checked event; returns the function whose queue or instances it changed.
     fn act(&mut self, event: RouteEvent, actions: &mut Vec<RouteAction>) -> Option<FunctionId> {
         match event {
             RouteEvent::InstanceUp { instance, function, service } => {

@@ -10,7 +10,7 @@ use gshare_core::{GpuId, ProfileId};
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct NodeGpu {
     pub gpu: GpuId,
-    /// Slices that exist and that no instance uses.
+    /// Existing slices that no instance uses.
     pub free: Vec<SliceAt>,
     /// Slices in use.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -28,10 +28,10 @@ pub struct Node {
 pub const MAX_NODE_GPUS: usize = 64;
 
 impl Node {
-    /// A node whose slices are checked.
+    /// A node with checked slices.
     ///
     /// # Errors
-    /// [`NodeError`]: slices that cannot be, a GPU twice, too many GPUs.
+    /// [`NodeError`]: impossible slices, a GPU twice, too many GPUs.
     pub fn new(model: GpuModel, mut gpus: Vec<NodeGpu>) -> Result<Self, NodeError> {
         if gpus.len() > MAX_NODE_GPUS {
             return Err(NodeError::TooManyGpus { count: gpus.len(), limit: MAX_NODE_GPUS });
@@ -90,17 +90,17 @@ impl Node {
         Self::new(model, gpus)
     }
 
-    /// The model of its GPUs.
+    /// The model of the node's GPUs.
     pub fn model(&self) -> &GpuModel {
         &self.model
     }
 
-    /// Its GPUs, by id.
+    /// The node's GPUs, by id.
     pub fn gpus(&self) -> &[NodeGpu] {
         &self.gpus
     }
 
-    /// The memory slices of a GPU that are not in use, cut up or not, as a bit mask.
+    /// The idle memory slices of a GPU, cut up or not, as a bit mask.
     pub fn idle(&self, gpu: &NodeGpu) -> u8 {
         let all = u8::MAX >> (8 - self.model.family.memory_slices());
         let mask =
@@ -108,7 +108,7 @@ impl Node {
         gpu.busy.iter().filter_map(mask).fold(all, |idle, mask| idle & !mask)
     }
 
-    /// How many slices of each profile of the model are free.
+    /// Number of free slices of each profile of the model.
     pub fn free_counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.model.profiles.len()];
         for slice in self.gpus.iter().flat_map(|gpu| &gpu.free) {
@@ -123,16 +123,16 @@ impl Node {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum NodeError {
-    /// More GPUs than one node has.
+    /// More GPUs than a node may have.
     #[error("{count} GPUs or more: at most {limit}")]
     TooManyGpus { count: usize, limit: usize },
     /// The same GPU twice.
     #[error("{gpu} is given twice")]
     DuplicateGpu { gpu: GpuId },
-    /// A name that is no profile of the model.
+    /// A name without a profile of the model.
     #[error(transparent)]
     BadName { source: MigError },
-    /// Slices that cannot be on one GPU together.
+    /// Slices that do not go together on a GPU.
     #[error("{gpu}: {cause}")]
     BadSlices { gpu: GpuId, cause: MigError },
 }

@@ -4,14 +4,14 @@ use crate::pipeline::{HandOff, Mode};
 use gshare_core::dag::{ComponentSet, Dag};
 use std::collections::BTreeSet;
 
-/// A bound that was passed: of what there was too much, and the bound.
+/// A passed bound: the quantity beyond it, and the bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Passed {
     pub(super) what: &'static str,
     pub(super) limit: u64,
 }
 
-/// A possible stage: the components of ideal `to` that are not in the ideal it is kept under.
+/// A possible stage: the components of ideal `to` outside the ideal with the step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     pub(super) to: u32,
@@ -35,7 +35,7 @@ impl Lattice {
         &self.steps[self.first[ideal] as usize..self.first[ideal + 1] as usize]
     }
 
-    /// The graph of `mode`; with `connected`, only stages that hang together by edges.
+    /// The graph of `mode`; with `connected`, only stages with components connected by edges.
     pub(super) fn new(
         dag: &Dag,
         mode: Mode,
@@ -65,8 +65,8 @@ impl Lattice {
                 if steps.len() == max_steps as usize {
                     return Err(Passed { what: "possible stages (max_steps)", limit: u64::from(max_steps) });
                 }
-                // Into the stage: the edges out of `from` that end in it. Out of it: those out of `to` less those that
-                // pass it by.
+                // Into the stage: edges out of `from` that end in the stage. Out of the stage: edges out of `to`, less the
+                // edges that pass the stage by.
                 let (mut into, mut into_expected) = (0, 0);
                 for edge in &edges {
                     if stage.contains(edge.to) {
@@ -85,7 +85,7 @@ impl Lattice {
         Ok(Self { ideals, steps, first })
     }
 
-    /// The most steps of a path: with every component a stage of its own where the mode allows it.
+    /// The most steps of a path: every component is a stage of its own where the mode allows it.
     pub(super) fn longest(&self) -> usize {
         let mut longest = vec![0usize; self.ideals.len()];
         for i in (0..self.ideals.len()).rev() {
@@ -96,7 +96,7 @@ impl Lattice {
     }
 }
 
-/// A place in a table that is known to be short: steps and ideals are bounded by `u32` limits.
+/// An index into a short table: `u32` limits bound steps and ideals.
 pub(super) fn index(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
@@ -140,7 +140,7 @@ impl Hands {
         out.fold((0, 0), |sum, hand| (sum.0 + hand.hand, sum.1 + hand.expected))
     }
 
-    /// Hand-offs of a part that keeps to itself: in and out, in full and expected.
+    /// Hand-offs of a part on a slice of its own: in and out, in full and expected.
     pub(super) fn of_part(&self, part: ComponentSet) -> (u64, u64) {
         let cut = self.0.iter().filter(|hand| part.contains(hand.from) != part.contains(hand.to));
         cut.fold((0, 0), |sum, hand| (sum.0 + hand.hand, sum.1 + hand.expected))
@@ -175,7 +175,7 @@ fn all_ideals(dag: &Dag, limit: u32) -> Result<Vec<ComponentSet>, Passed> {
     Ok(ideals)
 }
 
-/// For each component those that need it, directly or not.
+/// For each component its direct and indirect successors.
 pub(super) fn descendants(dag: &Dag) -> Vec<ComponentSet> {
     let mut descendants = vec![ComponentSet::EMPTY; dag.len()];
     for component in 0..dag.len() {
@@ -201,7 +201,7 @@ fn series_boundaries(dag: &Dag) -> Vec<ComponentSet> {
     boundaries.into_iter().map(|(_, ideal)| ideal).collect()
 }
 
-/// For each component those it shares an edge with.
+/// For each component the components that share an edge with it.
 fn neighbours(dag: &Dag) -> Vec<ComponentSet> {
     let mut neighbours = vec![ComponentSet::EMPTY; dag.len()];
     for edge in dag.edges() {
@@ -211,7 +211,7 @@ fn neighbours(dag: &Dag) -> Vec<ComponentSet> {
     neighbours
 }
 
-/// The component of `set` that is connected with its first member.
+/// The connected component of `set` with the first member.
 fn component_of(set: ComponentSet, neighbours: &[ComponentSet]) -> ComponentSet {
     let mut reached: ComponentSet = set.iter().take(1).collect();
     let mut new = reached;
@@ -223,7 +223,7 @@ fn component_of(set: ComponentSet, neighbours: &[ComponentSet]) -> ComponentSet 
     reached
 }
 
-/// The branches of a fork: the parts of `set` that hang together, by first component.
+/// The branches of a fork: the connected parts of `set`, by first component.
 fn branches(set: ComponentSet, neighbours: &[ComponentSet]) -> Vec<ComponentSet> {
     let (mut rest, mut branches) = (set, Vec::new());
     while !rest.is_empty() {

@@ -13,27 +13,28 @@ use gshare_core::{BasisPoints, ConfigError, Duration};
 crate::settings_table::settings! {
     /// Settings of [`Partitioner`].
     pub struct PartitionConfig {
-        /// Which cuts are pipelines.
+        /// The cuts that count as pipelines.
         pub mode: Mode = Mode::default(), with_mode;
-        /// The measure by which they are ranked.
+        /// The measure by which pipelines are ranked.
         pub rank: RankMode = RankMode::default(), with_rank;
-        /// The most stages; by bottleneck, the most slices. 64: no node has more to give to one function.
+        /// The most stages, or by bottleneck the most slices. 64: no node can give more to one function.
         pub max_stages: u32 = 64, with_max_stages;
-        /// The most ideals; above it series cuts are used. 20,000: some megabytes, and two chains of 100 have fewer. At most
-        /// 100,000: what is found for more does not end within minutes.
+        /// The most ideals; above the bound the partitioner uses series cuts. 20,000: some megabytes, and two chains of 100
+        /// have fewer. At most 100,000: a search over more does not end within minutes.
         pub max_ideals: u32 = 20_000, with_max_ideals;
-        /// The most possible stages; above it series cuts are used. 1,000,000: 24 MB, and a tenth of a second.
+        /// The most possible stages; above the bound the partitioner uses series cuts. 1,000,000: 24 MB, and a tenth of a
+        /// second.
         pub max_steps: u32 = 1_000_000, with_max_steps;
-        /// The most transitions of the bottleneck search; above it series cuts are used, and above it with these too the
-        /// DAG is refused. 100,000,000: a tenth of a second a pass.
+        /// The most transitions of the bottleneck search; above the bound the partitioner uses series cuts, and refuses the DAG
+        /// if these have more as well. 100,000,000: a tenth of a second a pass.
         pub max_transitions: u64 = 100_000_000, with_max_transitions;
-        /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: it is what the
-        /// paper's "maximum among them" means. By CV, of more than six forks the six that gain most are tried.
+        /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: the meaning of the
+        /// paper's "maximum among them". By CV, of more than six forks only the six with the greatest gain are tried.
         pub spread_forks: bool = true, with_spread_forks;
         /// Whether the components of a stage must hang together by edges. Off: two branches may share a slice.
         pub connected_stages: bool = false, with_connected_stages;
-        /// By bottleneck: how much slower than the optimum a pipeline may be that holds fewer compute slices. 0: never
-        /// slower than the paper's choice. 2 to 5 % saves slices that only improve the last digits.
+        /// By bottleneck: how much slower than the optimum a pipeline with fewer compute slices may be. 0: never slower than
+        /// the paper's choice. 2 to 5 % avoids slices that improve only the last digits.
         #[cfg_attr(feature = "serde", serde(rename = "tolerance_bp"))]
         pub tolerance: BasisPoints = BasisPoints::ZERO, with_tolerance;
     }
@@ -93,11 +94,11 @@ impl Partitioner {
         Ok(Self { config })
     }
 
-    /// All pipelines of `dag` by CV, without regard to the slices that there are.
+    /// All pipelines of `dag` by CV, whatever slices the node has.
     ///
     /// # Errors
-    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::Config`] for a goal that
-    /// nothing could meet.
+    /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::Config`] for a goal that no
+    /// pipeline could meet.
     pub fn by_cv(&self, dag: &Dag, goal: &Goal) -> Result<Ranked<'static>, PartitionError> {
         self.list_by_cv(dag, goal, self.config.max_stages as usize)
     }
@@ -149,7 +150,7 @@ impl Partitioner {
         }
     }
 
-    /// The graph of the mode asked for, or of series cuts and why.
+    /// The graph of the requested mode, or of series cuts with the reason.
     fn lattice(&self, dag: &Dag, goal: &Goal) -> (Lattice, Mode, Option<FallBack>) {
         let PartitionConfig { mode, connected_stages, max_ideals, max_steps, .. } = self.config;
         if mode == Mode::SeriesCut {
@@ -200,7 +201,7 @@ fn check_goal(goal: &Goal) -> Result<(), ConfigError> {
     }
 }
 
-/// How many slices a pipeline can get.
+/// The most slices a pipeline can get.
 fn most_slices(goal: &Goal, node: &Node) -> usize {
     let compute = usize::from(node.model().family.compute_slices());
     let of = |gpu: &crate::pipeline::NodeGpu| {

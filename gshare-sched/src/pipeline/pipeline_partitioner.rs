@@ -5,20 +5,21 @@ use core::fmt;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::{Bytes, ConfigError, Duration, ProfileId};
 
-/// Which cuts of a DAG are pipelines. Each mode has all those of the one before it; on a chain all are the same.
+/// The cuts of a DAG that count as pipelines. Each mode adds to the cuts of the mode before it; on a chain all modes are the
+/// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum Mode {
-    /// Cuts only where the whole flow passes: before and after components that are comparable with every other. What
-    /// lies between two of them, a fork and its join, stays together. The nearest to the paper, so the default.
+    /// Cuts only where the whole flow passes: before and after components that are comparable with every other. The components
+    /// between two of them, a fork and its join, stay together. This mode is the nearest to the paper, and so the default.
     #[default]
     SeriesCut,
     /// Stages are the steps of a chain of down-sets: every edge goes forward, and the stages run one after another.
     IdealChain,
-    /// Stages are the blocks of any partition whose quotient is acyclic, and independent ones run side by side: the
-    /// ideal chains without those that differ only in the order of independent stages.
+    /// Stages are the blocks of any partition with an acyclic quotient, and independent stages run side by side. The ideal
+    /// chains are listed without chains that differ only in the order of independent stages.
     AcyclicQuotient,
 }
 
@@ -36,12 +37,12 @@ gshare_core::display_as!(Mode {
 pub enum RankMode {
     /// The paper's: coefficient of variation of the stages' times on the reference slice.
     PaperCv,
-    /// The bottleneck on the slices that are free, hand-offs included: partition and assignment in one. The default.
+    /// The bottleneck on the free slices, hand-offs included: partition and assignment in a single search. The default.
     #[default]
     Bottleneck,
 }
 
-/// The time that a hand-off between two slices costs each of them.
+/// The time that a hand-off between two slices costs each of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -50,7 +51,7 @@ pub struct HandOff {
     /// Time per edge of any size. 100 us: two copies to get going and a wake-up.
     #[cfg_attr(feature = "serde", serde(rename = "fixed_ns"))]
     pub fixed: Duration,
-    /// Bytes per second between a slice and host memory. 10 GB/s: pinned memory on a link that slices share.
+    /// Bytes per second between a slice and host memory. 10 GB/s: pinned memory on a link shared by several slices.
     pub bytes_per_second: u64,
 }
 
@@ -77,7 +78,7 @@ impl HandOff {
 }
 
 gshare_core::config! {
-    /// Requirements that a pipeline is searched for.
+    /// Requirements on the pipelines of a function.
     #[derive(Debug, Clone, PartialEq, Eq)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -85,10 +86,10 @@ gshare_core::config! {
     pub struct Goal {
         /// Batch size, as in the profiles. 1: requests as they come.
         pub batch: u32 = 1, with_batch;
-        /// Slice profile whose times the CV is computed from. By default the first of the first component's profiles that
-        /// all components have (the paper does not say which it takes).
+        /// Slice profile that supplies the times for the CV. By default the first component's first profile that all
+        /// components have (the paper does not name its reference).
         pub reference: Option<String> = None;
-        /// The latency a pipeline may have. By default any.
+        /// The longest latency of a pipeline. By default any.
         #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
         pub slo: Option<Duration> = None;
         /// Memory of the run-time on every slice, beside the models. 1 GiB: context, libraries and workspace of a framework.
@@ -96,8 +97,8 @@ gshare_core::config! {
         pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
         /// Cost of hand-offs.
         pub hand_off: HandOff = HandOff::default(), with_hand_off;
-        /// True if idle memory slices of one GPU may be cut again where the free slices do not do. Off: it takes the driver
-        /// up to seconds.
+        /// Whether the idle memory slices of a GPU may be cut again where the free slices do not suffice. Off: a cut takes the
+        /// driver up to seconds.
         pub carve: bool = false, with_carve;
     }
 }
@@ -105,7 +106,7 @@ gshare_core::config! {
 gshare_core::with_fields!(Goal { with_slo(slo: Duration => Some) });
 
 impl Goal {
-    /// The same with CVs computed from the times on `slice`.
+    /// The same goal with CVs computed from the times on `slice`.
     #[must_use]
     pub fn with_reference(self, slice: impl Into<String>) -> Self {
         Self { reference: Some(slice.into()), ..self }
@@ -117,7 +118,7 @@ impl Goal {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Part {
-    /// Which stage it belongs to, from 0.
+    /// The number of its stage, from 0.
     pub stage: u32,
     /// Its components, as indices of [`Dag::components`].
     pub components: ComponentSet,
@@ -138,7 +139,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline. For partitioners; hosts receive these.
+    /// A new pipeline, for partitioners; hosts only receive pipelines.
     pub const fn new(parts: Vec<Part>, balance: Balance, side_by_side: bool) -> Self {
         Self { parts, balance, side_by_side }
     }
@@ -159,18 +160,18 @@ pub enum PartitionError {
         "no slice profile with batch {batch} is common to all components: `{component}` has none of the others'"
     )]
     NoReference { batch: u32, component: String },
-    /// A component without the profile that was asked for.
+    /// A component without the requested profile.
     #[error("component `{component}` has no profile for {slice}, batch {batch}")]
     MissingProfile { component: String, slice: String, batch: u32 },
     /// The joint partition and assignment is too large even for series cuts.
     #[error("{transitions} transitions between states of cut and slices: at most {limit} (max_transitions)")]
     TooManyTransitions { transitions: u64, limit: u64 },
-    /// A setting that cannot be.
+    /// A setting outside its bounds.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
-/// A mode that was given up for the next simpler one.
+/// A mode given up for the next simpler mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -190,9 +191,9 @@ impl fmt::Display for FallBack {
 
 /// Pipelines, best first.
 pub struct Ranked<'a> {
-    /// The mode they are of.
+    /// The mode of the listed pipelines.
     pub mode: Mode,
-    /// Set when it is not the one asked for.
+    /// The reason why `mode` is not the requested mode, if it is not.
     pub fell_back: Option<FallBack>,
     /// The list, computed as it is read.
     pub pipelines: Box<dyn Iterator<Item = Pipeline> + Send + 'a>,
@@ -212,10 +213,10 @@ impl fmt::Debug for Ranked<'_> {
 /// # Contract
 /// The list is finite and has no pipeline twice; every component is in exactly one part; equal calls give equal lists.
 pub trait PipelinePartitioner: Send {
-    /// The pipelines of `dag`, best first. A policy may leave out what `node` could never run.
+    /// The pipelines of `dag`, best first. A policy may leave out pipelines that `node` could never run.
     ///
     /// # Errors
-    /// [`PartitionError`]: a profile that is missing, or a bound that no fall-back keeps.
+    /// [`PartitionError`]: a missing profile, or a bound that no fall-back keeps.
     fn ranked<'a>(
         &'a self,
         dag: &'a Dag,

@@ -6,11 +6,11 @@ use crate::pipeline::{
 };
 use gshare_core::dag::Dag;
 
-/// The most pipelines that are tried: a second or so at the worst.
+/// The most pipelines to try: a second or so at the worst.
 const MAX_TRIES: usize = 20_000;
-/// The same where each may be tried on dozens of new ways to cut a GPU.
+/// The most pipelines to try where each may need dozens of new ways to cut a GPU.
 const MAX_TRIES_CARVING: usize = 500;
-/// The most pipelines of equal CV and as many stages that are compared by how they run.
+/// The most pipelines of equal CV and stages to compare by their run-time figures.
 const MAX_TIES: usize = 64;
 
 /// A pipeline and its slices.
@@ -19,13 +19,13 @@ const MAX_TIES: usize = 64;
 pub struct Plan {
     /// The pipeline.
     pub pipeline: Pipeline,
-    /// Its slices.
+    /// The slices of the pipeline's parts.
     pub assignment: Assignment,
-    /// The better ranked ones, best first, and why each was passed over.
+    /// The better ranked pipelines, best first, each with the reason against it.
     pub passed_over: Vec<PassedOver>,
     /// The mode of the list.
     pub mode: Mode,
-    /// Set when it is not the one asked for.
+    /// The reason why `mode` is not the requested mode, if it is not.
     pub fell_back: Option<FallBack>,
 }
 
@@ -33,7 +33,7 @@ pub struct Plan {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PassedOver {
-    /// The pipeline that was passed over.
+    /// The pipeline itself.
     pub pipeline: Pipeline,
     /// Why it could not run.
     pub why: Unfit,
@@ -49,15 +49,15 @@ pub enum NoPlan {
     /// No pipeline fits.
     #[error("none of {tried} pipelines fits{}", first.as_ref().map(|why| format!("; the first: {why}")).unwrap_or_default())]
     NothingFits {
-        /// How many were tried; 0 where the partitioner listed only what fits.
+        /// How many were tried; 0 where the partitioner lists only pipelines that fit.
         tried: usize,
-        /// Why the first does not.
+        /// The reason against the first pipeline.
         first: Option<Unfit>,
     },
 }
 
-/// Goes down the list of `partitioner` until `assigner` finds slices. Pipelines not planned for certain slices that are
-/// equal in CV and stages go by latency, then memory left over, then GPUs.
+/// Goes down the list of `partitioner` until `assigner` finds slices. Pipelines without planned slices that are equal in CV and
+/// stages go by latency, then memory left over, then GPUs.
 ///
 /// # Errors
 /// [`NoPlan`]; nothing is reserved in either case.

@@ -4,7 +4,7 @@ use gshare_core::{
     Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp,
 };
 
-/// How an instance serves.
+/// An instance's times and capacity as the router sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -14,22 +14,22 @@ use gshare_core::{
 pub enum Service {
     /// On slices of its own.
     Exclusive {
-        /// Time of one request that finds it empty; more than 0.
+        /// Time of one request on the empty instance; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
         latency: Duration,
-        /// Time between two requests that follow each other: the bottleneck. More than 0.
+        /// Time between two consecutive requests: the bottleneck. More than 0.
         #[cfg_attr(feature = "serde", serde(rename = "interval_ns"))]
         interval: Duration,
         /// Most requests it holds; more than 0.
         capacity: u32,
     },
-    /// On a slice that it shares.
+    /// On a slice with other instances.
     Shared {
         slice: SharedSlice,
         /// Time of one request; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
         latency: Duration,
-        /// Time until it could begin; 0 when it is resident.
+        /// Time until the instance could begin; 0 while it is resident.
         #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
         load: Duration,
     },
@@ -45,7 +45,7 @@ pub enum Service {
 pub enum RouteEvent {
     /// An instance serves from now on.
     InstanceUp {
-        /// Its name; free again when it is down.
+        /// The instance's name; free again after `InstanceDown`.
         instance: InstanceId,
         function: FunctionId,
         /// How it serves.
@@ -54,13 +54,13 @@ pub enum RouteEvent {
     /// A shared instance was loaded or evicted: slacks on it change.
     LoadChanged {
         instance: InstanceId,
-        /// Time until it could begin.
+        /// Time until the instance could begin.
         #[cfg_attr(feature = "serde", serde(rename = "load_ns"))]
         load: Duration,
     },
-    /// The instance serves in another way from now on. Requests it has stay there.
+    /// The instance serves in another way from now on. Its requests stay there.
     ServiceChanged {
-        /// Which; not one that is draining.
+        /// An instance that is not draining.
         instance: InstanceId,
         /// How it serves.
         service: Service,
@@ -71,19 +71,19 @@ pub enum RouteEvent {
     InstanceDown { instance: InstanceId },
     /// A new request.
     Arrived {
-        /// Its name; free again when it was completed or rejected.
+        /// The request's name; free again once the request is completed or rejected.
         request: RequestId,
         function: FunctionId,
-        /// When it must be answered. Requests without come after all that have one.
+        /// The latest time for the answer. Requests without a deadline come after all requests with one.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
-    /// The function is not wanted any more: its requests that wait are rejected. Those that were dispatched go on; should
-    /// their instance go down they wait again, until this is told once more.
+    /// The function is removed: its waiting requests are rejected. Dispatched requests go on; if their instance goes down they
+    /// wait again, until the event is repeated.
     FunctionRemoved { function: FunctionId },
     /// A dispatched request was answered.
     Completed { request: RequestId, instance: InstanceId },
-    /// The client of a request that was not dispatched gave up. It is forgotten without an answer.
+    /// The client of a waiting request gave up. The router forgets the request without an answer.
     Cancelled { request: RequestId },
     /// [`Engine::next_deadline`] has come.
     DeadlineReached,
@@ -96,7 +96,7 @@ pub enum RouteEvent {
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RouteAction {
-    /// Run the request there (a shared instance that is not resident is loaded first); answer with `Completed`.
+    /// Run the request on the instance, after loading a shared instance that is not resident; answer with `Completed`.
     Dispatch { request: RequestId, instance: InstanceId },
     /// The request will not be served.
     Reject {
@@ -104,13 +104,12 @@ pub enum RouteAction {
         /// Why it is rejected.
         reason: RouteReject,
     },
-    /// The function's instances cannot serve what waits in time. Told at most once in
-    /// `short_every`.
+    /// The function's instances cannot serve the waiting requests in time. Told at most once in `short_every`.
     Short {
         function: FunctionId,
-        /// Requests that wait.
+        /// Number of waiting requests.
         waiting: u32,
-        /// How long its instances need for those; an hour when it has none.
+        /// How long the function's instances need for them; an hour without instances.
         #[cfg_attr(feature = "serde", serde(rename = "behind_ns"))]
         behind: Duration,
     },
@@ -124,36 +123,36 @@ pub enum RouteAction {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum RouteReject {
-    /// Too many wait.
+    /// Too many requests wait.
     QueueFull,
-    /// The requests that wait already would make it late (admission control).
+    /// The waiting requests before it would make it late (admission control).
     WouldBeLate,
     /// The request can no longer be answered in time (admission control).
     DeadlineMissed,
-    /// The request was dispatched as often as is allowed, and its instances went down.
+    /// The request was dispatched as often as allowed, and its instances went down.
     AttemptsExhausted,
-    /// Its function was removed.
+    /// The function was removed.
     Removed,
 }
 
 /// A policy that gives requests to instances.
 ///
 /// # Contract
-/// - each request is dispatched until it is completed or rejected; it is rejected once;
-/// - an exclusive instance never has more requests than its capacity, a shared slice runs one;
-/// - none is dispatched to an instance that drains; `Drained` follows once when it has none left;
+/// - each request is dispatched until it is completed or rejected, and rejected at most once;
+/// - an exclusive instance never has more requests than its capacity, and a shared slice runs one;
+/// - no request goes to a draining instance; `Drained` follows once when the instance has no request left;
 /// - the same events give the same actions.
 pub trait Router: Engine<Event = RouteEvent, Action = RouteAction, Error = RouteError> + Send {
-    /// Requests of a function that wait.
+    /// Number of a function's waiting requests.
     fn waiting(&self, function: FunctionId) -> usize;
 
-    /// Requests that were dispatched to an instance and are not answered.
+    /// Number of requests dispatched to an instance and not yet answered.
     fn outstanding(&self, instance: InstanceId) -> usize;
 
-    /// Checks what holds between events, for tests.
+    /// Checks the invariants between events, for tests.
     ///
     /// # Panics
-    /// When something does not hold: a mistake of the router.
+    /// On a broken invariant, a mistake of the router.
     fn invariants(&self) {}
 }
 
@@ -183,10 +182,10 @@ pub enum RouteError {
     /// The instance gets no more requests.
     #[error("{instance} is draining")]
     Draining { instance: InstanceId },
-    /// An exclusive instance has no load that could change.
+    /// An exclusive instance has no load to change.
     #[error("{instance} is exclusive and has no load")]
     NotShared { instance: InstanceId },
-    /// A number that cannot be.
+    /// A number outside its bounds.
     #[error("{field} of {instance} is {value}: {bound}")]
     BadInstance { instance: InstanceId, field: &'static str, value: u64, bound: &'static str },
 }

@@ -1,72 +1,43 @@
-//! Routing by slack: which instance serves a request, and when.
+//! Routing by slack: the instance that serves each request, and the time at which it begins.
 //!
 //! # Problem
-//! The instances of one function differ: some own their slices, as a whole or as pipelines, others share a slice and may
-//! have to be loaded first. A router gets requests with deadlines and instances with latencies, and says which request
-//! runs where (FluidFaaS, section 5.3, "Request Routing").
+//! The instances of a function differ: some own their slices, as a whole or as pipelines, others share a slice and may have to be loaded
+//! first. From deadlines and latencies the router decides where each request runs (FluidFaaS, section 5.3, "Request Routing").
 //!
 //! # Terms
-//! - **exclusive** instance: owns its slices, holds up to `capacity` requests. **Shared** instance: one of several on a
+//! - an **exclusive** instance owns its slices and holds up to `capacity` requests; a **shared** instance is one of several on a
 //!   [`SharedSlice`], which runs one request at a time;
 //! - **load**: time until a shared instance could begin, 0 while it is resident;
-//! - **slack** of a request on an instance: deadline - latency - load: the latest time to begin;
-//! - **late**: now is past the slack on the function's fastest instance.
+//! - **slack** of a request on an instance: deadline - latency - load, the latest time to begin;
+//! - **late**: the current time is past the slack on the function's fastest instance.
 //!
 //! # Algorithm
-//! 1. A function's requests wait in one queue by (deadline, arrival); nothing is bound to an instance before it starts, so a
-//!    request never waits behind a slow instance while a fast one is free.
-//! 2. Exclusive instances come first: the one with the least latency that has room, then the next (section 5.3). A
-//!    request that finds one with room starts at once.
-//! 3. What is left waits for the function's shared instances. An idle shared slice takes, of the instances on it whose
-//!    function has requests waiting, the one whose first request has the least **slack**, deadline - latency - load.
-//!    Another first request is another slack on every slice that has an instance of the function. So an entry of a slice's
-//!    order is a lower bound: when the first request goes up in the order nothing moves, and a slice that takes its next
-//!    one puts those right that are before all that are exact. When the first request goes down, or an instance is loaded
-//!    or evicted, entries that stand too high go to the front, as unknown.
-//!    One that is to be loaded first and would be late all the same waits while those in memory have requests, until the
-//!    slice has worked for [`RouterConfig::stay_loads`] times its load: under overload every first request is urgent, and
-//!    by slack alone two functions would load over each other for each of them.
-//!    It and an exclusive instance with room take the first request of the function that *they* answer in time: who is
-//!    slow, or is to be loaded first, passes over what only a faster one can still save. If there is no such request,
-//!    one that is late already is served, else the first.
-//! 4. **Late** requests ([`Late`]): under overload an order by deadline serves just those that are lost already. By
-//!    default a request that cannot be in time any more waits behind all that can. Time that the slices lack has to be
-//!    waited by some request: if few are late they wait long, and without an end to it they would wait for the end of the
-//!    overload. So the first of them is **overdue**, and goes before all others, [`RouterConfig::late_wait`] after its
-//!    deadline, or after a multiple of what its function is behind *by then*. What it was behind when the request
-//!    became late would not do: who is late first in a burst would be served in the midst of it, in place of one that
-//!    can be in time, and who is late last would wait as if the burst went on. Where it stays `b` behind and late ones
-//!    wait for a multiple `m` of that, one of `m` is late.
-//! 5. **Shortage**: when a request has to wait and the function's instances would need longer for the queue than its
-//!    slack, the host is told ([`RouteAction::Short`]), at most once in `short_every`, and again while that is so.
-//! 6. **Fairness** (option): shared instances are first ordered by the slice time they have used, in steps of the quantum;
-//!    who was idle does not save up.
-//!
-//! ## Example
-//! At 0 function 1 has requests due at 100 and 40 ms, function 2 one due at 70 ms; on a shared slice 1 takes 10 ms and is
-//! resident, 2 takes 10 ms and loads for 50 ms. Slacks: 30 for the first of function 1, 70 - 10 - 50 = 10 for function 2.
-//! So 2 is loaded and served; had it been resident its slack would be 60 and function 1 would have gone first.
+//! 1. A function's requests wait in one queue by (deadline, arrival). No request is bound to an instance before it starts, so none waits
+//!    behind a slow instance while a fast one is free.
+//! 2. A request starts at once on an exclusive instance with room, the least latency first (section 5.3).
+//! 3. The remaining requests wait for shared instances. An idle shared slice takes the instance whose function's first request has the
+//!    least **slack** (see `Entry`). Instances to be loaded that would be late anyway wait a while ([`RouterConfig::stay_loads`]).
+//! 4. An instance takes the first request of its function that *it* answers in time: a slow instance, or one to be loaded, passes over
+//!    requests that only a faster one can still save. Without such a request it serves a late one, else the first.
+//! 5. **Late** requests ([`Late`]): under overload an order by deadline serves exactly the lost requests, so by default a late request
+//!    waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and goes before all others.
+//! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns it
+//!    ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
+//! 7. **Fairness** (option): shared instances go first by their used slice time, in steps of the quantum; idle time is not saved up.
 //!
 //! # Invariants
-//! - an exclusive instance is given no request beyond its capacity, a shared slice none while it runs one;
+//! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
 //! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it;
-//! - the set of free instances is exactly what the rest of the state says; no entry of a slice's order is above what it
-//!   would be by the first request, and no function with requests waiting is without one;
-//! - a shared instance that is not among those whose slice may be idle is on a slice that runs a request.
+//! - the set of free instances follows from the rest of the state; no entry of a slice's order is above its exact place, and each
+//!   function with waiting requests has entries; a shared instance outside its function's `open` is on a slice that runs a request.
 //!
 //! # Cost
-//! O(log n) per event in instances and waiting requests, and for each entry that is put right. An entry is put right only on
-//! a slice that takes a request, and goes to the front only after that: over a run these are no more than looking at all
-//! instances on the slice each time would be, and no more than moving all instances of the function each time. (Fewer than
-//! both cannot be had for every graph of functions and slices, if the online matrix-vector conjecture is true.) With fairness
-//! each event looks at all `k` instances of its function, O(k log n): who comes back to a slice starts at its clock
-//! of then, so an entry cannot be put right later. `InstanceDown`: in the requests it had.
-//! Memory: requests that wait or run.
+//! O(log n) per event in instances and waiting requests, and per corrected entry (see `Entry`); with fairness O(k log n) for the `k`
+//! instances of the function; `InstanceDown` adds the instance's requests. Memory: waiting and running requests.
 //!
 //! # Differences from the paper
-//! - It routes each request on arrival to the queue of an instance; here the queue is the function's until one is free.
-//! - Its slack has one load; ours is re-computed when residency changes, for then it is another. And a load has to pay.
-//! - Late requests and admission control are not in it ([`Late::InOrder`] is the paper's), nor is fairness.
+//! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the function's, slack
+//! follows residency, and a load has to pay. [`Late`] requests, admission control and fairness are additions.
 
 use super::router_config::{Late, RouterConfig};
 use super::service::{check_event, latency, rate, slice, time_for};
@@ -75,10 +46,10 @@ use gshare_core::dag::MAX_TIME;
 use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A function's first request by its deadline: what entries of its shared instances depend on, in their order.
+/// A function's first request by its deadline, in the order of the shared instances' entries that depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 enum Head {
-    /// Or overdue.
+    /// In time, or overdue.
     OnTime(Timestamp),
     Late(Timestamp),
     #[default]
@@ -86,7 +57,7 @@ enum Head {
 }
 
 impl Head {
-    /// Whether it is late and waits for all others, and its deadline.
+    /// The request's deadline, and whether the request is late and waits for all others.
     const fn request(self) -> Option<(bool, Timestamp)> {
         match self {
             Self::OnTime(deadline) => Some((false, deadline)),
@@ -96,7 +67,7 @@ impl Head {
     }
 }
 
-/// A request that waits: by deadline (none is last), then arrival.
+/// A waiting request's place: by deadline (requests without a deadline last), then arrival.
 type Turn = (Timestamp, u64);
 
 #[derive(Debug, Clone)]
@@ -123,7 +94,8 @@ struct Instance {
     draining: bool,
     /// Slice time used, on the slice's clock; for fairness.
     used: u64,
-    /// Its entry in its slice's order: at most what the function's first request says. None when that is nothing.
+    /// The entry in the slice's order, at most at the place that the function's first request gives; None without a first
+    /// request.
     entry: Option<Entry>,
 }
 
@@ -148,23 +120,24 @@ impl Instance {
 struct Function {
     /// Exclusive instances with room, fastest first.
     free: BTreeSet<(Duration, InstanceId)>,
-    /// Shared instances whose slice may be idle, fastest first. The others are with their slice.
+    /// Shared instances on slices that may be idle, fastest first. Their slices keep the others, in `parked`.
     open: BTreeSet<(Duration, InstanceId)>,
-    /// Latencies of all that are not draining.
+    /// Latencies of all instances that are not draining.
     latencies: BTreeSet<(Duration, InstanceId)>,
-    /// Requests per 10^15 ns of those.
+    /// Requests per 10^15 ns of the instances in `latencies`.
     rate: u64,
     on_time: BTreeMap<Turn, RequestId>,
-    /// Requests that cannot be in time any more.
+    /// Requests that can no longer be in time.
     late: BTreeMap<Turn, RequestId>,
-    /// From when the first of them is overdue, if nothing happens to the function until then. None without one.
+    /// The time from which the first late request is overdue, if no event changes the function before. None without a late
+    /// request.
     overdue_at: Option<Timestamp>,
-    /// Whether it is.
+    /// Whether the first late request is overdue.
     overdue: bool,
     told_short: Option<Timestamp>,
     /// The first request when entries were last looked at.
     stands: Head,
-    /// Shared instances that have an entry above [`unknown`], or none.
+    /// Shared instances with an entry above [`unknown`], or without an entry.
     placed: BTreeSet<InstanceId>,
 }
 
@@ -180,7 +153,7 @@ impl Function {
         overdue.or_else(on_time).or(late.map(Head::Late)).unwrap_or_default()
     }
 
-    /// Time its instances need for what waits.
+    /// Time the function's instances need for its waiting requests.
     fn behind(&self) -> Duration {
         time_for(self.waiting(), self.rate)
     }
@@ -189,37 +162,49 @@ impl Function {
         self.latencies.first().map(|&(latency, _)| latency)
     }
 
-    /// Nothing is known of it that a new entry would not know.
+    /// Whether a new entry would say the same about the function.
     fn is_blank(&self) -> bool {
         self.latencies.is_empty() && self.waiting() == 0
     }
 }
 
 /// Order of the shared instances of a slice: fairness step, late requests last, slack, name.
+///
+/// # Lower bounds
+/// Another first request changes the slack on every slice with an instance of the function, so an entry is only a lower bound.
+/// When the first request goes up in the order, no entry moves; a slice corrects the entries before its next exact one when it
+/// takes a request. When the first request goes down, or an instance is loaded or evicted, entries that stand too high go to
+/// the front as [`unknown`].
+///
+/// An entry is corrected only on a slice that takes a request, and goes to the front only after a correction. Over a run the
+/// work is at most a look at all instances of the slice each time, and at most a move of all instances of the function each
+/// time. (No algorithm beats both for every graph of functions and slices, if the online matrix-vector conjecture is true.)
+/// With fairness a returning instance starts at its slice's clock of that moment, so its entry cannot be corrected later, and
+/// each event looks at all instances of its function.
 type Entry = (u64, bool, i128, InstanceId);
 
-/// The entry of an instance that is to be looked at before all that are known.
+/// The entry of an instance with an unknown place, before all known entries.
 const fn unknown(instance: InstanceId) -> Entry {
     (0, false, i128::MIN, instance)
 }
 
 #[derive(Debug, Clone, Default)]
 struct Slice {
-    /// Entries of instances in its memory, and of those that would have to be loaded.
+    /// Entries of the instances in the slice's memory; `cold` has the instances to be loaded.
     ready: BTreeSet<Entry>,
     cold: BTreeSet<Entry>,
-    /// Instances that are not among the `open` of their function; none when it is idle.
+    /// Instances outside their function's `open`; empty while the slice is idle.
     parked: BTreeSet<InstanceId>,
     /// Time of the requests since the last load.
     worked: Duration,
-    /// Requests on it: one, but for an instance that was exclusive a moment ago.
+    /// Running requests: one at most, except just after an exclusive instance became shared.
     running: usize,
     instances: u32,
     clock: u64,
 }
 
 impl Slice {
-    /// Moves an entry, to where instances with this load are.
+    /// Replaces an entry, in the order for instances with this load.
     fn replace(&mut self, old: Option<Entry>, new: Option<Entry>, load: Duration) {
         if let Some(old) = old
             && !self.ready.remove(&old)
@@ -241,11 +226,11 @@ pub struct SlackRouter {
     instances: BTreeMap<InstanceId, Instance>,
     functions: BTreeMap<FunctionId, Function>,
     slices: BTreeMap<SharedSlice, Slice>,
-    /// Deadlines of requests that wait; kept with [`Late::Reject`] only.
+    /// Deadlines of waiting requests, kept with [`Late::Reject`] only.
     expiring: BTreeSet<(Timestamp, u64, RequestId)>,
-    /// When to look again at functions that were short.
+    /// Times for another look at functions that were short.
     again: BTreeSet<(Timestamp, FunctionId)>,
-    /// When the first late request of a function will be overdue.
+    /// Times at which the first late request of a function becomes overdue.
     to_be_overdue: BTreeSet<(Timestamp, FunctionId)>,
 }
 
@@ -293,7 +278,7 @@ impl SlackRouter {
         self.weigh(function);
     }
 
-    /// Takes the instance off its slice, if it shares one; answers which, when that is idle now.
+    /// Takes a shared instance off its slice; returns the slice if it is now idle.
     fn leave_slice(&mut self, instance: &Instance) -> Option<SharedSlice> {
         let Service::Shared { slice: at, .. } = instance.service else { return None };
         let slice = self.slices.get_mut(&at)?;
@@ -320,7 +305,7 @@ impl SlackRouter {
         }
     }
 
-    /// Takes the instance from what is offered. Its requests stay.
+    /// Stops offering the instance to requests; its own requests stay.
     fn withdraw(&mut self, id: InstanceId) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         if instance.draining {
@@ -377,7 +362,14 @@ impl SlackRouter {
         self.weigh(function);
     }
 
-    /// To be called when a function's queue or its rate is another: from when its first late request is overdue.
+    /// Computes the time from which the first late request is overdue; to be called when a function's queue or rate has
+    /// changed.
+    ///
+    /// Waiting is unavoidable where slices lack time: if few requests are late they wait long, and without a bound until the
+    /// end of the overload. The bound follows the function's backlog *at that time*. The backlog at the moment a request became
+    /// late would not do: the first late request of a burst would be served in its midst, in place of a request that can be in
+    /// time, and the last would wait as if the burst continued. Where the backlog stays at `b` and late requests wait for `m`
+    /// times `b`, one request in `m` is late.
     fn weigh(&mut self, function: FunctionId) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let first = of.late.first_key_value().map(|(turn, _)| turn.0);
@@ -392,7 +384,7 @@ impl SlackRouter {
         }
     }
 
-    /// Takes a waiting request out of its queue; it is with `to` from now on. Answers with its function and turn.
+    /// Takes a waiting request out of its queue and gives it to `to`; returns its function and turn.
     fn dequeue(&mut self, id: RequestId, to: Option<InstanceId>) -> Option<(FunctionId, Turn)> {
         let request = self.requests.get_mut(&id)?;
         let (function, turn, at) = (request.function, request.turn, request.at);
@@ -414,7 +406,7 @@ impl SlackRouter {
         actions.push(RouteAction::Reject { request: id, reason });
     }
 
-    /// Sorts out requests at the head of the queue that have become late.
+    /// Moves or rejects requests at the head of the queue that have become late.
     fn sift(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         if self.config.late == Late::InOrder {
             return;
@@ -441,7 +433,7 @@ impl SlackRouter {
         }
     }
 
-    /// Puts late requests first that are overdue by now.
+    /// Puts late requests first once they are overdue.
     fn promote(&mut self, now: Timestamp) {
         while let Some(&(at, function)) = self.to_be_overdue.first()
             && at <= now
@@ -454,8 +446,8 @@ impl SlackRouter {
         }
     }
 
-    /// The request for an instance that answers after `latency`: one that is overdue, else the first that it answers in
-    /// time, else one that is late already, else the first.
+    /// The request for an instance that answers after `latency`: an overdue request, else the first request it answers in time,
+    /// else a late request, else the first.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
         let of = self.functions.get(&function)?;
         let first = of.on_time.first_key_value();
@@ -474,7 +466,7 @@ impl SlackRouter {
         actions.push(RouteAction::Dispatch { request, instance });
     }
 
-    /// Puts a request that is said to be at an instance there.
+    /// Adds a request to the instance that its state already names.
     fn start(&mut self, id: RequestId, function: FunctionId, turn: Turn, at: InstanceId) {
         let Some(instance) = self.instances.get_mut(&at) else { return };
         instance.has.insert(turn.1, id);
@@ -484,7 +476,7 @@ impl SlackRouter {
                 slice.running += 1;
                 let since = if load.is_zero() { slice.worked } else { Duration::ZERO };
                 slice.worked = since.saturating_add(latency);
-                // An instance that begins has the slice's time at least: none falls behind it while idle.
+                // An instance that begins has at least the slice's time: idle time gives no instance credit.
                 slice.clock = slice.clock.max(instance.used);
                 instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
             }
@@ -495,7 +487,7 @@ impl SlackRouter {
         }
     }
 
-    /// Gives waiting requests of the function to the instances that are free for them.
+    /// Gives waiting requests of the function to its free instances.
     fn serve(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         self.sift(now, function, actions);
         loop {
@@ -526,20 +518,20 @@ impl SlackRouter {
         self.tidy(function);
     }
 
-    /// Forgets a function of which nothing is left.
+    /// Forgets a function without instances and waiting requests.
     fn tidy(&mut self, function: FunctionId) {
         if self.functions.get(&function).is_some_and(Function::is_blank) {
             self.functions.remove(&function);
         }
     }
 
-    /// To be called when the function's first request may be another one: no entry stands too high after it.
+    /// Keeps entries from standing too high; to be called when the function's first request may have changed.
     fn reorder(&mut self, function: FunctionId) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let head = of.head();
         let before = std::mem::replace(&mut of.stands, head);
         if self.config.fair_quantum.is_some() {
-            // An entry also says what its instance has used, and who comes back starts at the slice's clock of now.
+            // An entry also has its instance's used time, and a returning instance starts at the slice's clock of now.
             let all: Vec<InstanceId> = of.latencies.iter().map(|&(_, id)| id).collect();
             for id in all {
                 self.place(id);
@@ -567,7 +559,7 @@ impl SlackRouter {
         }
     }
 
-    /// Puts a shared instance where its function's first request says; whether that is another place.
+    /// Puts a shared instance at the place that its function's first request gives; returns whether the entry changed.
     fn place(&mut self, id: InstanceId) -> bool {
         let Some(instance) = self.instances.get_mut(&id) else { return false };
         let Service::Shared { slice: at, latency, load } = instance.service else { return false };
@@ -584,7 +576,7 @@ impl SlackRouter {
             let nanos = |time: Duration| i128::from(time.as_nanos());
             (step, late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load), id)
         });
-        // Another load is another slack, so an entry that stays the same stays where it is.
+        // Another load means another slack, so an equal entry is in the right order already.
         if entry == instance.entry {
             return false;
         }
@@ -596,7 +588,7 @@ impl SlackRouter {
         true
     }
 
-    /// The first of an order of the slice, after entries were put right until it is exact: no other can be before it then.
+    /// The first entry of an order of the slice. Entries are corrected until the first is exact: no other can precede it then.
     fn first(&mut self, at: SharedSlice, order: fn(&Slice) -> &BTreeSet<Entry>) -> Option<Entry> {
         loop {
             let entry = *order(self.slices.get(&at)?).first()?;
@@ -606,8 +598,9 @@ impl SlackRouter {
         }
     }
 
-    /// The entry whose turn it is on a slice. An entry that is to be loaded and will be late all the same
-    /// waits until the slice has worked off some of the time that the last load took.
+    /// The next entry to serve on a slice. An entry that needs a load and will be late anyway waits until the slice has worked
+    /// for [`RouterConfig::stay_loads`] times that load. Under overload every first request is urgent, and by slack alone two
+    /// functions would load over each other for each request.
     fn next_on(&mut self, now: Timestamp, at: SharedSlice) -> Option<Entry> {
         let ready = self.first(at, |slice| &slice.ready);
         let bound = self.slices.get(&at)?.cold.first();
@@ -633,7 +626,7 @@ impl SlackRouter {
             let Some(found) = self.instances.get(&instance) else { return };
             let Service::Shared { latency, load, .. } = found.service else { return };
             let function = found.function;
-            // Its head may have become late meanwhile: then the order changes and is looked at again.
+            // The head may have become late meanwhile, which changes the order.
             self.sift(now, function, actions);
             let head = self.functions.get(&function).map_or(Head::Nothing, Function::head);
             if head.request().is_none_or(|(now_late, _)| now_late != late) {
@@ -648,7 +641,7 @@ impl SlackRouter {
         }
     }
 
-    /// The slice stays idle: requests that come may find it.
+    /// Offers the instances of a slice that stays idle to future requests.
     fn unpark(&mut self, at: SharedSlice) {
         let parked = self.slices.get_mut(&at).map(|slice| std::mem::take(&mut slice.parked));
         for id in parked.into_iter().flatten() {
@@ -660,7 +653,7 @@ impl SlackRouter {
         }
     }
 
-    /// Whether what waits is more than the function's instances do before `deadline`.
+    /// Whether the function's instances need longer for its waiting requests than until `deadline`.
     fn too_slow(of: &Function, now: Timestamp, deadline: Timestamp) -> bool {
         let Some(fastest) = of.fastest() else { return true };
         if deadline == Timestamp::MAX {
@@ -691,7 +684,7 @@ impl SlackRouter {
         }
     }
 
-    /// Looks again at functions that were short and still have requests waiting.
+    /// Repeats the shortage check for functions that were short.
     fn look_again(&mut self, now: Timestamp, actions: &mut Vec<RouteAction>) {
         while let Some(&(at, function)) = self.again.first() {
             if at > now {
@@ -739,7 +732,7 @@ impl SlackRouter {
         self.requests.insert(id, Request { function, turn, attempts: 0, at: At::OnTime });
         self.enqueue(id, function, turn);
         if others_wait {
-            // So there is no place for it either: only who is first may change.
+            // Other requests already wait, so there is no place for this one: only the first request may change.
             self.sift(now, function, actions);
             self.reorder(function);
         } else {
@@ -776,7 +769,7 @@ impl SlackRouter {
                 }
                 self.functions.entry(request.function).or_default().free.insert(key);
             }
-            // One that drains frees no place, but who is late by now is said to be.
+            // A draining instance frees no place, but requests that are late by now become known.
             _ => {
                 if self.waiting(request.function) > 0 {
                     self.serve(now, request.function, actions);
@@ -800,7 +793,7 @@ impl SlackRouter {
         }
     }
 
-    /// Rejects what waits of a function.
+    /// Rejects the function's waiting requests.
     fn remove(&mut self, function: FunctionId, actions: &mut Vec<RouteAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let waiting: Vec<RequestId> = of.on_time.values().chain(of.late.values()).copied().collect();
@@ -864,7 +857,7 @@ impl Engine for SlackRouter {
                 self.arrived(now, request, function, deadline, actions);
             }
             RouteEvent::FunctionRemoved { function } => self.remove(function, actions),
-            // The expiry above may have been what the client gave up.
+            // The expiry above may already have rejected the request.
             RouteEvent::Cancelled { request } if self.requests.contains_key(&request) => {
                 let function = self.requests[&request].function;
                 self.dequeue(request, None);

@@ -4,14 +4,14 @@ use crate::pipeline::{RouteError, RouteEvent, Service};
 use gshare_core::dag::MAX_TIME;
 use gshare_core::{Duration, InstanceId, RequestId, SharedSlice, TimeWentBack, Timestamp};
 
-/// Time of one request that finds the instance empty and in memory.
+/// Time of one request on an empty instance in memory.
 pub(super) const fn latency(service: &Service) -> Duration {
     match *service {
         Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
     }
 }
 
-/// The slice that the instance shares.
+/// The slice of a shared instance.
 pub(super) const fn slice(service: &Service) -> Option<SharedSlice> {
     match *service {
         Service::Shared { slice, .. } => Some(slice),
@@ -19,7 +19,7 @@ pub(super) const fn slice(service: &Service) -> Option<SharedSlice> {
     }
 }
 
-/// Requests per 10^15 ns that the instance serves one after the other.
+/// Number of requests per 10^15 ns that the instance serves in sequence.
 pub(super) fn rate(service: &Service) -> u64 {
     let interval = match service {
         Service::Exclusive { interval, .. } => interval.as_nanos(),
@@ -28,7 +28,7 @@ pub(super) fn rate(service: &Service) -> u64 {
     1_000_000_000_000_000 / interval.max(1)
 }
 
-/// Time that instances of this `rate` need for this many requests.
+/// Time in which instances of this `rate` serve `requests`.
 pub(super) fn time_for(requests: usize, rate: u64) -> Duration {
     Duration::from_wide_nanos(requests as u128 * 1_000_000_000_000_000 / u128::from(rate.max(1)))
 }
@@ -64,8 +64,8 @@ fn check_service(instance: InstanceId, service: &Service) -> Result<(), RouteErr
     }
 }
 
-/// Refuses what cannot be: `last` is the time of the event before, `instance` gives how an instance serves and whether it drains,
-/// `request` the instance that a request was dispatched to, if it was.
+/// Refuses impossible events. `last` is the time of the event before, `instance` says how an instance serves and whether it
+/// drains, and `request` gives the instance of a dispatched request.
 pub(super) fn check_event(
     (now, last): (Timestamp, Timestamp),
     event: &RouteEvent,

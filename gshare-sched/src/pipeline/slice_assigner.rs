@@ -19,19 +19,19 @@ pub struct Assignment {
     /// Time of one batch through the pipeline, every branch taken, in ns.
     #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
     pub latency: Duration,
-    /// Compute slices held.
+    /// Number of held compute slices.
     pub compute_slices: u32,
-    /// Memory of the slices that is not used.
+    /// Unused memory of the slices.
     #[cfg_attr(feature = "serde", serde(rename = "waste_bytes"))]
     pub waste: Bytes,
-    /// GPUs it is spread over.
+    /// Number of GPUs with slices of the pipeline.
     pub gpus: u32,
     /// How much harder the node's idle memory has become to use, see the assigner.
     pub fragmentation: i64,
 }
 
 impl Assignment {
-    /// An assignment with no figures yet. For assigners; hosts receive these.
+    /// An assignment without figures, for assigners; hosts only receive assignments.
     pub const fn new(slices: Vec<AssignedSlice>) -> Self {
         Self {
             slices,
@@ -53,7 +53,7 @@ impl Assignment {
 pub struct AssignedSlice {
     pub gpu: GpuId,
     pub slice: SliceAt,
-    /// Whether it has to be created first, in place of idle memory slices.
+    /// Whether the slice must be created first, in place of idle memory slices.
     pub carved: bool,
 }
 
@@ -67,7 +67,7 @@ pub enum Unfit {
     /// More parts than slices.
     #[error("needs {parts} slices, {free} are free")]
     TooFewSlices { parts: u32, free: u32 },
-    /// A part that runs on no free slice.
+    /// A part without a suitable free slice.
     #[error("stage {} fits no free slice: {why}", stage + 1)]
     NoSlice { stage: u32, why: Misfit },
     /// Each part fits a free slice, but not all at the same time.
@@ -109,7 +109,7 @@ pub enum Misfit {
 /// A policy that chooses slices for a pipeline.
 ///
 /// # Contract
-/// Slices are free and different ones; parts fit theirs; the latency is within the SLO; equal calls give equal answers.
+/// The slices are free and distinct; each part fits its slice; the latency is within the SLO; equal calls give equal answers.
 pub trait SliceAssigner: Send {
     /// Slices of `node` for the parts of `pipeline`.
     ///

@@ -1,13 +1,13 @@
-//! Which pool a function goes to.
+//! The choice of a function's pool.
 
 use crate::platform::{FunctionSpec, Regime, Work};
 
-/// The regime of a function, of those that there are: `devices` tells how many devices of a regime there are, or `None`
-/// where no pool shares such devices out.
+/// The regime of a function among the present regimes. `devices` gives the number of devices of a regime, or `None` without a
+/// pool for it.
 ///
-/// A regime that the function names is the one. Else a pipeline goes to slices, since only those run its stages; training
-/// goes to shares, where it can take what others leave; inference goes to shares, which hold several functions on a device, and
-/// to whole devices where those are all that there is, unless an instance needs several devices.
+/// A regime named by the function decides. Otherwise a pipeline goes to slices, since only slices run its stages. Training goes
+/// to shares, where it can use the rest of other instances. Inference goes to shares, which hold several functions on a device,
+/// or to whole devices if there are no others, unless an instance needs several devices.
 pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option<usize>) -> Regime {
     if let Some(named) = spec.regime {
         return named;

@@ -3,14 +3,14 @@
 use crate::mig::{GpuModel, MigError, SliceAt};
 use gshare_core::{Bytes, GpuKind, NodeId};
 
-/// How a device is shared.
+/// The way in which functions share a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Regime {
     /// Instances hold shares of time and SMs side by side (FaST-GShare, Dilu).
     Fractional,
-    /// Instances own MIG slices, or take turns on one (FluidFaaS).
+    /// Instances own MIG slices, or take turns on a slice (FluidFaaS).
     Sliced,
     /// One request at a time has the device, and models are cached in its memory (GPU-enabled FaaS).
     Whole,
@@ -18,7 +18,7 @@ pub enum Regime {
 
 gshare_core::display_as!(Regime { Fractional => "fractional", Sliced => "sliced", Whole => "whole" });
 
-/// The MIG slices of a GPU that functions may use.
+/// The MIG slices of a GPU for use by functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -32,7 +32,7 @@ impl MigLayout {
     /// Slices at their places on a GPU of a model.
     ///
     /// # Errors
-    /// [`MigError`]: slices that overlap or that the model does not have.
+    /// [`MigError`]: slices that overlap or are not in the model.
     pub fn new(model: GpuModel, slices: Vec<SliceAt>) -> Result<Self, MigError> {
         model.validate(&slices)?;
         Ok(Self { model, slices })
@@ -41,7 +41,7 @@ impl MigLayout {
     /// Slices by the names of their profiles, arranged as the driver can.
     ///
     /// # Errors
-    /// [`MigError`]: a model or profile that is not known, or slices that fit no arrangement.
+    /// [`MigError`]: an unknown model or profile, or slices that fit no arrangement.
     pub fn named(model: &str, names: &[&str]) -> Result<Self, MigError> {
         let model = GpuModel::find(model)?;
         let profiles = names.iter().map(|name| model.profile(name)).collect::<Result<Vec<_>, _>>()?;
@@ -90,23 +90,23 @@ impl From<MigLayout> for RawMigLayout {
     }
 }
 
-/// A device that functions may use.
+/// A device for use by functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct DeviceSpec {
-    /// The machine that it is in; devices of one node share its host memory.
+    /// The machine with the device; devices of one node share its host memory.
     pub node: NodeId,
     /// Devices of equal speed and memory have the same kind.
     pub kind: GpuKind,
-    /// Its memory in bytes; more than 0.
+    /// The device's memory in bytes; more than 0.
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
     pub memory: Bytes,
-    /// How it is shared. A device with MIG slices is sliced, another is fractional unless this says `whole`.
+    /// The requested regime. By default a device with MIG slices is sliced, and any other device fractional.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub regime: Option<Regime>,
-    /// Its MIG slices, where it has any.
+    /// The device's MIG slices, if it has any.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub mig: Option<Box<MigLayout>>,
 }
@@ -125,7 +125,7 @@ impl DeviceSpec {
         Self { mig: Some(Box::new(layout)), ..self }
     }
 
-    /// The regime that the device is in.
+    /// The regime in which the device is used.
     pub fn effective_regime(&self) -> Regime {
         match (self.regime, &self.mig) {
             (_, Some(_)) => Regime::Sliced,

@@ -7,7 +7,7 @@ use gshare_core::{ConfigError, FunctionId, GpuId, InstanceId, RequestId, TenantI
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlatformError {
-    /// The time of the event is before that of the last one.
+    /// The event's time is before the last event's time.
     #[error(transparent)]
     TimeWentBack(#[from] TimeWentBack),
     /// A setting is out of its bounds.
@@ -25,13 +25,13 @@ pub enum PlatformError {
         /// Their regime.
         regime: Regime,
     },
-    /// No pool shares out devices of that regime.
+    /// No pool shares out devices of the regime.
     #[error("no pool of {regime} devices is part of this platform")]
     NoPool {
-        /// The regime that is missing.
+        /// The missing regime.
         regime: Regime,
     },
-    /// The pool that it is for refused the event.
+    /// The event's pool refused it.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The device is here already.
@@ -46,7 +46,7 @@ pub enum PlatformError {
         /// The name given.
         gpu: GpuId,
     },
-    /// A limit that would stop the tenant for good.
+    /// A limit of 0, which would stop the tenant for good.
     #[error("{field} of {tenant} is 0: need more than 0")]
     ZeroLimit {
         /// The tenant.
@@ -54,7 +54,7 @@ pub enum PlatformError {
         /// The limit.
         field: &'static str,
     },
-    /// The function is deployed, or instances of the one before it are not gone.
+    /// The function is deployed, or instances of an earlier function with its name are not gone.
     #[error("{function} exists, or instances of the one before it are not gone")]
     FunctionExists {
         /// The name given.
@@ -78,7 +78,7 @@ pub enum PlatformError {
         /// The most given.
         max_instances: u32,
     },
-    /// A profile for a function that was not to be profiled.
+    /// A profile for a function that was not being profiled.
     #[error("{function} is not being profiled")]
     NotProfiling {
         /// The function.
@@ -102,13 +102,13 @@ pub enum PlatformError {
         /// The name given.
         request: RequestId,
     },
-    /// The request was not dispatched, or the instance that it was dispatched to is gone.
+    /// The request was not dispatched, or its instance is gone.
     #[error("{request} does not run on any instance")]
     NotRunning {
         /// The name given.
         request: RequestId,
     },
-    /// No instance was ever given that name.
+    /// No instance ever had this name.
     #[error("unknown {instance}")]
     UnknownInstance {
         /// The name given.

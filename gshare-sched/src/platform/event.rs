@@ -14,13 +14,13 @@ use gshare_core::{
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Life {
-    /// Its processes start and load.
+    /// The instance's processes start and load.
     Starting,
     /// The instance answers requests, or trains.
     Ready,
-    /// The state that the instance had on the device is in host memory, or on the way there or back.
+    /// The instance's device state is in host memory, or on the way there or back.
     Parked,
-    /// The instance finishes the requests it has and gets no more.
+    /// The instance finishes its requests and gets no more.
     Draining,
     /// The instance was told to end.
     Stopped,
@@ -34,33 +34,33 @@ gshare_core::display_as!(Life {
     Stopped => "stopped",
 });
 
-/// The part of an instance that runs on one device.
+/// The part of an instance on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct Part {
     pub gpu: GpuId,
-    /// The share that it may take of the device, or of the slice where there is one.
+    /// The part's largest share of the device, or of the slice where there is one.
     pub share: GpuShare,
     /// The slice of a sliced device.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub slice: Option<SliceAt>,
-    /// The stage of a pipeline, from 0; the rank of a training job's worker; the number of the device among those of a spread
-    /// model; 0 for another instance.
+    /// The stage of a pipeline, from 0; the rank of a training job's worker; the number of the device of a spread model; 0 for
+    /// all other instances.
     pub stage: u32,
-    /// The components of the function's DAG that run here; empty for a function without.
+    /// The components of the function's DAG on this part; empty for a function without a DAG.
     pub components: ComponentSet,
 }
 
-/// A change of an instance that its host reports.
+/// A change of an instance, reported by its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum InstanceReport {
-    /// A `Start` was carried out: every part of it has loaded.
+    /// A `Start` was carried out: every part has loaded.
     Ready,
-    /// A `Start` could not be carried out; nothing of it runs.
+    /// A `Start` could not be carried out; no part of the instance runs.
     Refused,
     /// A `Park` was carried out: the device's memory is free.
     Parked,
@@ -68,35 +68,35 @@ pub enum InstanceReport {
     Unparked,
     /// A training job has done all of its work and ended.
     Completed,
-    /// All of its processes have ended: on a `Stop`, or by themselves.
+    /// All processes of the instance have ended: on a `Stop`, or by themselves.
     Gone,
 }
 
-/// Something that happened and that a host tells the platform.
+/// An event that a host reports to the platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(tag = "event", rename_all = "snake_case", deny_unknown_fields))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum PlatformEvent {
-    /// A device that was not there before, or is back; nothing runs on it.
+    /// A new device, or a device that is back; no process runs on it.
     DeviceFound {
         gpu: GpuId,
         /// Kind, memory and node of the device.
         spec: DeviceSpec,
     },
-    /// The device is gone, or its node is, with every instance that has a part on it or was parked from it. The host ends
-    /// their other parts, before it starts anything in their place, and need not report them gone.
+    /// The device or its node is gone, with every instance that has a part on the device or was parked from it. The host ends
+    /// their other parts before it starts replacements, and need not report them gone.
     DeviceLost { gpu: GpuId },
-    /// The limits of a tenant from now on; a tenant that was never named has no limit.
+    /// The limits of a tenant from now on; a tenant without this event has no limit.
     TenantLimited {
         tenant: TenantId,
         /// The new limits.
         limits: TenantLimits,
     },
-    /// A function that was not there before.
+    /// A new function.
     FunctionDeployed {
-        /// Its name; free again once it was removed and its last instance is gone.
+        /// The function's name; free again after its removal, once its last instance is gone.
         function: FunctionId,
         /// The specification of the function.
         spec: Box<FunctionSpec>,
@@ -104,43 +104,43 @@ pub enum PlatformEvent {
     /// A `Profile` was carried out.
     ProfileLearned {
         function: FunctionId,
-        /// Its measured points.
+        /// The measured points of the function.
         profile: ProfileTable,
-        /// The memory in bytes that was measured, where it is to take the place of the deployed figure; more than 0.
+        /// The measured memory in bytes, if it replaces the deployed figure; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "memory_bytes", default))]
         memory: Option<Bytes>,
     },
-    /// Another least and most number of instances.
+    /// A new minimum and maximum of a function's instances.
     BoundsChanged {
         function: FunctionId,
-        /// Instances that are kept at any load.
+        /// The number of instances at any load.
         min_instances: u32,
         /// The most instances; at least the minimum, more than 0.
         max_instances: u32,
     },
-    /// The function is not wanted any more: what waits is rejected, what runs is drained.
+    /// The function is removed: its waiting requests are rejected and its running instances drained.
     FunctionRemoved { function: FunctionId },
     /// A new request.
     RequestArrived {
-        /// Its name; free again when it has ended.
+        /// The request's name; free again at its end.
         request: RequestId,
         function: FunctionId,
-        /// The time after which no client waits for its answer; a request that waits is rejected then.
+        /// The time until which a client waits for the answer; a request still waiting then is rejected.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
     /// A dispatched request was answered, well or with an error of the function's own.
     RequestDone {
         request: RequestId,
-        /// How long the instance worked for it.
+        /// How long the instance worked for the request.
         #[cfg_attr(feature = "serde", serde(rename = "took_ns"))]
         took: Duration,
     },
-    /// The caller of a request gave up. One that waits is rejected; one that was dispatched goes on.
+    /// The caller of a request gave up. A waiting request is rejected, and a dispatched request goes on.
     RequestCancelled { request: RequestId },
-    /// A change of an instance, as its host reports it.
+    /// A change of an instance, reported by its host.
     Instance {
-        /// Its name, from its `Start`.
+        /// The instance's name from its `Start`.
         instance: InstanceId,
         /// The change.
         report: InstanceReport,
@@ -154,7 +154,7 @@ pub enum PlatformEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum StopCause {
-    /// The instance has answered the requests it had, and the load does not need it.
+    /// The instance has answered its requests, and the load does not need it.
     Drained,
     /// The instance was not ready, or not parked, by its deadline.
     TimedOut,
@@ -162,15 +162,15 @@ pub enum StopCause {
     DrainTimedOut,
     /// The instance had not become ready, and the load does not need it.
     NotNeeded,
-    /// Its model has to make room for another one.
+    /// The instance's model has to make room for another model.
     Evicted,
     /// Another instance of its function has taken its place on better slices.
     Replaced,
-    /// Its function was removed.
+    /// The function was removed.
     Removed,
 }
 
-// The words of a sentence about the instance that follow "stopped: ".
+// Each text completes a sentence about the instance after "stopped: ".
 gshare_core::display_as!(StopCause {
     Drained => "the load does not need it, and it has answered what it had",
     TimedOut => "it was not ready, or not parked, by its deadline",
@@ -181,7 +181,7 @@ gshare_core::display_as!(StopCause {
     Removed => "its function was removed, or has another version",
 });
 
-/// An order for a host. Each order is answered as it says; an instance that ends answers all of its orders.
+/// An order for a host. The host answers each order as described; the end of an instance answers all of its orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -191,21 +191,21 @@ pub enum PlatformAction {
     Profile { function: FunctionId },
     /// Start an instance; answer with `Ready` or `Refused`.
     Start {
-        /// Its name from now on; never used twice.
+        /// The instance's name from now on; never used twice.
         instance: InstanceId,
         function: FunctionId,
         /// The devices and shares of the instance: one part, the stages of a pipeline, the workers of a training job, or the
-        /// devices of a spread model, all of which one process has.
+        /// devices of a spread model, which share one process.
         parts: Vec<Part>,
-        /// Where its weights are.
+        /// The present place of the weights.
         from: Tier,
-        /// How long that should take.
+        /// The expected time of the start.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
         takes: Duration,
-        /// Whether it is to start parked: its process runs, its weights are in host memory, none of the device's is taken.
+        /// Whether the instance starts parked: its process runs with the weights in host memory, and takes no device memory.
         parked: bool,
     },
-    /// Move what the instance has on the device to host memory; answer with `Parked`.
+    /// Move the instance's device state to host memory; answer with `Parked`.
     Park {
         /// The instance, which runs no request.
         instance: InstanceId,
@@ -213,9 +213,9 @@ pub enum PlatformAction {
     /// Bring the instance back to the device; answer with `Unparked`.
     Unpark {
         instance: InstanceId,
-        /// Where it runs from now on.
+        /// The instance's parts from now on.
         parts: Vec<Part>,
-        /// How long that should take.
+        /// The expected time of the move.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
         takes: Duration,
     },
@@ -224,19 +224,19 @@ pub enum PlatformAction {
     /// End the instance's processes; answer with `Gone`.
     Stop {
         instance: InstanceId,
-        /// Why it is stopped.
+        /// The reason for the stop.
         cause: StopCause,
     },
-    /// Run the request there; answer with `RequestDone`.
+    /// Run the request on the instance; answer with `RequestDone`.
     Dispatch {
         request: RequestId,
-        /// An instance of its function that is ready.
+        /// A ready instance of the request's function.
         instance: InstanceId,
     },
     /// The request will not be served.
     Reject {
         request: RequestId,
-        /// Why not.
+        /// The reason for the rejection.
         reason: Rejection,
     },
     /// Bring a function's weights to a node's host memory: a request is expected. Needs no answer.
@@ -246,7 +246,7 @@ pub enum PlatformAction {
 }
 
 impl PlatformAction {
-    /// The instance that the order is for; none for an order about a request or a function alone.
+    /// The instance of the order; None for an order about a request or a function alone.
     pub const fn instance(&self) -> Option<InstanceId> {
         match *self {
             Self::Start { instance, .. }
@@ -265,27 +265,27 @@ impl PlatformAction {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Rejection {
-    /// Too many requests of its function wait.
+    /// Too many requests of the function wait.
     QueueFull,
-    /// Too many requests of its tenant wait.
+    /// Too many requests of the tenant wait.
     TenantQueueFull,
     /// The deadline of the request has passed.
     DeadlineMissed,
-    /// By what waits before it, it cannot be answered within its deadline.
+    /// The requests before it leave no time to answer it within its deadline.
     WouldBeLate,
-    /// The request has waited for the longest time that is allowed.
+    /// The request has waited for the longest allowed time.
     WaitedTooLong,
-    /// The instances that it was dispatched to ended, as often as is allowed.
+    /// The request's instances ended as often as allowed.
     AttemptsExhausted,
-    /// Its function fits no device that there is.
+    /// The function fits no present device.
     NeverFits,
-    /// Its function was removed.
+    /// The function was removed.
     Removed,
-    /// Its caller gave up.
+    /// The request's caller gave up.
     Cancelled,
 }
 
-// The words of a sentence about the request that follow "rejected: ".
+// Each text completes a sentence about the request after "rejected: ".
 gshare_core::display_as!(Rejection {
     QueueFull => "too many requests of the function wait",
     TenantQueueFull => "too many requests of the tenant wait",

@@ -6,26 +6,26 @@ use gshare_core::dag::Dag;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{Bytes, Duration, GpuShare, Quota, TenantId};
 
-/// The way in which a function uses a device.
+/// How a function uses devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 pub enum Work {
-    /// Answers requests from one device, or from [`FunctionSpec::devices`] that hold one model together.
+    /// Answers requests from one device, or from several [`FunctionSpec::devices`] with one model together.
     Inference {
-        /// Its measured points. Without, the platform has the function profiled first.
+        /// The function's measured points. Without them, the platform has the function profiled first.
         #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
         profile: Option<ProfileTable>,
     },
     /// Answers requests, and may be cut into stages on several MIG slices.
     Pipeline {
-        /// Its components with their profiles by slice.
+        /// The function's components with their profiles by slice.
         dag: Box<Dag>,
-        /// The batch, memory and costs that pipelines are made for. The function's SLO takes the place of the goal's.
+        /// Batch, memory and costs for pipelines. The function's SLO replaces the goal's.
         goal: Box<Goal>,
     },
-    /// Trains a model: workers that start together, run until they complete, and answer no requests.
+    /// Trains a model with workers that start together, run until they complete, and answer no requests.
     Training {
         /// Workers, each with the share on a device of its own; 1 to 64.
         workers: u32,
@@ -42,19 +42,19 @@ pub enum Work {
 pub struct FunctionSpec {
     /// The way in which it uses devices.
     pub work: Work,
-    /// On whose account it runs.
+    /// The tenant on whose account the function runs.
     #[cfg_attr(feature = "serde", serde(default = "nobody"))]
     pub tenant: TenantId,
-    /// The time in which a request is to be answered, waiting included. None: no latency to keep.
+    /// The time within which a request should be answered, waiting included. None: no latency to keep.
     #[cfg_attr(feature = "serde", serde(rename = "slo_ns", default))]
     pub slo: Option<Duration>,
     /// The regime it must run in. None: the platform chooses.
     #[cfg_attr(feature = "serde", serde(default))]
     pub regime: Option<Regime>,
-    /// Instances that are kept also without load; at most 1 on whole devices.
+    /// Number of instances kept even without load; at most 1 on whole devices.
     #[cfg_attr(feature = "serde", serde(default))]
     pub min_instances: u32,
-    /// The most instances, those that start included; at least the minimum, more than 0.
+    /// Most instances, starting instances included; at least the minimum, more than 0.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub max_instances: u32,
     /// GPU memory of one instance in bytes, weights and work space; more than 0.
@@ -63,15 +63,15 @@ pub struct FunctionSpec {
     /// Time to start a process and load its weights from disk.
     #[cfg_attr(feature = "serde", serde(rename = "load_disk_ns"))]
     pub load_disk: Duration,
-    /// The same with the weights in host memory.
+    /// Time to start a process and load its weights from host memory.
     #[cfg_attr(feature = "serde", serde(rename = "load_host_ns"))]
     pub load_host: Duration,
-    /// The most of a fractional device's time that an instance may take while others leave it. The whole, unless the
-    /// user says otherwise (FaST-GShare, `gpu_quota_limit`).
+    /// The most of a fractional device's time for an instance while other instances leave it unused. By default the whole
+    /// (FaST-GShare, `gpu_quota_limit`).
     #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default = "all"))]
     pub time_limit: Quota,
-    /// Devices of one node over which an instance of an inference function is spread: tensor parallelism. Each has an equal
-    /// part of its memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
+    /// Devices of one node over which an instance of an inference function is spread: tensor parallelism. Each device has an
+    /// equal part of the instance's memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub devices: u32,
 }
@@ -100,8 +100,8 @@ gshare_core::with_fields!(FunctionSpec {
 });
 
 impl FunctionSpec {
-    /// A function of tenant 0 that may have one instance, is stopped when no client calls it and has no latency to keep. Its
-    /// loading times are those of 1 GB/s from disk and 12 GB/s from host memory with 4 s for the process.
+    /// A function of tenant 0 with at most one instance, which is stopped without calls, and with no latency to keep. The
+    /// loading times assume 1 GB/s from disk and 12 GB/s from host memory, with 4 s for the process.
     pub fn new(work: Work, memory: Bytes) -> Self {
         let process = Duration::from_secs(4);
         let at = |bytes_per_ns: u64| Duration::from_nanos(memory.get() / bytes_per_ns);

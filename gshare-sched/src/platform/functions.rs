@@ -8,15 +8,15 @@ use crate::platform::{FunctionSpec, Work};
 use gshare_core::profile::ProfileTable;
 use std::collections::BTreeSet;
 
-/// Where a function is.
+/// The state of a function on the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum FunctionState {
-    /// The host measures it, and its requests wait for that.
+    /// The host measures the function, and its requests wait for the profile.
     Profiling,
     /// A pool serves it.
     Deployed,
-    /// The function was removed, and instances of it are not gone yet.
+    /// The function was removed, and some of its instances are not gone yet.
     Removed,
 }
 
@@ -24,30 +24,30 @@ pub enum FunctionState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct FunctionStats {
-    /// Requests that came.
+    /// Number of requests that arrived.
     pub arrived: u64,
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub answered: u64,
-    /// Answered requests that took no longer than the SLO, waiting included; all of them without an SLO.
+    /// Answered requests within the SLO, waiting included; all answered requests without an SLO.
     pub within_slo: u64,
-    /// Requests that were rejected.
+    /// Number of rejected requests.
     pub rejected: u64,
-    /// Instances that were started.
+    /// Number of started instances.
     pub starts: u64,
-    /// Times that no device had what its next instance needs.
+    /// Number of times no device had the resources for the next instance.
     pub unmet: u64,
 }
 
 /// A function as the platform keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionView<'a> {
-    /// The specification as deployed; with the profile once that is known.
+    /// The specification as deployed, with the profile once known.
     pub spec: &'a FunctionSpec,
-    /// Where it is.
+    /// The function's state.
     pub state: FunctionState,
-    /// Instances of it that the host was told of and that are not gone.
+    /// Number of instances the host knows of, until they are gone.
     pub instances: u32,
-    /// Counts of its requests.
+    /// Counts of the function's requests.
     pub stats: FunctionStats,
 }
 
@@ -56,41 +56,41 @@ pub(super) struct Function {
     pub(super) spec: FunctionSpec,
     pub(super) state: FunctionState,
     pub(super) pool: usize,
-    /// Instances that the host was told of.
+    /// Number of instances the host knows of.
     pub(super) instances: u32,
-    /// Requests that wait for its profile, by arrival.
+    /// Requests that wait for the function's profile, by arrival.
     pub(super) held: BTreeSet<(Timestamp, RequestId)>,
     pub(super) stats: FunctionStats,
-    /// The GPU time that one of its requests uses: the mean of those answered, recent ones counting more.
+    /// The GPU time of one request: the mean of answered requests, with more weight on recent ones.
     pub(super) uses: Option<Duration>,
-    /// The time that an instance works for one of its requests, as a mean of the same kind.
+    /// The time an instance works for one request, as a mean of the same kind.
     pub(super) takes: Option<Duration>,
 }
 
-/// A mean to which one more time is added.
+/// The mean after the addition of `time`.
 fn moved(mean: Option<Duration>, time: Duration) -> Option<Duration> {
     let moved = |mean: Duration| mean.saturating_sub(mean.scaled(1, 8)).saturating_add(time.scaled(1, 8));
     Some(mean.map_or(time, moved))
 }
 
 impl Function {
-    /// A request of it was answered after this GPU time.
+    /// Counts an answered request with this GPU time.
     pub(super) fn used(&mut self, time: Duration) {
         self.uses = moved(self.uses, time);
     }
 
-    /// An instance worked for a request of it for this time.
+    /// Counts an instance's work for one request.
     pub(super) fn took(&mut self, time: Duration) {
         self.takes = moved(self.takes, time);
     }
 
-    /// The time until which a request that comes now has to begin to be answered within the SLO.
+    /// The latest begin at which a request from now is answered within the SLO.
     pub(super) fn latest_start(&self, now: Timestamp) -> Timestamp {
         let spare = |slo: Duration| slo.saturating_sub(self.takes.unwrap_or_default());
         self.spec.slo.map_or(Timestamp::MAX, |slo| now.saturating_add(spare(slo)))
     }
 
-    /// The GPU time that its next request is expected to use: at its most effective setting, before one was answered.
+    /// The expected GPU time of the next request: before the first answer, the time at the function's most effective setting.
     pub(super) fn expected_use(&self) -> Duration {
         let Work::Inference { profile: Some(profile) } = &self.spec.work else {
             return self.uses.unwrap_or_default();
@@ -115,18 +115,18 @@ impl Platform {
         Some(FunctionView { spec: &of.spec, state: of.state, instances: of.instances, stats: of.stats })
     }
 
-    /// Requests of the function that were not dispatched yet, wherever they wait. O(n) over all requests.
+    /// Number of requests not dispatched yet, wherever they wait. O(n) over all requests.
     pub fn waiting(&self, function: FunctionId) -> usize {
         let held = self.requests.values().filter(|of| of.function == function && of.is_held()).count();
         held + self.waiting_in_pool(function)
     }
 
-    /// Requests of the function that wait in its pool. O(log n).
+    /// Number of requests that wait in the function's pool. O(log n).
     pub fn waiting_in_pool(&self, function: FunctionId) -> usize {
         self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function))
     }
 
-    /// A function that was not removed.
+    /// The function, unless it is unknown or removed.
     pub(super) fn known(&self, function: FunctionId) -> Result<&Function, PlatformError> {
         let of = self.functions.get(&function).filter(|of| of.state != FunctionState::Removed);
         of.ok_or(PlatformError::UnknownFunction { function })
@@ -195,7 +195,7 @@ impl Platform {
         Ok(())
     }
 
-    /// The function has its profile: its pool serves it, and what waited for that.
+    /// The function has its profile: its pool serves it, and its held requests go on.
     pub(super) fn learn(
         &mut self,
         function: FunctionId,
@@ -206,7 +206,7 @@ impl Platform {
         let mut spec = self.known(function)?.spec.clone();
         spec.work = Work::Inference { profile: Some(profile.clone()) };
         spec.memory = memory.unwrap_or(spec.memory);
-        // Devices may have come and gone since it was deployed.
+        // Devices may have come and gone since the deployment.
         let pool = self.pool_for(&spec)?;
         let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
         let orders = self.pools[pool].orders(self.now, event)?;
@@ -256,7 +256,7 @@ impl Platform {
         self.drop_if_done(function);
     }
 
-    /// Forgets a removed function once the host has nothing of it.
+    /// Forgets a removed function after its last instance on the host.
     pub(super) fn drop_if_done(&mut self, function: FunctionId) {
         let done = |of: &Function| of.state == FunctionState::Removed && of.instances == 0;
         if self.functions.get(&function).is_some_and(done) {

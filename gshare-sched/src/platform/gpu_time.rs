@@ -1,8 +1,8 @@
-//! The GPU time that a request has used: the time in which its instance's share of a device was in use, split evenly over
-//! the requests that the instance had.
+//! The GPU time of a request: the time in which its instance's share of a device was in use, split evenly over the instance's
+//! requests.
 //!
-//! Eight requests of one batch that takes 40 ms on half of a device use 20 ms of it together, 2.5 ms each. So the
-//! requests of a tenant never use more than its instances are guaranteed.
+//! Eight requests of one batch that takes 40 ms on half of a device use 20 ms of it together, 2.5 ms each. The requests of a tenant
+//! therefore never use more than its instances' guaranteed share.
 
 use gshare_core::{Duration, Timestamp};
 
@@ -12,9 +12,9 @@ pub(super) const WHOLE: u64 = 10_000 * 10_000;
 /// The use of an instance's share by its requests.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GpuTime {
-    /// The part of a device that the instance is guaranteed, summed over its parts; a whole device has 10 000 x 10 000.
+    /// The guaranteed part of a device, summed over the instance's parts; a whole device has 10 000 x 10 000.
     area: u64,
-    /// Area x nanoseconds that a request would have used that was there from the beginning.
+    /// Area x nanoseconds of a hypothetical request present from the beginning.
     each: u128,
     counted_until: Timestamp,
 }
@@ -24,8 +24,8 @@ impl GpuTime {
         Self { area, each: 0, counted_until: now }
     }
 
-    /// Counts up to now, for the number of requests that the instance has had since the last call. The mark is that of a
-    /// request that comes now.
+    /// Counts up to now, for the instance's number of requests since the last call. Returns the mark of a request that comes
+    /// now.
     pub(super) fn count(&mut self, now: Timestamp, requests: usize) -> u128 {
         let passed = now.saturating_since(self.counted_until).as_nanos();
         self.counted_until = now;

@@ -1,8 +1,8 @@
-//! Which functions' weights are in which node's host memory.
+//! The functions with weights in each node's host memory.
 //!
-//! An instance that starts where the weights of its function are in host memory loads in a fraction of the time
-//! (GPU-enabled FaaS, section III-D; FluidFaaS, section 5.3: "warm"). The weights are there once an instance was ready on
-//! the node, and stay until the memory set aside for them is wanted for others: the least recently used go first.
+//! An instance that finds its function's weights in host memory loads in a fraction of the time (GPU-enabled FaaS, section III-D;
+//! FluidFaaS, section 5.3: "warm"). Weights are there from the first ready instance on the node until other weights need the memory
+//! set aside: the least recently used go first.
 
 use crate::platform::PlatformAction;
 use crate::request::Tier;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 struct OfNode {
-    /// When each was used last, and its bytes.
+    /// Each function's last use and bytes.
     functions: BTreeMap<FunctionId, (u64, Bytes)>,
     order: BTreeSet<(u64, FunctionId)>,
     used: Bytes,
@@ -26,12 +26,12 @@ pub(super) struct HostCache {
 }
 
 impl HostCache {
-    /// Each node sets `capacity` bytes aside for weights.
+    /// A cache of `capacity` bytes on each node.
     pub(super) const fn new(capacity: Bytes) -> Self {
         Self { capacity, nodes: BTreeMap::new(), clock: 0 }
     }
 
-    /// Where an instance that starts on `node` finds its weights.
+    /// The place of the weights for a start on `node`.
     pub(super) fn tier(&self, node: NodeId, function: FunctionId) -> Tier {
         match self.nodes.get(&node).is_some_and(|of| of.functions.contains_key(&function)) {
             true => Tier::Host,
@@ -39,7 +39,7 @@ impl HostCache {
         }
     }
 
-    /// The function's weights were loaded on `node`. Orders what has to go for them.
+    /// Records the load of the function's weights on `node`, and orders the removal of others for them.
     pub(super) fn loaded(
         &mut self,
         node: NodeId,
@@ -67,7 +67,7 @@ impl HostCache {
         }
     }
 
-    /// The function is gone everywhere.
+    /// Removes the function on all nodes.
     pub(super) fn remove(&mut self, function: FunctionId, orders: &mut Vec<PlatformAction>) {
         for (&node, of) in &mut self.nodes {
             if let Some((at, held)) = of.functions.remove(&function) {
@@ -78,7 +78,7 @@ impl HostCache {
         }
     }
 
-    /// The node is gone with its memory.
+    /// Removes a node with its memory.
     pub(super) fn lose(&mut self, node: NodeId) {
         self.nodes.remove(&node);
     }

@@ -1,19 +1,17 @@
-//! Which function runs where, with how many instances, and which of them serves a request: the composite engine of a
-//! cluster.
+//! The composite engine of a cluster: the place of each function, its number of instances, and the instance for each request.
 //!
 //! # Problem
-//! A user deploys a function with a latency to keep and expects the rest to follow: it is profiled, scaled, placed,
-//! given its requests, and makes room for others. Each of these is an engine of this crate. A host that wires them itself
-//! writes the same several hundred lines as every other host, and makes other mistakes. [`Platform`] is that wiring, as an
-//! engine: it decides, and a host (processes on one node, pods of a cluster, a simulation) carries out.
+//! A user deploys a function with a latency to keep and expects the rest to follow: profiling, scaling, placement, requests, and room for
+//! other functions. Each of these is an engine of this crate. A host that wires them itself writes the same several hundred lines as
+//! every other host, and makes other mistakes. [`Platform`] is that wiring, as an engine: it decides, and a host (processes on one node,
+//! pods of a cluster, a simulation) carries out.
 //!
 //! # Terms
 //! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
-//! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a
-//!   pipeline, the workers of a training job, or the devices over which a model is spread;
-//! - **parked**: what the instance had on the device is in host memory, and its process lives;
+//! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a pipeline, the workers of
+//!   a training job, or the devices of a spread model. A **parked** instance has its device state in host memory, and its process lives;
 //! - **pool**: the devices of one regime with the engines that share them: a [`Pool`];
-//! - **held**: a request whose tenant is at a limit or whose function has no profile yet. All others are in the pool of their function.
+//! - **held**: a request of a tenant at its limit, or of a function without a profile so far. All others are in their functions' pools.
 //!
 //! # Life of an instance
 //! ```text
@@ -22,63 +20,23 @@
 //!             ▼           Park   ▼  │ Unpark, Unparked
 //!         forgotten             Parked
 //! ```
-//! [`InstanceReport::Gone`] may come in every state: a process can die at any time. Requests that it had are dispatched
-//! again, a bounded number of times.
-//!
-//! # Life of a request
-//! `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, or `Reject` instead of any of these. Each request ends once.
+//! [`InstanceReport::Gone`] may come in every state, since a process can die at any time; its requests are dispatched again, a bounded
+//! number of times. A request goes `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, and may end with `Reject` at any point.
 //!
 //! # Algorithm
-//! 1. *Devices* go to the pool of their regime: [`FractionalPool`] (time and SMs side by side), [`SlicedPool`]
-//!    (MIG) or [`WholePool`] (one request at a time).
-//! 2. *Functions* go to one pool (`choice.rs`): the regime that they name; else pipelines to sliced devices, training to
-//!    fractional ones, inference to fractional ones, or to whole ones where there are no fractional ones. An inference
-//!    function without a profile is profiled first; its requests wait.
-//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then their pool decides where and when. A pool hears of those that are
-//!    held while others wait in it, so that load beyond what a limit lets in is seen as far as more instances would help.
-//! 4. *Instances* are the pools' business; the platform names them, books their memory for their tenants, and passes orders
-//!    and reports on.
-//!
-//! # Example
-//! ```
-//! use gshare_sched::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work, Platform};
-//! use gshare_core::profile::{ProfilePoint, ProfileTable};
-//! use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
-//!
-//! let ms = Duration::from_millis;
-//! let half = SmShare::from_percent(50).unwrap();
-//! let point = ProfilePoint::measured(half, Quota::WHOLE, 1, 70.0, ms(14), ms(17))?;
-//! let work = Work::Inference { profile: Some(ProfileTable::grid(vec![point])?) };
-//! let function = FunctionSpec::new(work, Bytes::from_gib(2)).with_slo(ms(69));
-//!
-//! let (mut platform, mut orders) = (Platform::fractional()?, Vec::new());
-//! let gpu = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
-//! for event in [
-//!     PlatformEvent::DeviceFound { gpu: GpuId::new(0), spec: gpu },
-//!     PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(function) },
-//!     PlatformEvent::RequestArrived { request: RequestId::new(1), function: FunctionId::new(0), deadline: None },
-//! ] {
-//!     platform.handle(Timestamp::ZERO, event, &mut orders)?;
-//! }
-//! let Some(PlatformAction::Start { instance, .. }) = orders.pop() else { panic!("nothing was started") };
-//! let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
-//! platform.handle(Timestamp::from_millis(900), ready, &mut orders)?;
-//! assert_eq!(orders, [PlatformAction::Dispatch { request: RequestId::new(1), instance }]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! 1. *Devices* go to their regime's pool: [`FractionalPool`] (shared time and SMs), [`SlicedPool`] (MIG) or [`WholePool`] (whole GPUs).
+//! 2. *Functions* go to their regime's pool; without one pipelines go to sliced devices, training to fractional ones, and inference to
+//!    fractional or else whole ones. An inference function without a profile is profiled first; its requests wait.
+//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then the pool decides where and when they run. A pool learns of held
+//!    requests while others wait in it: load beyond a limit then counts as far as more instances would help.
+//! 4. *Instances* are the pools' business; the platform names them, books their memory for tenants, and passes orders and reports on.
 //!
 //! # Invariants
-//! - a request that arrived is answered once, or rejected once, or waits in one place;
-//! - a request is dispatched only to a ready instance of its function;
-//! - no device holds more than it has: those of the pools' contract ([`crate::platform::Pool`]);
-//! - each instance that was started is known until the host reports it gone or its device is lost.
+//! A request is answered once, or rejected once, or waits in one place; it is dispatched only to a ready instance of its function. No
+//! device holds more than it has (see [`Pool`]). A started instance is known until its host reports it gone or its device is lost.
 //!
 //! # Cost
-//! O(log n) over requests and instances, and what the pool needs.
-//!
-//! # Differences from the papers
-//! They have one regime each. Tenants' limits are those of GPU-enabled FaaS (section VI), for all regimes; their weights
-//! and fairness stay with the request scheduler of whole devices.
+//! O(log n) over requests and instances, plus the pool's cost.
 
 mod choice;
 mod device_spec;
@@ -125,7 +83,7 @@ use timers::Timers;
 crate::settings_table::settings! {
     /// Settings of a [`Platform`].
     pub struct PlatformConfig {
-        /// The longest time that the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
+        /// The longest time the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
         #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
         pub max_held: Duration = Duration::from_secs(60), with_max_held;
         /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
@@ -134,8 +92,8 @@ crate::settings_table::settings! {
     }
 }
 
-/// Time after which an instance that is kept is started again when it could not be started. 10 s: a process that fails at once
-/// takes no more than a per cent or so of its device.
+/// Time until another attempt at a kept instance after a failed start. 10 s: a process with an immediate failure takes no more
+/// than a per cent or so of its device.
 const START_AGAIN: Duration = Duration::from_secs(10);
 
 /// The platform's record of a device.
@@ -145,7 +103,35 @@ struct Device {
     memory: Bytes,
 }
 
-/// The engine of this module.
+/// Decides for a whole cluster: the engine of this module.
+///
+/// # Example
+/// ```
+/// use gshare_sched::platform::{DeviceSpec, FunctionSpec, InstanceReport, PlatformAction, PlatformEvent, Work, Platform};
+/// use gshare_core::profile::{ProfilePoint, ProfileTable};
+/// use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
+///
+/// let ms = Duration::from_millis;
+/// let half = SmShare::from_percent(50).unwrap();
+/// let point = ProfilePoint::measured(half, Quota::WHOLE, 1, 70.0, ms(14), ms(17))?;
+/// let work = Work::Inference { profile: Some(ProfileTable::grid(vec![point])?) };
+/// let function = FunctionSpec::new(work, Bytes::from_gib(2)).with_slo(ms(69));
+///
+/// let (mut platform, mut orders) = (Platform::fractional()?, Vec::new());
+/// let gpu = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+/// for event in [
+///     PlatformEvent::DeviceFound { gpu: GpuId::new(0), spec: gpu },
+///     PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(function) },
+///     PlatformEvent::RequestArrived { request: RequestId::new(1), function: FunctionId::new(0), deadline: None },
+/// ] {
+///     platform.handle(Timestamp::ZERO, event, &mut orders)?;
+/// }
+/// let Some(PlatformAction::Start { instance, .. }) = orders.pop() else { panic!("nothing was started") };
+/// let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+/// platform.handle(Timestamp::from_millis(900), ready, &mut orders)?;
+/// assert_eq!(orders, [PlatformAction::Dispatch { request: RequestId::new(1), instance }]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Platform {
     config: PlatformConfig,
     pools: Vec<Box<dyn Pool>>,
@@ -157,11 +143,11 @@ pub struct Platform {
     instances: Instances,
     requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
-    /// Requests that the platform holds, and until when.
+    /// Held requests, and the times until which the platform holds them.
     held_until: Timers<RequestId>,
-    /// Events that pools are yet to be told because of their own orders.
+    /// Events that the platform still has to pass to pools, as a result of the pools' own orders.
     answers: VecDeque<(usize, PoolEvent)>,
-    /// Tenants one of whose requests has ended.
+    /// Tenants with a request that has ended since the last admission.
     to_admit: BTreeSet<TenantId>,
 }
 
@@ -212,17 +198,17 @@ impl Platform {
     /// A platform of fractional devices, with the default policies.
     ///
     /// # Errors
-    /// None for the settings that it uses.
+    /// None for these settings.
     pub fn fractional() -> Result<Self, PlatformError> {
         let pool = FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast()?)?;
         Self::new(PlatformConfig::default(), vec![Box::new(pool)])
     }
 
-    /// Calls `visit` with each instance that the pools keep, by the platform's names.
+    /// Calls `visit` with each instance in the pools, by the platform's names.
     pub fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
         for (index, pool) in self.pools.iter().enumerate() {
             pool.instances(&mut |view| {
-                // An instance that waits for room has not been ordered, and has no name outside of its pool.
+                // An instance without room has not been ordered, and has no name outside its pool.
                 if let Some(instance) = self.instances.outside(index, view.instance) {
                     visit(&InstanceView { instance, ..view.clone() });
                 }
@@ -234,7 +220,7 @@ impl Platform {
         self.pools.iter().position(|pool| pool.regime() == regime)
     }
 
-    /// Refuses what cannot be, before anything is changed.
+    /// Refuses impossible events before any change.
     fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
         TimeWentBack::check(now, self.now)?;
         match event {
@@ -293,7 +279,7 @@ impl Platform {
         }
     }
 
-    /// Tells a pool, and takes its orders.
+    /// Passes an event to a pool, and takes the pool's orders.
     fn tell(
         &mut self,
         pool: usize,
@@ -305,7 +291,7 @@ impl Platform {
         Ok(())
     }
 
-    /// Tells a pool what it cannot refuse: what the platform knows to be the pool's own.
+    /// Passes an event to a pool that cannot refuse it, since it concerns the pool's own functions, instances or devices.
     fn inform(&mut self, pool: usize, event: PoolEvent, actions: &mut Vec<PlatformAction>) {
         let told = self.tell(pool, event, actions);
         debug_assert!(told.is_ok(), "a pool refused its own: {told:?}");
@@ -324,7 +310,7 @@ impl Platform {
         }
     }
 
-    /// Does what deadlines up to now asked for, in pools and here.
+    /// Handles the deadlines up to now, in pools and in the platform.
     fn catch_up(&mut self, actions: &mut Vec<PlatformAction>) {
         for pool in 0..self.pools.len() {
             if self.pools[pool].next_deadline().is_some_and(|due| due <= self.now) {
@@ -349,7 +335,7 @@ impl Platform {
         let pool = self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
         let memory = spec.memory;
         let orders = self.pools[pool].orders(self.now, PoolEvent::DeviceJoined { gpu, spec })?;
-        // The device counts before the pool's orders for it are looked at.
+        // The device must count before the pool's orders for it are checked.
         self.devices.insert(gpu, Device { pool, memory });
         self.memory += u128::from(memory.get());
         self.take(pool, orders, actions);
@@ -366,7 +352,7 @@ impl Platform {
             self.forget_instance(instance, of);
             gone.insert(instance);
         }
-        // A pool whose deadline had come may have begun something there before it heard of the loss.
+        // At a passed deadline the pool may have ordered work on the device before it heard of the loss.
         let orders = actions.split_off(from);
         let there = |order: &PlatformAction| order.instance().is_none_or(|one| !gone.contains(&one));
         actions.extend(orders.into_iter().filter(there));
@@ -377,10 +363,10 @@ impl Platform {
         Bytes(u64::try_from(self.memory).unwrap_or(u64::MAX))
     }
 
-    /// Checks what must hold between events; for tests and fuzzing.
+    /// Checks the invariants between events; for tests and fuzzing.
     ///
     /// # Panics
-    /// When something does not hold, with a sentence.
+    /// On a broken invariant, with a sentence about it.
     pub fn invariants(&self) {
         for (index, pool) in self.pools.iter().enumerate() {
             pool.invariants();
@@ -416,7 +402,7 @@ impl Engine for Platform {
     ) -> Result<(), PlatformError> {
         self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
-        // A pool may refuse a device, a function or its bounds: it is asked before anything is done.
+        // A pool may refuse a device, a function or its bounds: the platform asks before it changes anything.
         let asked = match &event {
             PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec.clone(), actions),
             PlatformEvent::FunctionDeployed { function, spec } => self.deploy(*function, spec, actions),
@@ -433,7 +419,7 @@ impl Engine for Platform {
             return Err(error);
         }
         match event {
-            // Before anything is started on it, or for it.
+            // Before any start on the device or for the function.
             PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
             PlatformEvent::FunctionRemoved { function } => self.remove(function, actions),
             _ => {}

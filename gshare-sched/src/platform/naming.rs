@@ -8,20 +8,20 @@ use crate::platform::Part;
 use gshare_core::InstanceId;
 use std::collections::BTreeSet;
 
-/// An instance that the host was told of.
+/// An instance known to the host.
 #[derive(Debug, Clone)]
 pub(super) struct Named {
     pub(super) pool: usize,
-    /// Its pool's name of it.
+    /// The pool's name of the instance.
     pub(super) inside: InstanceId,
     pub(super) function: FunctionId,
-    /// The devices that it has parts on, or had when it was parked.
+    /// The devices of its parts, now or before it was parked.
     pub(super) devices: BTreeSet<GpuId>,
-    /// Memory that is booked for its tenant.
+    /// Memory booked for its tenant.
     pub(super) memory: Bytes,
-    /// The use of its share by its requests.
+    /// The use of the instance's share by its requests.
     pub(super) time: GpuTime,
-    /// Requests that were dispatched to it; some may be elsewhere by now.
+    /// Requests dispatched to the instance; some may be elsewhere by now.
     pub(super) requests: BTreeSet<RequestId>,
 }
 
@@ -51,7 +51,7 @@ impl Instances {
         self.named.get(&instance)
     }
 
-    /// The platform's name of a pool's instance, once the host was told of it.
+    /// The platform's name of a pool's instance, once the host knows the instance.
     pub(super) fn outside(&self, pool: usize, inside: InstanceId) -> Option<InstanceId> {
         self.outside.get(pool)?.get(&inside).copied()
     }
@@ -77,7 +77,7 @@ impl Instances {
         instance
     }
 
-    /// The instance has its parts elsewhere from now on.
+    /// Records an instance's new parts.
     fn moved(&mut self, instance: InstanceId, parts: &[Part]) {
         let Some(of) = self.named.get_mut(&instance) else { return };
         let devices: BTreeSet<GpuId> = parts.iter().map(|part| part.gpu).collect();
@@ -102,14 +102,14 @@ impl Instances {
         Some(of)
     }
 
-    /// The device is gone, with the instances that were there; those.
+    /// Removes the instances of a lost device and returns them.
     pub(super) fn lose(&mut self, gpu: GpuId) -> Vec<(InstanceId, Named)> {
         let on = self.on.remove(&gpu).unwrap_or_default();
         on.into_iter().filter_map(|instance| Some((instance, self.remove(instance)?))).collect()
     }
 }
 
-/// The memory and the area that parts are guaranteed.
+/// The guaranteed memory and area of all parts.
 fn sums(parts: &[Part]) -> (Bytes, u64) {
     let memory =
         parts.iter().filter_map(|part| part.share.memory()).map(Bytes::get).fold(0, u64::saturating_add);
@@ -149,7 +149,7 @@ impl Platform {
         actions.push(order);
     }
 
-    /// Names an instance that is to start, unless its tenant may not have that much memory.
+    /// Names a new instance, unless its tenant may not have as much memory.
     fn name(
         &mut self,
         pool: usize,
@@ -187,7 +187,7 @@ impl Platform {
         report: InstanceReport,
         actions: &mut Vec<PlatformAction>,
     ) {
-        // One that is gone, or was lost with its device, has nothing more to tell.
+        // A gone instance, or an instance lost with its device, has no more to report.
         let Some(of) = self.instances.get(instance) else { return };
         let (pool, inside) = (of.pool, of.inside);
         let over =
@@ -198,7 +198,7 @@ impl Platform {
         self.inform(pool, PoolEvent::Instance { instance: inside, report }, actions);
     }
 
-    /// The host has nothing of the instance any more.
+    /// Forgets an instance of which the host has no process any more.
     pub(super) fn forget_instance(&mut self, instance: InstanceId, mut of: Named) {
         self.lose_requests_of(instance, &mut of);
         let function = of.function;

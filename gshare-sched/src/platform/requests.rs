@@ -6,7 +6,7 @@ use super::naming::Named;
 use super::{Duration, FunctionId, Platform, PlatformAction, PoolEvent, Rejection, RequestId, Timestamp};
 use gshare_core::{InstanceId, TenantId};
 
-/// Where a request is.
+/// The present place of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// In its tenant's line.
@@ -15,7 +15,7 @@ enum Place {
     Function,
     /// In its function's pool, not dispatched.
     Pool,
-    /// Dispatched there.
+    /// Dispatched to this instance.
     Runs(InstanceId),
 }
 
@@ -26,19 +26,19 @@ pub(super) struct Request {
     arrived: Timestamp,
     deadline: Option<Timestamp>,
     place: Place,
-    /// Whether its pool was told that it is held.
+    /// Whether the pool knows of the held request.
     told: bool,
     /// Whether it was dispatched at least once.
     dispatched: bool,
-    /// GPU time that it was expected to use when it was let in, and that it has used on instances that it has left.
+    /// GPU time expected at admission; then the GPU time used so far on earlier instances.
     expected: Duration,
     used: Duration,
-    /// Its instance's mark when it came there.
+    /// The instance's mark at the request's dispatch.
     came: u128,
 }
 
 impl Request {
-    /// Whether the platform itself holds it.
+    /// Whether the platform itself holds the request.
     pub(super) const fn is_held(&self) -> bool {
         matches!(self.place, Place::Line | Place::Function)
     }
@@ -89,8 +89,8 @@ impl Platform {
         self.held(request, function, actions);
     }
 
-    /// Tells a function's pool of a request that its tenant's limit holds back, if others that were let in wait there: more instances
-    /// would serve more of the tenant's requests.
+    /// Tells a function's pool of a request held back by its tenant's limit, if admitted requests of the function wait there:
+    /// more instances would then serve more of the tenant's requests.
     fn held(&mut self, request: RequestId, function: FunctionId, actions: &mut Vec<PlatformAction>) {
         let held = self.requests.get_mut(&request).filter(|of| of.place == Place::Line);
         let (Some(held), Some(of)) = (held, self.functions.get(&function)) else { return };
@@ -100,7 +100,7 @@ impl Platform {
         }
     }
 
-    /// Lets in what the tenant may have at work.
+    /// Admits as many of the tenant's requests as its limits allow.
     pub(super) fn admit(&mut self, tenant: TenantId, actions: &mut Vec<PlatformAction>) {
         let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
         loop {
@@ -158,7 +158,7 @@ impl Platform {
         self.inform(pool, PoolEvent::Done { request, took }, actions);
     }
 
-    /// The request is on its instance no longer, and has used GPU time there.
+    /// Takes the request off its instance and adds its GPU time there.
     fn leave(&mut self, request: RequestId) {
         let runs_on = self.requests.get(&request).and_then(Request::runs_on);
         let Some(on) = runs_on.and_then(|instance| self.instances.get_mut(instance)) else { return };
@@ -212,7 +212,7 @@ impl Platform {
     pub(super) fn cancel(&mut self, request: RequestId, actions: &mut Vec<PlatformAction>) {
         let Some(of) = self.requests.get(&request).copied() else { return };
         match of.place {
-            // The instance works for it, and its answer ends it.
+            // The instance works for the request, and its answer ends it.
             Place::Runs(_) => return,
             Place::Line | Place::Function => {}
             Place::Pool => {
@@ -224,7 +224,7 @@ impl Platform {
         self.reject_held(request, Rejection::Cancelled, actions);
     }
 
-    /// The instance is gone: what it had is with its pool again.
+    /// Returns the requests of a gone instance to its pool.
     pub(super) fn lose_requests_of(&mut self, instance: InstanceId, lost: &mut Named) {
         let mark = lost.time.count(self.now, lost.requests.len());
         for request in &lost.requests {

@@ -23,7 +23,7 @@ pub enum ScalerSettings {
     Heuristic(HeuristicHorizontalConfig),
     /// Once load has stayed (Dilu, section 3.4.2).
     Lazy(LazyHorizontalConfig),
-    /// For peaks that the instances that run cannot take at their limits.
+    /// For peaks beyond the limits of the running instances.
     Peaks(PeakHorizontalConfig),
 }
 
@@ -60,18 +60,18 @@ pub struct FractionalSettings {
     pub pool: FractionalConfig,
     /// The policy that starts and stops instances.
     pub scaler: ScalerSettings,
-    /// The policy that places them.
+    /// The policy that places instances.
     pub packer: PackerSettings,
 }
 
-/// Policies of a host's own that stand in for those that settings name.
+/// The host's own policies in place of the policies named by settings.
 #[derive(Default)]
 pub struct OwnPolicies {
     /// Starts and stops instances on fractional devices, instead of [`FractionalSettings::scaler`].
     pub scaler: Option<Box<dyn HorizontalScaler>>,
-    /// Places them there, instead of [`FractionalSettings::packer`].
+    /// Places instances on fractional devices, instead of [`FractionalSettings::packer`].
     pub packer: Option<Box<dyn Packer>>,
-    /// Orders the requests that wait there, instead of [`FractionalConfig::late_wait`].
+    /// Orders waiting requests on fractional devices, instead of [`FractionalConfig::late_wait`].
     pub order: Option<Box<dyn QueueOrder>>,
     /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
     pub router: Option<Box<dyn Router>>,
@@ -125,11 +125,11 @@ impl FractionalSettings {
 pub struct PlatformSettings {
     /// Settings of the platform itself.
     pub platform: PlatformConfig,
-    /// Devices whose time and SMs are shared out.
+    /// Settings for devices with shared time and SMs.
     pub fractional: FractionalSettings,
-    /// Devices with MIG slices.
+    /// Settings for devices with MIG slices.
     pub sliced: SlicedConfig,
-    /// Devices that serve one request at a time.
+    /// Settings for devices that serve one request at a time.
     pub whole: SchedulerConfig,
 }
 
@@ -145,7 +145,7 @@ impl Default for PlatformSettings {
 }
 
 impl PlatformSettings {
-    /// The platform that these settings describe, without devices and functions.
+    /// The platform with these settings, without devices and functions.
     ///
     /// # Errors
     /// [`PlatformError`] names the field and its bound.
@@ -153,7 +153,7 @@ impl PlatformSettings {
         self.build_with(OwnPolicies::default())
     }
 
-    /// The same with policies of the host's own.
+    /// The same platform with the host's own policies.
     ///
     /// # Errors
     /// As for [`build`](Self::build).

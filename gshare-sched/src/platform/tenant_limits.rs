@@ -1,12 +1,11 @@
-//! Limits of tenants of the cluster, checked before any pool hears of their requests.
+//! Limits of the cluster's tenants, checked before any pool hears of their requests.
 //!
-//! A tenant's requests wait in its own line while it has as many as it may at work, or has used the GPU time that it may in
-//! this window (GPU-enabled FaaS, section VI). A request at work counts with what those of its function used before; else a
-//! tenant would have all of a burst let in before the first of it has ended.
-//!
-//! In a line those that can still be answered within their SLO go first, in the order of arrival, then the others, in that order: as in
-//! pools ([`FractionalPool`](super::FractionalPool)), all that come behind a burst would be late otherwise. How long a late one waits is
-//! bounded by the platform's `max_held`.
+//! A tenant's requests wait in the tenant's own line while it has its full number at work, or has used its GPU time in this window
+//! (GPU-enabled FaaS, section VI, here for all regimes; the paper's weights and fairness stay with the request scheduler of whole
+//! devices). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
+//! before its first request has ended. Requests that can still meet their SLO go first, in the order of arrival, then the others in
+//! the same order: as in pools ([`FractionalPool`](super::FractionalPool)), all requests behind a burst would be late otherwise.
+//! The platform's `max_held` bounds the wait of a late request.
 
 use crate::request::TenantLimits;
 use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
@@ -15,27 +14,27 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 struct Tenant {
     limits: TenantLimits,
-    /// Requests in its line that can be in time as far as is known, by arrival.
+    /// Requests in the line that may still be in time, by arrival.
     line: BTreeSet<(Timestamp, RequestId)>,
-    /// Requests in its line that cannot be in time any more, by arrival.
+    /// Requests in the line that can no longer be in time, by arrival.
     late: BTreeSet<(Timestamp, RequestId)>,
-    /// When requests in the line will be late, with their arrival. Those that have left the line stay until then.
+    /// Times at which requests in the line become late, with their arrival. Requests that have left the line stay until then.
     latest: BTreeSet<(Timestamp, Timestamp, RequestId)>,
-    /// Requests that were let in and have not ended.
+    /// Number of admitted requests that have not ended.
     at_work: u32,
-    /// Requests that were not dispatched yet, those in the line included.
+    /// Number of requests not dispatched yet, the line included.
     waiting: u32,
-    /// GPU time used in this window, with what is carried into it, and when the window ends.
+    /// GPU time used in this window, with the carry from earlier windows; then the end of the window.
     used: Duration,
-    /// GPU time that the requests at work are expected to use.
+    /// Expected GPU time of the requests at work.
     expected: Duration,
     window_ends: Timestamp,
-    /// Memory of the instances of its functions.
+    /// Memory of the instances of the tenant's functions.
     memory: Bytes,
 }
 
 impl Tenant {
-    /// The next request of its line, if it has any.
+    /// The next request of the line, if it has any.
     fn pop(&mut self, now: Timestamp) -> Option<RequestId> {
         while let Some(&(latest, arrived, request)) = self.latest.first()
             && latest < now
@@ -54,7 +53,7 @@ impl Tenant {
 pub(super) struct Tenants {
     window: Duration,
     tenants: BTreeMap<TenantId, Tenant>,
-    /// Tenants whose line waits for the end of their window.
+    /// Tenants with a line that waits for the end of their window.
     throttled: BTreeSet<(Timestamp, TenantId)>,
 }
 
@@ -67,12 +66,12 @@ impl Tenants {
         self.tenants.entry(tenant).or_default().limits = limits;
     }
 
-    /// Whether one more of its requests may wait.
+    /// Whether one more of the tenant's requests may wait.
     pub(super) fn may_wait(&self, tenant: TenantId) -> bool {
         self.tenants.get(&tenant).is_none_or(|of| of.waiting < of.limits.max_waiting)
     }
 
-    /// A request came and waits in its tenant's line; it cannot be in time after `latest`.
+    /// Adds a request to its tenant's line; it cannot be in time after `latest`.
     pub(super) fn arrived(
         &mut self,
         tenant: TenantId,
@@ -88,8 +87,7 @@ impl Tenants {
         }
     }
 
-    /// The next request of the tenant that may be let in; it is at work from now on, and expected to use the GPU time that
-    /// `expects` says.
+    /// The next request of the tenant that may be let in. It is at work from now on, with the GPU time from `expects`.
     pub(super) fn admit(
         &mut self,
         now: Timestamp,
@@ -106,12 +104,12 @@ impl Tenants {
         let may =
             Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
         if now >= of.window_ends {
-            // What went beyond the share is carried.
+            // The use beyond the share is carried over.
             let over = now.saturating_since(of.window_ends).as_nanos() / window.as_nanos().max(1);
             of.used = of.used.saturating_sub(may.saturating_mul(over.saturating_add(1)));
             of.window_ends = now.saturating_add(window);
         }
-        // Before there are devices a request waits for them in its pool, unless the tenant may have nothing of any.
+        // Before the first device a request waits in its pool for devices, unless its tenant may have no share of any.
         let least = Duration::from_nanos(u64::from(share > 0));
         if share < 10_000 && of.used.saturating_add(of.expected) >= may.max(least) {
             self.throttled.insert((of.window_ends, tenant));
@@ -123,7 +121,7 @@ impl Tenants {
         Some(request)
     }
 
-    /// Tenants whose window has ended.
+    /// The next tenant with an ended window.
     pub(super) fn pop_released(&mut self, now: Timestamp) -> Option<TenantId> {
         let &(at, tenant) = self.throttled.first().filter(|(at, _)| *at <= now)?;
         self.throttled.remove(&(at, tenant));
@@ -134,14 +132,14 @@ impl Tenants {
         self.throttled.first().map(|&(at, _)| at)
     }
 
-    /// A request was dispatched for the first time.
+    /// Counts a request's first dispatch.
     pub(super) fn dispatched(&mut self, tenant: TenantId) {
         if let Some(of) = self.tenants.get_mut(&tenant) {
             of.waiting = of.waiting.saturating_sub(1);
         }
     }
 
-    /// A request in the line has ended.
+    /// Removes an ended request from the line.
     pub(super) fn left_line(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
         if let Some(of) = self.tenants.get_mut(&tenant)
             && (of.line.remove(&(arrived, request)) || of.late.remove(&(arrived, request)))
@@ -150,7 +148,7 @@ impl Tenants {
         }
     }
 
-    /// A request that was let in has ended, after this GPU time; `dispatched` unless it was still waiting.
+    /// Ends an admitted request after this GPU time; `dispatched` unless it was still waiting.
     pub(super) fn ended(&mut self, tenant: TenantId, expected: Duration, used: Duration, dispatched: bool) {
         if let Some(of) = self.tenants.get_mut(&tenant) {
             of.at_work = of.at_work.saturating_sub(1);
@@ -162,7 +160,7 @@ impl Tenants {
         }
     }
 
-    /// Books memory for an instance of the tenant, unless that is beyond its part of `all`.
+    /// Books memory for an instance of the tenant, unless the sum exceeds the tenant's part of `all`.
     pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, all: Bytes) -> bool {
         let of = self.tenants.entry(tenant).or_default();
         let may = u128::from(all.get()) * u128::from(of.limits.memory.get()) / 10_000;
@@ -207,7 +205,7 @@ mod tests {
         tenants.ended(tenant, Duration::ZERO, Duration::from_secs(60), true);
         assert_eq!(tenants.admit(at(60), tenant, 1, unknown), None, "54 s of a share of 6 s");
         assert_eq!(tenants.admit(at(120), tenant, 1, unknown), None);
-        // Ten windows after the request there is none of it left.
+        // Ten windows after the request its use is fully paid off.
         assert!(tenants.admit(at(600), tenant, 1, unknown).is_some());
     }
 

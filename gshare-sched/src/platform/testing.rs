@@ -1,4 +1,4 @@
-//! A host for tests of one pool, which answers as the test says.
+//! A host for tests of one pool, with scripted answers.
 
 use crate::platform::{InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection};
 use core::fmt::Debug;
@@ -11,7 +11,7 @@ pub(super) struct Host<P> {
 }
 
 impl<P: Pool + Debug> Host<P> {
-    /// Gives the orders, and checks that there are none where the pool refuses.
+    /// Returns the orders, and checks that a refusal comes without any.
     pub(super) fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PoolAction>, String> {
         let before = format!("{:?}", self.pool);
         let mut actions = Vec::new();

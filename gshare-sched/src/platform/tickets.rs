@@ -1,22 +1,22 @@
 //! Requests of a pool, by the names that the pool gives them.
 //!
 //! # Problem
-//! An engine that routes has a request until its instance has answered. The pool may have to give one up before that: its
-//! caller went away, or its deadline passed, while an instance was loaded for it. The request's name may be used again at
-//! once, although the engine still has it. So the engine knows requests by **tickets**, which are never used twice; a
-//! ticket that no request holds any more is answered when the engine dispatches it.
+//! A routing engine keeps a request until its instance has answered. The pool may have to give the request up before: its caller
+//! went away, or its deadline passed, while an instance was loaded for it. The request's name may then return at once, although the
+//! engine still keeps the old request. The engine therefore knows requests by **tickets**, which are never used twice. When the
+//! engine dispatches a ticket without a request, the pool answers it.
 
 use crate::platform::{PoolError, PoolEvent, Regime};
 use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A request that has not ended.
+/// A request before its end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     pub(super) function: FunctionId,
     pub(super) ticket: RequestId,
     pub(super) deadline: Option<Timestamp>,
-    /// The instance that the host runs it on.
+    /// The instance on which the host runs the request.
     pub(super) on: Option<InstanceId>,
 }
 
@@ -26,13 +26,13 @@ pub(super) struct Tickets {
     next: u64,
     held: BTreeMap<RequestId, Held>,
     names: BTreeMap<RequestId, RequestId>,
-    /// Deadlines of those that wait.
+    /// Deadlines of waiting requests.
     deadlines: BTreeSet<(Timestamp, RequestId)>,
     waiting: BTreeMap<FunctionId, usize>,
 }
 
 impl Tickets {
-    /// Adds a request, which waits. Answers with its ticket.
+    /// Adds a waiting request and returns its ticket.
     pub(super) fn add(
         &mut self,
         request: RequestId,
@@ -46,7 +46,7 @@ impl Tickets {
         ticket
     }
 
-    /// A ticket that no request holds.
+    /// A new ticket without a request.
     pub(super) const fn fresh(&mut self) -> RequestId {
         self.next += 1;
         RequestId::new(self.next - 1)
@@ -70,7 +70,7 @@ impl Tickets {
         }
     }
 
-    /// Refuses an event of a request that is here already, does not run, or does not wait.
+    /// Refuses an event for a request that already exists, does not run, or does not wait.
     pub(super) fn check(&self, regime: Regime, event: &PoolEvent) -> Result<(), PoolError> {
         let runs = |request| self.get(request).map(|held| held.on.is_some());
         match *event {
@@ -91,12 +91,12 @@ impl Tickets {
         self.held.get(&request)
     }
 
-    /// The request that holds a ticket.
+    /// The request with this ticket.
     pub(super) fn holder(&self, ticket: RequestId) -> Option<RequestId> {
         self.names.get(&ticket).copied()
     }
 
-    /// A request that waits is with an instance from now on.
+    /// Gives a waiting request to an instance.
     pub(super) fn dispatch(&mut self, request: RequestId, on: InstanceId) {
         let Some(held) = self.held.get_mut(&request) else { return };
         held.on = Some(on);
@@ -104,7 +104,7 @@ impl Tickets {
         self.leave(request, held);
     }
 
-    /// A request whose instance is gone waits again.
+    /// Returns the request of a gone instance to the waiting requests.
     pub(super) fn wait(&mut self, request: RequestId) {
         if let Some(held) = self.held.get_mut(&request)
             && held.on.take().is_some()
@@ -113,7 +113,7 @@ impl Tickets {
         }
     }
 
-    /// Forgets a request that has ended.
+    /// Forgets an ended request.
     pub(super) fn remove(&mut self, request: RequestId) -> Option<Held> {
         let held = self.held.remove(&request)?;
         self.names.remove(&held.ticket);
@@ -123,7 +123,7 @@ impl Tickets {
         Some(held)
     }
 
-    /// A request that waits although its deadline is not after `now`.
+    /// A waiting request with a deadline at or before `now`.
     pub(super) fn expired(&self, now: Timestamp) -> Option<RequestId> {
         self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, request)| *request)
     }
@@ -132,7 +132,7 @@ impl Tickets {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Requests of the function that wait, by name.
+    /// The function's waiting requests, by name.
     pub(super) fn waiting_of(&self, function: FunctionId) -> Vec<RequestId> {
         let waits = |held: &Held| held.function == function && held.on.is_none();
         self.held.iter().filter(|(_, held)| waits(held)).map(|(request, _)| *request).collect()
@@ -146,7 +146,7 @@ impl Tickets {
         self.held.iter().map(|(request, held)| (*request, held))
     }
 
-    /// Checks the properties that hold between events.
+    /// Checks the invariants between events.
     pub(super) fn invariants(&self) {
         assert_eq!(self.held.len(), self.names.len(), "requests and tickets");
         let mut waiting: BTreeMap<FunctionId, usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Deadlines by what they are for.
+//! Deadlines by their purpose.
 
 use gshare_core::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ impl<K> Default for Timers<K> {
 }
 
 impl<K: Copy + Ord> Timers<K> {
-    /// Sets the deadline of `key`, in the place of an earlier one.
+    /// Sets the deadline of `key`, in place of an earlier one.
     pub(super) fn set(&mut self, key: K, at: Timestamp) {
         if let Some(before) = self.by_key.insert(key, at) {
             self.by_time.remove(&(before, key));
@@ -42,7 +42,7 @@ impl<K: Copy + Ord> Timers<K> {
         self.by_time.first().map(|&(at, _)| at)
     }
 
-    /// Takes the earliest deadline that has come.
+    /// Takes the earliest deadline if its time has come.
     pub(super) fn pop(&mut self, now: Timestamp) -> Option<K> {
         let &(at, key) = self.by_time.first().filter(|(at, _)| *at <= now)?;
         self.by_time.remove(&(at, key));

@@ -1,27 +1,27 @@
-//! The instance to evict from MIG slices when memory is wanted: the least recently used, or the one that is missed least.
+//! The instance to evict from MIG slices when memory is wanted: the least recently used, or the instance with the cheapest loss.
 //!
 //! # Problem
-//! The least-recently-used rule (FluidFaaS, section 5.3) looks at the last use alone. What an eviction costs is the time
-//! to load the instance again, times how likely that is soon, and what it gains is its memory.
+//! The least-recently-used rule (FluidFaaS, section 5.3) looks at the last use alone. An eviction costs the time to load the instance
+//! again, times the likelihood of an early reload, and gains the instance's memory.
 //!
 //! # Algorithm
-//! The score of an instance is `expected rate * reload time / size`; the least is evicted. The rate is a count of uses
-//! that fades by half in `half_life`. All counts fade alike, so their order changes only when one is used: the score is
-//! kept as a logarithm, `log2(count) + t / half_life + log2(reload) - log2(size)` with `t` the time of the last use, and
-//! never has to be looked at again until the next. Integers throughout: logarithms in 1/65536 of an octave by Mitchell's
-//! approximation (log2(1 + x) = x for x below 1), off by at most 0.09 of an octave, the same on every machine.
+//! The score of an instance is `expected rate * reload time / size`, and the least score is evicted. The rate is a count of uses that
+//! fades by half in `half_life`. All counts fade alike, so the order changes only with a use. The score is therefore kept as a
+//! logarithm, `log2(count) + t / half_life + log2(reload) - log2(size)` with `t` the time of the last use, and needs no update before
+//! the next use. Integers throughout: logarithms in 1/65536 of an octave by Mitchell's approximation (log2(1 + x) = x for x below 1),
+//! off by at most 0.09 of an octave, the same on every machine.
 //!
-//! ## Example
-//! Half-life 1 minute; A and B are alike. A was used 4 times just before 0, B once at 60 s. At 60 s A counts 4 / 2 = 2 and
-//! B 1: B goes first, where the least-recently-used rule evicts A.
+//! # Example
+//! Half-life 1 minute; A and B are alike. A was used 4 times just before 0, B once at 60 s. At 60 s A counts 4 / 2 = 2 and B 1: B goes
+//! first, where the least-recently-used rule evicts A.
 //!
 //! # Cost
-//! O(log n) for a use, an entry, a leave and the choice of a victim; memory per instance that is known.
+//! O(log n) for a use, an entry, a leave and the choice of a victim; memory per known instance.
 
 use gshare_core::{Bytes, Duration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which instance is evicted.
+/// The rule for the choice of the instance to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -39,7 +39,7 @@ pub enum EvictionPolicy {
 }
 
 impl Default for EvictionPolicy {
-    /// Cost-aware with a half-life of an hour: `replay fluidfaas-evict` shows what it does at others.
+    /// Cost-aware with a half-life of an hour; `replay fluidfaas-evict` compares other half-lives.
     fn default() -> Self {
         Self::CostAware { half_life: Duration::from_secs(3_600) }
     }
@@ -48,7 +48,7 @@ impl Default for EvictionPolicy {
 /// One octave.
 const OCTAVE: i128 = 1 << 16;
 
-/// log2 of `n` in 1/65536 octaves; of 0 as of 1.
+/// log2 of `n` in 1/65536 octaves; 0 counts as 1.
 fn log2(n: u128) -> i128 {
     let n = n.max(1);
     let whole = n.ilog2();
@@ -57,7 +57,7 @@ fn log2(n: u128) -> i128 {
     i128::from(whole) * OCTAVE + i128::try_from(fraction).unwrap_or(0)
 }
 
-/// 2^`x`, the inverse of [`log2`], in 1/65536; 0 when that is less.
+/// 2^`x`, the inverse of [`log2`], in 1/65536; 0 below that.
 fn exp2(x: i128) -> u128 {
     let (whole, fraction) = (x.div_euclid(OCTAVE), x.rem_euclid(OCTAVE));
     let mantissa = u128::try_from(OCTAVE + fraction).unwrap_or(0);
@@ -89,12 +89,12 @@ pub struct EvictionOrder<K> {
 }
 
 impl<K: Ord + Copy> EvictionOrder<K> {
-    /// Without instances.
+    /// An order without instances.
     pub const fn new(policy: EvictionPolicy) -> Self {
         Self { policy, entries: BTreeMap::new(), residents: BTreeSet::new(), turns: 0 }
     }
 
-    /// Octaves that have passed at `at`.
+    /// Half-lives passed at `at`, in octaves.
     fn octaves(&self, at: Timestamp) -> i128 {
         match self.policy {
             EvictionPolicy::CostAware { half_life } => {
@@ -113,7 +113,7 @@ impl<K: Ord + Copy> EvictionOrder<K> {
         }
     }
 
-    /// Makes an instance known, or changes what it costs: time to load it, and its size.
+    /// Makes an instance known, or changes its costs: the time to load it, and its size.
     pub fn know(&mut self, now: Timestamp, key: K, reload: Duration, size: Bytes) {
         let worth = log2(reload.as_nanos().into()) - log2(size.get().into());
         let turn = self.turns;
@@ -178,17 +178,17 @@ impl<K: Ord + Copy> EvictionOrder<K> {
         self.entries.remove(&key);
     }
 
-    /// The instance that would be evicted now.
+    /// The next instance to evict.
     pub fn victim(&self) -> Option<K> {
         self.residents.first().map(|&(_, _, key)| key)
     }
 
-    /// The instances that would be evicted now, and then, and so on.
+    /// The instances in the order in which they would be evicted.
     pub fn victims(&self) -> impl Iterator<Item = K> + '_ {
         self.residents.iter().map(|&(_, _, key)| key)
     }
 
-    /// How many take memory.
+    /// Number of instances that take memory.
     pub fn residents(&self) -> usize {
         self.residents.len()
     }
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(order.victim(), Some(0), "nine times the reload");
     }
 
-    /// Literal: faded counts as floating point, scores computed again for every choice.
+    /// The reference has faded counts as floating point, and computes scores again for every choice.
     #[test]
     fn the_order_is_that_of_scores_computed_at_the_time_of_the_choice() {
         let half_life = Duration::from_secs(30);
@@ -263,7 +263,7 @@ mod tests {
         };
         let (mut now, mut compared) = (0.0f64, 0);
         for key in 0..8u32 {
-            // Before the first use both count one, at 0.
+            // Before the first use every instance counts one, at 0.
             literal[key as usize] = (1.0, 0.0);
         }
         for _ in 0..2_000 {
@@ -276,7 +276,7 @@ mod tests {
             literal[key] = (fade(literal[key]) + 1.0, now);
             let least = (0..8).min_by(|&a, &b| fade(literal[a]).total_cmp(&fade(literal[b]))).unwrap();
             let chosen = order.victim().unwrap() as usize;
-            // The approximation may prefer another whose score is within a sixth.
+            // The approximation may prefer an instance with a score within a sixth.
             assert!(fade(literal[chosen]) < fade(literal[least]) * 1.6 + 1e-9);
             compared += usize::from(chosen == least);
         }

@@ -14,48 +14,49 @@ use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, Shared
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum InstanceEvent {
-    /// A function that may be called.
+    /// A new function for future requests.
     FunctionAdded {
-        /// Its name; never used twice.
+        /// The function's name; never used twice.
         function: FunctionId,
         /// Its components.
         dag: Box<Dag>,
         /// Requirements on its pipelines.
         goal: Box<Goal>,
     },
-    /// The function is not wanted any more: its instances drain, and those that start are stopped. Its name is free again
-    /// when the last of them is gone.
+    /// The function is removed: its instances drain, and its starting instances are stopped. Its name is free again with the
+    /// end of the last instance.
     FunctionRemoved { function: FunctionId },
-    /// A GPU of the node's model that was not there before, or is back: nothing runs on it.
+    /// A GPU of the node's model joins for the first time or again; no work runs on it.
     GpuJoined { gpu: GpuId, slices: Vec<SliceAt> },
-    /// The GPU is gone with its slices, until it joins again. Each instance with a part on it is gone, and needs no `Gone`;
+    /// The GPU is gone with its slices, until it joins again. Every instance with a part on the GPU is gone without a `Gone`;
     /// the host ends its other parts.
     GpuLost { gpu: GpuId },
-    /// A request for it came.
+    /// A request for the function came.
     Requested { function: FunctionId },
-    /// The router cannot serve its requests in time.
+    /// The router cannot serve the function's requests in time.
     Short {
         function: FunctionId,
-        /// Requests that wait.
+        /// Number of waiting requests.
         waiting: u32,
-        /// How long its instances need for those, on all nodes.
+        /// How long the function's instances need for them, on all nodes.
         #[cfg_attr(feature = "serde", serde(rename = "behind_ns"))]
         behind: Duration,
     },
-    /// The least number of the function's instances that this node is to keep from now on, those that start included; 0
-    /// until it is told. Those that are missing are started, as far as there are slices. Told again when some are gone or slices
-    /// may have become free. A keeper without minimums does nothing, or refuses it; its host sees that none is started.
+    /// The least number of the function's instances that this node is to keep from now on, starting instances included; 0 until
+    /// the first such event. The keeper starts the missing instances as far as slices suffice. The host repeats the event when
+    /// instances are gone or slices may have become free, since another of several nodes may have to start the replacement. A
+    /// keeper without minimums ignores or refuses the event; its host sees no start.
     MinimumSet {
         function: FunctionId,
-        /// How many.
+        /// The minimum number of instances.
         instances: u32,
     },
-    /// A shared instance that is not resident is to serve a request. Its slice is idle until that is answered.
+    /// A shared instance that is not resident must serve a request. Its slice is idle until the keeper answers.
     Needed { instance: InstanceId },
     /// An instance served a request.
     Served {
         instance: InstanceId,
-        /// How long its busiest slice worked for it.
+        /// How long the instance's busiest slice worked for the request.
         #[cfg_attr(feature = "serde", serde(rename = "busy_ns"))]
         busy: Duration,
     },
@@ -76,7 +77,7 @@ pub enum InstanceEvent {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PlacedPart {
-    /// Its stage, from 0.
+    /// The number of its stage, from 0.
     pub stage: u32,
     /// Its components, by index in the DAG.
     pub components: ComponentSet,
@@ -85,7 +86,7 @@ pub struct PlacedPart {
     pub slice: AssignedSlice,
 }
 
-/// Where an instance lives.
+/// The place of an instance on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "kind", rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -94,7 +95,7 @@ pub struct PlacedPart {
 pub enum Home {
     /// On slices of its own.
     Exclusive {
-        /// Its parts by stage; one for an instance that is no pipeline.
+        /// The instance's parts by stage; a single part unless it is a pipeline.
         parts: Vec<PlacedPart>,
         /// Time of one batch.
         #[cfg_attr(feature = "serde", serde(rename = "latency_ns"))]
@@ -103,10 +104,10 @@ pub enum Home {
         #[cfg_attr(feature = "serde", serde(rename = "interval_ns"))]
         interval: Duration,
     },
-    /// On a slice that it shares.
+    /// On a slice with other instances.
     Shared {
         number: SharedSlice,
-        /// Where that is.
+        /// The shared slice itself.
         #[cfg_attr(feature = "serde", serde(flatten))]
         slice: AssignedSlice,
         /// Time of one batch.
@@ -122,7 +123,7 @@ pub enum Home {
 }
 
 impl Home {
-    /// Slices it owns, or the one it shares.
+    /// The slices it owns, or the slice it shares.
     pub fn slices(&self) -> impl Iterator<Item = AssignedSlice> + '_ {
         let (parts, shared) = match self {
             Self::Exclusive { parts, .. } => (parts.as_slice(), None),
@@ -131,13 +132,13 @@ impl Home {
         parts.iter().map(|part| part.slice).chain(shared)
     }
 
-    /// Whether it owns more than one slice.
+    /// Whether the home has more than one slice of its own.
     pub fn is_pipeline(&self) -> bool {
         matches!(self, Self::Exclusive { parts, .. } if parts.len() > 1)
     }
 }
 
-/// Why the keeper orders something.
+/// The reason for an order of the keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -147,15 +148,15 @@ impl Home {
 pub enum InstanceReason {
     /// A request came and there was no instance.
     FirstRequest,
-    /// The node is to have a minimum of its instances ([`InstanceEvent::MinimumSet`]).
+    /// The node must have a minimum of the function's instances ([`InstanceEvent::MinimumSet`]).
     Minimum,
-    /// Its requests cannot be served in time.
+    /// The function's requests cannot be served in time.
     Short,
     /// The instance is busy enough for slices of its own.
     Busy,
     /// The instance has not been busy.
     NotBusy,
-    /// Its keep-alive is over.
+    /// The function's keep-alive is over.
     KeepAlive,
     /// Another instance needs the memory.
     RoomFor { instance: InstanceId },
@@ -163,11 +164,11 @@ pub enum InstanceReason {
     Needed,
     /// Better slices are free.
     Migrated { from: InstanceId },
-    /// The instance that takes its place is up.
+    /// The new instance in its place is up.
     Replaced { by: InstanceId },
-    /// Its slices are wanted for another function, which needs them more.
+    /// Another function needs its slices more.
     Reclaimed { function: FunctionId },
-    /// Its function was removed.
+    /// The function was removed.
     Removed,
 }
 
@@ -177,16 +178,17 @@ pub enum InstanceReason {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum InstanceAction {
-    /// Start an instance; an exclusive one is loaded, a shared one is not. Answer with `Started`, or with `Gone`.
+    /// Start an instance, and load it if it is exclusive; a shared instance is loaded later. Answer with `Started`, or with
+    /// `Gone`.
     Start {
         /// Its name from now on.
         instance: InstanceId,
         function: FunctionId,
         /// The slices on which the instance runs.
         home: Home,
-        /// Where the weights are.
+        /// The present place of the weights.
         from: Tier,
-        /// How long that should take, as configured.
+        /// The configured time for the start.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
         takes: Duration,
         /// Why it is started.
@@ -195,11 +197,11 @@ pub enum InstanceAction {
     /// Move a shared instance's weights from host memory to its slice; answer with `Loaded`.
     Load {
         instance: InstanceId,
-        /// How long that should take.
+        /// The configured time for the load.
         #[cfg_attr(feature = "serde", serde(rename = "takes_ns"))]
         takes: Duration,
     },
-    /// Drop a shared instance's weights from its slice, before what follows. Needs no answer.
+    /// Drop a shared instance's weights from its slice, before the actions after this one. Needs no answer.
     Evict {
         instance: InstanceId,
         /// Why it is evicted.
@@ -229,30 +231,30 @@ pub enum InstanceAction {
     Prewarm { function: FunctionId },
     /// Drop a function's weights from host memory: it is cold.
     Forget { function: FunctionId },
-    /// No slices suit the function now. Told again only after something changed.
+    /// No slices suit the function now. Repeated only after a change.
     Unmet { function: FunctionId },
 }
 
 /// A policy that keeps the instances of one node.
 ///
 /// # Contract
-/// - slices have one owner; an exclusive instance has its slices alone, and residents of a shared one fit its memory;
+/// - slices have one owner; an exclusive instance has its slices alone, and residents of a shared slice fit its memory;
 /// - no instance is evicted while it runs, or stopped before it has drained or is gone;
-/// - an instance that is named in an action was named by a `Start` before, and no name is given twice;
+/// - each instance is named by a `Start` before any other action, and no name is given twice;
 /// - the same events give the same actions.
 pub trait InstanceKeeper:
     Engine<Event = InstanceEvent, Action = InstanceAction, Error = InstanceError> + Send
 {
-    /// Whether the function could run if the GPUs that are there now were empty. None: no such function.
+    /// Whether the function could run if all present GPUs were empty. None: no such function.
     fn fits(&self, function: FunctionId) -> Option<bool>;
 
     /// The home of an instance; None: no such instance.
     fn home(&self, instance: InstanceId) -> Option<&Home>;
 
-    /// Checks what holds between events, for tests.
+    /// Checks the invariants between events, for tests.
     ///
     /// # Panics
-    /// When something does not hold: a mistake of the keeper.
+    /// On a broken invariant, a mistake of the keeper.
     fn invariants(&self) {}
 }
 
@@ -276,7 +278,7 @@ pub enum InstanceError {
     /// No such GPU (any more).
     #[error("unknown {gpu}")]
     UnknownGpu { gpu: GpuId },
-    /// The node cannot have that GPU beside its others.
+    /// The GPU does not go with the node's other GPUs.
     #[error(transparent)]
     BadGpu { source: NodeError },
     /// No such instance (any more).

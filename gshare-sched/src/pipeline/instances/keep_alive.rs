@@ -1,27 +1,27 @@
 //! How long a function stays warm after its last request.
 //!
 //! # Problem
-//! Ten minutes for all (FluidFaaS, section 5.3) keeps functions that come once an hour for nothing, and loses those that
-//! come every eleven minutes. What a function will do is in the gaps between its requests.
+//! Ten minutes for all functions (FluidFaaS, section 5.3) keep an hourly function warm in vain, and lose a function with requests
+//! every eleven minutes. The gaps between a function's requests predict the next request.
 //!
 //! # Algorithm
-//! A cold start is taken to be worth as much as `break_even` of residency. Time since the last request is cut into bins, in
-//! quarters of an octave from a second on. Being warm throughout a bin costs the time of it that is waited through, and
-//! saves a cold start for each gap that ends in it:
+//! A cold start counts as much as `break_even` of residency. Time since the last request is cut into bins, in quarters of an octave
+//! from a second on. Being warm throughout a bin costs the waiting time within the bin, and saves a cold start for each gap that ends
+//! there:
 //! ```text
 //! warm in a bin   <=>   gaps in it * break_even  >  sum over those of (gap - begin of the bin) + longer gaps * its width
 //! ```
-//! Bins do not depend on each other, so that is the least total over the function's past. The answer is a list of
-//! [`Stay`]s: a function that comes every half hour is dropped at once, and fetched again just before. Fetching is worth a
-//! tenth of a cold start, so stays that are nearer to each other than that are joined. With few gaps of its own a function
-//! also has those of all functions, scaled to `PRIOR` gaps. A bin of few gaps says little about just that bin: each gap counts
-//! half there, and a quarter in the bin to either side. Old gaps fade: the histogram is halved when it holds `MEMORY` of them.
+//! Bins are independent, so this choice has the least total over the function's past. The answer is a list of [`Stay`]s: a function
+//! with a request every half hour is dropped at once, and fetched again just before. Fetching is worth a tenth of a cold start, so
+//! stays separated by less are joined. A function with few gaps of its own also uses all functions' gaps, scaled to `PRIOR` gaps. A bin
+//! of few gaps says little about just its own range: each gap counts half there, and a quarter in the bin to either side. Old gaps
+//! fade: the histogram is halved when it holds `MEMORY` of them.
 //!
-//! ## Example
-//! Nine gaps of 1 minute and one of 60, break-even 20 minutes: the bins about 1 minute save 9 * 20 and cost less than 10 * 1.3,
-//! those between cost their width and save nothing. Half of the gap of an hour is in the bin from 60 to 68 minutes, which saves
-//! 20 / 2 and costs at most 0.1 + 2.1, a quarter in the next, up to 85: 20 / 4 against 2.1; the bin before costs 6.4 and more. So
-//! it is warm for a minute, then cold, and warm again before the hour.
+//! # Example
+//! Nine gaps of 1 minute and one of 60, break-even 20 minutes: the bins about 1 minute save 9 * 20 and cost less than 10 * 1.3; the
+//! bins between cost their width and save nothing. Half of the hour's gap is in the bin from 60 to 68 minutes, which saves 20 / 2 and
+//! costs at most 0.1 + 2.1. A quarter is in the next bin, up to 85 minutes: 20 / 4 against 2.1. The bin before costs 6.4 or more. The
+//! function is therefore warm for a minute, then cold, and warm again before the hour.
 //!
 //! # Cost
 //! O(bins) = 80 additions for a gap; 1.3 KB for a function.
@@ -35,18 +35,18 @@ use gshare_core::Duration;
 #[cfg_attr(feature = "serde", serde(tag = "policy", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum KeepAlive {
-    /// The same time for all. The paper's is 10 minutes.
+    /// The same time for all functions. The paper has 10 minutes.
     Fixed {
         /// How long.
         #[cfg_attr(feature = "serde", serde(rename = "keep_ns"))]
         keep: Duration,
     },
-    /// A time that follows from the function's gaps.
+    /// A time computed from the function's gaps.
     Adaptive {
         /// Residency that one cold start is worth; more than 0.
         #[cfg_attr(feature = "serde", serde(rename = "break_even_ns"))]
         break_even: Duration,
-        /// The longest it is kept.
+        /// The longest time to keep a function warm.
         #[cfg_attr(feature = "serde", serde(rename = "longest_ns"))]
         longest: Duration,
     },
@@ -56,7 +56,7 @@ impl KeepAlive {
     /// The paper's ten minutes.
     pub const PAPER: Self = Self::Fixed { keep: Duration::from_secs(600) };
 
-    /// The time before anything is known.
+    /// The time before any gap is known.
     pub const fn initial(&self) -> Duration {
         match *self {
             Self::Fixed { keep } => keep,
@@ -72,7 +72,7 @@ impl KeepAlive {
 }
 
 impl Default for KeepAlive {
-    /// Adaptive; a cold start is worth 20 minutes of residency, and none is waited for longer than a day.
+    /// Adaptive: a cold start is worth 20 minutes of residency, and no function waits warm for longer than a day.
     fn default() -> Self {
         Self::Adaptive { break_even: Duration::from_secs(1_200), longest: Duration::from_secs(24 * 3_600) }
     }
@@ -81,19 +81,19 @@ impl Default for KeepAlive {
 /// A stretch of time since the last request in which a function is warm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stay {
-    /// From then on.
+    /// Begin, after the last request.
     pub from: Duration,
-    /// To then.
+    /// End, after the last request.
     pub to: Duration,
 }
 
 const BINS: usize = 80;
-/// Gaps of others that count as much as a function's own.
+/// Weight of all functions' gaps, in gaps of the function's own.
 const PRIOR: u64 = 4;
 /// A histogram with this many gaps is halved.
 const MEMORY: u64 = 512;
 
-/// The gaps between requests that one function had, or all of them.
+/// The gaps between requests, of one function or of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gaps {
     /// Number of gaps in each bin.
@@ -132,20 +132,21 @@ fn edge(bin: usize) -> u64 {
     }
 }
 
-/// Half of each gap in its bin, a quarter in either neighbour; at the ends what has no neighbour stays.
+/// Half of each gap stays in its bin, and a quarter goes to either neighbour; at the ends a missing neighbour's quarter stays
+/// too.
 fn smooth(bins: &[(u128, u128); BINS]) -> [(u128, u128); BINS] {
     std::array::from_fn(|bin| {
         let (count, sum) = bins[bin];
         let near = |other: usize| bins.get(other).map_or(count, |(count, _)| *count);
         let came = near(bin.wrapping_sub(1)) + near(bin + 1);
-        // As if in the middle of the bin.
+        // As if all moved gaps were in the middle of the bin.
         let begin = bin.checked_sub(1).map_or(0, edge);
         (2 * count + came, 2 * sum + came * u128::from(begin.midpoint(edge(bin))))
     })
 }
 
 impl Gaps {
-    /// Counts one.
+    /// Counts one gap.
     pub fn add(&mut self, gap: Duration) {
         if self.total >= MEMORY {
             self.total = 0;
@@ -161,12 +162,12 @@ impl Gaps {
         self.total += 1;
     }
 
-    /// How many there are.
+    /// Number of counted gaps.
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// When a function with these gaps, among functions with the gaps `all`, is to be warm.
+    /// The times at which a function with these gaps should be warm, among functions with the gaps `all`.
     pub fn stays(&self, all: &Self, policy: &KeepAlive) -> Vec<Stay> {
         let first = |to: Duration| {
             let stay = Stay { from: Duration::ZERO, to };
@@ -189,9 +190,9 @@ impl Gaps {
         joined
     }
 
-    /// Number and sum of the gaps in each bin, with those of `all`; in parts of the same unit.
+    /// Number and sum of the gaps in each bin, own gaps and `all` together, in a common unit.
     fn weights(&self, all: &Self) -> [(u128, u128); BINS] {
-        // Of all functions' gaps as many as PRIOR, in 1/all.total.
+        // All functions' gaps count as PRIOR gaps together, in units of 1/all.total.
         let scale = u128::from(all.total.max(1));
         let weigh = |bin: usize| {
             let own = (u128::from(self.counts[bin]), u128::from(self.sums[bin]));
@@ -265,7 +266,7 @@ mod tests {
         assert_eq!(gaps(&[(1, 7_000), (20, 7_300)]).stays(&none, &policy), [], "it never pays");
     }
 
-    /// The set of bins that is chosen costs no more than any other.
+    /// The chosen set of bins costs no more than any other.
     #[test]
     fn bins_that_pay_are_those_of_least_cost() {
         let (break_even, longest) = (Duration::from_secs(900), Duration::from_secs(14_400));

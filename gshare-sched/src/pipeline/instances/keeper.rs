@@ -1,4 +1,4 @@
-//! The keeper's state, and what each event does to it.
+//! The keeper's state, and the effect of each event on it.
 
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Starting,
-    /// Exclusive, or shared and resident or not.
+    /// Exclusive, or shared and either resident or evicted.
     Up,
-    /// Shared: its weights are on the way.
+    /// Shared, with its weights on the way.
     Loading,
     Draining,
     Stopping,
@@ -41,21 +41,21 @@ pub(super) struct Instance {
     pub(super) function: FunctionId,
     pub(super) home: Home,
     pub(super) state: State,
-    /// Places of its slices.
+    /// The numbers of its slices in the node's list.
     pub(super) places: Vec<usize>,
-    /// Time it worked in this window.
+    /// Time of work in this window.
     pub(super) busy: u64,
-    /// Windows in a row in which it was not busy, and in which it was not used at all.
+    /// Windows in a row without enough work; `idle` counts the windows without any use.
     pub(super) cool: u32,
     pub(super) idle: u32,
     /// Drained once this one has started.
     pub(super) replaces: Option<InstanceId>,
     pub(super) replaced: bool,
-    /// When it was up, or has been what it is.
+    /// Time since which the instance is up in its present home.
     pub(super) since: Timestamp,
-    /// Time it worked in the window before.
+    /// Time of work in the window before.
     pub(super) was_busy: u64,
-    /// The function for which it drains.
+    /// The function that is to get its slices after the drain.
     pub(super) taken_for: Option<FunctionId>,
 }
 
@@ -74,7 +74,7 @@ impl Instance {
 pub(super) struct Whole {
     pub(super) profile: ProfileId,
     pub(super) latency: Duration,
-    /// With the run-time's own.
+    /// Memory of the models and of the run-time.
     pub(super) memory: Bytes,
     pub(super) compute: u32,
 }
@@ -88,18 +88,18 @@ pub(super) struct Function {
     pub(super) instances: BTreeSet<InstanceId>,
     pub(super) gaps: Gaps,
     pub(super) last: Option<Timestamp>,
-    /// When it is to be warm after that; none: not reckoned since.
+    /// The warm periods after the last request; none: not computed since that request.
     stays: Option<Vec<Stay>>,
     pub(super) warm: bool,
-    /// The version of the slices at which nothing suited it.
+    /// The version of the slices at which no slices suited the function.
     pub(super) unmet: Option<u64>,
-    /// When it was short last, and how long it needed then for what waited.
+    /// The time of the last shortage report, and the time its waiting requests needed then.
     pub(super) told_short: Option<(Timestamp, Duration)>,
-    /// The least number of instances that are kept.
+    /// The minimum number of instances.
     pub(super) least: u32,
-    /// The version of the slices at which there were none for those.
+    /// The version of the slices at which the minimum could not be met.
     least_unmet: Option<u64>,
-    /// Forgotten with its last instance.
+    /// The function is removed, and forgotten with its last instance.
     removed: bool,
 }
 
@@ -118,7 +118,7 @@ pub struct Keeper {
     expiries: BTreeSet<(Timestamp, FunctionId)>,
     expiry_of: BTreeMap<FunctionId, Timestamp>,
     all_gaps: Gaps,
-    /// True if a function found no slices since the window began, and if one found none in the window before.
+    /// True if a function found no slices since the window began; `was_wanting` is the same for the window before.
     pub(super) wanting: bool,
     pub(super) was_wanting: bool,
 }
@@ -126,7 +126,7 @@ pub struct Keeper {
 gshare_core::debug_fields!(Keeper { last, instances, slices });
 
 impl Keeper {
-    /// A keeper of the slices of `node` that are free.
+    /// A keeper of the free slices of `node`.
     ///
     /// # Errors
     /// A field that is out of its bounds.
@@ -156,7 +156,7 @@ impl Keeper {
         })
     }
 
-    /// Functions whose weights are on the node, hot or warm.
+    /// Number of functions with weights on the node, hot or warm.
     pub fn warm_functions(&self) -> usize {
         self.functions.values().filter(|function| function.warm).count()
     }
@@ -318,7 +318,7 @@ impl Keeper {
         if let Some(found) = self.instances.get_mut(&instance)
             && found.is_serving()
         {
-            // One that is being loaded is needed by a request: it drains when that is done.
+            // A loading instance is needed by a request: it drains after the load.
             found.state = State::Draining;
             actions.push(InstanceAction::Drain { instance, reason });
         }
@@ -345,7 +345,7 @@ impl Keeper {
         slice.order.know(now, id, load, memory);
         slice.order.enter(id);
         slice.used = Bytes(slice.used.get() + memory.get());
-        // A slice that is being loaded does nothing else.
+        // A slice does no other work during a load.
         slice.busy = slice.busy.saturating_add(load.as_nanos());
         actions.push(InstanceAction::Load { instance: id, takes: load });
     }
@@ -375,15 +375,15 @@ impl Keeper {
         }
         if let Some(of) = self.functions.get_mut(&instance.function) {
             of.instances.remove(&id);
-            // The slice that it shared may have another of them now.
+            // The slice it shared may now have another instance of the function.
             of.least_unmet = None;
         }
         self.forget_removed(instance.function, actions);
-        // The instance that it was to replace stays, and may be replaced by another.
+        // The old instance stays, and another instance may replace it.
         if let Some(old) = instance.replaces.and_then(|old| self.instances.get_mut(&old)) {
             old.replaced = false;
         }
-        // The function that it was taken for comes first, while it still needs that.
+        // The function that waits for these slices comes first, while it still needs them.
         if let Some(taker) = instance.taken_for
             && !self.pressure(taker).is_zero()
         {
@@ -394,7 +394,7 @@ impl Keeper {
         }
     }
 
-    /// Gives up all instances of a function that is not wanted any more.
+    /// Gives up all instances of a removed function.
     fn remove(&mut self, function: FunctionId, actions: &mut Vec<InstanceAction>) {
         if let Some(at) = self.expiry_of.remove(&function) {
             self.expiries.remove(&(at, function));
@@ -465,7 +465,7 @@ impl Keeper {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let (before, last) = (core::mem::replace(&mut of.least, least), of.last);
         if least < before {
-            // Instances that were kept beyond their keep-alive end.
+            // Instances were kept beyond the end of their keep-alive.
             let answered = last.map_or(now, |last| last.saturating_add(self.config.window));
             self.expire_at(function, answered.max(now));
             self.expire(now, actions);
@@ -486,8 +486,8 @@ impl Keeper {
         self.expiries.insert((at, function));
     }
 
-    /// The end of a function's stay from its last request on, if that was not reckoned yet. No stay is needed before that request
-    /// is answered, and most are followed by another one first.
+    /// The end of a function's stay from its last request on, unless it was already computed. A stay matters only after that
+    /// request is answered, and most requests are followed by another one before.
     fn first_stay(&mut self, function: FunctionId) -> Option<Timestamp> {
         let of = self.functions.get_mut(&function).filter(|of| of.stays.is_none())?;
         let last = of.last?;
@@ -497,7 +497,7 @@ impl Keeper {
         Some(last.saturating_add(first.unwrap_or_default().max(self.config.window)))
     }
 
-    /// Ends keep-alives that are over.
+    /// Ends the keep-alives that are over.
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
         while let Some(&(at, function)) = self.expiries.first() {
             if at > now {
@@ -515,7 +515,7 @@ impl Keeper {
                 matches!(one.state, State::Starting | State::Loading)
             });
             if used {
-                // A request waits for it: not now.
+                // A request waits for the function: its keep-alive cannot end now.
                 self.expire_at(function, now.saturating_add(self.config.window));
                 continue;
             }
@@ -579,12 +579,12 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends windows and keep-alives that are over at `now`.
+    /// Ends the windows and keep-alives that are over at `now`.
     fn advance(&mut self, now: Timestamp, actions: &mut Vec<InstanceAction>) {
         while let Some(end) = self.window_ends
             && end <= now
         {
-            // After a long silence one window is enough to see that nothing happened, but each counts for cooling.
+            // After a long silence one window suffices to see the lack of events, but each window counts for cooling.
             self.last = self.last.max(end);
             self.window_ends = Some(end.saturating_add(self.config.window));
             self.end_window(actions);
@@ -674,7 +674,7 @@ impl Engine for Keeper {
             InstanceEvent::MinimumSet { function, instances } => {
                 self.minimum(now, function, instances, actions);
             }
-            // Windows that ended may have changed what was checked; then there is nothing left to do.
+            // The windows that ended may have changed the checked state; then no work is left.
             InstanceEvent::Needed { instance } if !self.is_resident(instance) => {
                 self.needed(now, instance, actions);
             }

@@ -3,19 +3,19 @@
 use super::{EvictionPolicy, KeepAlive};
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
-/// Which of the plans that fit is taken.
+/// The rule that picks one of the plans that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum Choice {
-    /// The whole on the smallest free slice that will do, else the first of the ranked pipelines that fits (the paper).
-    /// The default: a pipeline works on slices that hold no function as a whole, or are the last ones.
+    /// The whole on the smallest suitable free slice, else the first of the ranked pipelines that fits (the paper). The
+    /// default: a pipeline works on slices that hold no function as a whole, or on the last free slices.
     #[default]
     Ranked,
-    /// Most requests per second for each compute slice that is held: least `bottleneck * compute slices`; of those that
-    /// are alike in that ([`KeeperConfig::alike_percent`]) the fastest. Where slices are cut beforehand this joins slices
-    /// that would have done more apart.
+    /// Most requests per second for each held compute slice: the least `bottleneck * compute slices`, and the fastest of the
+    /// plans within [`KeeperConfig::alike_percent`] of it. Where slices are cut beforehand this joins slices that would do more
+    /// work apart.
     PerSlice,
 }
 
@@ -25,7 +25,7 @@ pub enum Choice {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct LoadCosts {
-    /// To start a process with its context and libraries. 4 s: as measured for torch (`StreamBox`).
+    /// Time to start a process with its context and libraries. 4 s: as measured for torch (`StreamBox`).
     #[cfg_attr(feature = "serde", serde(rename = "start_ns"))]
     pub start: Duration,
     /// Bytes per second from host memory. 12 GB/s: pinned memory.
@@ -49,61 +49,63 @@ impl LoadCosts {
         Duration::to_move(bytes, rate).min(gshare_core::dag::MAX_TIME)
     }
 
-    /// From host memory to a slice.
+    /// Time from host memory to a slice.
     pub fn reload(&self, bytes: Bytes) -> Duration {
         Self::moved(bytes, self.host_bytes_per_second)
     }
 
-    /// From storage to host memory.
+    /// Time from storage to host memory.
     pub fn fetch(&self, bytes: Bytes) -> Duration {
         Self::moved(bytes, self.storage_bytes_per_second)
     }
 }
 
 crate::settings_table::settings! {
-    /// Settings of a [`Keeper`](super::Keeper). The defaults are ours; [`KeeperConfig::paper`] has the paper's, and
-    /// [`KeeperConfig::monolithic`] those of platforms without pipelines and time sharing.
+    /// Settings of a [`Keeper`](super::Keeper). The defaults are this crate's; [`KeeperConfig::paper`] has the paper's values,
+    /// and [`KeeperConfig::monolithic`] the values for platforms without pipelines and time sharing.
     pub struct KeeperConfig {
         /// Whether functions may be cut.
         pub pipelines: bool = true, with_pipelines;
-        /// Whether instances that are not busy take turns on shared slices.
+        /// Whether instances with little work take turns on shared slices.
         pub time_sharing: bool = true, with_time_sharing;
         /// Whether pipelines move to one slice when one is free.
         pub migration: bool = true, with_migration;
-        /// Whether pipelines that are not used are given up; in the paper they stay.
+        /// Whether unused pipelines are given up; in the paper they stay.
         pub demote_pipelines: bool = true, with_demote_pipelines;
-        /// Whether slices of others that are not busy may be taken when none is free.
+        /// Whether a function may take slices of idle instances when no slice is free.
         pub reclaim: bool = true, with_reclaim;
-        /// With `reclaim`: whether a function that is behind is given an instance of one that is clearly less behind, or can
-        /// spare it. Waits become even and the longest shorter, and fewer requests are in time: what is behind is late
-        /// already, and slices that serve it, or start for it, are missed by those that could have been in time. So it is off.
+        /// With `reclaim`: whether a function that is behind receives an instance of another function that is clearly less
+        /// behind, or can spare it. Waits become even and the longest wait shorter, but fewer requests are in time: a backlog
+        /// is late already, and the slices that serve it, or start for it, are missing for requests that could have been in
+        /// time. The default is therefore off.
         pub even_out: bool = false, with_even_out;
-        /// Whether a shared instance that cannot serve in time gets company at once, before it is busy by `hot_above`.
+        /// Whether a shared instance that cannot serve in time gets company at once, before its use reaches `hot_above`.
         pub hot_on_shortage: bool = true, with_hot_on_shortage;
-        /// Which plan is taken.
+        /// The rule that picks a plan.
         pub choice: Choice = Choice::Ranked, with_choice;
-        /// With [`Choice::PerSlice`]: how much more than the least a plan may need and still be as good, in percent, as
-        /// long as no function lacks slices. 10: a cut that gains less than that over one slice answers later, and its
-        /// slices work longer in all. 0: none may need more.
+        /// With [`Choice::PerSlice`]: how many percent above the least `bottleneck * compute slices` a plan still counts as
+        /// equal, while no function lacks slices. 10: a cut with a smaller gain over one slice answers later, and its slices
+        /// work longer in total. 0: no plan may need more.
         pub alike_percent: u32 = 10, with_alike_percent;
-        /// The policy that chooses the instance to evict.
+        /// The policy that chooses the victims of evictions.
         pub eviction: EvictionPolicy = EvictionPolicy::default(), with_eviction;
         /// How long functions stay warm.
         pub keep_alive: KeepAlive = KeepAlive::default(), with_keep_alive;
         /// Length of the windows in which use is measured. 10 s: far above a request, far below a keep-alive.
         #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
         pub window: Duration = Duration::from_secs(10), with_window;
-        /// Use of a window from which an instance is busy. 30 % (section 5.3).
+        /// Use of a window from which an instance counts as busy. 30 % (section 5.3).
         #[cfg_attr(feature = "serde", serde(rename = "hot_above_basis_points"))]
         pub hot_above: BasisPoints = BasisPoints::percent(30), with_hot_above;
-        /// Use of a window below which it no longer is. 15 %: what makes an instance hot does not cool it again.
+        /// Use of a window below which an instance counts as not busy. 15 %: the work that makes an instance hot does not cool
+        /// it again.
         #[cfg_attr(feature = "serde", serde(rename = "hot_below_basis_points"))]
         pub hot_below: BasisPoints = BasisPoints::percent(15), with_hot_below;
-        /// Windows in a row for that. 6: a minute.
+        /// Windows in a row below `hot_below` before an instance counts as not busy. 6: a minute.
         pub cool_windows: u32 = 6, with_cool_windows;
-        /// Shared instances that a function may have. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
+        /// Most shared instances of a function. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
         pub max_shared: u32 = 2, with_max_shared;
-        /// Instances of a function that may be starting at a time.
+        /// Most instances of a function that start at the same time.
         pub max_starting: u32 = 4, with_max_starting;
         /// The costs of loading.
         pub load: LoadCosts = LoadCosts::default(), with_load;
@@ -111,7 +113,7 @@ crate::settings_table::settings! {
 }
 
 impl KeeperConfig {
-    /// As the paper describes it: one threshold, one window, LRU, ten minutes, pipelines that stay.
+    /// The paper's settings: one threshold, one window, LRU, ten minutes, and pipelines that stay.
     #[must_use]
     pub fn paper() -> Self {
         Self {
@@ -128,7 +130,7 @@ impl KeeperConfig {
         }
     }
 
-    /// A function is one unit on one slice that it keeps for its keep-alive, as in ESG (FluidFaaS, section 4).
+    /// One unit per function, on one slice that it keeps for its keep-alive, as in ESG (FluidFaaS, section 4).
     #[must_use]
     pub fn monolithic() -> Self {
         Self { pipelines: false, time_sharing: false, migration: false, ..Self::paper() }

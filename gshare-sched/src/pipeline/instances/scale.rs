@@ -1,4 +1,15 @@
-//! The instances that the keeper starts, moves and gives up, and when.
+//! The rules by which the keeper starts, moves and gives up instances.
+//!
+//! # Example
+//! On slices of 1g, 2g and 4g, a function that needs 2g as a whole shares the 2g slice from its first call. At 35 % use it keeps the 2g
+//! for itself. Requests wait too long: a plan on the free 1g and 4g starts. When the use of both falls below 15 % for a minute the
+//! larger instance drains, and a minute later the other one shares the 2g again.
+//!
+//! # Differences from the paper
+//! - Two thresholds and windows in a row, against flapping, where the paper has one threshold.
+//! - Unused pipelines are given up, while the paper keeps them hot. Idle slices can be reclaimed.
+//! - Eviction by cost and keep-alive by gaps are options beside LRU and ten minutes. A function may have two shared instances.
+//! - Several instances may be resident on a shared slice within its memory; still only one runs at a time.
 
 use super::Choice;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
@@ -12,22 +23,22 @@ use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Duration, FunctionId, InstanceId};
 use std::collections::BTreeSet;
 
-/// Plans that are compared under [`Choice::PerSlice`].
+/// Plans to compare under [`Choice::PerSlice`].
 const PLANS: usize = 16;
-/// A shared slice that works less than this share of the time may be given up for others, in percent.
+/// A shared slice with less work than this percentage of the time may be given up for other functions.
 const SHARED_IDLE: u64 = 10;
-/// A shared slice that works more gets no further instance while another slice will do, in percent.
+/// A shared slice with more work than this percentage gets no further instance while another slice will do.
 const SHARED_FULL: u64 = 70;
-/// The utilisation that the remaining instances may reach after one of a function's is drained, in percent.
+/// The utilisation in percent that a function's remaining instances may reach after a drain.
 const DRAIN_BELOW: u64 = 60;
-/// How far behind a function has to be to be given what another can spare, in percent of the time of a start.
+/// How far behind a function must be to receive an instance that another can spare, in percent of a start's time.
 const SPARE_GAP: u64 = 50;
-/// How many times as far behind a function has to be to be given an instance of one that is short too. With less they go
-/// to and fro with the bursts, and each time slices serve no request while an instance starts.
+/// How many times as far behind a function must be to receive an instance of a function that is short too. With less, instances
+/// go to and fro with the bursts, and each move leaves slices without service during a start.
 const FURTHER_BEHIND: u64 = 3;
-/// A share of a window that says how matters stand now, in percent: whether a function is short still, and what it uses.
+/// The percentage of a window that counts as the present: for a function's shortage and for its use.
 const RECENT: u64 = 20;
-/// Instances that are looked at for one that may be taken for another function.
+/// Instances to check before giving up the search for a transfer to another function.
 const CANDIDATES: usize = 8;
 /// A new cut must need less than this of the old one's `bottleneck * compute slices`, in percent.
 const RECUT_BELOW: u128 = 75;
@@ -57,7 +68,7 @@ impl Keeper {
         wholes
     }
 
-    /// Whether the function could run if the node were empty; else why not.
+    /// Whether the function could run on the empty node; else the reason against it.
     pub(super) fn fits_empty(&self, function: &Function) -> Result<(), String> {
         let mut empty = self.slices.clone();
         for slice in &mut empty.all {
@@ -122,8 +133,8 @@ impl Keeper {
         plans.min_by_key(|(needs, latency, _)| (*latency, *needs)).map(|(.., home)| home)
     }
 
-    /// A home on a slice that is shared, or on a free one that will be: where it needs no eviction, then where the fewest
-    /// live. A free slice is taken only when those there are have too much to do.
+    /// A home on a shared slice or on a free slice to be shared: without evictions if possible, then with the fewest instances.
+    /// A free slice is taken only when the suitable shared slices have too much work.
     fn shared(&self, id: FunctionId) -> Option<Home> {
         let function = &self.functions[&id];
         let window = self.config.window.as_nanos();
@@ -166,19 +177,19 @@ impl Keeper {
         }
     }
 
-    /// Instances of a function that stay: those that another takes the place of do not.
+    /// A function's instances that will remain: running or starting, and without a replacement under way.
     fn staying(&self, of: &Function) -> impl Iterator<Item = &Instance> {
         let all = of.instances.iter().map(|one| &self.instances[one]);
         all.filter(|one| (one.is_serving() || one.state == State::Starting) && !one.replaced)
     }
 
-    /// Whether the function has fewer instances than are kept.
+    /// Whether the function has fewer instances than its minimum.
     pub(super) fn lacks(&self, id: FunctionId) -> bool {
         let of = &self.functions[&id];
         self.staying(of).count() < of.least as usize
     }
 
-    /// Whether one of the function's instances may be given up: it has more than are kept.
+    /// Whether one of the function's instances may be given up: the function is above its minimum.
     pub(super) fn can_spare(&self, id: FunctionId) -> bool {
         let of = &self.functions[&id];
         of.least == 0 || self.staying(of).count() > of.least as usize
@@ -190,7 +201,7 @@ impl Keeper {
         self.config.time_sharing && shared < self.config.max_shared as usize
     }
 
-    /// The first instances of a function: shared where that can be.
+    /// Starts the first instances of a function, shared where possible.
     pub(super) fn first(
         &mut self,
         id: FunctionId,
@@ -222,7 +233,7 @@ impl Keeper {
         }
     }
 
-    /// The router cannot serve in time: one more instance.
+    /// The router cannot serve in time: starts one more instance.
     pub(super) fn short(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let function = &self.functions[&id];
         if function.unmet == Some(self.slices.version) {
@@ -264,7 +275,7 @@ impl Keeper {
         }
     }
 
-    /// A shared instance with neighbours gets a free slice to share, in place of the one it has.
+    /// Moves a shared instance with neighbours to a free slice, to be shared from then on.
     fn spread(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let function = &self.functions[&id];
         let crowded = function.instances.iter().find(|one| {
@@ -286,7 +297,7 @@ impl Keeper {
         }
     }
 
-    /// Time that a function needs for what waits, while it is short; 0 when it has not been for a window.
+    /// Time the function needs for its waiting requests while it is short; 0 after a window without a report of shortage.
     pub(super) fn pressure(&self, id: FunctionId) -> Duration {
         self.pressure_within(id, self.config.window)
     }
@@ -297,8 +308,8 @@ impl Keeper {
         recent.map_or(Duration::ZERO, |(_, behind)| behind.max(Duration::from_nanos(1)))
     }
 
-    /// Time that a function's instances worked in the window before; or, where that is less, will work in this one if they
-    /// go on as they do: after a burst its instances are free for others at once.
+    /// Time the function's instances worked in the window before. If their work so far predicts less for this window, the
+    /// prediction counts: after a burst a function's instances are free for others at once.
     fn used(&self, of: &Function) -> u128 {
         let all = || of.instances.iter().map(|one| &self.instances[one]);
         let before = all().map(|one| u128::from(one.was_busy)).sum::<u128>();
@@ -320,7 +331,12 @@ impl Keeper {
         self.drain(instance, InstanceReason::Reclaimed { function }, actions);
     }
 
-    /// An exclusive instance of a function that needs it clearly less than `id` does, whose slices would suit `id`.
+    /// An exclusive instance with slices that suit `id`, of a function that needs it clearly less.
+    ///
+    /// Such a function is not short now and can spare an instance, or would still be less than a third as far behind without
+    /// it. ([`InstanceEvent::Short`](crate::pipeline::InstanceEvent::Short) says how far a function is behind; a function
+    /// without shortage counts as not behind while its other instances can do its work.) The gap must exceed the time of a
+    /// start, or half of it for a spare instance, and an instance stays for at least a window.
     fn less_needed(&self, id: FunctionId) -> Option<InstanceId> {
         let function = &self.functions[&id];
         let count = |of: &Function, fits: &dyn Fn(&Instance) -> bool| {
@@ -333,7 +349,7 @@ impl Keeper {
         if coming >= self.config.max_starting.into() || (mine == 0 && coming > 0) {
             return None;
         }
-        // What is on the way helps too.
+        // Instances on their way to the function help too.
         let mine = self.pressure(id).as_nanos() / (mine + coming).max(1) * mine.max(1);
         let weights = function.wholes.first().map_or(Bytes::ZERO, |one| one.memory);
         let takes = self.config.load.start.saturating_add(self.config.load.reload(weights)).as_nanos();
@@ -355,7 +371,7 @@ impl Keeper {
             let spare = theirs == 0 && used * 100 < rest * u128::from(DRAIN_BELOW);
             let after = theirs / (all - 1) * all;
             let less = mine / FURTHER_BEHIND > after && mine - after > takes;
-            // Who is not short is no better off than who is a little, unless that would make it short.
+            // A function without shortage is treated like a slightly short one, unless the loss would make it short.
             let gives = spare || less && (theirs > 0 || used < rest);
             if !gives {
                 continue;
@@ -376,14 +392,14 @@ impl Keeper {
         candidates.into_iter().map(|(.., instance)| instance).take(CANDIDATES).find(suits)
     }
 
-    /// Gives up something that is less needed, for a function that found no slices.
+    /// Gives up a less needed instance for a function that found no slices.
     fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let reason = InstanceReason::Reclaimed { function: id };
         let idle = |instance: &Instance| {
             let unused = instance.state == State::Up && instance.busy == 0 && instance.idle > 0;
             unused && !instance.replaced && self.can_spare(instance.function)
         };
-        // The one that has been idle longest, then the largest.
+        // The instance with the longest idle time, then the largest.
         let exclusive = self
             .instances
             .iter()
@@ -416,7 +432,7 @@ impl Keeper {
         }
     }
 
-    /// The window is over: who is busy goes up, who no longer is comes down, pipelines move.
+    /// Ends the window: busy instances are promoted, others demoted, and pipelines move.
     pub(super) fn end_window(&mut self, actions: &mut Vec<InstanceAction>) {
         let window = self.config.window.as_nanos();
         for slice in &mut self.slices.all {
@@ -490,8 +506,8 @@ impl Keeper {
         }
     }
 
-    /// There are no slices for a busy shared instance: neighbours that are less busy, and whose functions are served
-    /// elsewhere too, leave it theirs. Else they would evict each other for every few requests.
+    /// No slices are free for a busy shared instance: its less busy neighbours leave the slice to it if their functions are
+    /// served elsewhere too. Otherwise they would evict each other for every few requests.
     fn crowd_out(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
         if !self.config.reclaim {
             return;
@@ -531,7 +547,7 @@ impl Keeper {
         }
     }
 
-    /// An exclusive instance is not busy any more.
+    /// Shrinks a function with an exclusive instance that is no longer busy.
     fn demote(&mut self, id: InstanceId, window: u64, actions: &mut Vec<InstanceAction>) {
         let reason = InstanceReason::NotBusy;
         let Some(instance) = self.instances.get(&id) else { return };
@@ -590,8 +606,8 @@ impl Keeper {
         }
     }
 
-    /// Pipelines move to one slice where one is free (section 5.3), the slowest first; with [`Choice::PerSlice`] also to a
-    /// cut that does clearly more with its slices.
+    /// Moves pipelines to one slice where one is free (section 5.3), the slowest first; with [`Choice::PerSlice`] also to a cut
+    /// with clearly more throughput per slice.
     fn migrate(&mut self, actions: &mut Vec<InstanceAction>) {
         let mut pipelines: Vec<(Duration, InstanceId)> = Vec::new();
         for (&id, instance) in &self.instances {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     Nobody,
-    /// In use by others than the keeper's instances, for good.
+    /// In use for good outside the keeper.
     Others,
     Exclusive(InstanceId),
     Shared,
@@ -22,11 +22,11 @@ pub(super) struct Slice {
     pub(super) gpu: GpuId,
     pub(super) at: SliceAt,
     pub(super) owner: Owner,
-    /// When it is shared: who lives on it, who is in its memory, and how much of that they take.
+    /// The instances on a shared slice; `order` has the residents, and `used` their memory.
     pub(super) instances: BTreeSet<InstanceId>,
     pub(super) order: EvictionOrder<InstanceId>,
     pub(super) used: Bytes,
-    /// Time it worked in this window, and in the one before.
+    /// Time of work in this window; `was_busy` is the time in the window before.
     pub(super) busy: u64,
     pub(super) was_busy: u64,
 }
@@ -51,7 +51,7 @@ impl Slice {
 pub(super) struct Slices {
     pub(super) model: GpuModel,
     policy: EvictionPolicy,
-    /// The GPUs that are not lost.
+    /// The present GPUs, without lost GPUs.
     pub(super) gpus: Vec<GpuId>,
     pub(super) all: Vec<Slice>,
     /// Grows whenever a slice becomes free, or shared.
@@ -76,7 +76,7 @@ impl Slices {
         Node::new(self.model.clone(), gpus).map(|_| ())
     }
 
-    /// Adds a GPU's slices. One that was there before keeps its number.
+    /// Adds a GPU's slices. A returning GPU's slices keep their numbers.
     pub(super) fn join(&mut self, gpu: GpuId, slices: &[SliceAt]) {
         self.gpus.push(gpu);
         for &at in slices {

@@ -6,7 +6,7 @@ use super::{
 use crate::pack::{Demand, Workload};
 use gshare_core::GpuShare;
 
-/// The longest pause before a job that ends by itself is started again.
+/// The longest pause before the restart of a job that ended by itself.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// A training job.
@@ -34,7 +34,7 @@ impl Function {
 }
 
 impl FractionalPool {
-    /// Starts the job if it is to run, does not, and finds room for all of its workers.
+    /// Starts a job that should run and does not, if all of its workers find room.
     pub(super) fn start_gang(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let Work::Training { workers, share } = of.spec.work else { return };
@@ -61,14 +61,14 @@ impl FractionalPool {
         self.order_start(instance, actions);
     }
 
-    /// A job that runs has earned a short pause before its next start.
+    /// A running job earns a short pause before its next start.
     pub(super) fn gang_ready(&mut self, function: FunctionId) {
         if let Some(gang) = self.functions.get_mut(&function).and_then(|of| of.gang.as_mut()) {
             gang.pause = gang.first_pause;
         }
     }
 
-    /// A job that has ended is started again after a pause, unless it was done.
+    /// Restarts an ended job after a pause, unless it was complete.
     pub(super) fn gang_gone(&mut self, function: FunctionId) {
         let now = self.now;
         let Some(of) = self.functions.get_mut(&function).filter(|of| !of.removed) else { return };
@@ -78,7 +78,7 @@ impl FractionalPool {
         self.idle_gangs.insert(function);
     }
 
-    /// The instance has done all of its work: a job is not started again.
+    /// Marks the job of a completed instance, so that it does not start again.
     pub(super) fn completed(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.instances.get(&instance) else { return };
         let function = of.function;

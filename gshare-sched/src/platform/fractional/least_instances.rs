@@ -3,7 +3,7 @@
 use super::{FractionalPool, Function, FunctionId, HorizontalEvent, PoolAction, Setting, Timer};
 
 impl Function {
-    /// The instances that a function has under any load: its minimum, and one while it is called.
+    /// Number of instances of the function under any load: its minimum, and at least one while it is called.
     fn least(&self) -> u32 {
         self.spec.min_instances.max(self.activated.into())
     }
@@ -15,7 +15,7 @@ impl FractionalPool {
         self.scaler.instances(function).is_some_and(|has| has.starting + has.ready < least)
     }
 
-    /// Has what the function lacks of its minimum started, unless the host refused a start of it a moment ago.
+    /// Starts the missing instances of the function's minimum, unless the host refused a start a moment ago.
     pub(super) fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         if self.lacks(function) && !self.timers.has(Timer::Minimum(function)) {
             if let Some(of) = self.functions.get_mut(&function) {
@@ -25,8 +25,8 @@ impl FractionalPool {
         }
     }
 
-    /// A start found no room at its point: for the minimum the scaler's other points are tried, each once, and all of them
-    /// again when something leaves a device.
+    /// A start found no room at its point: the minimum tries each of the scaler's other points once, and all points again after
+    /// an instance has left a device.
     pub(super) fn no_room(&mut self, function: FunctionId, at: Setting, actions: &mut Vec<PoolAction>) {
         if self.lacks(function) {
             self.lacking.insert(function);
@@ -41,13 +41,13 @@ impl FractionalPool {
             }
         }
         let unmet = PoolAction::Unmet { function };
-        // Each point that found none is here.
+        // Each point without room comes here, and one `Unmet` is enough.
         if !actions.contains(&unmet) {
             actions.push(unmet);
         }
     }
 
-    /// Tells the scaler how many instances the function may have; it starts what it lacks at a point that was not refused.
+    /// Tells the scaler the function's bounds; the scaler starts missing instances at a point that was not refused.
     pub(super) fn tell_bounds(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get(&function) else { return };
         let (min_instances, max_instances) = (of.least(), of.spec.max_instances);

@@ -1,54 +1,43 @@
-//! Devices whose time and SMs are shared out: the pool of FaST-GShare and Dilu.
+//! Devices with shared time and SMs: the pool of FaST-GShare and Dilu.
 //!
 //! # Problem
-//! A function has a profile and a load. How many instances it needs and how large is the horizontal scaler's business,
-//! where each goes is the packer's. Between them there is more to decide: which instance serves a request, what a request
-//! does that finds none, what happens when there is time left on a device but no memory, and who is told what when a
-//! process or a device dies. This pool decides that, and gives each of the two engines what it must know.
+//! A function has a profile and a load. The horizontal scaler decides the number and size of its instances, and the packer their places.
+//! This pool makes the decisions between the two: the instance for each request, the fate of a request without an instance, the use of a
+//! device with free time but no memory, and the news for each engine when a process or a device dies.
 //!
 //! # Algorithm
-//! 1. *Load*: requests of each function are counted when they come to the platform and reported once a tick; those that it holds count
-//!    too, while others wait here for an instance. The scaler's `Start` is placed by the packer and
-//!    ordered; one that finds no room is refused to the scaler, unless it is its function's only instance. A refused point is
-//!    not tried again for a while.
-//! 2. *Minimum* ([`least_instances`]): the instances that a function lacks are started at once where there is room at any of its points,
-//!    also while the scaler waits; after a start that the host refused in ten seconds.
-//! 3. *From none*: the first request of a function without instances raises its minimum to one until it has not been called
-//!    for [`keep_alive`](FractionalConfig::keep_alive).
-//! 4. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the instance with the
-//!    fewest, of those to the one with the highest throughput; it waits in the order of arrival while none has room. One that
-//!    has missed its SLO waits behind those that can be in time: in the order of arrival all that come behind a burst would be
-//!    late. How long it waits behind them is bounded: the first is **overdue**, and goes before all others, once it is late by
-//!    [`late_wait`](FractionalConfig::late_wait) or by [`late_stretch_percent`](FractionalConfig::late_stretch_percent) of the
-//!    time that the function's ready instances need for all that waits, the longer of the two. Under overload that lasts
-//!    a fixed time alone would make all that wait overdue, and none would be in time. Another order is a [`QueueOrder`]. Who waits
-//!    for [`max_wait`](FractionalConfig::max_wait) is rejected, overdue or not.
-//! 5. *Room* ([`room`]): a function's only instance that finds no memory waits for it, the longest waiting first. Idle
-//!    instances on the device where the fewest must go are parked for it; after
-//!    [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have answered what they have. A parked
-//!    instance comes back when a request for it waits.
-//! 6. *Spread models* ([`spread`]): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
-//!    different ones of one node, or on none; where they have no memory, room is made on all of them.
-//! 7. *Training*: a gang of workers is placed together on different devices, or waits; if a part is lost all of it ends and
-//!    starts again, with a growing pause.
+//! 1. *Load*: requests count when they come to the platform, held requests included while others wait here for an instance, and the
+//!    scaler gets a report once a tick. The packer places the scaler's `Start`; a start without room is refused to the scaler, unless it
+//!    is its function's only instance. A refused point is not tried again for a while.
+//! 2. *Minimum* (`least_instances`): missing instances start at once where there is room at any of the function's points, even while
+//!    the scaler waits, and ten seconds after the host refused a start. The first request of a function without instances raises its
+//!    minimum to one, until [`keep_alive`](FractionalConfig::keep_alive) has passed without a call.
+//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the ready instance with the fewest
+//!    requests and then the highest throughput, or waits in the order of arrival.
+//! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
+//!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
+//!    replaces this order. After [`max_wait`](FractionalConfig::max_wait) every request is rejected.
+//! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
+//!    fewest victims are parked for it; after [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have
+//!    answered their requests. A parked instance comes back for a waiting request.
+//! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
+//!    different devices of one node, or on none; if they lack memory, room is made on all of them.
+//! 7. *Training*: a gang of workers starts together on different devices, or waits; a lost part restarts all, with a growing pause.
 //!
 //! # Example
-//! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time
-//! and no memory: the one of the two that was idle for longer is parked, and the third's request is answered after that and
-//! the load.
-//! Each function is served from then on, at the price of a load when it was parked since its last request.
+//! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time but no memory:
+//! the longer idle instance is parked, and the third's request is answered after the parking and a load. From then on each function is
+//! served, with a load whenever it was parked since its last request.
 //!
 //! # Invariants
-//! Those of [`Pool`]; and no request waits while a ready instance of its function has room.
+//! The contract of [`Pool`], and: no request waits while a ready instance of its function has room.
 //!
 //! # Cost
 //! O(log n) for a request; O(n) over the instances of the pool when room is made.
 //!
 //! # Differences from the papers
-//! Late requests go last; the papers' order is that of arrival.
-//!
-//! FaST-GShare and Dilu book memory for as long as an instance lives, so that functions with little to do shut others
-//! out; parking is FluidFaaS's time sharing (section 5.3) without slices.
+//! The papers serve requests in the order of arrival. FaST-GShare and Dilu book memory for an instance's whole life, so functions with
+//! little work shut others out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
 mod least_instances;
@@ -81,11 +70,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A state of an instance, finer than [`Life`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Ordered by the scaler; no device has room for it yet.
+    /// Ordered by the scaler, without room on any device yet.
     WaitingForRoom,
     Starting,
     Ready,
-    /// Gets no more requests, and is parked when it has none left.
+    /// Gets no more requests, and is parked after its last one.
     Emptying,
     Parking,
     Parked,
@@ -109,45 +98,45 @@ impl State {
 #[derive(Debug)]
 struct Instance {
     function: FunctionId,
-    /// The scaler's name of it, while the scaler counts it.
+    /// The scaler's name of the instance, while the scaler counts it.
     scaled: Option<InstanceId>,
     state: State,
     demand: Demand,
-    /// Requests that it takes at once.
+    /// Most requests at once.
     capacity: u32,
     throughput: RequestRate,
-    /// The placements that it holds, each with the device's name.
+    /// Its placements, each with the device's name.
     placements: Vec<(PlacementId, GpuId)>,
-    /// The devices that it runs on, or ran on when it was parked, and their node; empty before its start.
+    /// Its devices, or the devices before it was parked, and their node; empty before its start.
     home: BTreeSet<GpuId>,
     node: Option<NodeId>,
     requests: BTreeSet<RequestId>,
-    /// When a request last began or ended there, or it became ready.
+    /// Time of the last begin or end of a request, or of its becoming ready.
     used: Timestamp,
 }
 
 #[derive(Debug)]
 struct Function {
     spec: FunctionSpec,
-    /// Requests that wait, by arrival.
+    /// Waiting requests, by arrival.
     queue: BTreeSet<(Timestamp, RequestId)>,
     instances: BTreeSet<InstanceId>,
-    /// Ready instances with room: requests they have, how slow they are, name.
+    /// Ready instances with room, by (number of requests, slowness, name).
     open: BTreeSet<(u32, u64, InstanceId)>,
-    /// The throughputs of its ready instances added up, in thousandths of a request per second.
+    /// Sum of its ready instances' throughputs, in thousandths of a request per second.
     serves: u128,
-    /// The requests that its ready instances serve at once, added up.
+    /// Number of requests that its ready instances serve at once.
     at_once: u64,
-    /// Requests that came since the last report, and when that was.
+    /// Number of requests since the last report; then the time of that report.
     arrived: u32,
     reported: Timestamp,
-    /// When the last request came or ended.
+    /// Time of the last arrival or end of a request.
     used: Timestamp,
-    /// Whether its minimum was raised to one.
+    /// Whether the minimum was raised to one.
     activated: bool,
     removed: bool,
     gang: Option<Gang>,
-    /// Points at which its minimum has found no room since it was last looked at.
+    /// Points without room for the minimum since the last look.
     refused: Vec<Setting>,
 }
 
@@ -155,7 +144,7 @@ struct Function {
 struct Request {
     function: FunctionId,
     arrived: Timestamp,
-    /// The time after which it is rejected if it waits.
+    /// The time of its rejection if it still waits.
     until: Timestamp,
     attempts: u8,
     on: Option<InstanceId>,
@@ -164,21 +153,21 @@ struct Request {
 /// The purpose of a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    /// The load of the function is to be reported.
+    /// Reports the function's load.
     Report(FunctionId),
-    /// The request has waited for too long.
+    /// Rejects a request after its longest wait.
     Request(RequestId),
     /// The host has not answered for the instance.
     Answer(InstanceId),
-    /// It may be possible to make room.
+    /// Tries again to make room.
     Room,
-    /// The host refused a start of the function a while ago: what it lacks of its minimum is started again.
+    /// Starts missing instances of the minimum again, some time after the host refused a start.
     Minimum(FunctionId),
-    /// The training job is to be started again.
+    /// Starts the training job again.
     Restart(FunctionId),
 }
 
-/// The pool of this module.
+/// Shares out the time and SMs of devices: the pool of this module.
 pub struct FractionalPool {
     config: FractionalConfig,
     scaler: Box<dyn HorizontalScaler>,
@@ -191,18 +180,18 @@ pub struct FractionalPool {
     by_placement: BTreeMap<PlacementId, InstanceId>,
     by_scaler: BTreeMap<InstanceId, InstanceId>,
     requests: BTreeMap<RequestId, Request>,
-    /// Instances that wait for room, the longest waiting first: new ones, and parked ones that are wanted.
+    /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
     next: u64,
-    /// Functions whose requests may find an instance now.
+    /// Functions with requests that may find an instance now.
     to_serve: BTreeSet<FunctionId>,
-    /// Whether something left a device since room was last looked for.
+    /// Whether an instance left a device since the last search for room.
     room_changed: bool,
-    /// Training jobs that are to run and do not.
+    /// Training jobs that should run and do not.
     idle_gangs: BTreeSet<FunctionId>,
-    /// Functions that lack some of their minimum, for want of room.
+    /// Functions below their minimum for want of room.
     lacking: BTreeSet<FunctionId>,
 }
 
@@ -244,7 +233,7 @@ impl FractionalPool {
         })
     }
 
-    /// With an order of waiting requests of the host's own, instead of that by [`FractionalConfig::late_wait`].
+    /// The same pool with the host's own order of waiting requests in place of [`FractionalConfig::late_wait`].
     #[must_use]
     pub fn with_order(self, order: Box<dyn QueueOrder>) -> Self {
         Self { order, ..self }
@@ -285,7 +274,7 @@ impl FractionalPool {
                 Some(Request { on: None, .. }) => Ok(()),
                 _ => Err(REGIME.unknown(request)),
             },
-            // Names are given out in order: a smaller one was an instance that is gone.
+            // Names are given out in order: a smaller number named an instance that is gone.
             PoolEvent::Instance { instance, .. } if instance.number() >= self.next => {
                 Err(REGIME.unknown(instance))
             }
@@ -319,7 +308,7 @@ impl FractionalPool {
         }
     }
 
-    /// Does what deadlines up to now asked for.
+    /// Handles the deadlines up to now.
     fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
         if self.scaler.next_deadline().is_some_and(|due| due <= self.now) {
             self.scale(HorizontalEvent::DeadlineReached, actions);
@@ -336,7 +325,7 @@ impl FractionalPool {
         }
     }
 
-    /// Serves requests and gives room, until nothing changes.
+    /// Serves requests and gives room until both are done.
     fn settle(&mut self, actions: &mut Vec<PoolAction>) {
         loop {
             while let Some(function) = self.to_serve.pop_first() {
@@ -365,7 +354,7 @@ impl FractionalPool {
     fn lose(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
         let there = |(id, of): (&InstanceId, &Instance)| of.home.contains(&gpu).then_some(*id);
         let lost: Vec<InstanceId> = self.instances.iter().filter_map(there).collect();
-        // All that they hold is given back, and the device is gone, before anybody is placed again.
+        // The packer must have all placements back, and be without the device, before the next placement.
         for instance in &lost {
             let placements = self.instances.get_mut(instance).map(|of| core::mem::take(&mut of.placements));
             self.release(placements.unwrap_or_default());
@@ -439,7 +428,7 @@ impl FractionalPool {
         self.drop_if_done(function);
     }
 
-    /// Forgets a removed function when nothing of it is left.
+    /// Forgets a removed function after its last instance and request.
     fn drop_if_done(&mut self, function: FunctionId) {
         if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty()) {
             self.functions.remove(&function);
@@ -447,7 +436,7 @@ impl FractionalPool {
     }
 }
 
-/// A function that is added, with all SMs wherever its points or its share name a part of them.
+/// The event with the whole of the SMs for an added function, wherever its points or its share name a part of them.
 fn on_all_sms(mut event: PoolEvent) -> PoolEvent {
     if let PoolEvent::FunctionAdded { spec, .. } = &mut event {
         match &mut spec.work {
@@ -472,7 +461,7 @@ impl Engine for FractionalPool {
     ) -> Result<(), PoolError> {
         self.check(&event)?;
         let event = if self.config.sm_partitions { event } else { on_all_sms(event) };
-        // Two events may still be refused, by the engine that they are for: that one is asked before anything is done.
+        // Two events may still be refused, by their engine: it is asked before any change.
         let mut scaled = Vec::new();
         match &event {
             PoolEvent::FunctionAdded { function, spec } => {
@@ -503,18 +492,18 @@ impl Engine for FractionalPool {
                         .handle(now, changed, &mut scaled)
                         .map_err(|error| REGIME.unsuitable(*function, error))?;
                 }
-                // The scaler is told these again in what follows.
+                // The events below tell the scaler of the same bounds.
                 (of.spec.min_instances, of.spec.max_instances) = (*min_instances, *max_instances);
             }
             _ => {}
         }
         self.now = self.now.max(now);
-        // The work of deadlines is done on the devices and for the functions that there are now.
+        // Deadlines must see the present devices and functions.
         match &event {
             PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
             PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),
             PoolEvent::FunctionRemoved { function } => self.remove_function(*function, actions),
-            // A deadline may undo what follows from the bounds.
+            // A deadline may undo the effects of the new bounds.
             PoolEvent::BoundsChanged { .. } => self.scaled(core::mem::take(&mut scaled), actions),
             _ => {}
         }

@@ -1,7 +1,7 @@
-//! The instances to park, so that another one finds room where there is time left on a device but no memory.
+//! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
-//! Instances that wait for room are given it in the order in which they began to wait. An instance without calls is parked for
-//! one that is called; the choice of device and victims is that of the fewest victims, of those the longest unused.
+//! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an instance with
+//! calls. The device is the one with the fewest victims; among equals, with the victims longest unused.
 
 use super::{
     Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
@@ -9,20 +9,20 @@ use super::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An instance that waits for room.
+/// An instance without room.
 #[derive(Debug, Clone)]
 pub(super) struct Wanting {
     pub(super) instance: InstanceId,
     since: Timestamp,
-    /// The devices on which room is made for it.
+    /// The devices on which room is made for the instance.
     on: Vec<GpuId>,
 }
 
-/// The victims that leave enough on a device: their number, when the last of them was used, the device, and they themselves.
+/// The victims that free enough of a device: their number, the last use among them, the device, and the victims themselves.
 type Victims = (usize, Timestamp, GpuId, Vec<InstanceId>);
 
 impl FractionalPool {
-    /// The instance waits for room from now on.
+    /// Lets the instance wait for room.
     pub(super) fn want(&mut self, instance: InstanceId) {
         if self.wanting.iter().all(|one| one.instance != instance) {
             self.wanting.push_back(Wanting { instance, since: self.now, on: Vec::new() });
@@ -30,7 +30,7 @@ impl FractionalPool {
         }
     }
 
-    /// Notes that an instance does not wait for room any more.
+    /// Ends the instance's wait for room.
     pub(super) fn unwant(&mut self, instance: InstanceId) {
         self.wanting.retain(|one| one.instance != instance);
     }
@@ -42,7 +42,7 @@ impl FractionalPool {
         }
     }
 
-    /// Brings a parked instance back when requests wait and none is open, starting or on its way.
+    /// Brings a parked instance back when requests wait and no instance is open, starting or on its way.
     pub(super) fn wake(&mut self, function: FunctionId) {
         let Some(of) = self.functions.get(&function) else { return };
         if of.queue.is_empty() || of.removed {
@@ -68,12 +68,12 @@ impl FractionalPool {
         }
     }
 
-    /// Places the instances that wait where there is room, and makes room for those for which there is none.
+    /// Places waiting instances where there is room, and makes room for the others.
     pub(super) fn give_room(&mut self, actions: &mut Vec<PoolAction>) {
         let mut index = 0;
         while let Some(wanting) = self.wanting.get(index) {
             let instance = wanting.instance;
-            // Room that is being made for one that waits longer is not taken by another.
+            // Room in preparation for an instance with a longer wait is not taken by another.
             let reserved: BTreeSet<GpuId> =
                 self.wanting.iter().take(index).flat_map(|one| one.on.iter().copied()).collect();
             let Some(of) = self.instances.get(&instance) else { return };
@@ -112,8 +112,8 @@ impl FractionalPool {
             })
     }
 
-    /// Parks the fewest instances that leave enough on one device, or on as many of one node as the instance needs; the devices,
-    /// if there are any.
+    /// Parks the fewest instances that free enough of one device, or of as many devices of one node as the instance needs;
+    /// returns the devices, if there are any.
     fn make_room(&mut self, index: usize, actions: &mut Vec<PoolAction>) -> Vec<GpuId> {
         let Some(chosen) = self.cheapest_room(index) else { return Vec::new() };
         let on = chosen.iter().map(|(_, _, gpu, _)| *gpu).collect();
@@ -129,7 +129,7 @@ impl FractionalPool {
         on
     }
 
-    /// The devices on which room costs an instance that waits the fewest victims, of those the longest unused.
+    /// The devices where room costs the instance the fewest victims; among equals, the victims longest unused.
     fn cheapest_room(&self, index: usize) -> Option<Vec<Victims>> {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
@@ -160,12 +160,13 @@ impl FractionalPool {
             };
             cheapest.filter(|found| cost(found).0 > 0).min_by_key(cost)
         };
-        // A device with enough free time and memory may have no rectangle of the right shape: then one has to leave all the same.
+        // A device with enough free time and memory may lack a rectangle of the right shape: then an instance has to leave all
+        // the same.
         (count > 1).then(|| with(0)).flatten().or_else(|| with(1))
     }
 
-    /// The instances, at least `least`, that have to leave a device for this one, the longest unused first; none where that is
-    /// not enough.
+    /// The instances, at least `least`, that must leave a device for this instance, the longest unused first; None if all of
+    /// them are not enough.
     fn victims_on(&self, gpu: GpuId, wanting: &Instance, least: usize, busy_too: bool) -> Option<Victims> {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
         let (memory, area_wanted) = (wanting.demand.memory.get(), area(&wanting.demand));
@@ -195,7 +196,7 @@ impl FractionalPool {
         Some((chosen.len(), latest, gpu, chosen))
     }
 
-    /// When the instance was used last and whether it is idle, if it may be parked for another function.
+    /// The instance's last use and whether it is idle, if it may be parked for another function.
     fn may_be_parked(&self, id: InstanceId, function: FunctionId) -> Option<(Timestamp, bool)> {
         let of = self.instances.get(&id)?;
         let own = self.functions.get(&of.function)?;
@@ -218,7 +219,7 @@ impl FractionalPool {
         let Some(of) = self.instances.get(&instance) else { return };
         let (function, parts) = (of.function, self.parts(&self.instances[&instance]));
         let spec = &self.functions[&function].spec;
-        // The process is there: what is left of a load from host memory is the copy, at its share of the whole load.
+        // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
         let takes = spec.load_host;
         self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
         actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));

@@ -13,10 +13,10 @@ use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
 use std::collections::BTreeSet;
 
 impl FractionalPool {
-    /// Tells the scaler, and does what it orders.
+    /// Passes an event to the scaler and carries out its orders.
     pub(super) fn scale(&mut self, event: HorizontalEvent, actions: &mut Vec<PoolAction>) {
         let mut orders = Vec::new();
-        // The scaler's own view of its instances decides: an event for one that it gave up changes nothing.
+        // The scaler's own view decides: an event for an instance it gave up changes nothing.
         if self.scaler.handle(self.now, event, &mut orders).is_ok() {
             self.scaled(orders, actions);
         }
@@ -43,7 +43,7 @@ impl FractionalPool {
                     };
                     self.stop(instance, cause, actions);
                 }
-                // Load beyond the most instances that it may have is no lack of devices.
+                // Load beyond the function's maximum of instances is no lack of devices.
                 HorizontalAction::Unmet { function, .. } if self.is_full(function) => {}
                 HorizontalAction::Unmet { function, .. } => actions.push(PoolAction::Unmet { function }),
             }
@@ -87,7 +87,7 @@ impl FractionalPool {
                 }
                 self.order_start(instance, actions);
             }
-            // Never too large for any device: it may find room when others leave.
+            // A point within the size of some device may find room when other instances leave.
             Err(PackError::NoRoom { .. } | PackError::Memory { .. } | PackError::GpuLimit { .. }) if only => {
                 let instance =
                     self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
@@ -101,7 +101,7 @@ impl FractionalPool {
         }
     }
 
-    /// A new instance, which has no place yet.
+    /// Adds an instance without a place.
     pub(super) fn insert(
         &mut self,
         function: FunctionId,
@@ -153,13 +153,13 @@ impl FractionalPool {
     pub(super) fn release(&mut self, placements: Vec<(PlacementId, GpuId)>) {
         for (placement, _) in placements {
             self.by_placement.remove(&placement);
-            // A placement that is held is known to the packer.
+            // The packer knows every held placement.
             let _ = self.packer.release(placement);
             self.room_changed = true;
         }
     }
 
-    /// The parts of the instance with their devices, and the share that each part has.
+    /// The parts of the instance with their devices and shares.
     pub(super) fn parts(&self, of: &Instance) -> Vec<Part> {
         let share = self.share(of);
         let part = |(stage, (_, gpu)): (usize, &(PlacementId, GpuId))| Part {
@@ -172,8 +172,8 @@ impl FractionalPool {
         of.placements.iter().enumerate().map(part).collect()
     }
 
-    /// The placed quota is guaranteed; the rest of the device's time, up to the function's limit, is there for an instance
-    /// that wants it, unless a training job's share says otherwise.
+    /// The placed quota is guaranteed. An instance may also use the rest of the device's time, up to its function's limit,
+    /// unless a training job's share says otherwise.
     fn share(&self, of: &Instance) -> GpuShare {
         let demand = &of.demand;
         let function = self.functions.get(&of.function);
@@ -185,7 +185,7 @@ impl FractionalPool {
         GpuShare::new(time, demand.sm, demand.limit(), memory).unwrap_or(GpuShare::WHOLE)
     }
 
-    /// The instance holds what it needs: its processes are started.
+    /// Starts the processes of an instance that has its placements.
     pub(super) fn order_start(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         self.enter(instance, State::Starting);
         let Some(of) = self.instances.get(&instance) else { return };
@@ -210,7 +210,7 @@ impl FractionalPool {
         report: InstanceReport,
         actions: &mut Vec<PoolAction>,
     ) {
-        // A report may cross an order, or come from a device that was lost: then it is out of date.
+        // A report may cross an order, or come from a lost device: then it is out of date.
         let Some(of) = self.instances.get(&instance) else { return };
         let (state, function) = (of.state, of.function);
         match (report, state) {
@@ -230,10 +230,10 @@ impl FractionalPool {
                 self.open(instance);
             }
             (InstanceReport::Completed, _) => self.completed(instance, actions),
-            // One that was told to stop before it could start says that it did not.
+            // An instance stopped before its start reports the failed start.
             (InstanceReport::Gone | InstanceReport::Refused, _) => {
                 self.gone(instance, actions);
-                // One that dies while it starts may do so again: the scaler's next report starts another.
+                // A death during the start may recur, so the restart waits for the scaler's next report.
                 if state != State::Starting {
                     self.keep_minimum(function, actions);
                 }
@@ -242,7 +242,7 @@ impl FractionalPool {
         }
     }
 
-    /// Puts the instance into a state; the one before.
+    /// Changes the instance's state and returns the state before.
     pub(super) fn enter(&mut self, instance: InstanceId, state: State) -> Option<State> {
         let of = self.instances.get_mut(&instance)?;
         let before = core::mem::replace(&mut of.state, state);
@@ -312,7 +312,7 @@ impl FractionalPool {
         self.close(instance);
         self.timers.clear(Timer::Answer(instance));
         if self.enter(instance, State::Stopping) == Some(State::WaitingForRoom) {
-            // The host was not told of it.
+            // The host does not know the instance.
             self.gone(instance, actions);
         } else {
             self.unwant(instance);
@@ -320,7 +320,7 @@ impl FractionalPool {
         }
     }
 
-    /// Gives the instance no more requests, and stops it when it has none left.
+    /// Gives the instance no more requests, and stops it after its last one.
     pub(super) fn drain(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.instances.get(&instance) else { return };
         if matches!(of.state, State::Draining | State::Stopping) {
@@ -337,7 +337,7 @@ impl FractionalPool {
         self.close(instance);
         self.enter(instance, State::Draining);
         if self.instances[&instance].scaled.is_none() {
-            // The scaler does not watch over it any more.
+            // The scaler no longer watches the instance.
             self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
         }
         actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
@@ -352,14 +352,14 @@ impl FractionalPool {
         }
     }
 
-    /// The scaler does not count the instance any more.
+    /// Removes the instance from the scaler's count.
     pub(super) fn forget_scaled(&mut self, instance: InstanceId) {
         if let Some(scaled) = self.instances.get_mut(&instance).and_then(|of| of.scaled.take()) {
             self.by_scaler.remove(&scaled);
         }
     }
 
-    /// All of the instance has ended.
+    /// Forgets an instance that has ended entirely.
     pub(super) fn gone(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         self.close(instance);
         self.timers.clear(Timer::Answer(instance));
@@ -383,7 +383,7 @@ impl FractionalPool {
         self.drop_if_done(of.function);
     }
 
-    /// A request whose instance ended waits again, at the place of its arrival.
+    /// Returns the request of an ended instance to its place by arrival.
     fn again(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.requests.get_mut(&request) else { return };
         of.on = None;

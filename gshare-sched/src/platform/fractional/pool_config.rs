@@ -7,34 +7,35 @@ use gshare_core::{Bytes, ConfigError, Duration};
 crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
-        /// The most requests of one function that wait. 10,000: more than any that wait is worth answering.
+        /// Most waiting requests of a function. 10,000: beyond that, waiting requests are hardly worth an answer.
         pub max_waiting: u32 = 10_000, with_max_waiting;
-        /// The longest time that a request waits. 60 s: a gateway's own time-out.
+        /// The longest wait of a request. 60 s: a gateway's own time-out.
         #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
         pub max_wait: Duration = Duration::from_secs(60), with_max_wait;
-        /// How often a request is dispatched before it is rejected, because its instances ended. 3.
+        /// Most dispatches of a request before it is rejected, if its instances end each time. 3.
         pub max_attempts: u8 = 3, with_max_attempts;
-        /// How long after its SLO a request that is late waits behind those of its function that can be in time, while more wait than are
-        /// served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and within a client's
-        /// patience. None: the order of arrival, as in FaST-GShare and Dilu; all that come behind a burst are late then.
+        /// How long after its SLO a late request waits behind requests of its function that can be in time, while more requests
+        /// wait than are served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and
+        /// within a client's patience. None: the order of arrival, as in FaST-GShare and Dilu, where all requests behind a
+        /// burst are late.
         #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
         pub late_wait: Option<Duration> = Some(Duration::from_secs(20)), with_late_wait;
-        /// The same in percent of the time that its function's ready instances need, by then, for all that waits; the longer holds. 200, as
-        /// for pipelines: under a backlog of more than half of `late_wait` a late request waits twice as long as it would first come,
-        /// first served, so that about half of the others can be in time. With a fixed bound alone lasting overload makes all that
-        /// wait overdue, and none is in time. 0: the fixed bound alone.
+        /// The same time in percent of the time that its function's ready instances then need for all waiting requests; the
+        /// longer time holds. 200, as for pipelines: under a backlog of more than half of `late_wait` a late request waits
+        /// twice as long as it would first come, first served, so that about half of the others can be in time. With a fixed
+        /// bound alone, lasting overload makes all waiting requests overdue, and none is in time. 0: the fixed bound alone.
         pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
-        /// The time for which a function that may have no instance keeps one after its last request. 60 s: the gaps between
-        /// requests of functions that are in use at all are shorter.
+        /// How long a function without a minimum keeps an instance after its last request. 60 s: longer than the gaps between
+        /// requests of functions in use.
         #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
         pub keep_alive: Duration = Duration::from_secs(60), with_keep_alive;
-        /// Whether idle instances are parked when another function finds no memory for its first instance.
+        /// Whether idle instances are parked when another function's first instance finds no memory.
         pub park: bool = true, with_park;
         /// The time without a request after which an instance may be parked for another function. 200 ms: a few answers.
         #[cfg_attr(feature = "serde", serde(rename = "park_idle_ns"))]
         pub park_idle: Duration = Duration::from_millis(200), with_park_idle;
-        /// The time for which an instance waits for room before a busy one is parked for it. 2 s: long enough that parking,
-        /// which takes a second for a large model, is not most of what a device does.
+        /// How long an instance waits for room before a busy instance is parked for it. 2 s: parking takes a second for a large
+        /// model, and must not be most of a device's work.
         #[cfg_attr(feature = "serde", serde(rename = "park_busy_after_ns"))]
         pub park_busy_after: Duration = Duration::from_secs(2), with_park_busy_after;
         /// The time in which a host must answer `Park` and `Unpark`. 60 s.
@@ -43,22 +44,22 @@ crate::settings_table::settings! {
         /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
         /// (section 3.2).
         pub sm_limit_factor: u16 = 1, with_sm_limit_factor;
-        /// Whether processes are confined to their part of the SMs, as they are under MPS. Where they are not, the driver gives them
-        /// time slices: an instance books all SMs while it runs, for the quota of its point
-        /// ([`ProfileTable::on_all_sms`](gshare_core::profile::ProfileTable::on_all_sms)), since instances side by side would take
-        /// each other's time.
+        /// Whether processes are confined to their part of the SMs, as they are under MPS. Otherwise the driver gives them time
+        /// slices: an instance then books all SMs while it runs, for the quota of its point
+        /// ([`ProfileTable::on_all_sms`](gshare_core::profile::ProfileTable::on_all_sms)), since instances side by side would
+        /// take each other's time.
         pub sm_partitions: bool = true, with_sm_partitions;
-        /// The time after which a training job that ended by itself is started again; doubled each time, up to 5 min. 1 s.
+        /// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min. 1 s.
         #[cfg_attr(feature = "serde", serde(rename = "restart_after_ns"))]
         pub restart_after: Duration = Duration::from_secs(1), with_restart_after;
-        /// Host memory of each node that is set aside for weights.
+        /// Host memory set aside on each node for weights.
         #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
         pub host_memory: Bytes = Bytes::from_gib(64), with_host_memory;
     }
 }
 
 impl FractionalConfig {
-    /// The same settings without parking: a function that finds no room waits until an instance leaves.
+    /// The same settings without parking: a function without room waits until an instance leaves.
     #[must_use]
     pub fn without_parking(self) -> Self {
         Self { park: false, ..self }
@@ -80,7 +81,7 @@ impl FractionalConfig {
 pub struct FractionalPolicies {
     /// Starts and stops instances.
     pub scaler: Box<dyn HorizontalScaler>,
-    /// Places them on devices.
+    /// Places instances on devices.
     pub packer: Box<dyn Packer>,
 }
 
@@ -94,7 +95,7 @@ impl FractionalPolicies {
     /// Scaling by profile (FaST-GShare, Algorithm 1) and rectangles of time and SMs (section 3.4.2).
     ///
     /// # Errors
-    /// None for the settings that it uses.
+    /// None for these settings.
     pub fn fast() -> Result<Self, ConfigError> {
         Ok(Self {
             scaler: Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?),

@@ -1,4 +1,4 @@
-//! Which instance serves a request, and how many instances a load needs.
+//! The choice of the instance for a request, and the report of load to the scaler.
 
 use super::{
     Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
@@ -7,7 +7,7 @@ use super::{
 use crate::platform::WaitQueue;
 
 impl Instance {
-    /// How long it takes for as many requests as it serves at once.
+    /// How long the instance needs for as many requests as it serves at once.
     fn takes(&self) -> Duration {
         let nanos = u64::from(self.capacity).saturating_mul(1_000_000_000_000);
         Duration::from_nanos(nanos.checked_div(self.throughput.as_milli()).unwrap_or(0))
@@ -15,14 +15,14 @@ impl Instance {
 }
 
 impl Function {
-    /// The time that its ready instances need for what waits.
+    /// The time the function's ready instances need for its waiting requests.
     fn behind(&self) -> Duration {
         Duration::from_wide_nanos(self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1))
     }
 }
 
 impl FractionalPool {
-    /// The order in which ready instances are given requests.
+    /// The key by which ready instances are given requests.
     pub(super) fn open_key(instance: InstanceId, of: &Instance) -> (u32, u64, InstanceId) {
         let has = u32::try_from(of.requests.len()).unwrap_or(u32::MAX);
         (has, u64::MAX - of.throughput.as_milli(), instance)
@@ -54,7 +54,7 @@ impl FractionalPool {
         self.to_serve.insert(function);
     }
 
-    /// A request of a function came to the platform.
+    /// Counts a request of a function when it comes to the platform.
     pub(super) fn called(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
@@ -62,7 +62,7 @@ impl FractionalPool {
         self.activate(function, actions);
     }
 
-    /// A function that is called and has no instance is given one.
+    /// Gives a called function without instances its first.
     fn activate(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(counts) = self.scaler.instances(function) else { return };
         let Some(of) = self.functions.get_mut(&function) else { return };
@@ -74,7 +74,7 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        // The backlog hardly changes while the instances that have room are given some of it.
+        // The backlog hardly changes while open instances take some of it.
         let backlog = self.functions.get(&function).map_or(Duration::ZERO, Function::behind);
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
@@ -101,7 +101,7 @@ impl FractionalPool {
         self.wake(function);
     }
 
-    /// Lists the instance among those that take requests, if it has room for one.
+    /// Lists the instance as open, if it has room for a request.
     fn reopen(&mut self, instance: InstanceId) {
         let Some(of) = self.instances.get(&instance) else { return };
         if of.state != State::Ready || of.requests.len() as u64 >= u64::from(of.capacity) {
@@ -144,7 +144,7 @@ impl FractionalPool {
         }
     }
 
-    /// Forgets a request that waits.
+    /// Forgets a waiting request.
     pub(super) fn forget_waiting(&mut self, request: RequestId) {
         self.timers.clear(Timer::Request(request));
         let Some(of) = self.requests.remove(&request) else { return };
@@ -166,7 +166,7 @@ impl FractionalPool {
     }
 
     /// Reports the load as soon as the scaler takes a report, when more requests wait than can be served at once: a queue that
-    /// grows for a whole tick is late for most of an SLO.
+    /// grows for a whole tick costs most of an SLO.
     pub(super) fn report_early(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         if !self.scaler.early_reports() {
             return;
@@ -189,7 +189,7 @@ impl FractionalPool {
         of.reported = now;
         let mut rate = RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / over.max(1));
         if early {
-            // The requests that wait already are to be served within a second.
+            // The scaler should plan for the waiting requests to be served within a second.
             let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
             rate = rate.saturating_add(waiting);
         }

@@ -1,5 +1,4 @@
-//! The order of a function's requests unless a program brings its own: those that are late wait, for a bounded time, behind those
-//! that can be in time.
+//! The default order of a function's requests: late requests wait, for a bounded time, behind requests that can be in time.
 
 use super::{Duration, FractionalConfig, RequestId, Timestamp};
 use crate::pipeline::overdue_after;
@@ -19,7 +18,7 @@ impl LateLast {
 }
 
 impl QueueOrder for LateLast {
-    /// The first, or while that is late and not overdue the first that can be in time.
+    /// The first request, or the first that can be in time while the first is late but not overdue.
     fn next(&mut self, queue: &WaitQueue<'_>) -> Option<(Timestamp, RequestId)> {
         let first = *queue.waiting.first()?;
         let (Some(slo), Some(wait)) = (queue.slo, self.wait) else { return Some(first) };

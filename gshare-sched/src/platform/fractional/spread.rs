@@ -1,19 +1,18 @@
-//! The placements of an instance: one, or those of a model that is spread over several devices of a node.
+//! The placements of an instance: one, or several for a model that is spread over devices of a node.
 //!
-//! Devices that hold one model together exchange its activations with every layer, so they are of one node: the one with the
-//! fewest devices that have room, so that others stay whole for larger instances. The parts are equal, since tensor parallelism
-//! needs that; Dilu (section 3.3) spreads a model by what memory is free, which
-//! [`place_split`](crate::pack::Packer::place_split) does.
+//! Devices with one model together exchange its activations with every layer, so they belong to one node: the node with the fewest
+//! devices with room, so that others stay whole for larger instances. Tensor parallelism needs equal parts. Dilu (section 3.3)
+//! spreads a model by the free memory instead, see [`place_split`](crate::pack::Packer::place_split).
 
 use super::{Demand, FractionalPool, FunctionId, GpuId, NodeId};
 use crate::pack::{PackError, Placed};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl FractionalPool {
-    /// Places an instance of a function on devices that are not reserved, of this node if it has one.
+    /// Places an instance of a function on unreserved devices, of this node if it has one.
     ///
     /// # Errors
-    /// The packer's; nothing is placed then.
+    /// The packer's; then no part is placed.
     pub(super) fn place_beside(
         &mut self,
         function: FunctionId,

@@ -7,7 +7,7 @@ use gshare_core::{FunctionId, InstanceId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl SlicedPool {
-    /// Has minimums looked at once the event is told: the function has other bounds, or may have fewer instances.
+    /// Schedules a check of minimums after the event: the function has other bounds, or may have fewer instances.
     pub(super) fn look_at(&mut self, function: FunctionId) {
         let of = self.functions.get(&function);
         if of.is_some_and(|of| of.min_instances > 0 || !of.kept.is_empty()) {
@@ -16,9 +16,9 @@ impl SlicedPool {
         self.look = true;
     }
 
-    /// Starts what functions lack of their minimums, as far as there are slices.
+    /// Starts the missing instances of minimums, as far as there are slices.
     pub(super) fn keep_minimums(&mut self, actions: &mut Vec<PoolAction>) {
-        // Slices for one may be taken from another.
+        // One function's slices may come from another function.
         while core::mem::take(&mut self.look) {
             for function in self.lacking.clone() {
                 if self.keep_minimum(function, actions) {
@@ -28,8 +28,8 @@ impl SlicedPool {
         }
     }
 
-    /// Each node keeps what it has, as far as the minimum goes; what is missing then is started one by one, on the node with the
-    /// fewest slices held of those that can. False: some are missing still.
+    /// Each node keeps its present instances, as far as the minimum goes. Missing instances then start one by one, on the node
+    /// with the fewest slices held that can start them. False: some are still missing.
     fn keep_minimum(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) -> bool {
         let Some(of) = self.functions.get(&function).filter(|of| !of.removed) else { return true };
         let mut keeps: BTreeMap<NodeId, u32> = of.kept.keys().map(|node| (*node, 0)).collect();
@@ -65,7 +65,7 @@ impl SlicedPool {
         true
     }
 
-    /// Instances of a function that stay; of two of which one takes the other's place, one.
+    /// A function's remaining instances; an instance and its replacement count as one.
     pub(super) fn staying(&self, of: &Function) -> impl Iterator<Item = &Instance> {
         let counts = |id: &InstanceId| self.instances.get(id).is_some_and(Instance::counts);
         let all = of.instances.iter().map(|id| &self.instances[id]);

@@ -1,52 +1,43 @@
 //! The pool of MIG slices: FluidFaaS's router and keepers of instances, behind the words of a pool.
 //!
 //! # Problem
-//! A router says which instance serves a request, a keeper of instances which instances a node has on its slices (FluidFaaS,
-//! section 5.3). Neither knows devices that come and go, a host's orders, or the other one. The pool carries what each says
-//! to the other, and turns it into orders.
+//! A router picks the instance for each request, and a keeper decides which instances a node has on its slices (FluidFaaS, section 5.3).
+//! Neither knows changing devices, a host's orders, or the other engine. The pool connects them and turns their decisions into orders.
 //!
 //! # Algorithm
-//! 1. **One keeper for each node** with a device, one router for all. An instance has a name of the pool's, never used
-//!    twice; the keeper's name of it is known beside its node.
-//! 2. **A request** is told to the router, with the earlier of its SLO and its deadline, and to the keeper of the first node
-//!    with instances of its function; without any, of one node of those that the function fits. One that is dispatched
-//!    on another node is told to the keeper there, so that each keeper knows of the use that its instances have.
-//! 3. **Shortage** of a function is told to the node with the fewest slices held; while that does not help, to the others in
-//!    turn.
-//! 4. **Taking turns**: an instance on a shared slice is started parked. When the router sends it a request, the keeper says
-//!    who leaves the slice (`Park`) and that it comes (`Unpark`), which is held back until each `Park` on the slice
-//!    is answered. The request is dispatched when the instance has come, so a host never has one for a parked instance.
-//! 5. **Capacity** of an exclusive instance: as many requests as keep its busiest slice busy, and no more than it has
-//!    slices, since they would wait in it where no other instance can take them.
-//! 6. **A minimum** of instances is kept by the nodes together: each keeps what it has of it, and what is missing is started one by
-//!    one, on the node with the fewest slices held of those that can. Missing ones are looked at again whenever an instance ends
-//!    or changes its state, or a device comes or goes; after a start that failed, in ten seconds. Where none can, the host is told `Unmet`.
-//! 7. **A deadline** of a request is when it is rejected if it waits, a request for whose instance is being unparked included.
+//! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool names each instance once and for all, and
+//!    maps the name to the keeper's own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
+//! 2. **A request** goes to the router with the earlier of its SLO and its deadline, and to one keeper: on the first node with instances
+//!    of its function, else on a node that the function fits. A dispatch on another node is told to the keeper there, so that each keeper
+//!    knows the use of its instances.
+//! 3. **Shortage** of a function is told to the node with the fewest slices held, and to the others in turn while it lasts.
+//! 4. **Taking turns**: an instance on a shared slice starts parked. When the router sends it a request, the keeper names the instances
+//!    to leave the slice (`Park`) and the arrival (`Unpark`), which is held back until every `Park` on the slice is answered. The
+//!    dispatch follows the arrival, so a host never has a request for a parked instance.
+//! 5. **Capacity** of an exclusive instance: enough requests to keep its busiest slice busy, and no more than it has slices, since
+//!    further requests would wait there out of reach of other instances.
+//! 6. **A minimum** of instances is kept by the nodes together: each keeps its present part, and missing instances start one by one, on
+//!    the node with the fewest slices held that can start them. They are checked again after each end or change of an instance or device,
+//!    and ten seconds after a failed start. The host learns `Unmet` where no node can.
+//! 7. **Deadlines**: a waiting request is rejected at its deadline, even while an instance is being unparked for it.
 //!
-//! ## Example
-//! Two functions share a slice whose memory has room for one. A is there; a request for B comes and the slice is idle.
-//! Orders: `Park A`; on `Parked A`: `Unpark B`; on `Unparked B`: `Dispatch` to B.
+//! # Example
+//! Functions A and B share a slice with room for one of them, now A. A request for B comes while the slice is idle. Orders: `Park A`; on
+//! `Parked A`: `Unpark B`; on `Unparked B`: `Dispatch` to B.
 //!
 //! # Invariants
-//! Keepers, router and the pool agree on instances, homes and requests; the instances whose memory a slice has, those that
-//! are being parked included, fit it; a slice that an instance owns has no other; what a function lacks of its minimum no node
-//! could start when it was last looked at.
+//! Keepers, router and pool agree on instances, homes and requests; the residents of a slice, parking instances included, fit its memory;
+//! an owned slice has one instance; at the last check no node could start an instance still missing from a minimum.
 //!
 //! # Cost
-//! That of the router and the keeper for an event; O(instances) for a shortage; a plan for each function and node when a device
-//! joins or is lost; O(instances and nodes of it), for each function that lacks some of its minimum, when an instance ends.
+//! The router's and the keeper's cost for an event; O(instances) for a shortage; a plan per function and node for a joined or lost
+//! device; at an instance's end O(its nodes and instances) per function below its minimum.
 //!
-//! # Differences from the paper
-//! Several nodes. Devices are lost and join: a keeper lives as long as its node has a device, then what it knew of
-//! its functions' gaps is lost.
-//!
-//! # What is not bounded
-//! - `min_instances`: under keepers of a host's own that know no [`InstanceEvent::MinimumSet`] none is kept; the host is told
-//!   `Unmet`. Under ours a minimum waits while others are at work on the slices that it lacks;
-//! - `max_instances` bounds what is started; while an instance takes the place of another both are there. A bound that is
-//!   lowered stops nothing that runs;
-//! - limits of tenants: none is kept, the platform has to;
-//! - a host that never answers an order keeps the instance where it is: there is no time-out here.
+//! # Limits
+//! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the host learns `Unmet`. The default keepers let a minimum wait
+//!   while other functions work on its slices;
+//! - `max_instances` bounds starts: a replacement and the old instance coexist for a while, and a lowered bound stops no instance;
+//! - limits of tenants are the platform's task, and a host that never answers an order keeps the instance as it is: there is no time-out.
 
 mod minimum;
 mod obey;
@@ -75,7 +66,7 @@ use gshare_core::{
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A shortage that lasts goes on to the next node when it is told again within this time; one that ended begins again.
+/// A shortage repeated within this time goes on to the next node; a later shortage begins again.
 const SHORT_LASTS: Duration = Duration::from_secs(1);
 
 /// The policy that gives requests to instances on slices.
@@ -96,7 +87,7 @@ impl Default for RouterSettings {
 }
 
 impl RouterSettings {
-    /// The router that these settings describe, without instances.
+    /// The router with these settings, without instances.
     ///
     /// # Errors
     /// A field that is out of its bounds.
@@ -137,7 +128,7 @@ pub enum SlicedError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Out,
-    /// The instance is to be unparked as soon as none on the slice is being parked.
+    /// `Unpark` waits until no instance on the slice is being parked.
     Coming {
         takes: Duration,
     },
@@ -150,9 +141,9 @@ enum Memory {
 struct Instance {
     function: FunctionId,
     node: NodeId,
-    /// The keeper's name of it.
+    /// The keeper's name of the instance.
     local: InstanceId,
-    /// The instance whose place it takes.
+    /// The instance to be replaced.
     replaces: Option<InstanceId>,
     home: Home,
     parts: Vec<Part>,
@@ -160,11 +151,11 @@ struct Instance {
     memory: Memory,
     /// The instance leaves its slice's memory: `Park` was not answered, or it was evicted after its `Stop`.
     leaving: bool,
-    /// The router has it.
+    /// The router knows the instance.
     up: bool,
-    /// The router gives it no more.
+    /// The router gives the instance no more requests.
     draining: bool,
-    /// The ticket for which it is unparked.
+    /// The ticket for which the instance is unparked.
     pending: Option<RequestId>,
     requests: BTreeSet<RequestId>,
     cause: StopCause,
@@ -175,7 +166,7 @@ impl Instance {
         matches!(self.home, Home::Shared { .. })
     }
 
-    /// Whether the slice's memory has it, or something of it.
+    /// Whether the instance takes any of its slice's memory.
     fn holds(&self) -> bool {
         self.leaving || matches!(self.memory, Memory::In | Memory::Unparking)
     }
@@ -192,7 +183,7 @@ struct Node {
     due: Option<Timestamp>,
     /// The pool's names of the keeper's instances.
     names: BTreeMap<InstanceId, InstanceId>,
-    /// The instances on each slice that has any.
+    /// The instances on each slice in use.
     slices: BTreeMap<AssignedSlice, BTreeSet<InstanceId>>,
 }
 
@@ -202,30 +193,31 @@ struct Function {
     slo: Option<Duration>,
     min_instances: u32,
     max_instances: u32,
-    /// The part of the minimum that each node keeps.
+    /// Each node's part of the minimum.
     kept: BTreeMap<NodeId, u32>,
-    /// No instance is started for the minimum before then, since a start has failed.
+    /// No start for the minimum before this time, since a start has failed.
     not_before: Timestamp,
     removed: bool,
-    /// Nodes that it fits.
+    /// Nodes that the function fits.
     nodes: BTreeSet<NodeId>,
     instances: BTreeSet<InstanceId>,
-    /// When it was short last, and how often in a row.
+    /// Time of the last shortage, and the number of shortages in a row.
     short: Option<(Timestamp, usize)>,
-    /// Nodes whose keeper has no slices for it, whether the host was told that none has, and at which version of the pool.
+    /// Nodes with a keeper that has no slices for the function; then whether the host was told that no node has any, and at which
+    /// version of the pool.
     unmet: BTreeSet<NodeId>,
     told_unmet: bool,
     version: u64,
 }
 
-/// An event that an engine is yet to be told.
+/// An event that an engine has not heard of yet.
 #[derive(Debug)]
 enum Task {
     Keep(NodeId, InstanceEvent),
     Route(RouteEvent),
 }
 
-/// Makes the keeper of a node, whose slices are free.
+/// Makes the keeper of a node with free slices.
 pub type MakeKeeper = Arc<dyn Fn(&Slices) -> Result<Box<dyn InstanceKeeper>, ConfigError> + Send + Sync>;
 
 /// Devices with MIG slices, under a [`Router`] and an [`InstanceKeeper`] for each node.
@@ -246,9 +238,9 @@ pub struct SlicedPool {
     due: BTreeSet<(Timestamp, NodeId)>,
     /// Grows with each change that may give a function slices.
     version: u64,
-    /// Functions that may have fewer instances than their minimum, or other bounds than their nodes were told.
+    /// Functions that may be below their minimum, or have other bounds than their nodes know.
     lacking: BTreeSet<FunctionId>,
-    /// Whether the event changed what those may have, and when to look again after a start that failed.
+    /// Whether the event affected the functions in `lacking`; then the times for another look after failed starts.
     look: bool,
     retry: Option<Timestamp>,
 }
@@ -256,10 +248,10 @@ pub struct SlicedPool {
 gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
 
 impl SlicedPool {
-    /// A pool without devices, with our keepers.
+    /// A pool without devices, with the default keepers.
     ///
     /// # Errors
-    /// [`SlicedError`]: a setting that cannot be.
+    /// [`SlicedError`]: a setting outside its bounds.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
         let router = config.router.build().map_err(SlicedError::Router)?;
         config.keeper.check().map_err(SlicedError::Keeper)?;
@@ -288,14 +280,14 @@ impl SlicedPool {
         })
     }
 
-    /// The same with a router of the host's own. Before the first event: what the other one knew is lost.
+    /// The same pool with the host's own router. To be called before the first event: the old router's knowledge is lost.
     #[must_use]
     pub fn with_router(self, router: Box<dyn Router>) -> Self {
         Self { router, ..self }
     }
 
-    /// The same with keepers of the host's own, and so with their ways to cut a function and to choose its slices. Before the first
-    /// device: nodes that are there keep theirs.
+    /// The same pool with the host's own keepers, and so with their ways to cut a function and to choose its slices. To be
+    /// called before the first device: existing nodes keep their keepers.
     #[must_use]
     pub fn with_keepers(self, make_keeper: MakeKeeper) -> Self {
         Self { make_keeper, ..self }
@@ -303,7 +295,7 @@ impl SlicedPool {
 
     const REGIME: Regime = Regime::Sliced;
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses impossible events before any change.
     fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
         TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
         self.tickets.check(Self::REGIME, event)?;
@@ -367,7 +359,7 @@ impl SlicedPool {
         }
     }
 
-    /// Adds a device to its node's keeper, or makes that.
+    /// Adds a device to its node's keeper, or makes the keeper.
     fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
         let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
         let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
@@ -390,8 +382,8 @@ impl SlicedPool {
         Ok(actions)
     }
 
-    /// Looks which functions fit a node now, and tells its keeper of those that it did not fit before. What fits no
-    /// node any more is not waited for while there are devices.
+    /// Tells a node's keeper of the functions that fit the node only now. While there are devices, requests of a function that
+    /// fits no node are rejected.
     fn refit(&mut self, at: NodeId, actions: &mut Vec<PoolAction>) {
         let all: Vec<FunctionId> =
             self.functions.iter().filter(|(_, of)| !of.removed).map(|(function, _)| *function).collect();
@@ -441,7 +433,7 @@ impl SlicedPool {
         }
     }
 
-    /// The keeper of `at` has no slices for the function, or there is none that it fits.
+    /// The keeper of `at` has no slices for the function, or no node fits the function.
     fn unmet(&mut self, function: FunctionId, at: Option<NodeId>, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         if of.version != self.version {
@@ -455,7 +447,7 @@ impl SlicedPool {
         }
     }
 
-    /// Files the next deadline of a node's keeper, to be called after each event that it was told.
+    /// Files the next deadline of a node's keeper; to be called after each event for the keeper.
     fn file(&mut self, at: NodeId) {
         let next = self.nodes.get(&at).and_then(|node| node.keeper.next_deadline());
         let before = self.nodes.get_mut(&at).and_then(|node| core::mem::replace(&mut node.due, next));
@@ -465,7 +457,7 @@ impl SlicedPool {
         }
     }
 
-    /// The node that hears of a request: the first with instances of the function, else one of those that it fits.
+    /// The node that hears of a request: the first with instances of the function, else a node that the function fits.
     fn node_for(&self, function: FunctionId) -> Option<NodeId> {
         let of = self.functions.get(&function)?;
         let with = of.instances.iter().map(|one| &self.instances[one]).find(|one| one.counts());
@@ -498,7 +490,7 @@ impl SlicedPool {
         self.route(RouteEvent::Arrived { request: ticket, function, deadline: due });
     }
 
-    /// Ends a request that waits. The router forgets it now, or when the instance that is unparked for it has come.
+    /// Ends a waiting request. The router forgets it now, or after the arrival of the instance that is unparked for it.
     fn give_up(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
         if let Some(held) = self.tickets.remove(request) {
             self.route(RouteEvent::Cancelled { request: held.ticket });
@@ -512,7 +504,7 @@ impl SlicedPool {
         one.requests.remove(&request);
         let (node, local) = (one.node, one.local);
         let busy = match one.home {
-            // The part of it that its busiest slice worked.
+            // The share of the time in which the busiest slice worked.
             Home::Exclusive { latency, interval, .. } => {
                 took.scaled(interval.as_nanos(), latency.as_nanos()).min(took)
             }
@@ -551,7 +543,7 @@ impl SlicedPool {
         };
         let lost: Vec<InstanceId> = self.instances.iter().filter_map(on).collect();
         self.keep(at, InstanceEvent::GpuLost { gpu });
-        // None of them is given what another one had.
+        // The router must not give requests of one lost instance to another.
         for &instance in lost.iter().filter(|id| self.instances[id].up && !self.instances[id].draining) {
             self.tasks.push_back(Task::Route(RouteEvent::InstanceDraining { instance }));
         }
@@ -579,7 +571,7 @@ impl SlicedPool {
         self.tasks.push_back(Task::Route(event));
     }
 
-    /// Does what deadlines before now asked for.
+    /// Handles the deadlines before now.
     fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
         let due = self.due.iter().take_while(|(at, _)| *at <= self.now);
         self.tasks.extend(due.map(|&(_, node)| Task::Keep(node, InstanceEvent::DeadlineReached)));
@@ -595,7 +587,7 @@ impl SlicedPool {
         self.run(actions);
     }
 
-    /// Where an instance runs, with the memory that it needs there.
+    /// The parts of an instance on their devices, with the memory each needs.
     fn parts(&self, function: FunctionId, model: &GpuModel, home: &Home) -> Vec<Part> {
         let Some(of) = self.functions.get(&function) else { return Vec::new() };
         let share = |memory: Bytes| {
@@ -645,7 +637,7 @@ impl Engine for SlicedPool {
             }
         }
         if let PoolEvent::FunctionRemoved { function } = event {
-            // Before anything is started for it.
+            // Before any start for the function.
             self.remove(function, actions);
         }
         self.catch_up(actions);

@@ -11,7 +11,7 @@ use gshare_core::{Duration, Engine, FunctionId, InstanceId, NodeId, RequestId, S
 use std::collections::BTreeSet;
 
 impl SlicedPool {
-    /// Tells engines what there is to tell, one event after the other, and does what each says.
+    /// Passes the queued events to the engines one by one, and carries out the answers.
     pub(super) fn run(&mut self, actions: &mut Vec<PoolAction>) {
         while let Some(task) = self.tasks.pop_front() {
             match task {
@@ -33,7 +33,7 @@ impl SlicedPool {
                     }
                     let mut orders = Vec::new();
                     let told = self.router.handle(self.now, event, &mut orders);
-                    // A request that an instance was unparked for is forgotten when that has come.
+                    // A cancelled request with an instance on its way is forgotten after the arrival.
                     let given_up = matches!(event, RouteEvent::Cancelled { .. });
                     debug_assert!(given_up || told.is_ok(), "router: {told:?}");
                     for order in orders {
@@ -44,7 +44,7 @@ impl SlicedPool {
         }
     }
 
-    /// Carries out what a keeper said. A name that it alone still has is that of an instance that is gone, which it hears next.
+    /// Carries out a keeper's order. An unknown name belongs to a gone instance, which the keeper learns next.
     pub(super) fn obey(&mut self, at: NodeId, order: InstanceAction, actions: &mut Vec<PoolAction>) {
         let named = |local: InstanceId| self.nodes.get(&at).and_then(|node| node.names.get(&local)).copied();
         match order {
@@ -70,7 +70,7 @@ impl SlicedPool {
                 let Some(node) = self.nodes.get(&at) else { return };
                 let parts = self.parts(one.function, &node.model, &home);
                 if let Some(one) = self.instances.get_mut(&id) {
-                    // A slice that is shared from now on may suit others.
+                    // A newly shared slice may suit other functions.
                     self.look = true;
                     (one.home, one.parts) = (home, parts);
                     if one.up && !one.draining {
@@ -108,7 +108,7 @@ impl SlicedPool {
         }
     }
 
-    /// Whether one more instance is within the function's bound; one that takes the place of another is not one more.
+    /// Whether one more instance is within the function's bound; a replacement does not count as one more.
     fn may_start(&self, of: &Function, replaces: Option<InstanceId>) -> bool {
         let counts = |id: &&InstanceId| Some(**id) != replaces && self.instances[*id].counts();
         of.instances.iter().filter(counts).count() < of.max_instances as usize
@@ -169,7 +169,7 @@ impl SlicedPool {
         let Home::Shared { load, .. } = one.home else { return };
         (one.memory, one.leaving) = (Memory::Out, true);
         match one.life {
-            // Its memory is free when it is gone.
+            // The instance's memory is free once it is gone.
             Life::Stopped => return,
             Life::Ready => one.life = Life::Parked,
             _ => {}
@@ -180,9 +180,9 @@ impl SlicedPool {
         }
     }
 
-    /// Orders the `Unpark` that slices wait for, unless an instance is still to leave them.
+    /// Orders the `Unpark` that slices wait for, unless an instance still has to leave them.
     pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], actions: &mut Vec<PoolAction>) {
-        // While those on a lost device are forgotten one by one, none of them is to come.
+        // While the instances of a lost device are forgotten one by one, none of them may return.
         let there = slices.iter().filter(|slice| self.gpus.contains_key(&slice.gpu));
         for on in there.filter_map(|slice| self.nodes.get(&at)?.slices.get(slice)) {
             if on.iter().any(|id| self.instances[id].leaving) {
@@ -200,7 +200,8 @@ impl SlicedPool {
         }
     }
 
-    /// The router gives the instance no more. The host hears of it once the request for which it is unparked is dispatched.
+    /// The router gives the instance no more requests. The host learns this after the dispatch of the request for which the
+    /// instance is unparked.
     fn drains(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
         if let Some(one) = self.instances.get_mut(&id) {
             one.draining = true;
@@ -219,7 +220,7 @@ impl SlicedPool {
         }
     }
 
-    /// Carries out what the router said.
+    /// Carries out the router's order.
     fn direct(&mut self, order: RouteAction, actions: &mut Vec<PoolAction>) {
         match order {
             RouteAction::Dispatch { request, instance } => self.dispatch(request, instance, actions),
@@ -247,7 +248,7 @@ impl SlicedPool {
     }
 
     fn dispatch(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
-        // One that is gone: the router hears so next, and the request waits again.
+        // Unknown if the instance is gone: the router learns this next, and the request waits again.
         let Some(one) = self.instances.get_mut(&id) else { return };
         let (node, local, function) = (one.node, one.local, one.function);
         if one.memory != Memory::In && self.tickets.holder(ticket).is_some() {
@@ -263,7 +264,7 @@ impl SlicedPool {
         }
     }
 
-    /// Has the host run a request; answers for it when no caller waits for it any more.
+    /// Lets the host run a request, or answers in its place when no caller waits any more.
     pub(super) fn send(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
         let holder = self.tickets.holder(ticket);
         let late = |request: &RequestId| {
@@ -288,8 +289,8 @@ impl SlicedPool {
         }
     }
 
-    /// The function's instances cannot serve what waits in time: the node with the fewest slices held, and while that does
-    /// not help the others in turn.
+    /// Tells a keeper that the function's instances cannot serve the waiting requests in time: first the node with the fewest
+    /// slices held, and while the shortage lasts the others in turn.
     fn short(&mut self, function: FunctionId, waiting: u32, behind: Duration) {
         let Some(of) = self.functions.get(&function) else { return };
         if of.removed || of.nodes.is_empty() || !self.may_start(of, None) {
@@ -307,12 +308,12 @@ impl SlicedPool {
         }
         self.keep(node, InstanceEvent::Short { function, waiting, behind });
         if new {
-            // An instance that it starts there ends when no request comes, as after a first request.
+            // An instance started there ends without a request, as after a first request.
             self.keep(node, InstanceEvent::Requested { function });
         }
     }
 
-    /// How an instance serves.
+    /// The instance's times and capacity for the router.
     pub(super) fn service(&mut self, id: InstanceId) -> Service {
         let one = &self.instances[&id];
         match one.home {
@@ -336,7 +337,7 @@ impl SlicedPool {
     }
 }
 
-/// Why an instance is stopped that the keeper gives up for this reason.
+/// The cause for the host when the keeper gives an instance up for this reason.
 const fn cause(reason: InstanceReason) -> StopCause {
     match reason {
         InstanceReason::Reclaimed { .. } => StopCause::Evicted,

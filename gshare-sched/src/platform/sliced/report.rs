@@ -1,4 +1,4 @@
-//! Reports of hosts about instances, and the end of an instance that is gone.
+//! Reports of hosts about instances, and the end of an instance.
 
 use super::super::START_AGAIN;
 use super::{Function, Instance, Memory, SlicedPool};
@@ -13,7 +13,7 @@ impl SlicedPool {
         if spec.slo.is_some() {
             goal.slo = spec.slo;
         }
-        // The slices are those that the devices have.
+        // The slices are fixed by the devices.
         goal.carve = false;
         let new = Function {
             dag,
@@ -42,7 +42,7 @@ impl SlicedPool {
         self.look_at(function);
     }
 
-    /// Takes a report. One that fits no order of the instance, or an instance that is gone, is old: it changes nothing.
+    /// Takes a report. A report that fits no order of the instance, or a gone instance, is old and changes nothing.
     pub(super) fn report(&mut self, id: InstanceId, report: InstanceReport, actions: &mut Vec<PoolAction>) {
         let Some(one) = self.instances.get_mut(&id) else { return };
         let (node, local) = (one.node, one.local);
@@ -94,7 +94,7 @@ impl SlicedPool {
         }
     }
 
-    /// Forgets an instance that is gone. The router hears of it; the keeper does from the caller.
+    /// Forgets a gone instance and tells the router. The caller tells the keeper.
     pub(super) fn forget(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
         let Some(one) = self.instances.remove(&id) else { return };
         let Instance { function, node: at, local, ref home, ref requests, up, .. } = one;

@@ -1,4 +1,4 @@
-//! The mappings one by one, with a host that answers as the test says.
+//! Tests of the mappings one by one, against a host with scripted answers.
 
 use super::*;
 use crate::Wrapped;
@@ -64,8 +64,7 @@ fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
     matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.number() == instance && parts.len() == 1)
 }
 
-/// The example of the module: an instance that comes waits until the one that leaves has left, and its request waits until it
-/// has come.
+/// The example of the module: an arriving instance waits until the leaving one has left, and its request waits for the arrival.
 #[test]
 fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
@@ -91,7 +90,7 @@ fn instances_take_turns_on_a_slice_and_none_comes_before_another_has_left() {
     assert_eq!(host.lives()[1].1, Life::Ready);
 }
 
-/// One that dies while it is being parked has left too.
+/// An instance that dies during its parking has left too.
 #[test]
 fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
@@ -131,7 +130,7 @@ fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_on
     host.now = 500;
     assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
     assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
-    // Its name may be used again at once.
+    // The name may return at once.
     assert_eq!(host.arrive(0, 0, None), []);
     host.now = 600;
     assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(1, 0)]);
@@ -188,7 +187,7 @@ fn no_more_instances_are_started_than_the_function_may_have() {
     assert_eq!([starts(1), starts(2), starts(9)], [1, 2, 3]);
 }
 
-/// Instances that are not on their way out, by node; and whether the function was told to be unmet.
+/// Instances by node, without ending ones; and whether the function was reported unmet.
 fn on_nodes(host: &Host, function: u32) -> Vec<(u32, usize)> {
     let of = &host.pool.functions[&FunctionId::new(function)];
     let mut on: BTreeMap<u32, usize> = BTreeMap::new();
@@ -208,7 +207,7 @@ fn bounds(min_instances: u32) -> PoolEvent {
     PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances, max_instances: 8 }
 }
 
-/// On two nodes: a minimum is there from the deployment on, spread; what is lost comes back, and what cannot be waits.
+/// On two nodes: a minimum exists from the deployment on, spread; lost instances come back, and impossible ones wait.
 #[test]
 fn a_minimum_is_kept_by_all_nodes_together() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
@@ -262,7 +261,7 @@ fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is
     let make = |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
         let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
         let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
-        // From before there were minimums: it refuses what it does not know.
+        // A keeper from before minimums: it refuses the unknown event.
         Ok(Box::new(Wrapped::new(Box::new(keeper), |keeper, now, event, actions| match event {
             InstanceEvent::MinimumSet { function, .. } => Err(InstanceError::UnknownFunction { function }),
             _ => keeper.handle(now, event, actions),

@@ -10,12 +10,12 @@ use gshare_core::Duration;
 use std::collections::BTreeSet;
 
 impl WholePool {
-    /// Tells the scheduler what there is to tell, one event after the other, and does what it says.
+    /// Passes the queued events to the scheduler one by one, and carries out its answers.
     pub(super) fn run(&mut self, actions: &mut Vec<PoolAction>) {
         while let Some(event) = self.tasks.pop_front() {
             let mut orders = Vec::new();
             let told = self.scheduler.handle(self.now, event, &mut orders);
-            // A request that has a GPU is answered when it is dispatched, and one may have been rejected just now.
+            // A cancelled request with a GPU is answered at its dispatch, and a rejection may have come just before.
             let given_up = matches!(event, RequestEvent::Cancelled { .. });
             if let (RequestEvent::Arrived { request, .. }, Err(_)) = (event, &told) {
                 // The request came before the first device, and the scheduler does not take its tenant.
@@ -30,7 +30,7 @@ impl WholePool {
         }
     }
 
-    /// The whole device, with the memory that the function needs.
+    /// The whole device, with the function's memory.
     pub(super) fn part(&self, function: FunctionId, gpu: GpuId) -> Part {
         let memory = self.functions.get(&function).map(|of| of.spec.memory);
         let share = GpuShare::new(QuotaRange::WHOLE, SmShare::WHOLE, SmShare::WHOLE, memory);
@@ -102,7 +102,7 @@ impl WholePool {
     ) {
         let known = self.models.get(&model).and_then(|id| Some((*id, self.functions.get_mut(id)?)));
         let Some((function, of)) = known.filter(|(_, of)| !of.removed) else {
-            // No request waits for it any more.
+            // No request waits for the instance any more.
             return self.tasks.push_back(RequestEvent::LoadFailed { gpu, model });
         };
         let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
@@ -132,7 +132,7 @@ impl WholePool {
         let deadline = holder.and_then(|request| self.tickets.get(request)?.deadline);
         let Some(request) = holder.filter(|_| deadline.is_none_or(|at| at > self.now)) else {
             self.warming.remove(&ticket);
-            // No caller waits for it: the GPU is free at once. What the scheduler learns is what it knew from the profile.
+            // No caller waits for the request, so the GPU is free at once; the scheduler learns the time from the profile.
             let of = self.models.get(&model).and_then(|function| self.functions.get(function));
             let took = of.map_or(Duration::ZERO, |of| of.infer);
             if let Some(request) = holder {
@@ -159,7 +159,7 @@ impl WholePool {
         }
     }
 
-    /// Takes a report. One that fits no order of the instance, or an instance that is gone, is old: it changes nothing.
+    /// Takes a report. A report that fits no order of the instance, or a gone instance, is old and changes nothing.
     pub(super) fn report(&mut self, id: InstanceId, report: InstanceReport) {
         let Some(one) = self.instances.get_mut(&id) else { return };
         let (gpu, model, life) = (one.gpu, one.model, one.life);
@@ -184,7 +184,7 @@ impl WholePool {
         }
     }
 
-    /// Forgets an instance that is gone. The scheduler hears of it from the caller.
+    /// Forgets a gone instance. The caller tells the scheduler.
     pub(super) fn forget(&mut self, id: InstanceId) {
         let Some(one) = self.instances.remove(&id) else { return };
         if self.resident.get(&(one.gpu, one.model)) == Some(&id) {
@@ -199,7 +199,7 @@ impl WholePool {
         }
     }
 
-    /// Gives up what is left of functions that were removed: requests whose instance is gone, and instances without any.
+    /// Gives up the rest of removed functions: requests of gone instances, and instances without requests.
     pub(super) fn end_removed(&mut self, actions: &mut Vec<PoolAction>) {
         for function in self.ending.clone() {
             for request in self.tickets.waiting_of(function) {
@@ -212,7 +212,7 @@ impl WholePool {
                 }
             }
             self.run(actions);
-            // Nothing is left that the scheduler could say of its model.
+            // The scheduler has no more to say about the function's model.
             if self.functions.get(&function).is_some_and(|of| of.instances.is_empty())
                 && let Some(of) = self.functions.remove(&function)
             {

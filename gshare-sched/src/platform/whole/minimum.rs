@@ -1,4 +1,4 @@
-//! The copy of a model that is kept: a request without a caller has it loaded, and it is pinned where that is.
+//! The kept copy of a model: a request without a caller has it loaded, and the pool pins it where it is.
 
 use super::super::START_AGAIN;
 use super::carry::rejection;
@@ -7,7 +7,7 @@ use crate::request::RejectReason;
 use gshare_core::{FunctionId, GpuId, RequestId};
 use std::collections::BTreeMap;
 
-/// Refuses a minimum that the pool cannot keep.
+/// Refuses a minimum beyond the pool's ability.
 pub(super) fn check(min_instances: u32) -> Result<(), String> {
     match min_instances {
         0 | 1 => Ok(()),
@@ -16,7 +16,7 @@ pub(super) fn check(min_instances: u32) -> Result<(), String> {
 }
 
 impl WholePool {
-    /// Has minimums looked at once the event is told: the function has another, or its copies are not where they were.
+    /// Schedules a check of minimums after the event: the function has another minimum, or its copies have moved.
     pub(super) fn look_at(&mut self, function: FunctionId) {
         let of = self.functions.get(&function);
         if of.is_some_and(|of| of.spec.min_instances > 0 || of.pin.is_some()) {
@@ -25,12 +25,12 @@ impl WholePool {
         self.look = true;
     }
 
-    /// Pins and asks for what is to be kept, and says what no device can hold now.
+    /// Pins and requests the kept copies, and reports copies that no device can hold now.
     pub(super) fn keep_minimums(&mut self, actions: &mut Vec<PoolAction>) {
         if !self.look {
             return;
         }
-        // A load that is ordered for one is pinned then.
+        // A load ordered for a minimum is pinned in the next round.
         while core::mem::take(&mut self.look) {
             for function in self.lacking.clone() {
                 if self.keep_minimum(function) {
@@ -46,7 +46,7 @@ impl WholePool {
         }
     }
 
-    /// Whether a device has memory for a copy beside those that are kept there. What else is there makes room when it is idle.
+    /// Whether a device has memory for a copy beside the kept copies. All other copies there make room when idle.
     fn fits_beside_pins(&self, function: FunctionId) -> bool {
         let mut pinned: BTreeMap<GpuId, u64> = BTreeMap::new();
         for of in self.functions.values() {
@@ -62,7 +62,7 @@ impl WholePool {
         self.devices.iter().any(fits)
     }
 
-    /// Tells once that no device has what a copy needs.
+    /// Reports once that no device can hold the copy.
     pub(super) fn unmet(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         if let Some(of) = self.functions.get_mut(&function)
             && !core::mem::replace(&mut of.told_unmet, true)
@@ -71,7 +71,7 @@ impl WholePool {
         }
     }
 
-    /// False: there is no copy yet.
+    /// Returns false while there is no copy.
     fn keep_minimum(&mut self, function: FunctionId) -> bool {
         let Some(of) = self.functions.get_mut(&function) else { return true };
         let (model, before) = (of.model, of.pin);
@@ -108,8 +108,8 @@ impl WholePool {
         false
     }
 
-    /// The request that was to have a copy loaded is rejected: another one is made later, or once something changed where the
-    /// model can be nowhere.
+    /// The request for the load of a copy was rejected. Another one follows later, or only after a change if no device can hold
+    /// the model.
     pub(super) fn not_warmed(
         &mut self,
         ticket: RequestId,

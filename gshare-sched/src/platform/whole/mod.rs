@@ -1,52 +1,43 @@
 //! The pool of whole GPUs: a request scheduler (GPU-enabled FaaS), behind the words of a pool.
 //!
 //! # Problem
-//! A [`RequestScheduler`] gives requests to GPUs, and loads and evicts models there; it knows models, not instances. For a
-//! platform a model in a GPU's memory is an instance of its function: it starts, answers requests and is stopped.
+//! A [`RequestScheduler`] gives requests to GPUs, and loads and evicts models there; it knows models, not instances. For a platform a
+//! model in a GPU's memory is an instance of its function: it starts, answers requests and is stopped.
 //!
 //! # Algorithm
-//! | the scheduler says | order, and what answers it |
+//! | the scheduler says | order, and the answer to it |
 //! |---|---|
 //! | `Load` | `Start` of a new instance; `Ready` is `Loaded`, `Refused` and `Gone` are `LoadFailed` |
 //! | `Evict` | `Drain` and `Stop`; `Gone` is `Evicted`. Of an instance that is gone already: `Evicted` at once |
 //! | `Dispatch` | `Dispatch`; of an instance that is gone already: `NotResident` at once |
 //! | `DropHost`, and `Load` that keeps a copy in host memory | `Forget`, `Fetch` |
 //!
-//! An instance that is gone by itself is `NotResident` for the request that it ran, which is then served by another load there;
-//! when it ran none it is `Dropped`. A function is one model; each has a number of the pool's, since a function's name may be
-//! used again for another one with other memory.
+//! An instance that dies by itself is `NotResident` for its running request, which another load there then serves; without one it is
+//! `Dropped`. A function is one model, numbered by the pool, since a function's name may return with other memory.
 //!
-//! **A minimum** of 1: a request without a caller has the scheduler load the model where it suits best, the copy is pinned there, and
-//! the request is answered at once. One that is gone is loaded and pinned again, after loads that failed in ten seconds.
-//! `Unmet` is told when no device has room for it beside the copies that are kept there for others, or when its tenant may not
-//! have so much memory; not while it waits for a device that is busy. More than one are refused: a second request would be
-//! sent to the first copy, and the scheduler has no order that loads another.
+//! **A minimum** of 1: a request without a caller makes the scheduler load the model where it suits best. The pool pins the copy there
+//! and answers the request at once. A lost copy is loaded and pinned again, or ten seconds after a failed load. The host learns `Unmet`
+//! when no device has room beside the copies kept for others, or the tenant may not have the memory, but not while a device is busy.
 //!
-//! **A maximum** is the scheduler's to keep ([`RequestEvent::ModelLimited`]): it alone knows what else a request can do that may
-//! have no new copy. A load that the pool declined would be told as one that failed, which counts as an attempt of the request.
+//! **A maximum** is left to the scheduler ([`RequestEvent::ModelLimited`]), which alone knows the alternatives of a request without a new
+//! copy. A load declined by the pool would look like a failed load, which counts as an attempt of the request.
 //!
-//! ## Example
-//! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on
-//! `Gone A`: `Start B`; on `Ready B`: `Dispatch` to B.
+//! # Example
+//! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on `Gone A`: `Start B`;
+//! on `Ready B`: `Dispatch` to B.
 //!
 //! # Invariants
-//! A function has no more instances that are not stopped than its `max_instances`, unless that was lowered while they ran
-//! requests. Each (GPU, model) has one instance at most that is not stopped; the memory of a device's instances, those that
-//! start or stop included, fits it; an instance that runs a request is ready.
+//! A function has at most `max_instances` instances that are not stopped, unless the bound was lowered while they ran requests, and each
+//! (GPU, model) at most one. All instances on a device, starting and stopping too, fit its memory; only ready ones run requests.
 //!
 //! # Cost
-//! That of the scheduler for an event, and O(log n) in instances and requests. O(instances of it) for an event while a function
-//! that was removed has any.
+//! The scheduler's cost for an event, and O(log n) in instances and requests; O(its instances) per event while a function is removed.
 //!
-//! # Differences from the paper
-//! A deadline rejects a request as soon as it cannot be complete by it, as the scheduler does. Requests that come before the first
-//! device wait outside the scheduler, which would not know on what they can run.
-//!
-//! # What is not bounded
-//! - `min_instances` above 1 is refused. A scheduler that evicts models which are pinned keeps none;
-//! - under a scheduler that has no limit of copies functions are refused;
-//! - SLOs: the scheduler orders requests by arrival and locality;
-//! - a host that never answers an order keeps the GPU waiting: there is no time-out here.
+//! # Limits
+//! - `min_instances` above 1 is refused, since a second request would go to the first copy and the scheduler has no order for another
+//!   load; a scheduler that evicts pinned models keeps no minimum, and under one without a limit of copies functions are refused;
+//! - SLOs: the scheduler orders requests by arrival and locality. A request is rejected as soon as it cannot meet its deadline;
+//! - requests before the first device wait outside the scheduler; a host that never answers an order keeps the GPU waiting forever.
 
 mod carry;
 mod minimum;
@@ -84,9 +75,9 @@ struct Function {
     removed: bool,
     instances: BTreeSet<InstanceId>,
     told_unmet: bool,
-    /// The GPU on which its copy is kept.
+    /// The GPU with the pinned copy.
     pin: Option<GpuId>,
-    /// No load for that is asked for before then, since loads have failed.
+    /// No load for the pinned copy before this time, since loads have failed.
     not_before: Timestamp,
 }
 
@@ -104,27 +95,27 @@ struct Instance {
 pub struct WholePool {
     scheduler: Box<dyn RequestScheduler>,
     devices: BTreeMap<GpuId, Device>,
-    /// Kinds of device that the scheduler has models' costs for.
+    /// Kinds of device for which the scheduler has the models' costs.
     kinds: BTreeSet<GpuKind>,
     functions: BTreeMap<FunctionId, Function>,
     models: BTreeMap<ModelId, FunctionId>,
-    /// Numbers of models whose function is gone, by memory: the scheduler takes no other for them.
+    /// Numbers of models without a function, by memory. The scheduler would take no other memory for them.
     retired: BTreeMap<Bytes, Vec<ModelId>>,
     next_model: u32,
     instances: BTreeMap<InstanceId, Instance>,
     next: u64,
-    /// The instance of a model on a GPU that is not stopped.
+    /// The instance of each model on each GPU, without stopped instances.
     resident: BTreeMap<(GpuId, ModelId), InstanceId>,
     tickets: Tickets,
-    /// Functions that were removed.
+    /// Removed functions.
     ending: BTreeSet<FunctionId>,
-    /// Tickets that came before the first device.
+    /// Tickets from before the first device.
     early: BTreeSet<RequestId>,
-    /// Tickets of no request, which have a copy loaded that is to be kept.
+    /// Tickets without a request, for the load of a copy that is to be kept.
     warming: BTreeMap<RequestId, FunctionId>,
-    /// Functions that may have no copy although one is to be kept, or are pinned elsewhere than they are.
+    /// Functions that may lack their kept copy, or have it pinned at a wrong place.
     lacking: BTreeSet<FunctionId>,
-    /// Whether the event changed what those may have, and when to look again after loads that failed.
+    /// Whether the event affected the functions in `lacking`; then the times for another look after failed loads.
     look: bool,
     retry: Option<Timestamp>,
     now: Timestamp,
@@ -136,7 +127,7 @@ gshare_core::debug_fields!(WholePool { now, devices, instances });
 impl WholePool {
     const REGIME: Regime = Regime::Whole;
 
-    /// A pool without devices under a scheduler that has no GPUs and no models.
+    /// A pool without devices under a scheduler without GPUs and models.
     pub fn new(scheduler: Box<dyn RequestScheduler>) -> Self {
         Self {
             scheduler,
@@ -161,7 +152,7 @@ impl WholePool {
         }
     }
 
-    /// A pool under our scheduler: [`SchedulerConfig::evict_cost_aware`] prices what it evicts.
+    /// A pool under this crate's scheduler: [`SchedulerConfig::evict_cost_aware`] prices its evictions.
     ///
     /// # Errors
     /// When a field of the configuration is out of its bounds.
@@ -169,7 +160,7 @@ impl WholePool {
         Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
     }
 
-    /// Refuses what cannot be done, before anything is changed.
+    /// Refuses impossible events before any change.
     fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
         TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
         self.tickets.check(Self::REGIME, event)?;
@@ -237,7 +228,7 @@ impl WholePool {
         }
     }
 
-    /// Tells the scheduler something that it may refuse; nothing has changed then.
+    /// Passes an event to the scheduler, which may refuse it; a refused event has changed nothing.
     fn try_tell(
         &mut self,
         event: RequestEvent,
@@ -251,7 +242,7 @@ impl WholePool {
         Ok(())
     }
 
-    /// Has the scheduler take what it alone can judge, before anything else is changed.
+    /// Passes the events that only the scheduler can judge, before any other change.
     fn admit(&mut self, event: &PoolEvent, actions: &mut Vec<PoolAction>) -> Result<(), PoolError> {
         match event {
             PoolEvent::DeviceJoined { gpu, spec } => {
@@ -336,7 +327,7 @@ impl WholePool {
         told
     }
 
-    /// The event that tells the scheduler of a request.
+    /// The scheduler's event for a request.
     fn arrival(&self, ticket: RequestId) -> Option<RequestEvent> {
         let held = self.tickets.get(self.tickets.holder(ticket)?)?;
         let of = self.functions.get(&held.function)?;
@@ -344,7 +335,7 @@ impl WholePool {
         Some(RequestEvent::Arrived { request: ticket, model, tenant, deadline })
     }
 
-    /// A device is there: models have costs on its kind, and requests that came early go in.
+    /// A device joined: models get costs on its kind, and early requests go to the scheduler.
     fn joined(&mut self, gpu: GpuId, spec: &DeviceSpec) {
         self.devices.insert(gpu, Device { node: spec.node, memory: spec.memory });
         for of in self.functions.values_mut() {
@@ -373,8 +364,8 @@ impl WholePool {
         self.tasks.push_back(RequestEvent::GpuLost { gpu });
     }
 
-    /// Ends a request that waits, silently. The scheduler forgets it, unless it has a GPU already: then it is answered when
-    /// it is dispatched.
+    /// Ends a waiting request silently. The scheduler forgets it, or, once the request has a GPU, gets an answer at its
+    /// dispatch.
     fn give_up(&mut self, request: RequestId) {
         if let Some(held) = self.tickets.remove(request)
             && !self.early.remove(&held.ticket)
@@ -399,7 +390,7 @@ impl WholePool {
         self.look_at(function);
     }
 
-    /// Does what deadlines before now asked for.
+    /// Handles the deadlines before now.
     fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
         if self.scheduler.next_deadline().is_some_and(|at| at <= self.now) {
             self.tasks.push_back(RequestEvent::DeadlineReached);
@@ -443,7 +434,7 @@ impl Engine for WholePool {
         let before = core::mem::replace(&mut self.now, now);
         self.admit(&event, actions).inspect_err(|_| self.now = before)?;
         if let PoolEvent::FunctionRemoved { function } = event {
-            // Before anything is started for it.
+            // Before any start for the function.
             self.remove(function, actions);
         }
         self.catch_up(actions);

@@ -1,4 +1,4 @@
-//! The mappings one by one, with a host that answers as the test says.
+//! Tests of the mappings one by one, against a host with scripted answers.
 
 use super::*;
 use crate::platform::testing::{self, dispatch, reject};
@@ -94,7 +94,7 @@ fn a_process_that_dies_is_started_again_for_the_request_that_it_ran() {
     assert_eq!(host.report(0, InstanceReport::Gone), [], "an old report");
     assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
     assert_eq!(host.done(0), []);
-    // One that dies idle is started again when it is wanted.
+    // An idle instance that died starts again when a request needs it.
     assert_eq!(host.report(1, InstanceReport::Gone), []);
     assert_eq!(started(&host.request(1, 0)), Some((2, 0, 0)));
 }
@@ -128,7 +128,7 @@ fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_
         held: false,
         deadline: None,
     };
-    // The host was told at the first of them that nothing here has what it needs.
+    // The first request already told the host of the lack of a suitable device.
     assert_eq!(host.try_tell(event(3)).unwrap(), [PoolAction::Order(reject(3, Rejection::NeverFits))]);
 }
 
@@ -176,7 +176,7 @@ fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size
     assert_eq!(host.report(0, InstanceReport::Gone), []);
     host.add(0, 4);
     assert_eq!(started(&host.request(0, 0)), Some((1, 0, 0)));
-    // One that starts is not waited for by anybody, so it ends as soon as it is there.
+    // No request waits for the starting instance, so it ends as soon as it is ready.
     assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(0, Rejection::Removed)]);
     assert_eq!(host.report(1, InstanceReport::Ready), ended(1, StopCause::Removed));
 }
@@ -235,7 +235,7 @@ fn a_copy_that_is_kept_is_there_without_a_request_and_no_other_model_takes_its_p
     assert_eq!(host.request(1, 0), [dispatch(1, 0)]);
     assert_eq!(host.done(1), []);
     assert_eq!(started(&host.join(1)), Some((1, 1, 1)), "on another device");
-    // One that dies comes back where there is room; so does one whose device is lost.
+    // A dead instance comes back where there is room, as does an instance of a lost device.
     assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((2, 0, 0)));
     host.report(1, InstanceReport::Ready);
     host.done(0);
@@ -270,7 +270,7 @@ fn a_copy_that_cannot_be_loaded_is_unmet_once_and_tried_again_later() {
     assert!(host.pool.functions.is_empty() && host.pool.warming.is_empty());
 }
 
-/// Unmet that an event is answered with.
+/// Number of `Unmet` in the answer to an event.
 fn unmet(host: &mut Host, event: PoolEvent) -> usize {
     let actions = host.try_tell(event).unwrap();
     actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
@@ -285,7 +285,7 @@ fn a_copy_that_waits_for_a_busy_device_is_not_unmet() {
     host.report(0, InstanceReport::Ready);
     assert_eq!(host.done(0), ended(0, StopCause::Evicted), "and makes room when it is idle");
     assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
-    // Beside a copy that is kept there is no room for another.
+    // Beside the kept copy there is no room for another.
     let second = FunctionId::new(2);
     let spec = Box::new(inference(9).with_instances(1, 1));
     assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function: second, spec }), 1);
@@ -306,7 +306,7 @@ fn bounded(max_instances: u32) -> PoolEvent {
     PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
 }
 
-/// Load balancing loads a copy for each request that finds its device busy.
+/// Load balancing loads a copy for each request to a busy device.
 #[test]
 fn no_more_copies_start_than_a_function_may_have() {
     let config = SchedulerConfig::paper(crate::request::Policy::LoadBalance);
@@ -330,7 +330,7 @@ fn no_more_copies_start_than_a_function_may_have() {
         (0..3).flat_map(|instance| host.report(instance, InstanceReport::Ready)).collect();
     assert_eq!(ready.len(), 3, "{ready:?}");
     assert_eq!(host.tell(bounded(1)), [], "all three run requests");
-    // Two go as soon as they have answered.
+    // Two instances end as soon as they have answered.
     let PlatformAction::Dispatch { request, instance } = ready[0] else { panic!("{ready:?}") };
     assert_eq!(host.done(request.number()), ended(instance.number(), StopCause::Drained));
     let PlatformAction::Dispatch { request, instance } = ready[2] else { panic!("{ready:?}") };
