@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut end = 0;
     for tensor in &header.tensors {
         assert_eq!(tensor.begin, end, "no hole, no overlap");
-        assert_eq!(tensor.shape.iter().product::<u64>() * tensor.dtype.bytes(), tensor.bytes);
+        assert_eq!(tensor.dtype.bytes_of(&tensor.shape, tensor.bytes), Some(tensor.bytes));
         end += tensor.bytes;
     }
     assert_eq!(end, header.data_bytes);
