@@ -39,22 +39,20 @@
 //! Some hundred nanoseconds for a look at a device, and a few microseconds for each completed segment.
 #![forbid(unsafe_code)]
 
-mod allowance;
+pub mod alone;
 pub mod cost;
 pub mod cycle;
 mod device;
-pub mod launch;
-mod learning;
 mod link;
+mod memory_account;
 mod memory_questions;
 mod meter;
-mod moving;
+pub mod run;
 pub mod segment;
-mod timeline;
 pub mod timing;
 
-pub use allowance::MemoryAccount;
 pub use device::Ground;
+pub use memory_account::MemoryAccount;
 pub use meter::Meter;
 pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 

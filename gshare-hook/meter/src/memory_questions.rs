@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use gshare_core::wire::{DaemonWait, ToDaemon};
 use gshare_core::{Bytes, ResourceSpec};
 
-use crate::allowance::MemoryAccount;
+use crate::memory_account::MemoryAccount;
 use crate::{Action, Actions, Ticket};
 
 /// A waiting reservation: its size, and the amount missing when the daemon was asked.

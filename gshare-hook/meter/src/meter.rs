@@ -5,13 +5,13 @@
 //! limits ([`ToClient::Unserved`]), which are kept as without a daemon. A device unmanaged by the daemon is used within the
 //! process's own limits.
 
+mod memory;
+
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, ResourceSpec, ServiceClass, Timestamp};
+use gshare_core::{ClientId, ResourceSpec, ServiceClass, Timestamp};
 
 use crate::device::{Around, Attachment, Device};
 use crate::link::{Jitter, Link, Outage, RECONNECT, REFUSED};
-use crate::memory_questions::{self, Deferred, Shortage};
-use crate::moving::Moving;
 use crate::{Action, Actions, Ground, MeterAction, MeterEvent, Ordinal, Settings, Ticket};
 
 /// The longest time a process waits at its end until all its use is reported, in ns.
@@ -199,7 +199,7 @@ impl<G: Ground> Meter<G> {
             }
             MeterEvent::Recorded { device, id, segment } => {
                 let index = self.index(device);
-                self.devices[index].line.record(id, segment);
+                self.devices[index].timeline.record(id, segment);
             }
             MeterEvent::Completed { device, id, start, end } => {
                 let index = self.index(device);
@@ -441,68 +441,6 @@ impl<G: Ground> Meter<G> {
         }
     }
 
-    fn heard_of_memory(&mut self, message: &ToClient, actions: &mut Actions) {
-        match *message {
-            ToClient::MemoryGrant { client, bytes } => {
-                let Some(index) = self.devices.iter().position(|device| device.client() == Some(client))
-                else {
-                    return;
-                };
-                let device = &mut self.devices[index];
-                device.ground.memory().grant(bytes);
-                if let Some(Shortage { bytes, ticket, .. }) = device.questions.shortages.pop_front() {
-                    self.reserve(index, bytes, ticket, actions);
-                }
-            }
-            ToClient::MemoryDeny { client, .. } => {
-                let Some(index) = self.devices.iter().position(|device| device.client() == Some(client))
-                else {
-                    return;
-                };
-                let device = &mut self.devices[index];
-                let Some(shortage) = device.questions.shortages.pop_front() else { return };
-                let Shortage { bytes, missing, ticket } = shortage;
-                // Another thread may have freed memory meanwhile.
-                match device.ground.memory().reserve(bytes) {
-                    Ok(()) => actions.push(Action::Answer { ticket, granted: true }),
-                    Err(less) if less < missing => self.reserve(index, bytes, ticket, actions),
-                    Err(_) => actions.push(Action::Answer { ticket, granted: false }),
-                }
-            }
-            ToClient::MemoryPart { client, bytes } => {
-                if let Some(device) = self.of_client(client) {
-                    device.ground.memory().set_part(bytes);
-                }
-            }
-            ToClient::MemoryAsk { client, round, recall } => {
-                if let Some(device) = self.of_client(client) {
-                    let memory = device.ground.memory();
-                    let surplus = if recall == 0 { Bytes::ZERO } else { memory.recall() };
-                    let used = Bytes(memory.used());
-                    if surplus > Bytes::ZERO {
-                        actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes: surplus }));
-                    }
-                    actions.push(Action::Say(ToDaemon::MemoryUsed { client, round, used }));
-                }
-            }
-            ToClient::MemoryMember { client, pid, used } => {
-                if let Some(device) = self.of_client(client) {
-                    device.questions.members.push((pid, used.0));
-                }
-            }
-            ToClient::MemoryView { client } => {
-                if let Some(device) = self.of_client(client) {
-                    let members = core::mem::take(&mut device.questions.members);
-                    device.ground.memory().set_siblings(members);
-                    if let Some(ticket) = device.questions.views.pop_front() {
-                        actions.push(Action::Answer { ticket, granted: true });
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
     fn welcomed(&mut self, now: u64, actions: &mut Actions) {
         self.link = Link::Up { heard: now, probe: None };
         self.standing = Standing::Served;
@@ -570,105 +508,32 @@ impl<G: Ground> Meter<G> {
         }
         self.disconnect(now, false, actions);
     }
+}
 
-    // ---- memory -------------------------------------------------------------------------------------------------------
+/// The number of threads with the same kind of activity at the same time: it counts the counters that have moved within a sampling
+/// interval.
+#[derive(Debug, Default)]
+struct Moving {
+    counts: Vec<u64>,
+    since: u64,
+    before: usize,
+}
 
-    fn serve_deferred(&mut self, index: usize, actions: &mut Actions) {
-        for later in core::mem::take(&mut self.devices[index].questions.deferred) {
-            self.serve(index, later, actions);
-        }
-    }
+impl Moving {
+    /// Length of a sampling interval, in ns.
+    const INTERVAL: u64 = 50_000_000;
 
-    fn serve(&mut self, index: usize, later: Deferred, actions: &mut Actions) {
-        match later {
-            Deferred::Reserve { bytes, ticket } => self.reserve(index, bytes, ticket, actions),
-            Deferred::View { ticket } => self.view(index, ticket, actions),
-            Deferred::Release { bytes } => self.release(index, bytes, actions),
+    /// Takes the present counters, and returns the number of counters moved in this interval or in the previous one, whichever is
+    /// larger.
+    fn look(&mut self, now: u64, counts: &[u64]) -> usize {
+        let moved =
+            counts.iter().enumerate().filter(|&(at, count)| self.counts.get(at) != Some(count)).count();
+        let most = moved.max(self.before);
+        if now.saturating_sub(self.since) > Self::INTERVAL {
+            counts.clone_into(&mut self.counts);
+            (self.since, self.before) = (now, moved);
         }
-    }
-
-    /// Denies questions about memory that have waited long enough for a daemon.
-    fn fail_memory(&mut self, now: u64, actions: &mut Actions) {
-        let outage = self.link.outage();
-        for device in &mut self.devices {
-            if device.memory_fails_at(outage, self.settings.daemon_wait).is_none_or(|fails_at| now < fails_at)
-            {
-                continue;
-            }
-            let refused = matches!(device.attachment, Attachment::Refused { .. });
-            for later in core::mem::take(&mut device.questions.deferred) {
-                match later {
-                    Deferred::Reserve { ticket, .. } => {
-                        actions.push(Action::Answer { ticket, granted: false });
-                        // The daemon's reason for refusing has been told.
-                        if !refused && !core::mem::replace(&mut self.told_of_memory, true) {
-                            actions.push(Action::Tell(memory_questions::no_part(
-                                device.spec,
-                                self.settings.daemon_wait,
-                            )));
-                        }
-                    }
-                    Deferred::View { ticket } => actions.push(Action::Answer { ticket, granted: false }),
-                    Deferred::Release { .. } => {}
-                }
-            }
-        }
-    }
-
-    /// Asks the daemon for the memory use of the instance's other processes.
-    fn view(&mut self, index: usize, ticket: Ticket, actions: &mut Actions) {
-        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
-        match device.client() {
-            Some(client) if up => {
-                device.questions.views.push_back(ticket);
-                actions.push(Action::Say(ToDaemon::MemoryQuery { client }));
-            }
-            _ if device.ground.memory().awaits_part() => {
-                device.questions.deferred.push(Deferred::View { ticket });
-            }
-            _ => actions.push(Action::Answer { ticket, granted: false }),
-        }
-    }
-
-    /// Takes memory for a waiting thread, and asks the daemon for the missing amount.
-    fn reserve(&mut self, index: usize, bytes: u64, ticket: Ticket, actions: &mut Actions) {
-        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
-        if device.asked {
-            return device.questions.deferred.push(Deferred::Reserve { bytes, ticket });
-        }
-        let memory = device.ground.memory();
-        let Err(missing) = memory.reserve(bytes) else {
-            return actions.push(Action::Answer { ticket, granted: true });
-        };
-        match device.attachment {
-            Attachment::Served(client) if up && device.spec.memory().is_some() => {
-                actions.push(Action::Say(memory_questions::reserve(client, memory, missing)));
-                device.questions.shortages.push_back(Shortage { bytes, missing, ticket });
-            }
-            _ if memory.awaits_part() => device.questions.deferred.push(Deferred::Reserve { bytes, ticket }),
-            _ => {
-                let granted = memory_questions::reserve_alone(memory, bytes);
-                actions.push(Action::Answer { ticket, granted });
-            }
-        }
-    }
-
-    fn release(&mut self, index: usize, bytes: Bytes, actions: &mut Actions) {
-        let (up, device) = (self.link.is_up(), &mut self.devices[index]);
-        if device.asked {
-            device.questions.deferred.push(Deferred::Release { bytes });
-        } else if up && let Some(client) = device.client() {
-            actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes }));
-        }
-    }
-
-    /// Gives granted memory beyond a new limit back to the daemon. `None`: all memory is stated again, on a new connection.
-    fn give_back(&mut self, client: ClientId, surplus: Option<Bytes>, now: u64, actions: &mut Actions) {
-        match surplus {
-            Some(Bytes::ZERO) => {}
-            Some(bytes) => actions.push(Action::Say(ToDaemon::MemoryRelease { client, bytes })),
-            None => self.disconnect(now, true, actions),
-        }
+        most
     }
 }
 

@@ -4,8 +4,8 @@ mod common;
 
 mod accounts;
 mod daemon_loss;
-mod launch;
 mod long_waits;
 mod parts;
 mod property;
+mod run;
 mod turns;

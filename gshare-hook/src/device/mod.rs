@@ -32,17 +32,6 @@ pub(crate) struct Line {
     pub(crate) serving: u64,
 }
 
-/// The end of a launch's wait for credit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passed {
-    /// The launch's cost is spent.
-    Paid,
-    /// Launches are no longer metered, so nothing is spent.
-    Unmetered,
-    /// The launch must fail.
-    Failed,
-}
-
 /// One GPU as a process launches on it.
 #[derive(Debug)]
 pub(crate) struct Device {

@@ -1,15 +1,77 @@
-//! Kernels, graphs and copies, which all take GPU time.
+//! Launches of kernels and graphs: from the call to the driver's answer.
+//!
+//! The fast path needs only the `launch` floor. The slow path first decides whether the process is metered at all, and on which device.
 #![allow(unsafe_code)] // exported C functions
 
-use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 
-use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys};
-use gshare_meter::launch::Call;
+use gshare_cuda_abi::types::{CUresult, sys};
+use gshare_meter::run::{Call, Verdict};
 
 use crate::exports::macros::wrappers;
-use crate::launch::gate;
-use crate::launch::streams::stream_of;
-use crate::process::admission::{launch, launch_as};
+use crate::launch::admit::{self, Ticket, admit, admit_prepaid, conclude};
+use crate::launch::control::{CONTROL, State};
+use crate::launch::streams::{in_context_of, is_captured, stream_of};
+use crate::process::arm::arm;
+use crate::process::runtime::{Metered, Runtime};
+
+/// Meters a launch by the program and makes the driver's own `call`.
+///
+/// `handle` and `size` identify the launch's cost, and `stream` is its stream (see [`stream_of`]).
+#[inline(always)]
+fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
+    launch_as(handle, size, stream, Call::Launch, call)
+}
+
+/// Like [`launch`], for a call of the given kind.
+#[inline(always)]
+pub(super) fn launch_as(
+    handle: u64,
+    size: u64,
+    stream: usize,
+    kind: Call,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let ticket = match admit_prepaid(handle, size, stream) {
+        Some(ticket) => ticket,
+        None if CONTROL.state() == State::Off as u32 => Ticket::PASS,
+        None => admit_slowly(handle, size, stream, kind),
+    };
+    if ticket.verdict == Verdict::Fail {
+        return CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    let result = call();
+    if ticket.verdict > Verdict::Paid || (ticket.verdict == Verdict::Paid && !result.is_ok()) {
+        conclude(ticket, stream, result);
+    }
+    result
+}
+
+#[inline(never)]
+fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
+    let runtime = match arm(None) {
+        Metered::Yes(runtime) => runtime,
+        Metered::No => return Ticket::PASS,
+        Metered::Refused => return Ticket::FAIL,
+    };
+    if CONTROL.capturing() && is_captured(stream) {
+        return Ticket::PASS;
+    }
+    let admit_here = || admit_on(runtime, (handle, size), stream, kind);
+    if runtime.metering.devices.sole().is_some() {
+        return admit_here();
+    }
+    // With several devices the stream determines the device, and events must be made in the stream's context.
+    in_context_of(stream, admit_here)
+}
+
+fn admit_on(runtime: &'static Runtime, what: (u64, u64), stream: usize, kind: Call) -> Ticket {
+    match runtime.launch_device() {
+        Metered::Yes(device) => admit(&runtime.metering, device, what, stream, kind),
+        Metered::No => Ticket::PASS,
+        Metered::Refused => Ticket::FAIL,
+    }
+}
 
 /// The number of a launch's threads, grid times block.
 #[inline(always)]
@@ -100,7 +162,7 @@ wrappers! { LAUNCHES:
         // SAFETY: the caller's own arguments.
         let result = unsafe { real(exec) };
         if result.is_ok() {
-            gate::forget(exec.addr() as u64, 0);
+            admit::forget(exec.addr() as u64, 0);
         }
         result
     }
@@ -120,192 +182,3 @@ wrappers! { LAUNCHES:
         launch(f.addr() as u64, size, stream_of(stream, false), move || unsafe { real(f, width, height, stream) })
     }
 }
-
-/// The size of a copy: bytes or elements, or operations where these are unknown.
-#[derive(Clone, Copy, Debug)]
-struct Size {
-    all: u64,
-    /// The sizes of a batch's operations.
-    each: *const usize,
-}
-
-/// An argument of a copy, under its name in the driver's declaration.
-trait Argument: Copy {
-    /// The copy's stream, if this argument is a stream.
-    fn stream(self) -> Option<sys::CUstream> {
-        None
-    }
-    /// The size, as far as it is known with this argument.
-    fn size(self, _name: &str, so_far: Size) -> Size {
-        so_far
-    }
-}
-
-impl Argument for sys::CUstream {
-    fn stream(self) -> Option<sys::CUstream> {
-        Some(self)
-    }
-}
-
-impl Argument for usize {
-    #[inline(always)]
-    fn size(self, name: &str, so_far: Size) -> Size {
-        let all = match name {
-            // The descriptions of a batch's operations are fewer than the operations.
-            "numAttrs" | "numPrefetchLocs" => so_far.all,
-            // The height follows the width.
-            "Height" => so_far.all.wrapping_mul(self as u64),
-            "count" if !so_far.each.is_null() => {
-                // SAFETY: the caller's own list of this length.
-                let each = unsafe { core::slice::from_raw_parts(so_far.each, self) };
-                each.iter().fold(0u64, |sum, &size| sum.wrapping_add(size as u64))
-            }
-            _ => self as u64,
-        };
-        Size { all, ..so_far }
-    }
-}
-
-impl Argument for *mut usize {
-    #[inline(always)]
-    fn size(self, name: &str, so_far: Size) -> Size {
-        if name == "sizes" { Size { each: self, ..so_far } } else { so_far }
-    }
-}
-
-impl Argument for *const sys::CUDA_MEMCPY2D {
-    fn size(self, _name: &str, so_far: Size) -> Size {
-        // SAFETY: null or the caller's own; only integers are read.
-        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
-        Size { all: (c.WidthInBytes as u64).wrapping_mul(c.Height as u64), ..so_far }
-    }
-}
-
-impl Argument for *const sys::CUDA_MEMCPY3D {
-    fn size(self, _name: &str, so_far: Size) -> Size {
-        // SAFETY: null or the caller's own; only integers are read.
-        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
-        let all = (c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64);
-        Size { all, ..so_far }
-    }
-}
-
-impl Argument for *const sys::CUDA_MEMCPY3D_PEER {
-    fn size(self, _name: &str, so_far: Size) -> Size {
-        // SAFETY: null or the caller's own; only integers are read.
-        let Some(c) = (unsafe { self.as_ref() }) else { return so_far };
-        let all = (c.WidthInBytes as u64).wrapping_mul(c.Height as u64).wrapping_mul(c.Depth as u64);
-        Size { all, ..so_far }
-    }
-}
-
-macro_rules! silent {
-    ($($type:ty),* $(,)?) => { $(impl Argument for $type {})* };
-}
-silent!(
-    c_uint,
-    c_ulonglong,
-    c_uchar,
-    c_ushort,
-    CUdevice,
-    CUmemLocation,
-    *const c_void,
-    *mut c_void,
-    *mut CUdeviceptr,
-    *mut CUmemLocation,
-    sys::CUarray,
-    sys::CUcontext,
-    *mut sys::CUDA_MEMCPY3D_BATCH_OP,
-    *mut sys::CUmemcpyAttributes,
-    *mut sys::CUmemDecompressParams,
-);
-
-/// Gives every function of class copy the same wrapper. The cost is learned per function and size.
-macro_rules! copies {
-    ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
-        $(copy!($class $flavor $index $name $args);)*
-        /// The wrappers of all copies, by index into the table, where the other rows repeat the first.
-        pub(super) const COPIES: &[(usize, *const c_void)] = &copies_only([$(copy_address!($class $index $name)),*]);
-    };
-}
-
-macro_rules! copy {
-    (Copy $flavor:ident $index:literal $name:ident ($($arg:ident: $type:ty),*)) => {
-        /// Wraps the driver's function of this name.
-        ///
-        /// # Safety
-        /// As for the driver's function.
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
-            let Some(real) = crate::sys::driver::real!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
-            let (mut size, mut stream) = (Size { all: 0, each: core::ptr::null() }, None);
-            $(
-                size = Argument::size($arg, stringify!($arg), size);
-                stream = Argument::stream($arg).or(stream);
-            )*
-            // A call without a stream may itself wait for the work.
-            let kind = match stream {
-                None => Call::Blocking,
-                Some(_) if is_within_devices(stringify!($name)) => Call::Launch,
-                Some(_) => Call::Copy,
-            };
-            let stream = stream_of(stream.unwrap_or(core::ptr::null_mut()), per_thread!($flavor));
-            // SAFETY: the caller's own arguments.
-            launch_as($index, size.all, stream, kind, move || unsafe { real($($arg),*) })
-        }
-    };
-    ($($other:tt)*) => {};
-}
-
-/// Whether a function of this name works on memory of devices alone. Other functions may touch memory of the host in the call.
-#[inline(always)]
-fn is_within_devices(name: &str) -> bool {
-    ["cuMemset", "cuMemcpyDtoD", "cuMemcpyPeer", "cuMemcpy3DPeer"].iter().any(|start| name.starts_with(start))
-}
-
-macro_rules! per_thread {
-    (PerThread) => {
-        true
-    };
-    (Legacy) => {
-        false
-    };
-}
-
-macro_rules! copy_address {
-    (Copy $index:literal $name:ident) => {
-        Some(($index, $name as *const c_void))
-    };
-    ($class:ident $index:literal $name:ident) => {
-        None
-    };
-}
-
-const COPY_COUNT: usize = {
-    let (mut row, mut count) = (0, 0);
-    while row < gshare_cuda_abi::SYMBOLS.len() {
-        if matches!(gshare_cuda_abi::SYMBOLS[row].class, gshare_cuda_abi::Class::Copy) {
-            count += 1;
-        }
-        row += 1;
-    }
-    count
-};
-
-const fn copies_only<const N: usize>(
-    rows: [Option<(usize, *const c_void)>; N],
-) -> [(usize, *const c_void); COPY_COUNT] {
-    let mut copies = [(0, core::ptr::null()); COPY_COUNT];
-    let (mut row, mut count) = (0, 0);
-    while row < N {
-        if let Some(copy) = rows[row] {
-            copies[count] = copy;
-            count += 1;
-        }
-        row += 1;
-    }
-    copies
-}
-
-gshare_cuda_abi::cuda_symbols!(copies);

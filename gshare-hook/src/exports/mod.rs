@@ -14,6 +14,7 @@
 
 mod array;
 mod context;
+mod copies;
 mod launch;
 mod load;
 mod macros;

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
-use crate::exports::{array, context, launch, memory, pools, resolve, waits};
+use crate::exports::{array, context, copies, launch, memory, pools, resolve, waits};
 
 /// Wrappers by index into the table, with null for a function without a wrapper.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
@@ -17,7 +17,7 @@ static WRAPPERS: Wrappers = Wrappers({
     let mut all = [core::ptr::null(); SYMBOLS.len()];
     let lists = [
         launch::LAUNCHES,
-        launch::COPIES,
+        copies::COPIES,
         memory::MEMORY,
         pools::POOLS,
         array::ARRAYS,

@@ -5,12 +5,12 @@ use std::time::Duration as StdDuration;
 
 use gshare_core::Duration;
 
-use crate::device::{Device, Passed};
+use crate::device::Device;
 use crate::launch::control::{CONTROL, State};
 use crate::launch::failure::{Why, cannot_meter};
-use crate::launch::metering::{Metering, Watch};
-use crate::launch::runs::ThreadRecord;
+use crate::launch::metering::Metering;
 use crate::launch::segments::end_to_wait;
+use crate::launch::thread_record::ThreadRecord;
 use crate::sys::clock;
 
 /// Longest wait in a line that does not move. Then the thread stops waiting for the threads ahead.
@@ -19,6 +19,48 @@ const LINE_STUCK: StdDuration = StdDuration::from_secs(2);
 const LOOK: StdDuration = StdDuration::from_millis(10);
 /// The sleep in a signal handler, where nothing can wake the thread.
 const LOOK_IN_HANDLER: StdDuration = StdDuration::from_micros(200);
+
+/// A helper thread is gone if it has not looped for this time in ns, while another thread of the process was awake.
+const GONE_NS: u64 = 5_000_000_000;
+/// The most of the time between two looks that counts as awake, in ns, because the process may have been stopped for the rest.
+pub(crate) const LOOK_NS: u64 = 20_000_000;
+
+/// The end of a launch's wait for credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// The launch's cost is spent.
+    Paid,
+    /// Launches are no longer metered, so nothing is spent.
+    Unmetered,
+    /// The launch must fail.
+    Failed,
+}
+
+/// A waiting thread's watch on the helper thread. By the clock alone, a process that was stopped for a while (a signal, a frozen
+/// container) would take its helper thread for gone when it goes on.
+#[derive(Debug)]
+struct Watch {
+    beat: u64,
+    looked: u64,
+    awake: u64,
+}
+
+impl Watch {
+    fn new(metering: &Metering, now: u64) -> Self {
+        Self { beat: metering.beat.load(Ordering::Relaxed), looked: now, awake: 0 }
+    }
+
+    /// Looks again, some milliseconds after the last look, and returns whether the helper thread is gone.
+    fn sees_it_gone(&mut self, metering: &Metering, now: u64) -> bool {
+        let beat = metering.beat.load(Ordering::Relaxed);
+        self.awake += now.saturating_sub(self.looked).min(LOOK_NS);
+        self.looked = now;
+        if beat != self.beat {
+            (self.beat, self.awake) = (beat, 0);
+        }
+        self.awake > GONE_NS
+    }
+}
 
 /// The reason for which a wait ends, or none.
 enum Found {

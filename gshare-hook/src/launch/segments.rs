@@ -1,18 +1,18 @@
-//! The CUDA events around segments. [`gshare_meter::launch`] decides when a segment begins and ends, and judges its proof.
+//! The CUDA events around segments. [`gshare_meter::run`] decides when a segment begins and ends, and judges its proof.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use gshare_meter::cost::Row;
-use gshare_meter::launch::{Call, Ending, is_timed, unmeasured};
+use gshare_meter::run::{Call, Ending, is_timed, unmeasured};
 
 use crate::device::context::{Context, Pair, relaxed};
 use crate::device::{Device, Pending};
 use crate::launch::control::{ALL_STREAMS, CONTROL, State};
 use crate::launch::metering::Metering;
-use crate::launch::runs::{Mine, NO_STREAM, ThreadRecord, own_record};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+use crate::launch::thread_record::{Mine, NO_STREAM, ThreadRecord, own_record};
 use crate::sys::{clock, signals};
 use gshare_cuda_abi::types::CUresult;
 
@@ -88,7 +88,7 @@ pub(crate) fn switching(to: usize) {
     }
 }
 
-/// Notes that the calling thread makes a stream wait: see [`Run::waits`](gshare_meter::launch::Run::waits).
+/// Notes that the calling thread makes a stream wait: see [`Run::waits`](gshare_meter::run::Run::waits).
 pub(crate) fn waits(stream: usize) {
     let Some(thread) = metered() else { return };
     // SAFETY: the record is the calling thread's own.

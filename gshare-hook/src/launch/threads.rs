@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::launch::runs::{self, ThreadRecord};
+use crate::launch::thread_record::{self, ThreadRecord};
 use crate::sys::leak::leak;
 use crate::sys::lock::Lock;
 use crate::sys::tls;
@@ -60,7 +60,7 @@ extern "C" fn thread_ends(record: *mut c_void) {
     unsafe { *tls::word() = 0 };
     // SAFETY: as above.
     if let Some(record) = unsafe { record.cast::<ThreadRecord>().as_ref() } {
-        runs::retire(record);
+        thread_record::retire(record);
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::device::context::{Progress, RELAXED, exchange_capture_mode};
 use crate::device::{Device, Pending};
 use crate::launch::control::{CONTROL, State};
-use crate::launch::runs::{RUNS, ThreadRecord};
+use crate::launch::thread_record::{RUNS, ThreadRecord};
 use crate::launch::threads::main_has_ended;
 use crate::process::end::{end_process, program_has_ended};
 use crate::process::question::{Answer, Request};

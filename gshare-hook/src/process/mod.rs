@@ -8,7 +8,6 @@
 //!   that do not exist in the child. `exec` closes the socket.
 //! * At exit the helper thread reports the use, and lets go of the driver before the driver's own destructors run.
 
-pub(crate) mod admission;
 pub(crate) mod arm;
 pub(crate) mod end;
 pub(crate) mod helper;

@@ -6,7 +6,7 @@ use std::time::Duration as StdDuration;
 use gshare_core::{Bytes, DeviceUuid};
 
 use crate::device::Device;
-use crate::launch::metering::LOOK_NS;
+use crate::launch::line::LOOK_NS;
 use crate::sys::lock::{Lock, Signal};
 
 /// A request to the helper thread.

@@ -146,7 +146,7 @@ use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
 use reservations::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use tokens::Tokens;
 use turns::Turns;
 
 /// The time for processes of one run to come back one after the other; their longest delay between two attempts to connect is 0.4 s.
@@ -239,15 +239,6 @@ struct Device {
     /// Whether the configuration lists the device, which then stays after its last client.
     listed: bool,
     clients: u32,
-}
-
-/// The token scheduler, which may have no text form.
-struct Tokens(Box<dyn TokenScheduler>);
-
-impl fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("next_deadline", &self.0.next_deadline()).finish()
-    }
 }
 
 /// The node. See the [module](self).

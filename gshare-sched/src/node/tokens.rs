@@ -5,6 +5,16 @@ use super::{Client, Node, NodeAction, Note, Tenant, TenantId, TokenFault, note, 
 use gshare_core::token::{ThrottleReason, TokenScheduler};
 use gshare_core::wire::ToClient;
 use gshare_core::{ClientId, Duration, Quota, Timestamp, TokenAction, TokenEvent, UseState};
+use std::fmt;
+
+/// The token scheduler, which may have no text form.
+pub(super) struct Tokens(pub(super) Box<dyn TokenScheduler>);
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").field("next_deadline", &self.0.next_deadline()).finish()
+    }
+}
 
 impl Node {
     /// The next deadline of the node itself, apart from the token scheduler's.

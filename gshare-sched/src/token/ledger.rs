@@ -17,6 +17,7 @@
 //! # Cost
 //! An event costs O(log n) for n clients on the GPU, and the end of a window costs O(n log n). A client takes about 250 bytes.
 
+use super::client::{Client, Filed, Last, Past, Patience, Rank, Token, signed};
 use super::{MOST_SLOTS, MultiTokenConfig};
 use gshare_core::slots::NamedSlots;
 use gshare_core::token::{ClientStatus, ThrottleReason};
@@ -36,329 +37,6 @@ pub(super) struct Ledger {
     pub(super) gpus: Vec<Gpu>,
 }
 
-/// A token held by a client.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Token {
-    /// Number of the window to which the token belongs.
-    pub(super) window: u64,
-    /// The client's total at which the token begins: the larger of its charge and the allowed total of a replaced token, which may still be
-    /// in use.
-    base: Duration,
-    /// The client's reported total at the time of the grant.
-    heard: Duration,
-    /// The client's total up to which it may use the GPU.
-    allowed: Duration,
-    pub(super) until: Timestamp,
-    /// The time of the grant; an extension does not change it.
-    since: Timestamp,
-    /// Time taken off the client's lag for this token so far.
-    occupied: Duration,
-    /// SMs counted for the token.
-    pub(super) sm: u16,
-}
-
-/// How long the ledger waits for a token: until `grace` after its end, and for at most `max_debt` of work known to run.
-#[derive(Debug, Clone, Copy)]
-struct Patience {
-    grace: Duration,
-    max_debt: Duration,
-}
-
-/// A time in ns as a signed number, for comparisons; a time of 292 years or more saturates.
-fn signed(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
-}
-
-/// The part of a window of this `length` in which a `limit` pays `overuse` back; at most the whole window.
-fn paid_back(length: Duration, overuse: Duration, limit: Duration) -> Duration {
-    length.scaled(overuse.min(limit).as_nanos(), limit.as_nanos())
-}
-
-/// A client's time beyond its `request`: its use beyond the request, or half of a negative `lag` if this is more. Use comes first because
-/// hand-overs let many short tokens occupy more time, but a pausing host still pays for half of its occupied time.
-fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
-    used.saturating_sub(request).max(Duration::from_nanos(lag.min(0).unsigned_abs() / 2))
-}
-
-/// One client's account of an ended window.
-#[derive(Debug, Clone, Copy)]
-struct Past {
-    used: Duration,
-    request: Duration,
-    /// Missed time of earlier windows, carried into this window.
-    brought: Duration,
-    /// The unused part of the limit and of the time brought in, plus the limits of later windows without an event.
-    left: Duration,
-}
-
-/// The previous window's account, kept because reports of its tokens' use may arrive in this window.
-#[derive(Debug, Clone, Copy, Default)]
-struct Last {
-    /// The unused part of the request; unbounded where no time counts as surplus.
-    unused: Duration,
-    /// The unused part of the request and of the missed time brought in from earlier windows.
-    missed: Duration,
-    /// The positive lag kept at the window's end.
-    lag: Duration,
-    /// The unused part of the limit: late use beyond this part is overuse.
-    left: Duration,
-}
-
-/// Place of a ready client in the order of dispatch; the smallest rank goes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    pub(super) ineligible: bool,
-    /// Eligible: minus the lag in proportion to the request, less a part of the waiting time. Ineligible: time beyond the request in
-    /// proportion to the limit.
-    pub(super) key: i64,
-    pub(super) asked: u64,
-    pub(super) slot: u32,
-}
-
-/// A whole request or a whole window, in units of [`Rank::key`].
-const WHOLE: i64 = 1 << 16;
-/// A client's waiting time, up to `AGED` windows, counts as lag after division by `AGING`. Whole kernels often divide windows into parts
-/// equal to within microseconds, and the longer wait then decides.
-const AGING: i64 = 12;
-const AGED: u64 = 4;
-
-/// A client's place among the waiting clients; a client that does not wait is filed `Nowhere`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filed {
-    Nowhere,
-    Ready(Rank),
-    /// Ready from this time on.
-    Paced(Timestamp),
-    Throttled,
-}
-
-#[derive(Debug)]
-pub(super) struct Client {
-    pub(super) id: ClientId,
-    pub(super) gpu: usize,
-    pub(super) share: Share,
-    pub(super) request: Duration,
-    pub(super) limit: Duration,
-    /// The largest limit in force in this window.
-    pub(super) largest: Duration,
-    pub(super) used: Duration,
-    /// Overuse carried into this window.
-    carried: Duration,
-    /// GPU time missing from the client's share, in ns; negative for a client beyond its share.
-    lag: i64,
-    /// Lag of earlier windows, by which the limit of this window is raised.
-    brought: Duration,
-    /// The client joined or its share changed in this window, so it may not have had a whole window.
-    fresh: bool,
-    /// Time beyond the request, claimed by no other client and fading.
-    pub(super) surplus: Duration,
-    /// The previous window, as far as known.
-    last: Last,
-    /// GPU time since the client joined, as reported and as charged.
-    heard: Duration,
-    charged: Duration,
-    /// Clock time occupied by the client's last token beyond its charge.
-    idled: Duration,
-    /// Serial number and time of the request answered by the latest token.
-    answered: (u64, Timestamp),
-    pub(super) holds: Option<Token>,
-    /// Serial number and time of the request not yet answered by a grant.
-    pub(super) asked: Option<(u64, Timestamp)>,
-    pub(super) filed: Filed,
-    /// Whether the client has been notified of its throttling.
-    pub(super) notified: bool,
-}
-
-impl Client {
-    /// GPU time charged under a token.
-    fn spent(&self, token: &Token) -> Duration {
-        self.charged.saturating_sub(token.base)
-    }
-
-    /// GPU time still allowed by the client's token of this window.
-    pub(super) fn outstanding(&self, window: u64) -> Duration {
-        let token = self.holds.filter(|token| token.window == window);
-        token.map_or(Duration::ZERO, |token| token.allowed.saturating_sub(self.charged.max(token.base)))
-    }
-
-    /// GPU time charged for the token beyond the time since its grant. This time cannot have run yet, since a kernel is charged when it is
-    /// launched.
-    pub(super) fn running(&self, now: Timestamp) -> Duration {
-        self.holds.map_or(Duration::ZERO, |token| {
-            self.spent(&token).saturating_sub(now.saturating_since(token.since))
-        })
-    }
-
-    /// The least time for which the client's token still keeps the GPU.
-    pub(super) fn left(&self, window: u64, now: Timestamp) -> Duration {
-        self.outstanding(window).max(self.running(now))
-    }
-
-    pub(super) fn committed(&self, window: u64) -> Duration {
-        self.used.saturating_add(self.outstanding(window))
-    }
-
-    /// When the ledger takes an unreturned token back. It waits for work known to run, up to a bound.
-    fn release_at(&self, token: &Token, patience: Patience) -> Timestamp {
-        let runs = self.spent(token).min(patience.max_debt);
-        token.until.max(token.since.saturating_add(runs)).saturating_add(patience.grace)
-    }
-
-    /// How long a token has kept the GPU, as far as known.
-    fn lasted(&self, token: &Token) -> Duration {
-        token.occupied.max(self.spent(token))
-    }
-
-    /// Takes the time occupied by the token until `now` off the client's lag.
-    fn occupy(&mut self, now: Timestamp) {
-        let Some(token) = &mut self.holds else { return };
-        let more = now.saturating_since(token.since).saturating_sub(token.occupied);
-        token.occupied = token.occupied.saturating_add(more);
-        self.lag = self.lag.saturating_sub(signed(more));
-    }
-
-    /// Ends a token: GPU time charged beyond its occupied time comes off the lag as well.
-    fn settle(&mut self, token: Token) {
-        let charged = self.spent(&token);
-        self.lag = self.lag.saturating_sub(signed(charged.saturating_sub(token.occupied)));
-        self.idled = token.occupied.saturating_sub(charged);
-    }
-
-    /// The client's lag after full use of its token.
-    fn lag_then(&self, gpu: &Gpu) -> i64 {
-        if gpu.by_slots {
-            return signed(self.request).saturating_sub(signed(self.committed(gpu.window)));
-        }
-        let left = self.holds.map_or(Duration::ZERO, |token| {
-            let most =
-                if token.window == gpu.window { token.allowed.max(self.charged) } else { self.charged };
-            (most.saturating_sub(token.base)).saturating_sub(token.occupied)
-        });
-        self.lag.saturating_sub(signed(left))
-    }
-
-    fn wants(&self) -> bool {
-        self.asked.is_some() || self.holds.is_some()
-    }
-
-    /// The most lag allowed beside carried overuse: minus the overuse, without the part still to run. The bound is negative, or absent
-    /// (`i64::MAX`) where no overuse remains.
-    fn debt(&self) -> i64 {
-        let running =
-            self.holds.map_or(Duration::ZERO, |token| self.spent(&token).saturating_sub(token.occupied));
-        match self.carried.saturating_sub(running) {
-            Duration::ZERO => i64::MAX,
-            debt => -signed(debt),
-        }
-    }
-
-    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined or
-    /// changed its share in the window, has missed nothing.
-    fn carried_lag(&self, longest: Duration, length: Duration) -> i64 {
-        let windows = 1 + longest.as_nanos().div_ceil(length.as_nanos());
-        let most = if self.wants() && !self.fresh { signed(self.request.saturating_mul(windows)) } else { 0 };
-        self.lag.min(most).min(self.debt())
-    }
-
-    /// Starts a window with `lag`, the kept part of the client's lag at the end of the `past` window.
-    fn begin_window(&mut self, past: Past, lag: i64, counts: bool, window: u64) {
-        let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
-        self.surplus = match counts {
-            true => self.surplus.saturating_add(beyond(past.used, past.request, forgiven)),
-            false => Duration::ZERO,
-        };
-        self.last = Last {
-            unused: if counts { past.request.saturating_sub(past.used) } else { Duration::MAX },
-            missed: past.request.saturating_add(past.brought).saturating_sub(past.used),
-            lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
-            // A token from before the past window may use the unused limits of all windows since.
-            left: match self.holds {
-                Some(token) if token.window + 1 < window => self.last.left.saturating_add(past.left),
-                _ => past.left,
-            },
-        };
-        self.brought = self.last.missed.min(self.last.lag);
-        self.lag = lag.saturating_add(signed(self.request));
-        self.fresh = false;
-    }
-
-    /// Lag to make up for at once while other clients wait.
-    pub(super) fn miss(&self, gpu: &Gpu) -> Duration {
-        Duration::from_nanos(u64::try_from(self.lag_then(gpu)).unwrap_or(0))
-    }
-
-    /// Accounts for `used` time of an earlier window's token, reported only in this window.
-    fn heard_late(&mut self, used: Duration) {
-        self.surplus = self.surplus.saturating_add(used.saturating_sub(self.last.unused));
-        self.last.unused = self.last.unused.saturating_sub(used);
-        self.last.missed = self.last.missed.saturating_sub(used);
-        self.brought = self.brought.min(self.last.missed);
-        let over = used.saturating_sub(self.last.left);
-        self.last.left = self.last.left.saturating_sub(used);
-        self.used = self.used.saturating_add(over);
-        self.carried = self.carried.saturating_add(over);
-    }
-
-    /// Closes `windows` windows, all but the first without an event, and returns the first.
-    fn end_windows(&mut self, windows: u64) -> Past {
-        let most =
-            self.largest.saturating_add(self.brought).saturating_add(self.limit.saturating_mul(windows - 1));
-        let (used, request, brought) = (self.used, self.request, self.brought);
-        let past = Past { used, request, brought, left: most.saturating_sub(used) };
-        self.brought = Duration::ZERO;
-        self.used = used.saturating_sub(most);
-        self.largest = self.limit;
-        self.carried = self.used;
-        for _ in 0..windows.min(FORGOTTEN) {
-            self.surplus -= Duration::from_nanos(self.surplus.as_nanos().div_ceil(8));
-        }
-        if windows > FORGOTTEN {
-            self.surplus = Duration::ZERO;
-        }
-        past
-    }
-
-    pub(super) fn remain(&self, window: u64) -> Duration {
-        self.limit.saturating_add(self.brought).saturating_sub(self.committed(window))
-    }
-
-    /// The SMs of the client's next token: an extension keeps the held SMs, and a new token takes the share's SMs.
-    pub(super) fn token_sm(&self, window: u64) -> u16 {
-        let extended = self.holds.filter(|token| token.window == window);
-        extended.map_or(self.share.sm.get(), |token| token.sm)
-    }
-
-    /// The client's place at the GPU's present time.
-    fn file(&self, gpu: &Gpu) -> Filed {
-        let &Gpu { window, window_end, length, .. } = gpu;
-        let Some((asked, since)) = self.asked else { return Filed::Nowhere };
-        if self.remain(window).is_zero() {
-            return Filed::Throttled;
-        }
-        if gpu.undersubscribed {
-            let resumes = gpu.start().saturating_add(paid_back(length, self.carried, self.largest));
-            if gpu.now < resumes {
-                return Filed::Paced(resumes);
-            }
-        }
-        let lag = self.lag_then(gpu);
-        let ineligible = lag <= 0;
-        let key = if ineligible {
-            let beyond = self.surplus.saturating_add(beyond(self.committed(window), self.request, lag));
-            signed(beyond).saturating_mul(WHOLE) / signed(self.limit).max(1)
-        } else if self.holds.is_some_and(|token| token.window != window) {
-            // A kernel under a token of an earlier window may not be charged yet.
-            i64::MAX
-        } else {
-            let request = signed(self.request).max(1);
-            let waited = signed(window_end.saturating_since(since).min(length.saturating_mul(AGED)));
-            // At most an hour and five windows in ns, times 65,536, which fits.
-            -(lag.saturating_mul(WHOLE) / request) - waited * (WHOLE / AGING) / signed(length)
-        };
-        Filed::Ready(Rank { ineligible, key, asked, slot: self.id.slot() })
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Gpu {
     /// Clients on this GPU, by slot.
@@ -373,9 +51,9 @@ pub(super) struct Gpu {
     /// The longest time for which a recent token kept the GPU.
     longest: Duration,
     /// The time for which the clients are filed.
-    now: Timestamp,
+    pub(super) now: Timestamp,
     /// Whether the limits of its clients left time over when this window began.
-    undersubscribed: bool,
+    pub(super) undersubscribed: bool,
     pub(super) free: u16,
     pub(super) ready: BTreeSet<Rank>,
     /// Clients waiting until a part of their carried overuse is paid back: the time and the slot.
@@ -397,7 +75,7 @@ impl Gpu {
     }
 
     /// Start of this window.
-    fn start(&self) -> Timestamp {
+    pub(super) fn start(&self) -> Timestamp {
         self.window_end.saturating_sub(self.length)
     }
 
@@ -431,10 +109,6 @@ impl Gpu {
         client.filed = filed;
     }
 }
-
-/// Windows without any event after which surplus is forgotten altogether. The number bounds the work of catching up, and by then even a
-/// surplus of ten seconds has faded to nothing.
-const FORGOTTEN: u64 = 320;
 
 impl Ledger {
     /// An empty ledger, or the error of a setting out of bounds.

@@ -3,6 +3,7 @@
 //! The events, actions and errors come from [`gshare_core::token`]. [`MultiToken`] is FaST-GShare's multi-token scheduler, with lag
 //! accounting; on a GPU with requests beyond the whole it keeps a slot of every window for each client.
 
+mod client;
 mod ledger;
 pub mod multi_token;
 mod slots;

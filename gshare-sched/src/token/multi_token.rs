@@ -39,7 +39,8 @@
 //! The paper orders by missed time in absolute use, forgets it at the end of a window, and lets whole tokens overshoot the limit. Here
 //! order is relative to the request, later windows make up for time that long kernels could not divide, and overuse is carried.
 
-use super::ledger::{Client, Gpu, Ledger, Rank};
+use super::client::{Client, Rank};
+use super::ledger::{Gpu, Ledger};
 use super::slots::Slots;
 use gshare_core::token::ClientStatus;
 use gshare_core::{

@@ -31,7 +31,8 @@
 //! A dispatch costs O(n^2) for n waiting or holding clients on a GPU, at most [`MOST_SLOTS`]. Finding a table costs O(n^3), once after
 //! a change.
 
-use super::ledger::{Filed, Ledger, Rank};
+use super::client::{Filed, Rank};
+use super::ledger::Ledger;
 use crate::pack::{Slot, SlotTable};
 use gshare_core::{ClientId, Duration, Quota, Share, SmShare, Timestamp, TokenAction};
 

@@ -148,7 +148,7 @@ impl<G: Ground> Device<G> {
 
     /// Stops launches; other processes may be on the device at any time.
     pub(super) fn stop_launches(&mut self) {
-        self.line.turn_began = u64::MAX;
+        self.timeline.turn_began = u64::MAX;
         self.credit.stop(self.ground.gate());
     }
 

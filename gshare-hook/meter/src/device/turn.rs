@@ -26,12 +26,13 @@ use gshare_core::gate::Balance;
 use gshare_core::wire::ToDaemon;
 use gshare_core::{ClientId, Duration, Timestamp, UseState};
 
+use super::timeline::UNKNOWN;
 use super::{Attachment, Device, Ground};
-use crate::{Action, Actions};
+use crate::{Action, Actions, Facts, OpenRun};
 
 /// GPU time, in ns, that may still be queued when a token is given back: the time of a hand-over with busy CPUs. With less, the
 /// device runs dry between two holders.
-pub(crate) const REMAINDER: u64 = 500_000;
+pub(super) const REMAINDER: u64 = 500_000;
 /// How long a token is kept while nothing is launched, in ns.
 const IDLE: u64 = 3_000_000;
 /// How long a token is kept after its last known work has ended, in ns, regardless of the time of its launch.
@@ -42,6 +43,32 @@ const DRAIN: u64 = 3_000_000;
 const OVERTIME: u64 = 100_000_000;
 /// The shortest time between two reports, in ns.
 const REPORT: u64 = 10_000_000;
+
+/// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. The interval is as long as a
+/// window, so a program that uses it to queue too much gains one launch per window.
+const OVERDUE: u64 = 100_000_000;
+/// Interval between two looks at a token in use, in ns: each look takes a CPU from the program if all are busy. The shorter
+/// interval holds while threads wait, and while launching cycles are told apart.
+const LOOK: u64 = 1_000_000;
+const CYCLE_LOOK: u64 = 300_000;
+/// The shortest interval between two looks at work about to end, in ns.
+const SHORTEST_LOOK: u64 = 50_000;
+/// How long a run may stand still before its launches are presumed complete, in ns.
+const STALE: u64 = 3_000_000;
+
+/// Launches so far, and the time of the last request or wait for credit, in ns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Changing {
+    count: u64,
+    changed: u64,
+}
+
+/// The open launches of one run at their last change, and its time, in ns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Still {
+    predicted: u64,
+    since: u64,
+}
 
 /// The token of the daemon, from its request to its end.
 #[derive(Clone, Copy, Debug)]
@@ -76,13 +103,150 @@ impl<G: Ground> Device<G> {
             return self.end_turn(client, self.waiting > 0, now, actions);
         }
         if matches!(self.turn, Turn::Idle | Turn::Wanting) {
-            self.line.turn_began = now;
+            self.timeline.turn_began = now;
         }
         self.turn = Turn::Holding { until, extends: false };
         // The last turn's end has left a bound close to zero.
         self.bound_in_flight(until, now);
         self.credit.allow(self.ground.gate(), allowed);
         actions.push(Action::Wake(self.ordinal));
+    }
+
+    /// Takes the host's counters of the device, and decides.
+    pub(crate) fn looked(&mut self, now: u64, facts: &Facts, around: Around, actions: &mut Actions) {
+        // A launch is counted when it asks for credit, and may be let in a window later.
+        if facts.launches != self.launches.count || facts.waiting.max(self.waiting) > 0 {
+            self.launches = Changing { count: facts.launches, changed: now };
+        }
+        (self.waiting, self.waited) = (facts.waiting, facts.waited);
+        let all = self.timeline.overlap.look(now, around.waiters);
+        if core::mem::replace(&mut self.switches.measures_all, all) != all {
+            actions.push(Action::MeasureAll { device: self.ordinal, on: all });
+        }
+        self.settle(facts);
+        self.presume(&facts.open, now, actions);
+        self.unstick(now, actions);
+        self.decide(now, actions);
+        self.tell_long_wait(facts, now, actions);
+        if around.slo_sensitive
+            && let Attachment::Served(client) = self.attachment
+        {
+            let cycle = self.cycles.look(now, facts.launches, around.syncs, self.waiting > 0);
+            if let Some(cycle) = cycle {
+                actions.push(Action::Say(cycle.report(client)));
+            }
+        }
+        let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
+        self.look_at = now.saturating_add(self.next_look(now, longest)).min(self.long_wait.next_look(now));
+        if self.waiting > 0 {
+            actions.push(Action::Wake(self.ordinal));
+        }
+    }
+
+    /// Settles launches completed without a measurement, launches presumed complete, and launches refused by the driver.
+    fn settle(&mut self, facts: &Facts) {
+        let (settled, refused) = (facts.settled, facts.refused);
+        let gate = self.ground.gate();
+        if settled > 0 {
+            let charged = Duration::from_nanos(self.timeline.overlap.of(settled));
+            self.credit.completed(gate, Duration::from_nanos(settled), charged);
+        }
+        if refused > 0 {
+            self.credit.completed(gate, Duration::from_nanos(refused), Duration::ZERO);
+        }
+        if facts.presumed > 0 {
+            let presumed = Duration::from_nanos(facts.presumed);
+            self.credit.completed(gate, presumed, presumed);
+        }
+    }
+
+    /// Presumes open launches complete after a while if their thread has gone elsewhere.
+    fn presume(&mut self, open: &[OpenRun], now: u64, actions: &mut Actions) {
+        self.still.resize(open.len(), Still { predicted: 0, since: now });
+        self.prepaid = 0;
+        for (run, (open, still)) in open.iter().zip(&mut self.still).enumerate() {
+            self.prepaid += open.prepaid;
+            let rest = open.predicted.saturating_sub(open.presumed);
+            if open.predicted != still.predicted {
+                *still = Still { predicted: open.predicted, since: now };
+            } else if rest > 0 && now.saturating_sub(still.since) > STALE.max(2 * rest) {
+                // The thread may launch meanwhile; the next look shows the outcome.
+                actions.push(Action::PresumeDone { device: self.ordinal, run, predicted: open.predicted });
+            }
+        }
+    }
+
+    /// Lets one launch in beyond the bound if a thread waits for credit while the work in flight is overdue.
+    ///
+    /// The stream of that work may wait for another stream, into which the program has yet to launch. If the work fills the bound,
+    /// the launch would otherwise wait for ever.
+    fn unstick(&mut self, now: u64, actions: &mut Actions) {
+        if self.timeline.is_empty() || self.waiting == 0 {
+            return;
+        }
+        let unknown = self.timeline.has_unknown_cost(self.ground.costs());
+        let in_flight = if unknown { UNKNOWN } else { self.in_flight() };
+        let expected = self.timeline.began_at(now).max(self.timeline.moved).saturating_add(in_flight);
+        if now > expected.max(self.let_in).saturating_add(OVERDUE)
+            && self.credit.let_one_in(self.ground.gate())
+        {
+            self.let_in = now;
+            actions.push(Action::Wake(self.ordinal));
+        }
+    }
+
+    /// GPU time queued now, in ns.
+    fn queued(&self, now: u64) -> u64 {
+        self.queued_of(self.in_flight(), now)
+    }
+
+    fn queued_of(&self, in_flight: u64, now: u64) -> u64 {
+        self.timeline.queued(self.ground.costs(), in_flight, now)
+    }
+
+    /// GPU time launched and not known to have completed, in ns.
+    fn in_flight(&self) -> u64 {
+        self.launched_of(self.credit.balance(self.ground.gate()).in_flight)
+    }
+
+    /// The part of the time in flight for launches already made, without credit prepaid for later launches, in ns.
+    fn launched_of(&self, in_flight: Duration) -> u64 {
+        in_flight.as_nanos().saturating_sub(self.prepaid)
+    }
+
+    /// The time for which the device needs no look, in ns; at most `longest` while a token is in use.
+    fn next_look(&self, now: u64, longest: u64) -> u64 {
+        if self.switches.free_running {
+            return u64::MAX;
+        }
+        let in_flight = self.in_flight();
+        let waits = self.waiting > 0;
+        let holds = self.credit.is_open();
+        let end = match (&self.attachment, self.turn) {
+            (Attachment::Local(clock), _) => clock.window_end,
+            (_, Turn::Holding { until, .. }) => until,
+            _ => 0,
+        };
+        let until_end = end.saturating_sub(now).max(SHORTEST_LOOK);
+        let queued = self.queued(now);
+        let credit = self.ground.gate().left().as_nanos();
+        if holds && !waits && queued < UNKNOWN && credit > REMAINDER {
+            // Launches use the remaining credit without a look, and a thread without credit asks for one.
+            return credit.clamp(CYCLE_LOOK, longest).min(until_end);
+        }
+        if !self.timeline.is_empty() || matches!(self.turn, Turn::Draining { .. }) {
+            // The next look comes about when the oldest piece should be done, soon enough to keep the device busy.
+            return queued.saturating_sub(REMAINDER).clamp(SHORTEST_LOOK, CYCLE_LOOK);
+        }
+        if holds {
+            return if in_flight > 0 || waits { CYCLE_LOOK } else { LOOK }.min(until_end);
+        }
+        match self.attachment {
+            // The next window of the local clock.
+            Attachment::Local(_) if waits => end.saturating_sub(now).clamp(SHORTEST_LOOK, 10_000_000),
+            _ if in_flight > 0 => 1_000_000,
+            _ => u64::MAX,
+        }
     }
 
     /// Reports to the daemon, and lets launches in.
@@ -152,11 +316,11 @@ impl<G: Ground> Device<G> {
         now: u64,
         actions: &mut Actions,
     ) {
-        let over = self.line.is_empty() || !self.line.turns.ends_first();
+        let over = self.timeline.is_empty() || !self.timeline.turns.ends_first();
         let drained = self.queued(now) <= REMAINDER && over;
-        let late = now >= if self.line.is_empty() { by } else { overtime };
+        let late = now >= if self.timeline.is_empty() { by } else { overtime };
         if drained || late {
-            self.line.turns.hand_over(now);
+            self.timeline.turns.hand_over(now);
             self.give_back(client, self.wants_more(now), now, actions);
         }
     }
@@ -216,7 +380,7 @@ impl<G: Ground> Device<G> {
     fn wants_more(&self, now: u64) -> bool {
         let waits = self.waiting > 0 || self.in_flight() > 0;
         let lately = now.saturating_sub(self.launches.changed) < IDLE
-            || now.saturating_sub(self.line.worked_until) < DONE;
+            || now.saturating_sub(self.timeline.worked_until) < DONE;
         !self.leaving && (waits || lately)
     }
 
@@ -227,7 +391,7 @@ impl<G: Ground> Device<G> {
 
     /// Whether all launches of a process about to end have been measured.
     pub(crate) fn is_settled(&self) -> bool {
-        let over = self.line.is_empty() && self.in_flight() == 0;
+        let over = self.timeline.is_empty() && self.in_flight() == 0;
         !matches!(self.attachment, Attachment::Served(_))
             || self.switches.free_running
             || (matches!(self.turn, Turn::Idle | Turn::Wanting) && over)
@@ -236,8 +400,8 @@ impl<G: Ground> Device<G> {
     /// Ends the device's account: running work is charged up to now, and the daemon hears the last total.
     pub(crate) fn leave(&mut self, now: u64, actions: &mut Actions) {
         let Attachment::Served(client) = self.attachment else { return };
-        while let Some(id) = self.line.oldest() {
-            let began = self.line.began_at(now);
+        while let Some(id) = self.timeline.oldest() {
+            let began = self.timeline.began_at(now);
             self.completed(id, (began, now), false, now, actions);
         }
         if matches!(self.turn, Turn::Holding { .. } | Turn::Draining { .. }) {
@@ -264,4 +428,14 @@ impl<G: Ground> Device<G> {
         let (launches, waited) = (self.launches.count, self.waited);
         actions.push(Action::Say(ToDaemon::Use { client, turn, used, state, launches, waited }));
     }
+}
+
+/// The state of the process apart from this device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around {
+    /// Threads waiting for any device.
+    pub(crate) waiters: usize,
+    /// Calls that have waited for a device so far.
+    pub(crate) syncs: u64,
+    pub(crate) slo_sensitive: bool,
 }

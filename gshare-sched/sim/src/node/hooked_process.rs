@@ -15,8 +15,9 @@ use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConnId, DeviceUuid, Duration, ResourceSpec, RunId, ServiceClass, Timestamp,
 };
+use gshare_meter::alone::{self, PROBE_WAIT};
 use gshare_meter::cost::{CostTable, Row};
-use gshare_meter::launch::{self, Ending, PROBE_WAIT, Verdict};
+use gshare_meter::run::{Ending, Verdict};
 use gshare_meter::{
     Facts, Ground, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket,
 };
@@ -404,7 +405,7 @@ impl Process {
 
     /// Admits a launch of unknown cost, measured alone, and only one at a time.
     fn admit_unknown(&mut self, now: Timestamp, row: Row, outside: &mut Outside) -> Admission {
-        if launch::awaits_measurement(&self.ground.costs, row) {
+        if alone::awaits_measurement(&self.ground.costs, row) {
             let since = if let Thread::Measurement { since } = self.thread {
                 since
             } else {
@@ -417,7 +418,7 @@ impl Process {
                 return Admission::Wait;
             }
         }
-        let cost = launch::probe(&self.ground.costs, row);
+        let cost = alone::probe(&self.ground.costs, row);
         self.thread = Thread::Ready;
         if self.ground.gate.try_spend(Duration::from_nanos(cost)) {
             return Admission::Go(self.stream.paid_alone(row, cost));

@@ -1,14 +1,13 @@
-//! The queue of one stream in virtual time, behind the hook's own launch path ([`gshare_meter::launch`]).
+//! The queue of one stream in virtual time, behind the hook's own launch path ([`gshare_meter::run`]).
 //!
 //! Kernels have numbers in the order of their launches, and an event is a place in this order. A launch takes no time here, so
 //! there are no gaps to leave out and nothing to keep waiting.
 
 use gshare_core::Timestamp;
 use gshare_core::gate::LaunchGate;
+use gshare_meter::alone::{Alone, AloneEnd};
 use gshare_meter::cost::{CostTable, Row};
-use gshare_meter::launch::{
-    Alone, AloneEnd, Call, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured,
-};
+use gshare_meter::run::{Call, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured};
 use gshare_meter::timing::CallTime;
 use gshare_meter::{OpenRun, Segment, SegmentId};
 

@@ -10,11 +10,11 @@
 //! - **segment**: the part of a run between two CUDA events, which is the unit of measurement.
 //!
 //! # Algorithm
-//! [`gshare_meter::launch`] decides; here the program's threads meet its decisions. While credit lasts, a launch reads the switch,
+//! [`gshare_meter::run`] decides; here the program's threads meet its decisions. While credit lasts, a launch reads the switch,
 //! finds the row, subtracts its cost from the run's prepaid credit, and calls the driver. A run prepays out of the device's credit,
 //! with one atomic operation for many short launches. All other cases are colder still:
 //!
-//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess ([`crate::launch::probe`]).
+//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess ([`crate::launch::alone`]).
 //! 2. *Segment full*: its end event is recorded and the pair goes to the helper thread, which measures, corrects the account and
 //!    lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so their completion can be seen. Then it waits its turn, first
@@ -36,26 +36,49 @@
 //! # Cost
 //! The hot case takes a few loads, and additions to the thread's own record, with no clock, lock, system call or allocation. Each
 //! segment takes two event records. Prepaid credit without a launch is charged like work in flight, and given back when its thread
-//! waits or ends. It is at most [`MOST_PREPAID_NS`](gshare_meter::launch::MOST_PREPAID_NS) for each stream that a thread uses.
+//! waits or ends. It is at most [`MOST_PREPAID_NS`](gshare_meter::run::MOST_PREPAID_NS) for each stream that a thread uses.
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::Ordering;
 
 use gshare_cuda_abi::types::CUresult;
-use gshare_meter::cost::shape;
-use gshare_meter::launch::{Call, Concluded, Ending, Verdict};
+use gshare_meter::cost::{Row, shape};
+use gshare_meter::run::{Call, Concluded, Ending, Verdict};
 
-use crate::device::{Device, Passed};
+use crate::device::Device;
+use crate::launch::alone::{conclude_alone, measure_alone, probe};
 use crate::launch::control::CONTROL;
 use crate::launch::failure::{Why, cannot_meter};
-use crate::launch::line::wait_for_credit;
+use crate::launch::line::{Passed, wait_for_credit};
 use crate::launch::metering::Metering;
-use crate::launch::probe::{Launch, conclude_alone, measure_alone, probe};
-use crate::launch::runs::{ThreadRecord, own_record};
 use crate::launch::segments::{begin, end, take_over};
 use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
-use crate::launch::ticket::Ticket;
+use crate::launch::thread_record::{ThreadRecord, own_record};
 use crate::sys::clock;
+
+/// The decision about a launch, taken before the launch is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) verdict: Verdict,
+    /// The charged cost, in ns.
+    pub(crate) cost: u64,
+}
+
+impl Ticket {
+    pub(crate) const PASS: Self = Self { verdict: Verdict::Pass, cost: 0 };
+    pub(crate) const FAIL: Self = Self { verdict: Verdict::Fail, cost: 0 };
+}
+
+/// A launch by the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) metering: &'static Metering,
+    pub(crate) device: &'static Device,
+    pub(crate) thread: &'static ThreadRecord,
+    pub(crate) row: Row,
+    pub(crate) stream: usize,
+    pub(crate) call: Call,
+}
 
 /// The fast path of a launch with a known and prepaid cost, while nothing else is to be done.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! The runs of each thread: its launches by stream, behind the decisions of [`gshare_meter::launch`].
+//! The runs of each thread: its launches by stream, behind the decisions of [`gshare_meter::run`].
 //!
 //! A thread keeps [`RUNS`] of them, found by a hash of the stream. If its place is taken, the run there ends. One half of a
 //! run is touched by its thread only, and the other half is atomics, from which the helper thread learns of the work in flight.
@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering
 use std::sync::Arc;
 
 use gshare_meter::OpenRun;
-use gshare_meter::launch::{self, Ending, Open, Run};
+use gshare_meter::run::{Ending, Open, Run};
 
 use crate::device::Device;
 use crate::device::context::{Context, Event};
@@ -110,7 +110,7 @@ impl Mine<'_> {
 pub(crate) struct Alone {
     pub(crate) device: &'static Device,
     pub(crate) stream: usize,
-    pub(crate) timing: launch::Alone,
+    pub(crate) timing: gshare_meter::alone::Alone,
     /// The event before the launch, unless none could be recorded, and the event before that where the stream is kept waiting.
     pub(crate) start: Option<Mark>,
     pub(crate) lead: Option<Event>,

@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 
+use gshare_core::Duration;
+
+use super::learning::{Learning, Sample};
+use super::turn::REMAINDER;
+use super::{Device, Ground};
 use crate::cost::CostTable;
-use crate::device::REMAINDER;
-use crate::learning::{Learning, Sample};
 use crate::segment::{Measured, Segment, SegmentId, Work};
 use crate::timing::{Behind, Coverage, Overlap, Turns};
+use crate::{Action, Actions};
 
 /// Longest gap, in ns, between the end of known work and the start of a segment for which the device does not count as idle.
 const IDLE_GAP: u64 = 20_000;
@@ -140,6 +144,42 @@ impl Timeline {
     }
 }
 
+impl<G: Ground> Device<G> {
+    /// Charges a completed segment, which ran from `start` to `end` (ns).
+    pub(crate) fn completed(
+        &mut self,
+        id: SegmentId,
+        interval: (u64, u64),
+        crowded: bool,
+        now: u64,
+        actions: &mut Actions,
+    ) {
+        let segment = self.timeline.take(id);
+        let whole = self.timeline.measure(self.ground.costs(), &segment, interval, crowded);
+        // Time presumed complete is charged already.
+        let measured = whole.saturating_sub(segment.presumed) + segment.carried;
+        self.charge(&segment, measured, now);
+        if segment.row.is_some() {
+            actions.push(Action::Wake(self.ordinal));
+        }
+    }
+
+    /// Charges a segment as predicted, because it will not be measured.
+    pub(crate) fn measurement_lost(&mut self, id: SegmentId, now: u64) {
+        let segment = self.timeline.take(id);
+        if let Some(row) = segment.row {
+            self.ground.costs().not_measured(row);
+        }
+        self.charge(&segment, segment.predicted + segment.carried, now);
+    }
+
+    fn charge(&mut self, segment: &Segment, measured: u64, now: u64) {
+        let charged = Duration::from_nanos(segment.predicted + segment.carried);
+        self.credit.completed(self.ground.gate(), charged, Duration::from_nanos(measured));
+        self.timeline.moved = now;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -187,20 +227,20 @@ mod tests {
         machine: Machine,
         costs: CostTable,
         calls: CallTime,
-        line: Timeline,
+        timeline: Timeline,
         charged: u64,
         measured: u64,
     }
 
     impl Program {
         fn new(machine: Machine) -> Self {
-            let mut line = Timeline::new();
-            line.turn_began = 0;
+            let mut timeline = Timeline::new();
+            timeline.turn_began = 0;
             Self {
                 machine,
                 costs: CostTable::new(),
                 calls: CallTime::default(),
-                line,
+                timeline,
                 charged: 0,
                 measured: 0,
             }
@@ -238,7 +278,7 @@ mod tests {
                 of,
                 opened,
             };
-            self.charged += self.line.measure(&self.costs, &segment, (start, end), false);
+            self.charged += self.timeline.measure(&self.costs, &segment, (start, end), false);
         }
 
         /// One launch, with the stream kept waiting until its events are queued.
@@ -262,7 +302,8 @@ mod tests {
                 of: Measured::Held,
                 opened,
             };
-            self.charged += self.line.measure(&self.costs, &segment, (start, start + machine.kernel), false);
+            self.charged +=
+                self.timeline.measure(&self.costs, &segment, (start, start + machine.kernel), false);
         }
 
         /// Launches for `ns`; the stream waits for `wait` ns in each measured run. Returns the charged time and the worked time.

@@ -2,10 +2,11 @@
 
 use gshare_core::Duration;
 use gshare_core::gate::{Credit, LaunchGate};
+use gshare_meter::alone::{Alone, AloneEnd, awaits_measurement, probe};
 use gshare_meter::cost::{CostTable, Row};
-use gshare_meter::launch::{
-    Alone, AloneEnd, Call, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run,
-    SEGMENT_LAUNCHES, Verdict, awaits_measurement, is_timed, probe, unmeasured,
+use gshare_meter::run::{
+    Call, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
+    is_timed, unmeasured,
 };
 use gshare_meter::segment::{FIRST_FULL_NS, FULL_NS, PREPAY_NS, WORTHWHILE_NS};
 use gshare_meter::timing::CallTime;

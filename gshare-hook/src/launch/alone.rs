@@ -1,7 +1,7 @@
 //! A launch measured alone, because its cost is unknown or in doubt.
 //!
 //! The launch gets an event pair of its own. While a launch of unknown cost is being measured, the next launch of the same row
-//! waits for the result ([`launch::awaits_measurement`]). A short kernel's stream is kept waiting meanwhile
+//! waits for the result ([`alone::awaits_measurement`]). A short kernel's stream is kept waiting meanwhile
 //! ([`crate::device::hold`]), so the time of the launch call is not measured with it.
 #![allow(unsafe_code)] // a thread's own record
 
@@ -11,19 +11,18 @@ use std::time::Duration as StdDuration;
 
 use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
-use gshare_meter::cost::Row;
-use gshare_meter::launch::{self, AloneEnd, Call, PROBE_WAIT, Verdict};
+use gshare_meter::alone::{self, AloneEnd, PROBE_WAIT};
+use gshare_meter::run::Verdict;
 
+use crate::device::Pending;
 use crate::device::context::{Context, Pair, relaxed};
 use crate::device::hold::Begun;
-use crate::device::{Device, Passed, Pending};
+use crate::launch::admit::{Launch, Ticket};
 use crate::launch::control::CONTROL;
-use crate::launch::line::wait_for_credit;
-use crate::launch::metering::Metering;
-use crate::launch::runs::{Alone, ThreadRecord};
+use crate::launch::line::{Passed, wait_for_credit};
 use crate::launch::segments::end_to_wait;
 use crate::launch::streams::LEGACY_STREAM;
-use crate::launch::ticket::Ticket;
+use crate::launch::thread_record::{Alone, ThreadRecord};
 use crate::sys::clock;
 
 /// Decides about a launch of unknown cost, which is measured alone.
@@ -32,15 +31,15 @@ pub(crate) fn probe(of: Launch) -> Ticket {
     let Launch { metering, device, thread, row, stream, .. } = of;
     // A signal handler does not wait here while its thread waits, since the thread may hold the line's lock.
     let in_handler = thread.waits.load(Ordering::Relaxed);
-    if launch::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
+    if alone::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
         end_to_wait(thread);
         device.measuring.fetch_add(1, Ordering::AcqRel);
         metering.bell.ring();
         let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());
-        device.wait_while(most, || launch::awaits_measurement(&device.costs, row));
+        device.wait_while(most, || alone::awaits_measurement(&device.costs, row));
         device.measuring.fetch_sub(1, Ordering::AcqRel);
     }
-    let cost = launch::probe(&device.costs, row);
+    let cost = alone::probe(&device.costs, row);
     if !device.gate.try_spend(Duration::from_nanos(cost)) {
         match wait_for_credit(metering, device, thread, cost) {
             Passed::Paid => {}
@@ -52,17 +51,6 @@ pub(crate) fn probe(of: Launch) -> Ticket {
     // SAFETY: the record is this thread's own.
     unsafe { thread.run(stream) }.run.interrupted();
     measure_alone(of, cost)
-}
-
-/// A launch by the program.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Launch {
-    pub(crate) metering: &'static Metering,
-    pub(crate) device: &'static Device,
-    pub(crate) thread: &'static ThreadRecord,
-    pub(crate) row: Row,
-    pub(crate) stream: usize,
-    pub(crate) call: Call,
 }
 
 impl Alone {
@@ -97,7 +85,7 @@ impl Alone {
 #[cold]
 pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
     let Launch { metering, device, thread, row, stream, call } = of;
-    let timing = launch::Alone::new(&device.costs, row, call, clock::now_ns());
+    let timing = alone::Alone::new(&device.costs, row, call, clock::now_ns());
     let mut alone = Alone { device, stream, timing, start: None, lead: None };
     let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {

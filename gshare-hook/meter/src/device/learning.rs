@@ -19,8 +19,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::turn::REMAINDER;
 use crate::cost::{CostTable, Row, Suspicion, surely};
-use crate::device::REMAINDER;
 use crate::segment::{Measured, SHORT_NS, Segment, Work};
 
 /// Tolerance, in ns, beyond a quarter of a known cost, within which a launch measured alone confirms it.
