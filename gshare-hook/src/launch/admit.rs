@@ -47,10 +47,9 @@ use gshare_meter::run::{Call, Concluded, Ending, Verdict};
 
 use crate::device::Device;
 use crate::launch::alone::{conclude_alone, measure_alone, probe};
-use crate::launch::control::CONTROL;
+use crate::launch::control::{CONTROL, Metering};
 use crate::launch::failure::{Why, cannot_meter};
 use crate::launch::line::{Passed, wait_for_credit};
-use crate::launch::metering::Metering;
 use crate::launch::segments::{begin, end, take_over};
 use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
 use crate::launch::thread_record::{ThreadRecord, own_record};

@@ -14,7 +14,11 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::device::Device;
-use crate::launch::metering::Metering;
+use crate::device::context::Contexts;
+use crate::device::devices::Devices;
+use crate::launch::threads::Threads;
+use crate::sys::bell::Bell;
+use crate::sys::config::OnFailure;
 use crate::sys::lock::Lock;
 use crate::sys::tls;
 
@@ -36,6 +40,18 @@ pub(crate) enum State {
 const GRAVES: usize = 16;
 /// Stands for all streams of a context, in place of one stream.
 pub(crate) const ALL_STREAMS: usize = usize::MAX;
+
+/// The state of the launch path in a metered process: contexts, devices and threads, and the means to wake the helper thread.
+#[derive(Debug)]
+pub(crate) struct Metering {
+    pub(crate) contexts: Contexts,
+    pub(crate) devices: Devices,
+    pub(crate) threads: Threads,
+    pub(crate) bell: Bell,
+    /// The time of the helper thread's last loop, in ns.
+    pub(crate) beat: AtomicU64,
+    pub(crate) on_failure: OnFailure,
+}
 
 /// State of the process that a forked child must not inherit.
 #[repr(C, align(4096))]

@@ -6,9 +6,8 @@ use std::time::Duration as StdDuration;
 use gshare_core::Duration;
 
 use crate::device::Device;
-use crate::launch::control::{CONTROL, State};
+use crate::launch::control::{CONTROL, Metering, State};
 use crate::launch::failure::{Why, cannot_meter};
-use crate::launch::metering::Metering;
 use crate::launch::segments::end_to_wait;
 use crate::launch::thread_record::ThreadRecord;
 use crate::sys::clock;

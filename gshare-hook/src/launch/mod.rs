@@ -5,7 +5,6 @@ pub(crate) mod alone;
 pub(crate) mod control;
 pub(crate) mod failure;
 pub(crate) mod line;
-pub(crate) mod metering;
 pub(crate) mod segments;
 pub(crate) mod streams;
 pub(crate) mod thread_record;

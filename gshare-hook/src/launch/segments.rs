@@ -9,8 +9,7 @@ use gshare_meter::run::{Call, Ending, is_timed, unmeasured};
 
 use crate::device::context::{Context, Pair, relaxed};
 use crate::device::{Device, Pending};
-use crate::launch::control::{ALL_STREAMS, CONTROL, State};
-use crate::launch::metering::Metering;
+use crate::launch::control::{ALL_STREAMS, CONTROL, Metering, State};
 use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 use crate::launch::thread_record::{Mine, NO_STREAM, ThreadRecord, own_record};
 use crate::sys::{clock, signals};
