@@ -1,6 +1,7 @@
 """Checks that relative links and anchors of all Markdown files resolve, and that each path in ARCHITECTURE.md exists.
 
-A path is what stands in backticks there and has a slash or one of the endings below; a folder ends with a slash.
+A path is what stands in backticks there and has a slash or one of the endings below; a folder ends with a slash. Functions "in" a file
+are defined there.
 """
 
 import pathlib
@@ -12,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)", re.MULTILINE)
 PATH = re.compile(r"[\w.-]+(?:/[\w.*-]+)*/?")
+DEFINED = re.compile(r"((?:`[\w:]+`(?:, | and |\s)*)*`[\w:]+`)\s+in\s+`([^`]+\.rs)`")
 ENDINGS = (".rs", ".py", ".toml", ".md", ".c", ".html", ".yml", ".service", "/")
 
 
@@ -55,10 +57,18 @@ def missing_paths(name):
             yield f"{name}: `{text}`: no such path"
 
 
+def strayed_functions(name):
+    for functions, path in DEFINED.findall(prose(ROOT / name)):
+        code = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+        for function in re.findall(r"(\w+)`", functions):
+            if not re.search(rf"\bfn {function}\b", code):
+                yield f"{name}: `{function}`: not a function of {path}"
+
+
 def main():
     documents = [name for name in tracked() if name.endswith(".md") and (ROOT / name).exists()]
     wrong = [line for name in documents for line in broken_links(name)]
-    wrong += missing_paths("ARCHITECTURE.md")
+    wrong += [*missing_paths("ARCHITECTURE.md"), *strayed_functions("ARCHITECTURE.md")]
     print("\n".join(wrong) or f"{len(documents)} Markdown files, no broken link")
     return 1 if wrong else 0
 

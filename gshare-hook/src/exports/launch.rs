@@ -13,7 +13,7 @@ use crate::launch::admit::{self, Ticket, admit, admit_prepaid, conclude};
 use crate::launch::control::{CONTROL, State};
 use crate::launch::streams::{in_context_of, is_captured, stream_of};
 use crate::process::arm::arm;
-use crate::process::runtime::{Metered, Runtime};
+use crate::process::runtime::{Metered, PROCESS, Runtime};
 
 /// Meters a launch by the program and makes the driver's own `call`.
 ///
@@ -49,7 +49,8 @@ pub(super) fn launch_as(
 
 #[inline(never)]
 fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
-    let runtime = match arm(None) {
+    // A launch of a process that is metered already decides nothing about the process.
+    let runtime = match PROCESS.metering().map_or_else(|| arm(None), Metered::Yes) {
         Metered::Yes(runtime) => runtime,
         Metered::No => return Ticket::PASS,
         Metered::Refused => return Ticket::FAIL,

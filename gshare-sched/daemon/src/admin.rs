@@ -7,7 +7,7 @@
 //! ```
 //! The admin socket is a separate stream socket. Users with access to the daemon may also ask questions. The daemon serves
 //! a bounded number of connections side by side, so a silent peer or a slow reader delays no other peer. Before a snapshot the
-//! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 7 of the
+//! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 8 of the
 //! [node](gshare_sched::node)).
 
 use crate::handle::Handle;

@@ -1,4 +1,4 @@
-//! One device of the process: its token, and its permission for launches.
+//! One device of the process: the state that its token, its measurements and its permission for launches share.
 
 mod attachment;
 mod learning;

@@ -1,5 +1,7 @@
 //! The token of the daemon: when a process asks for it, keeps it, and gives it back.
 //!
+//! At each look of the host ([`Device::looked`]) the device takes the counters of its threads, decides, and says when to look next.
+//!
 //! ```text
 //! Idle ── a thread waits: Use{Wants} ──▶ Wanting ── Allow ──▶ Holding ── launches, up to the bound in flight, as work completes
 //! Holding ── nearly spent: Use{Extends} ──▶ Holding ── Allow ──▶ Holding, up to a larger total
@@ -56,6 +58,20 @@ const SHORTEST_LOOK: u64 = 50_000;
 /// How long a run may stand still before its launches are presumed complete, in ns.
 const STALE: u64 = 3_000_000;
 
+/// The token of the daemon, from its request to its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Turn {
+    /// No token is held or requested.
+    Idle,
+    /// A token is requested.
+    Wanting,
+    /// Launches are let in until `until` (ns). `extends`: more time is requested.
+    Holding { until: u64, extends: bool },
+    /// Launches have stopped. The token is kept until the queue has drained, but no longer than `by`, or `overtime` if work is
+    /// overdue (both ns).
+    Draining { by: u64, overtime: u64 },
+}
+
 /// Launches so far, and the time of the last request or wait for credit, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Changing {
@@ -70,18 +86,14 @@ pub(super) struct Still {
     since: u64,
 }
 
-/// The token of the daemon, from its request to its end.
+/// The state of the process apart from this device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Turn {
-    /// No token is held or requested.
-    Idle,
-    /// A token is requested.
-    Wanting,
-    /// Launches are let in until `until` (ns). `extends`: more time is requested.
-    Holding { until: u64, extends: bool },
-    /// Launches have stopped. The token is kept until the queue has drained, but no longer than `by`, or `overtime` if work is
-    /// overdue (both ns).
-    Draining { by: u64, overtime: u64 },
+pub(crate) struct Around {
+    /// Threads waiting for any device.
+    pub(crate) waiters: usize,
+    /// Calls that have waited for a device so far.
+    pub(crate) syncs: u64,
+    pub(crate) slo_sensitive: bool,
 }
 
 impl<G: Ground> Device<G> {
@@ -428,14 +440,4 @@ impl<G: Ground> Device<G> {
         let (launches, waited) = (self.launches.count, self.waited);
         actions.push(Action::Say(ToDaemon::Use { client, turn, used, state, launches, waited }));
     }
-}
-
-/// The state of the process apart from this device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Around {
-    /// Threads waiting for any device.
-    pub(crate) waiters: usize,
-    /// Calls that have waited for a device so far.
-    pub(crate) syncs: u64,
-    pub(crate) slo_sensitive: bool,
 }
