@@ -3,8 +3,7 @@
 use gshare_core::Duration;
 
 use crate::cost::{CostTable, Row};
-use crate::run::Call;
-use crate::timing::CallTime;
+use crate::run::{Call, CallTime};
 use crate::{Measured, SHORT_NS, Segment};
 
 /// Launches of unknown cost that go ahead unmeasured.

@@ -41,6 +41,7 @@
 
 pub mod alone;
 pub mod cost;
+pub mod coverage;
 pub mod cycle;
 mod device;
 mod link;
@@ -49,7 +50,6 @@ mod memory_questions;
 mod meter;
 pub mod run;
 pub mod segment;
-pub mod timing;
 
 pub use device::Ground;
 pub use memory_account::MemoryAccount;

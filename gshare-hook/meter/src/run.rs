@@ -38,7 +38,6 @@ use crate::segment::{
     FIRST_FULL_NS, FULL_NS, MEASURED_EVERY_NS, PREPAY_NS, UNMEASURED, UNMEASURED_IN_DOUBT, WORTHWHILE_NS,
     is_early,
 };
-use crate::timing::CallTime;
 use crate::{Measured, OpenRun, Segment};
 
 /// Launches of a full segment.
@@ -75,6 +74,34 @@ impl Call {
             Self::Copy => u64::MAX,
             Self::Blocking => 0,
         }
+    }
+}
+
+/// Duration of a launch call, which is the part of a measured interval in which the device waited for the call.
+///
+/// An interrupted call takes longer, and its kernel may have run meanwhile, so at most twice the usual duration is attributed to a
+/// call. The usual duration falls half-way to a shorter call, and rises by a quarter at most. A first call may load the kernel, and
+/// counts for no more than 50 us.
+#[derive(Debug, Default)]
+pub struct CallTime(AtomicU64);
+
+impl CallTime {
+    /// The most time counted for a first call, in ns.
+    const FIRST: u64 = 50_000;
+
+    /// Notes the duration of one call, in ns.
+    pub fn seen(&self, ns: u64) {
+        let next = match self.0.load(Ordering::Relaxed) {
+            0 => ns.min(Self::FIRST),
+            usual if ns < usual => u64::midpoint(ns, usual),
+            usual => usual + (ns - usual).min(usual / 4 + 1),
+        };
+        self.0.store(next, Ordering::Relaxed);
+    }
+
+    /// The most time attributed to one call, in ns.
+    pub fn most(&self) -> u64 {
+        2 * self.0.load(Ordering::Relaxed)
     }
 }
 

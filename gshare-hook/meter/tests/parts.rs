@@ -3,9 +3,9 @@
 use gshare_core::Bytes;
 use gshare_meter::MemoryAccount;
 use gshare_meter::cost::{self, CostTable, SUSPECTS, Suspicion, shape, surely};
+use gshare_meter::coverage::{Behind, Coverage, Overlap, Turns};
 use gshare_meter::cycle::{Cycle, Cycles};
 use gshare_meter::segment::Work;
-use gshare_meter::timing::{Behind, Coverage, Overlap, Turns};
 use proptest::prelude::*;
 
 // ---- cost -----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ use gshare_core::gate::{Credit, LaunchGate};
 use gshare_meter::alone::{Alone, AloneEnd, awaits_measurement, probe};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::run::{
-    Call, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES, Verdict,
-    is_timed, unmeasured,
+    Call, CallTime, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES,
+    Verdict, is_timed, unmeasured,
 };
 use gshare_meter::segment::{FIRST_FULL_NS, FULL_NS, PREPAY_NS, WORTHWHILE_NS};
-use gshare_meter::timing::CallTime;
 use gshare_meter::{Measured, Segment};
 use proptest::prelude::*;
 

@@ -11,7 +11,7 @@ use std::time::Duration as StdDuration;
 
 use gshare_core::gate::LaunchGate;
 use gshare_meter::cost::CostTable;
-use gshare_meter::timing::CallTime;
+use gshare_meter::run::CallTime;
 use gshare_meter::{Ground, MemoryAccount, Segment};
 
 use crate::device::context::{Context, Pair};
@@ -48,7 +48,7 @@ pub(crate) struct Device {
     pub(crate) settled: AtomicU64,
     /// Charged cost of launches that the driver refused, in ns, to be given back.
     pub(crate) refused: AtomicU64,
-    /// Whether every segment is to be measured: see [`gshare_meter::timing::Overlap`].
+    /// Whether every segment is to be measured: see [`gshare_meter::coverage::Overlap`].
     pub(crate) measures_all: AtomicBool,
     /// Whether no limit of time applies, so nothing is spent.
     pub(crate) free_running: AtomicBool,

@@ -8,8 +8,8 @@ use super::learning::{Learning, Sample};
 use super::turn::REMAINDER;
 use super::{Device, Ground};
 use crate::cost::CostTable;
+use crate::coverage::{Behind, Coverage, Overlap, Turns};
 use crate::segment::{Measured, Segment, SegmentId, Work};
-use crate::timing::{Behind, Coverage, Overlap, Turns};
 use crate::{Action, Actions};
 
 /// Longest gap, in ns, between the end of known work and the start of a segment for which the device does not count as idle.
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
     use crate::SHORT_NS;
-    use crate::timing::CallTime;
+    use crate::run::CallTime;
 
     /// A device with one stream, and a thread with calls to its driver.
     #[derive(Clone, Copy, Debug)]

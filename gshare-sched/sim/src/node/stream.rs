@@ -7,8 +7,7 @@ use gshare_core::Timestamp;
 use gshare_core::gate::LaunchGate;
 use gshare_meter::alone::{Alone, AloneEnd};
 use gshare_meter::cost::{CostTable, Row};
-use gshare_meter::run::{Call, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured};
-use gshare_meter::timing::CallTime;
+use gshare_meter::run::{Call, CallTime, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured};
 use gshare_meter::{OpenRun, Segment, SegmentId};
 
 /// A launch after its admission, paid or free of charge.

@@ -24,7 +24,6 @@
 //! Worked example, in us: [0, 10) without a pause grows 10; [5, 12) on another stream 2; [3, 7) nothing. Then [20, 30) with a work
 //! of 4 grows 4; [20, 30) on another stream with a work of 4 grows 4, and on a third stream 2.
 
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 /// How far back intervals are remembered, in ns.
@@ -293,33 +292,5 @@ impl Overlap {
     pub fn of(&self, predicted: u64) -> u64 {
         let part = self.part.unwrap_or(1024);
         u64::try_from(u128::from(predicted) * u128::from(part) / 1024).unwrap_or(predicted)
-    }
-}
-
-/// Duration of a launch call, which is the part of a measured interval in which the device waited for the call.
-///
-/// An interrupted call takes longer, and its kernel may have run meanwhile, so at most twice the usual duration is attributed to a
-/// call. The usual duration falls half-way to a shorter call, and rises by a quarter at most. A first call may load the kernel, and
-/// counts for no more than 50 us.
-#[derive(Debug, Default)]
-pub struct CallTime(AtomicU64);
-
-impl CallTime {
-    /// The most time counted for a first call, in ns.
-    const FIRST: u64 = 50_000;
-
-    /// Notes the duration of one call, in ns.
-    pub fn seen(&self, ns: u64) {
-        let next = match self.0.load(Ordering::Relaxed) {
-            0 => ns.min(Self::FIRST),
-            usual if ns < usual => u64::midpoint(ns, usual),
-            usual => usual + (ns - usual).min(usual / 4 + 1),
-        };
-        self.0.store(next, Ordering::Relaxed);
-    }
-
-    /// The most time attributed to one call, in ns.
-    pub fn most(&self) -> u64 {
-        2 * self.0.load(Ordering::Relaxed)
     }
 }
