@@ -13,7 +13,7 @@ use crate::launch::admit::{self, Ticket, admit, admit_prepaid, conclude};
 use crate::launch::control::{CONTROL, State};
 use crate::launch::streams::{in_context_of, is_captured, stream_of};
 use crate::process::arm::arm;
-use crate::process::runtime::{Metered, PROCESS, Runtime};
+use crate::process::runtime::{Metered, PROCESS};
 
 /// Meters a launch by the program and makes the driver's own `call`.
 ///
@@ -58,20 +58,16 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
     if CONTROL.capturing() && is_captured(stream) {
         return Ticket::PASS;
     }
-    let admit_here = || admit_on(runtime, (handle, size), stream, kind);
+    let admit_here = || match runtime.launch_device() {
+        Metered::Yes(device) => admit(&runtime.metering, device, (handle, size), stream, kind),
+        Metered::No => Ticket::PASS,
+        Metered::Refused => Ticket::FAIL,
+    };
     if runtime.metering.devices.sole().is_some() {
         return admit_here();
     }
     // With several devices the stream determines the device, and events must be made in the stream's context.
     in_context_of(stream, admit_here)
-}
-
-fn admit_on(runtime: &'static Runtime, what: (u64, u64), stream: usize, kind: Call) -> Ticket {
-    match runtime.launch_device() {
-        Metered::Yes(device) => admit(&runtime.metering, device, what, stream, kind),
-        Metered::No => Ticket::PASS,
-        Metered::Refused => Ticket::FAIL,
-    }
 }
 
 /// The number of a launch's threads, grid times block.
