@@ -2,34 +2,6 @@
 
 use crate::cost::Row;
 
-/// Predicted GPU time of a full segment, in ns.
-///
-/// Between successive kernels, two events take 6 to 7 us of the device's time. On an H100, products of 340 us lost 0.91 % in
-/// segments of 400 us, and 0.36 % in segments of 2 ms. At this length, half of the work allowed in flight is seen to complete in
-/// time.
-pub const FULL_NS: u64 = 2_000_000;
-/// Predicted GPU time of a full [early](is_early) segment of a run, in ns.
-pub const FIRST_FULL_NS: u64 = 400_000;
-
-/// Whether a run with `begun` segments so far has short segments. The run learns the cost of a new kernel from several segments,
-/// and until then the charge is a guess.
-pub const fn is_early(begun: u32) -> bool {
-    begun <= 32
-}
-
-/// Credit taken at once by a run for later short launches, in ns.
-pub const PREPAY_NS: u64 = 8_000;
-/// A shorter segment is not worth ending at every synchronising call, in ns.
-pub const WORTHWHILE_NS: u64 = 100_000;
-/// GPU time, in ns, between two synchronising calls that end a segment, or [`UNMEASURED`] calls, while such calls wait about as
-/// long as predicted: two events take microseconds. Only [`UNMEASURED_IN_DOUBT`] calls lie between them while the wait may be due
-/// to the host. None do while calls wait longer still, since a kernel has become longer.
-pub const MEASURED_EVERY_NS: u64 = 1_000_000;
-/// The most synchronising calls between two calls that end a segment.
-pub const UNMEASURED: u8 = 127;
-/// The most such calls while their wait may be due to the host.
-pub const UNMEASURED_IN_DOUBT: u8 = 7;
-
 /// Longer launches are measured well enough without keeping their stream waiting, in ns.
 pub const SHORT_NS: u64 = 100_000;
 

@@ -5,10 +5,9 @@ use gshare_core::gate::{Credit, LaunchGate};
 use gshare_meter::alone::{Alone, AloneEnd, awaits_measurement, probe};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::run::{
-    Call, CallTime, Concluded, Ending, FIRST_SEGMENT_LAUNCHES, MOST_PREPAID_NS, Open, Run, SEGMENT_LAUNCHES,
-    Verdict, is_timed, unmeasured,
+    Call, CallTime, Concluded, Ending, FIRST_FULL_NS, FIRST_SEGMENT_LAUNCHES, FULL_NS, MOST_PREPAID_NS, Open,
+    PREPAY_NS, Run, SEGMENT_LAUNCHES, Verdict, WORTHWHILE_NS, is_timed, unmeasured,
 };
-use gshare_meter::segment::{FIRST_FULL_NS, FULL_NS, PREPAY_NS, WORTHWHILE_NS};
 use gshare_meter::{Measured, Segment};
 use proptest::prelude::*;
 
