@@ -58,16 +58,16 @@ fn admit_slowly(handle: u64, size: u64, stream: usize, kind: Call) -> Ticket {
     if CONTROL.capturing() && is_captured(stream) {
         return Ticket::PASS;
     }
-    let admit_here = || match runtime.launch_device() {
-        Metered::Yes(device) => admit(&runtime.metering, device, (handle, size), stream, kind),
-        Metered::No => Ticket::PASS,
-        Metered::Refused => Ticket::FAIL,
-    };
-    if runtime.metering.devices.sole().is_some() {
-        return admit_here();
+    let admit_on = |device| admit(&runtime.metering, device, (handle, size), stream, kind);
+    if let Some(device) = runtime.metering.devices.sole() {
+        return admit_on(device);
     }
     // With several devices the stream determines the device, and events must be made in the stream's context.
-    in_context_of(stream, admit_here)
+    in_context_of(stream, || match runtime.current_device() {
+        Metered::Yes(device) => admit_on(device),
+        Metered::No => Ticket::PASS,
+        Metered::Refused => Ticket::FAIL,
+    })
 }
 
 /// The number of a launch's threads, grid times block.

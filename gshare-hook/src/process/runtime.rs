@@ -58,12 +58,6 @@ impl Runtime {
         current_ordinal().map_or(Metered::No, |ordinal| self.device(ordinal))
     }
 
-    /// The device of the calling thread's launches.
-    #[inline(always)]
-    pub(crate) fn launch_device(&'static self) -> Metered<&'static Device> {
-        self.metering.devices.sole().map_or_else(|| self.current_device(), Metered::Yes)
-    }
-
     /// A device by ordinal, attached if need be.
     pub(crate) fn device(&'static self, ordinal: CUdevice) -> Metered<&'static Device> {
         if self.metering.devices.get(ordinal).is_none() && !exists(ordinal) {
