@@ -100,7 +100,16 @@ impl Client {
 /// The frame with which a client ends a turn, of which it used a nanosecond, and asks for the next.
 fn wants(client: ClientId, turn: u32) -> ToDaemon {
     let (used, waited) = (Duration::from_nanos(turn.into()), Duration::ZERO);
-    ToDaemon::Use { client, turn, used, state: UseState::Wants, launches: 0, waited }
+    ToDaemon::Use {
+        client,
+        turn,
+        used,
+        state: UseState::Wants,
+        launches: 0,
+        waited,
+        memory: Bytes::ZERO,
+        byte_seconds: 0,
+    }
 }
 
 fn echo(socket: &OwnedFd) {

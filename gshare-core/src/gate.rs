@@ -86,6 +86,11 @@ impl LaunchGate {
         Duration::from_nanos(self.limit.0.load(Ordering::Acquire)).saturating_sub(self.spent())
     }
 
+    /// Whether launches pass without a limit, so that nothing is gained by a wait.
+    pub fn is_unlimited(&self) -> bool {
+        self.limit.0.load(Ordering::Relaxed) == u64::MAX
+    }
+
     /// Replaces the prediction for finished work by its measurement.
     fn correct(&self, predicted: Duration, measured: Duration) {
         if measured >= predicted {
@@ -138,8 +143,22 @@ impl Credit {
         self.apply(gate);
     }
 
-    /// Stops all launches until the next permission.
+    /// Lets all launches pass, with any amount of work in flight, until they are stopped.
+    pub fn allow_all(&mut self, gate: &LaunchGate) {
+        self.bound = Duration::MAX;
+        self.allow(gate, Duration::MAX);
+    }
+
+    /// Whether all launches pass.
+    pub fn is_unlimited(&self) -> bool {
+        self.open && self.allowed == Duration::MAX
+    }
+
+    /// Stops all launches until the next permission. Where all launches passed, the whole use so far was allowed.
     pub fn stop(&mut self, gate: &LaunchGate) {
+        if self.is_unlimited() {
+            self.allowed = self.used(gate, Duration::ZERO);
+        }
         self.open = false;
         self.apply(gate);
     }

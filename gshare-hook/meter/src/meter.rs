@@ -315,7 +315,7 @@ impl<G: Ground> Meter<G> {
             device.unserved.take_if(|code| !is_final(*code));
             deferred.extend(device.questions.deferred.drain(..).map(|later| (index, later)));
             device.questions.lost(device.ground.memory(), actions);
-            device.lost();
+            device.lost(now, actions);
         }
         if self.refusals > 0 {
             outage.delay = RECONNECT.1.saturating_mul(1 << (self.refusals - 1).min(16)).min(REFUSED);
@@ -371,6 +371,9 @@ impl<G: Ground> Meter<G> {
                 Attachment::Asking => match (self.standing, down) {
                     (Standing::Refused { fails_at }, _) => device.refuse(fails_at, actions),
                     (Standing::Unserved(spec), _) => device.go_local(spec, now, actions),
+                    (Standing::Served, None) if self.settings.spec.is_observed() => {
+                        device.go_local(device.spec, now, actions);
+                    }
                     (Standing::Served, None) => {}
                     (Standing::Served, Some(outage)) => match self.settings.on_loss {
                         OnDaemonLoss::Open => device.go_local(device.spec, now, actions),
@@ -413,8 +416,8 @@ impl<G: Ground> Meter<G> {
                 let of = |device: &Device<G>| device.asked && device.ordinal == Ordinal(ordinal);
                 let Some(index) = self.devices.iter().position(of) else { return };
                 let device = &mut self.devices[index];
-                let surplus = device.adopt(spec, actions);
-                device.served(client, window, in_flight, actions);
+                let surplus = device.adopt(spec);
+                device.served(client, window, in_flight, now, actions);
                 device.answer_attach(true, actions);
                 self.refusals = 0;
                 self.serve_deferred(index, actions);
@@ -427,7 +430,7 @@ impl<G: Ground> Meter<G> {
             }
             ToClient::ShareChanged { client, spec } => {
                 if let Some(device) = self.of_client(client) {
-                    let surplus = device.adopt(spec, actions);
+                    let surplus = device.adopt(spec);
                     self.give_back(client, surplus, now, actions);
                 }
             }

@@ -9,3 +9,4 @@ mod parts;
 mod property;
 mod run;
 mod turns;
+mod unlimited;

@@ -200,14 +200,14 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert_eq!(host.launch(&gate, row, 10 * US, true), Some(Verdict::Alone));
     assert_eq!((host.ended[0].of, host.ended[0].launches), (Measured::Alone, 1));
     let (unknown, _) = host.costs.find(7, 0);
-    assert!(!awaits_measurement(&host.costs, unknown));
+    assert!(!awaits_measurement(&gate, &host.costs, unknown));
     assert_eq!(probe(&host.costs, unknown), host.costs.guess());
-    assert!(awaits_measurement(&host.costs, unknown), "the next one waits");
+    assert!(awaits_measurement(&gate, &host.costs, unknown), "the next one waits");
     let alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
     assert_eq!(alone.measured(&host.calls, 10, end_at(9)).of, Measured::First);
     alone.not_measured(&host.costs);
     assert!(
-        !awaits_measurement(&host.costs, unknown),
+        !awaits_measurement(&gate, &host.costs, unknown),
         "no thread waits for a measurement that will not come"
     );
     host.costs.learn(unknown, 20 * US);
@@ -406,6 +406,7 @@ proptest! {
         // The literal account of all accepted launches, by whether they are still open.
         let (mut paid, mut refunded, mut presumed) = (0, 0, 0);
         let mut open: Vec<u64> = Vec::new();
+        let mut refused = 0;
         for step in steps {
             let ended = host.ended.len();
             match step {
@@ -417,28 +418,33 @@ proptest! {
                         paid += cost;
                         if verdict != Verdict::Alone && accepted {
                             open.push(cost);
+                        } else if !accepted {
+                            refused += 1;
                         }
                         let closed = host.ended.len() > segments && verdict != Verdict::Alone;
                         prop_assert!(!closed || verdict == Verdict::Last);
                         if closed {
                             let segment = host.ended.last().copied().unwrap();
                             let total = segment.predicted + segment.presumed;
-                            let by_launches = [FIRST_SEGMENT_LAUNCHES, SEGMENT_LAUNCHES].contains(&segment.launches);
+                            // Launches that the driver refused count too.
+                            let by_launches = [FIRST_SEGMENT_LAUNCHES, SEGMENT_LAUNCHES]
+                                .into_iter()
+                                .any(|full| (segment.launches..=segment.launches + refused).contains(&full));
                             // The segment is full now, and was not full before.
                             prop_assert!(by_launches || total + cost.max(1) > FIRST_FULL_NS, "{segment:?}");
                             prop_assert!(total < FULL_NS + 3 * MS, "{segment:?}");
-                            open.clear();
+                            (open, refused) = (Vec::new(), 0);
                         }
                     }
                 }
                 Step::End { why, measures_all, passed } => {
                     host.end(why, measures_all, passed);
-                    open.clear();
+                    (open, refused) = (Vec::new(), 0);
                 }
                 Step::Wait => {
                     host.end(Ending::Waiting, false, true);
                     refunded += host.open.take_prepaid();
-                    open.clear();
+                    (open, refused) = (Vec::new(), 0);
                 }
                 Step::Presume => {
                     let all = host.open.as_run();
@@ -452,7 +458,7 @@ proptest! {
                         host.run.barred(&closed);
                         host.settled += closed.predicted();
                     }
-                    open.clear();
+                    (open, refused) = (Vec::new(), 0);
                 }
                 Step::Pass(time) => host.now += time,
             }

@@ -50,8 +50,6 @@ pub(crate) struct Device {
     pub(crate) refused: AtomicU64,
     /// Whether every segment is to be measured: see [`gshare_meter::coverage::Overlap`].
     pub(crate) measures_all: AtomicBool,
-    /// Whether no limit of time applies, so nothing is spent.
-    pub(crate) free_running: AtomicBool,
     /// Whether the daemon refuses the process for now, so launches and allocations wait.
     pub(crate) turned_away: AtomicBool,
     /// Whether no launch and no allocation goes through, because the daemon refused the process, or is gone and the policy says so.
@@ -89,7 +87,6 @@ impl Device {
             settled: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             measures_all: AtomicBool::new(false),
-            free_running: AtomicBool::new(false),
             turned_away: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             waiting: AtomicU64::new(0),

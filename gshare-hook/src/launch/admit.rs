@@ -116,9 +116,6 @@ pub(crate) fn admit(
     if metering.devices.sole().is_none() {
         device.launches.fetch_add(1, Ordering::Relaxed);
     }
-    if device.free_running.load(Ordering::Relaxed) {
-        return Ticket::PASS;
-    }
     let (row, cost) = device.costs.find(handle, shape(size));
     let launch = Launch { metering, device, thread, row, stream, call };
     let Some(cost) = cost else { return probe(launch) };

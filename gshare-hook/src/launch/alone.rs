@@ -31,12 +31,12 @@ pub(crate) fn probe(of: Launch) -> Ticket {
     let Launch { metering, device, thread, row, stream, .. } = of;
     // A signal handler does not wait here while its thread waits, since the thread may hold the line's lock.
     let in_handler = thread.waits.load(Ordering::Relaxed);
-    if alone::awaits_measurement(&device.costs, row) && !CONTROL.capturing() && !in_handler {
+    if alone::awaits_measurement(&device.gate, &device.costs, row) && !CONTROL.capturing() && !in_handler {
         end_to_wait(thread);
         device.measuring.fetch_add(1, Ordering::AcqRel);
         metering.bell.ring();
         let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());
-        device.wait_while(most, || alone::awaits_measurement(&device.costs, row));
+        device.wait_while(most, || alone::awaits_measurement(&device.gate, &device.costs, row));
         device.measuring.fetch_sub(1, Ordering::AcqRel);
     }
     let cost = alone::probe(&device.costs, row);

@@ -110,7 +110,6 @@ impl Control {
         let _one_at_a_time = self.updating.lock();
         let open = self.state() == State::Active as u32 && !self.capturing();
         let device = self.metering().filter(|_| open).and_then(|metering| metering.devices.sole());
-        let device = device.filter(|device| !device.free_running.load(Ordering::Acquire));
         let device = device.map_or(core::ptr::null_mut(), |device| core::ptr::from_ref(device).cast_mut());
         self.fast.store(device, Ordering::Release);
     }

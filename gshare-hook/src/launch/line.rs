@@ -72,7 +72,7 @@ fn look(metering: &Metering, device: &Device, watch: &mut Watch, now: u64) -> Fo
     let state = CONTROL.state();
     if device.shut.load(Ordering::Acquire) || state == State::Shut as u32 {
         Found::Ended(Passed::Failed)
-    } else if state != State::Active as u32 || device.free_running.load(Ordering::Acquire) {
+    } else if state != State::Active as u32 {
         // Metering was switched off during the wait, so nothing would ever let credit in.
         Found::Ended(Passed::Unmetered)
     } else if watch.sees_it_gone(metering, now) {

@@ -138,9 +138,9 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     }
     CONTROL.install(&runtime.metering);
     end::report_at_exit();
-    // A daemon named in the settings may come later.
-    let settled = !daemon_expected || runtime.served.load(Ordering::Relaxed);
-    let idle = settled && device.free_running.load(Ordering::Acquire) && device.memory.limit().is_none();
+    // A daemon named in the settings may come later, and a daemon that serves the process may set a limit at any time.
+    let alone = !daemon_expected && !runtime.served.load(Ordering::Relaxed);
+    let idle = alone && !runtime.config.limited && !runtime.config.spec.is_observed();
     Ok(Decision::Is(if idle && only && visible_devices() == 1 { State::Off } else { State::Active }))
 }
 

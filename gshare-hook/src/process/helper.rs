@@ -180,12 +180,6 @@ impl Helper {
                     device.wake();
                 }
             }
-            MeterAction::FreeRunning { device, on } => {
-                if let Some(device) = self.device(device) {
-                    device.free_running.store(on, Ordering::Release);
-                    CONTROL.update();
-                }
-            }
             MeterAction::Shut { device, on } => {
                 if let Some(device) = self.device(device) {
                     device.shut.store(on, Ordering::Release);

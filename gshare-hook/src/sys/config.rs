@@ -9,6 +9,7 @@
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so none has any before a daemon has divided it | no limit |
+//! | `GSHARE_OBSERVE` | `1`: no limit and no wait, the use is measured and reported; not beside a quota, SMs or memory | off |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
@@ -85,6 +86,7 @@ impl Config {
         };
         let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
+        let observe = text("GSHARE_OBSERVE").is_some_and(|value| value != "0");
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
         let daemon_wait = text("GSHARE_DAEMON_WAIT");
         let on_failure = text("GSHARE_ON_FAILURE");
@@ -104,13 +106,21 @@ impl Config {
             complaints.push(format!("GSHARE_SM, GSHARE_MEM: {error}"));
             ResourceSpec::UNLIMITED.with_quota(range)
         });
+        let limited = quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some();
+        let asks = limited || quota.is_some() || sm.is_some();
+        if observe && asks {
+            complaints.push("GSHARE_OBSERVE=1: a share is asked for as well".into());
+        }
+        // A program that is only observed has nothing to lose by a failure to measure it.
+        let (spec, on_failure) =
+            if observe && !asks { (ResourceSpec::OBSERVED, OnFailure::Run) } else { (spec, on_failure) };
         Self {
             disabled: disable.is_some_and(|value| value != "0"),
             socket: get("GSHARE_SOCKET").filter(|s| !s.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
             name,
             run,
             spec,
-            limited: quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some(),
+            limited,
             class,
             on_loss,
             daemon_wait,

@@ -10,6 +10,7 @@ mod command;
 mod end_to_end;
 mod family;
 mod manager;
+mod observed;
 mod partition;
 mod pipeline;
 mod profile;

@@ -93,6 +93,8 @@ pub struct Config {
     /// Whether a client without a `[[client]]` entry gets its requested share. True by default, since a platform passes
     /// the share to the process it starts.
     pub allow_unlisted: bool,
+    /// Whether all clients are only observed: no limit holds, nothing waits, and use is measured. Not by default.
+    pub observe: bool,
     /// The treatment of a refused process.
     pub strangers: Strangers,
     /// Users that may connect besides the daemon's own user and root.
@@ -143,6 +145,7 @@ impl Default for Config {
             max_clients: 1024,
             max_connections: 4096,
             allow_unlisted: true,
+            observe: false,
             strangers: Strangers::Refuse,
             allow_uids: Vec::new(),
             allow_any_user: false,
@@ -304,6 +307,7 @@ impl Config {
         let mut node = NodeConfig::default();
         node.max_clients = self.max_clients;
         node.allow_unlisted = self.allow_unlisted;
+        node.observe = self.observe;
         node.refused_run = self.strangers == Strangers::Run;
         node.in_flight = self.in_flight;
         node.memory_headroom = self.memory_headroom;

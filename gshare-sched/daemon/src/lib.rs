@@ -64,6 +64,7 @@ mod peer;
 mod server;
 mod snapshot;
 mod sockets;
+mod usage;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use config::{Config, ConfigError, DeviceUuid};
@@ -71,3 +72,4 @@ pub use handle::{Handle, Running};
 pub use metrics::Metrics;
 pub use server::{Daemon, DaemonBuilder, DaemonError};
 pub use snapshot::{ClientSnapshot, DeviceSnapshot, Snapshot};
+pub use usage::{Owner, ProcessUse};

@@ -1,17 +1,18 @@
 //! Counters, gauges and histograms, in Prometheus' text form.
 //!
 //! Counters of events have no labels. Each scrape takes the series of clients from a [`Snapshot`](crate::Snapshot), sums them
-//! over the processes of an instance, and labels them by the instance's name, class and user and by the GPU's UUID. A metric
-//! has at most as many series as there may be clients (`max_clients`), and an instance without processes leaves no series
-//! behind. An instance's sum lacks the GPU time of a process after the last scrape before the process's end.
+//! over the processes of an instance, and labels them by the instance's name, class and user, by its pod and container, and by
+//! the GPU's UUID. A metric has at most as many series as there may be clients (`max_clients`). An instance without processes is
+//! in one more scrape, with the last use of its processes, and leaves no series behind.
 //!
 //! `gshare_token_wait_seconds` is the time from the arrival of a request at the token engine to the grant.
 //! `gshare_token_overuse_seconds` is the GPU time used under a returned token beyond its budget.
 
-use crate::snapshot::{ClientSnapshot, Snapshot};
+use crate::snapshot::Snapshot;
+use crate::usage::ProcessUse;
 use gshare_core::reason::Reason;
 use gshare_core::{Bytes, ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
-use gshare_sched::node::{NodeAction, Note};
+use gshare_sched::node::{NodeAction, Note, Usage};
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -53,15 +54,14 @@ struct InstanceLabels {
     class: &'static str,
     uuid: String,
     uid: u32,
+    /// UID of the Kubernetes pod; empty without one.
+    pod: String,
+    /// The first 12 digits of the container's id; empty without one.
+    container: String,
 }
 
-/// Sums over the life so far of an instance or a client.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    used: Duration,
-    waited: Duration,
-    launches: u64,
-}
+/// The use of a client at the last scrape, and whether it had ended.
+type Seen = (Usage, bool);
 
 /// State of a token engine's client for the histograms.
 #[derive(Debug, Default)]
@@ -77,10 +77,11 @@ type Ratio = Gauge<f64, AtomicU64>;
 
 #[derive(Debug, Default)]
 struct PerClient {
-    /// The clients' sums at the last scrape.
-    seen: BTreeMap<ClientId, Sums>,
-    sums: BTreeMap<InstanceLabels, Sums>,
+    seen: BTreeMap<ClientId, Seen>,
+    sums: BTreeMap<InstanceLabels, Usage>,
     gpu_seconds: Family<InstanceLabels, Seconds>,
+    occupied_seconds: Family<InstanceLabels, Seconds>,
+    byte_seconds: Family<InstanceLabels, Counter>,
     waited_seconds: Family<InstanceLabels, Seconds>,
     launches: Family<InstanceLabels, Counter>,
     request: Family<InstanceLabels, Ratio>,
@@ -171,6 +172,13 @@ impl Default for Metrics {
         // Prometheus names the unit in the singular, but the crate's own unit is a plural.
         let ratio = || Unit::Other("ratio".to_owned());
         registry.register_with_unit("client_gpu", "GPU time used", second(), c.gpu_seconds.clone());
+        registry.register_with_unit(
+            "client_occupied",
+            "Own part of the GPU's time, by the share of the SMs",
+            second(),
+            c.occupied_seconds.clone(),
+        );
+        registry.register("client_memory_byte_seconds", "Memory held times its time", c.byte_seconds.clone());
         registry.register_with_unit(
             "client_waited",
             "Time waited for tokens",
@@ -332,10 +340,14 @@ impl PerClient {
             }
         }
         self.gpu_seconds.clear();
+        self.occupied_seconds.clear();
+        self.byte_seconds.clear();
         self.waited_seconds.clear();
         self.launches.clear();
         for (labels, sums) in &self.sums {
-            self.gpu_seconds.get_or_create(labels).inc_by(seconds(sums.used));
+            self.gpu_seconds.get_or_create(labels).inc_by(seconds(sums.busy));
+            self.occupied_seconds.get_or_create(labels).inc_by(seconds(sums.occupied));
+            self.byte_seconds.get_or_create(labels).inc_by(sums.byte_seconds);
             self.waited_seconds.get_or_create(labels).inc_by(seconds(sums.waited));
             self.launches.get_or_create(labels).inc_by(sums.launches);
         }
@@ -343,48 +355,51 @@ impl PerClient {
         self.limit.clear();
         self.sm.clear();
         self.memory.clear();
+        let labels: BTreeMap<ClientId, InstanceLabels> =
+            snapshot.usage.iter().map(|process| (process.client, InstanceLabels::of(process))).collect();
         for client in &snapshot.clients {
-            let labels = InstanceLabels::of(client, snapshot);
-            self.request.get_or_create(&labels).set(client.quota_request);
-            self.limit.get_or_create(&labels).set(client.quota_limit);
-            self.sm.get_or_create(&labels).set(client.sm);
-            self.memory.get_or_create(&labels).inc_by(bytes(client.memory_bytes));
+            let Some(labels) = labels.get(&client.client) else { continue };
+            self.request.get_or_create(labels).set(client.quota_request);
+            self.limit.get_or_create(labels).set(client.quota_limit);
+            self.sm.get_or_create(labels).set(client.sm);
+            self.memory.get_or_create(labels).inc_by(bytes(client.memory_bytes));
         }
     }
 
-    /// Adds the clients' use since the last scrape to their instances' sums. A leaving process must not make a sum smaller, for
-    /// Prometheus would take the drop for a restart. Labels without processes are removed.
+    /// Adds the processes' use since the last scrape to their instances' sums. A process that ended is counted once more, and must not
+    /// make a sum smaller, for Prometheus would take the drop for a restart. Labels without other processes are removed afterwards.
     fn count(&mut self, snapshot: &Snapshot) {
         let before = std::mem::take(&mut self.seen);
         let mut sums = std::mem::take(&mut self.sums);
-        for client in &snapshot.clients {
-            let labels = InstanceLabels::of(client, snapshot);
-            let now =
-                Sums { used: client.total_used_ns, waited: client.waited_ns, launches: client.launches };
-            let last = before.get(&client.client).copied().unwrap_or_default();
+        for process in &snapshot.usage {
+            let (last, had_ended) = before.get(&process.client).copied().unwrap_or_default();
+            self.seen.insert(process.client, (process.usage, process.ended));
+            if had_ended {
+                continue;
+            }
+            let labels = InstanceLabels::of(process);
             let mut sum = self.sums.get(&labels).or(sums.get(&labels)).copied().unwrap_or_default();
-            sum.used = sum.used.saturating_add(now.used.saturating_sub(last.used));
-            sum.waited = sum.waited.saturating_add(now.waited.saturating_sub(last.waited));
-            sum.launches = sum.launches.saturating_add(now.launches.saturating_sub(last.launches));
+            sum.add(&process.usage.since(&last));
             sums.remove(&labels);
             self.sums.insert(labels, sum);
-            self.seen.insert(client.client, now);
         }
     }
 }
 
 impl InstanceLabels {
-    fn of(client: &ClientSnapshot, snapshot: &Snapshot) -> Self {
-        let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
+    fn of(process: &ProcessUse) -> Self {
+        let container = process.owner.container.as_deref().unwrap_or_default();
         Self {
-            name: client.name.clone(),
-            class: match client.class {
+            name: process.name.clone(),
+            class: match process.class {
                 None => "none",
                 Some(class) if class.is_slo_sensitive() => "slo_sensitive",
                 Some(_) => "best_effort",
             },
-            uuid: device.map(|device| device.uuid.clone()).unwrap_or_default(),
-            uid: client.uid,
+            uuid: process.uuid.clone(),
+            uid: process.uid,
+            pod: process.owner.pod.clone().unwrap_or_default(),
+            container: container.get(..12).unwrap_or(container).to_owned(),
         }
     }
 }

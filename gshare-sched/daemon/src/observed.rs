@@ -1,7 +1,9 @@
-//! The node and its observers: the journal, the metrics, the reasons and the log see each event and the resulting actions.
+//! The node and its observers: the journal, the metrics, the reasons, the processes' use and the log see each event and the
+//! resulting actions.
 
 use crate::journal::Journal;
 use crate::metrics::Metrics;
+use crate::usage::Processes;
 use crate::why::Reasons;
 use gshare_core::{Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note};
@@ -14,12 +16,14 @@ pub(crate) struct Observed {
     pub(crate) journal: Journal,
     metrics: Arc<Metrics>,
     pub(crate) reasons: Reasons,
+    pub(crate) processes: Processes,
     now: Timestamp,
 }
 
 impl Observed {
     pub(crate) fn new(node: Node, journal: Journal, metrics: Arc<Metrics>) -> Self {
-        Self { node, journal, metrics, reasons: Reasons::default(), now: Timestamp::ZERO }
+        let (reasons, processes) = (Reasons::default(), Processes::default());
+        Self { node, journal, metrics, reasons, processes, now: Timestamp::ZERO }
     }
 
     pub(crate) fn node(&self) -> &Node {
@@ -45,6 +49,7 @@ impl Observed {
                 let done = actions.get(from..).unwrap_or_default();
                 self.journal.handled(now, done);
                 self.metrics.observe(now, done);
+                self.processes.observe(now, &self.node, done);
                 for finding in self.reasons.observe(now, &self.node, done) {
                     self.journal.finding(now, &finding);
                 }

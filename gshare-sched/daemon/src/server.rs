@@ -525,6 +525,7 @@ impl Daemon {
             journal_failure: self.node.journal.failure().map(str::to_owned),
             devices: node.devices().map(Into::into).collect(),
             clients: node.clients(now).map(client).collect(),
+            usage: self.node.processes.all(now, node),
             decisions: reasons.decisions(),
             lost: self.lost.lock().clone(),
         }

@@ -2,6 +2,7 @@
 
 use crate::enforce::HeldBy;
 use crate::nvml::LostDevice;
+use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, ServiceClass, Timestamp};
@@ -43,6 +44,9 @@ pub struct Snapshot {
     pub devices: Vec<DeviceSnapshot>,
     /// The clients, by slot.
     pub clients: Vec<ClientSnapshot>,
+    /// The use of the devices by each present process, then by the last processes that ended, the newest first.
+    #[serde(default)]
+    pub usage: Vec<ProcessUse>,
     /// The last decisions against clients, the newest first: limits, debts, denials and refusals.
     #[serde(default)]
     pub decisions: Vec<Decision>,
@@ -112,6 +116,9 @@ pub struct ClientSnapshot {
     pub waited_ns: Duration,
     /// Number of launched kernels.
     pub launches: u64,
+    /// Whether the client is only observed: no limit holds, and no launch waits.
+    #[serde(default)]
+    pub observed: bool,
     /// Memory in use by the client; without a report by the client, the granted memory.
     pub memory_bytes: Bytes,
     /// Memory limit of the instance on this GPU.
@@ -167,8 +174,9 @@ impl ClientSnapshot {
             holds_token: client.holds_token,
             waiting_ns: client.waiting_since.map(|since| now.saturating_since(since)),
             why: None,
-            waited_ns: client.waited,
-            launches: client.launches,
+            waited_ns: client.usage.waited,
+            launches: client.usage.launches,
+            observed: client.observed,
             memory_bytes: client.memory,
             memory_limit_bytes: client.memory_limit,
             on_daemon_loss: client.on_daemon_loss,

@@ -283,7 +283,7 @@ fn refused(refusal: &Refusal) -> Cause {
 mod tests {
     use super::*;
     use gshare_core::{ConnId, Duration, GpuId, Quota};
-    use gshare_sched::node::NodeConfig;
+    use gshare_sched::node::{NodeConfig, Usage};
     use gshare_sched::token::{MultiToken, MultiTokenConfig};
 
     fn node() -> Node {
@@ -316,7 +316,14 @@ mod tests {
             assert_eq!(found, [], "a wait is journalled when it is told");
         }
         for slot in 0..1_000 {
-            note(4, Note::Left { client: ClientId::new(slot, 0), tenant: ClientId::new(slot, 0) });
+            note(
+                4,
+                Note::Left {
+                    client: ClientId::new(slot, 0),
+                    tenant: ClientId::new(slot, 0),
+                    usage: Usage::default(),
+                },
+            );
         }
         let decisions = reasons.decisions();
         assert_eq!(decisions.len(), PER_REASON + 1);

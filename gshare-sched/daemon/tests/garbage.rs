@@ -102,7 +102,16 @@ fn an_impossible_field() {
 fn messages_out_of_turn() {
     let mut attach = Vec::new();
     let (client, used, waited) = (ClientId::new(0, 0), Duration::ZERO, Duration::ZERO);
-    let all = ToDaemon::Use { client, turn: 0, used, state: UseState::Wants, launches: 0, waited };
+    let all = ToDaemon::Use {
+        client,
+        turn: 0,
+        used,
+        state: UseState::Wants,
+        launches: 0,
+        waited,
+        memory: Bytes::ZERO,
+        byte_seconds: 0,
+    };
     all.encode(0, &mut attach);
     dropped_for("protocol", &[attach]);
     // The bystander's client, asked for by another connection.

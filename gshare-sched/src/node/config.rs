@@ -17,6 +17,8 @@ gshare_core::config! {
         pub max_clients: u32 = 1024, with_max_clients;
         /// Whether an unlisted client gets the share its process asks for. True.
         pub allow_unlisted: bool = true, with_allow_unlisted;
+        /// Whether all clients are only observed ([`ResourceSpec::OBSERVED`]), whatever their shares. False.
+        pub observe: bool = false, with_observe;
         /// Whether a refused process may run all the same, within the limits it would have had. False.
         pub refused_run: bool = false, with_refused_run;
         /// The most GPU time a client should have in flight; more than 0. 5 ms: half a token.
@@ -86,6 +88,11 @@ impl NodeConfig {
     /// The settings of `name`; the defaults if no settings are listed.
     pub(super) fn of(&self, name: &str) -> ClientConfig {
         self.clients.get(name).copied().unwrap_or_default()
+    }
+
+    /// The spec of a client: the listed spec of its name, or else the spec asked for.
+    pub(super) fn spec_of(&self, name: &str, asked: ResourceSpec) -> ResourceSpec {
+        if self.observe { ResourceSpec::OBSERVED } else { self.of(name).spec.unwrap_or(asked) }
     }
 
     /// Checks every field against its bounds.

@@ -1,6 +1,6 @@
 //! The events of a node, and its answers: actions, notes for observers, and errors.
 
-use super::{NodeConfig, Refusal};
+use super::{NodeConfig, Refusal, Usage};
 use gshare_core::reason::Wait;
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
@@ -133,6 +133,8 @@ pub enum Note {
         client: ClientId,
         /// The client's tenant.
         tenant: ClientId,
+        /// The client's use of the device.
+        usage: Usage,
     },
     /// The node has refused a process or one of its requests.
     Refused {

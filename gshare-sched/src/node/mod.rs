@@ -90,6 +90,8 @@
 //!     state: UseState::Wants,
 //!     launches: 0,
 //!     waited: Duration::ZERO,
+//!     memory: Bytes::ZERO,
+//!     byte_seconds: 0,
 //! };
 //! let mut actions = Vec::new();
 //! for frame in [hello, attach, asks] {
@@ -120,6 +122,7 @@ mod shares;
 mod time_admission;
 mod tokens;
 mod turns;
+mod usage;
 mod views;
 
 pub use co_scaling::vertical_scaler;
@@ -129,6 +132,7 @@ pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, Token
 pub use gshare_core::DeviceUuid;
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
+pub use usage::Usage;
 pub use views::{ClientView, DeviceView, FactSource, TenantView};
 
 use crate::scale::VerticalScaler;
@@ -148,6 +152,7 @@ use reservations::Reservation;
 use std::collections::{BTreeMap, BTreeSet};
 use tokens::Tokens;
 use turns::Turns;
+use usage::Comparison;
 
 /// The time for processes of one run to come back one after the other; their longest delay between two attempts to connect is 0.4 s.
 pub const SETTLE: Duration = Duration::from_millis(1_000);
@@ -221,9 +226,10 @@ struct Client {
     /// The most memory for the client without a daemon, as its process was told.
     memory_part: Bytes,
     /// Memory in use, by the last report of the process.
-    used: Option<Bytes>,
-    launches: u64,
-    waited: Duration,
+    memory: Option<Bytes>,
+    usage: Usage,
+    /// The busy time in past comparisons with the device's time.
+    counted: Duration,
     /// The reason for a long wait of a launch, as its process states it, and the start of the wait.
     long_wait: Option<(Wait, Timestamp)>,
     /// GPU time used at two earlier times, a second or more apart, from which views measure the recent share.
@@ -239,6 +245,7 @@ struct Device {
     /// Whether the configuration lists the device, which then stays after its last client.
     listed: bool,
     clients: u32,
+    comparison: Comparison,
 }
 
 /// The node. See the [module](self).
@@ -286,7 +293,14 @@ impl Node {
         let device = |device: &DeviceConfig| {
             let source = if device.memory.is_some() { FactSource::Configuration } else { FactSource::Client };
             let memory = device.memory.unwrap_or(Bytes::ZERO);
-            Some(Device { uuid: device.uuid, memory, source, listed: true, clients: 0 })
+            Some(Device {
+                uuid: device.uuid,
+                memory,
+                source,
+                listed: true,
+                clients: 0,
+                comparison: Comparison::default(),
+            })
         };
         let mut node = Self {
             devices: config.devices.iter().map(device).collect(),
@@ -357,8 +371,9 @@ impl Node {
             ToDaemon::Class { class } => self.class(conn, class, out),
             ToDaemon::Attach { .. } => self.attach(now, conn, &frame, out),
             ToDaemon::Detach { client } => self.detach(now, conn, client, out),
-            ToDaemon::Use { client, turn, used, state, launches, waited } => {
-                self.heard_use(now, client, (turn, used, state), (launches, waited), out);
+            ToDaemon::Use { client, turn, used, state, launches, waited, memory, byte_seconds } => {
+                let stated = Usage { busy: used, launches, waited, byte_seconds, ..Usage::default() };
+                self.heard_use(now, client, (turn, state), (stated, memory), out);
             }
             ToDaemon::Iteration { client, first_launch, last_launch, launches } => {
                 let tenant = self.clients.get(client).map(|entry| entry.tenant.0);
@@ -379,7 +394,7 @@ impl Node {
             ToDaemon::MemoryRelease { client, bytes } => self.release(conn, client, bytes, out),
             ToDaemon::MemoryUsed { client, round, used } => {
                 if let Some(entry) = self.clients.get_mut(client) {
-                    entry.used = Some(used);
+                    entry.memory = Some(used);
                 }
                 let over = self.inquiries.answered(round, client);
                 self.rounds_over(now, over, out);

@@ -157,6 +157,7 @@ impl Node {
 
     /// Asks all clients with a limit for their use of memory. An action reports the end of the round.
     pub(super) fn ask_for_use(&mut self, now: Timestamp, question: u32, out: &mut Vec<NodeAction>) {
+        self.compare_all_use(now);
         let limited = |(id, entry): (ClientId, &Client)| self.memory_limit(entry.tenant).map(|_| id);
         let clients = self.clients.iter().filter_map(limited).collect();
         if !self.inquire(now, Purpose::Status { question }, clients, out) {
@@ -192,7 +193,11 @@ impl Node {
     /// Memory in use by a client, by its last answer; without an answer all of its memory.
     pub(super) fn memory_of(&self, client: &Client) -> Bytes {
         let held = client.account.held();
-        client.used.map_or(held, |used| used.min(held))
+        match (client.memory, self.memory_limit(client.tenant)) {
+            (Some(memory), Some(_)) => memory.min(held),
+            (Some(memory), None) => memory,
+            (None, _) => held,
+        }
     }
 
     /// Expects siblings of a tenant's members to return, with their memory, from the daemon before `since`.

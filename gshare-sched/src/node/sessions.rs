@@ -2,9 +2,10 @@
 
 use super::printable::{is_printable, printable};
 use super::shares::part;
+use super::usage::Comparison;
 use super::{
     Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
-    Session, Tenant, TenantId, Turns, max_gpus, note, time_admission,
+    Session, Tenant, TenantId, Turns, Usage, max_gpus, note, time_admission,
 };
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
@@ -46,7 +47,7 @@ impl Node {
         let instance = match self.instance_of(conn, peer, run, &name, spec) {
             Ok(instance) => instance,
             Err(refusal) => {
-                let spec = self.config.of(&name).spec.unwrap_or(spec);
+                let spec = self.config.spec_of(&name, spec);
                 return self.refuse(conn, &printable(&name), spec, refusal, out);
             }
         };
@@ -100,7 +101,7 @@ impl Node {
         }
         let id = self.next_instance;
         self.next_instance += 1;
-        let spec = listed.spec.unwrap_or(asked);
+        let spec = self.config.spec_of(name, asked);
         let tenants = BTreeMap::new();
         let instance = Instance { name: name.to_owned(), run, uid, asked, spec, sessions: 0, tenants };
         self.instances.insert(id, instance);
@@ -226,7 +227,7 @@ impl Node {
         if self.config.refused_run {
             return Ok(());
         }
-        let spec = self.config.of(name).spec.unwrap_or(asked);
+        let spec = self.config.spec_of(name, asked);
         let gpu = self.find_device(uuid).ok_or(Refusal::UnknownDevice(uuid))?;
         let Device { memory: device, .. } = self.known(gpu, uuid, memory);
         if device > Bytes::ZERO {
@@ -322,10 +323,10 @@ impl Node {
             alone,
             account,
             memory_part,
-            used: None,
-            launches: 0,
+            memory: spec.memory().is_none().then_some(allocated),
+            usage: Usage { busy: used, ..Usage::default() },
+            counted: used,
             long_wait: None,
-            waited: Duration::ZERO,
             samples: [(now, Duration::ZERO); 2],
         };
         let stated = spec.with_quota(entry.stated());
@@ -426,10 +427,11 @@ impl Node {
         let (gpu, members) = (tenant.gpu, tenant.turns.members().len());
         tenant.turns.leave(id);
         self.tell_scheduler(now, tenant_id, out);
+        self.compare_use(now, gpu, true);
         let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
         let client = self.clients.remove(id).expect("a session's client is there");
         self.ledger.close(client.account);
-        note(Note::Left { client: id, tenant: tenant_id.0 }, out);
+        note(Note::Left { client: id, tenant: tenant_id.0, usage: client.usage }, out);
         let over = self.inquiries.left(id);
         if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
             device.clients -= 1;
@@ -506,8 +508,9 @@ impl Node {
 
     /// A device as it is, or as it would be after the attach of a process that states the memory as `said`.
     fn known(&self, gpu: GpuId, uuid: DeviceUuid, said: Bytes) -> Device {
-        let new =
-            || Device { uuid, memory: Bytes::ZERO, source: FactSource::Client, listed: false, clients: 0 };
+        let source = FactSource::Client;
+        let comparison = Comparison::begin(self.now);
+        let new = || Device { uuid, memory: Bytes::ZERO, source, listed: false, clients: 0, comparison };
         let mut device = self.device(gpu).cloned().unwrap_or_else(new);
         match self.facts.get(&uuid) {
             Some(fact) if device.source == FactSource::Client => {

@@ -6,7 +6,7 @@
 //! 16.67, 16.66 %.
 
 use super::co_scaling::Resize;
-use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, TenantId, note, time_admission};
+use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Tenant, TenantId, note, time_admission};
 use crate::scale::VerticalError;
 use gshare_core::wire::ToClient;
 use gshare_core::{
@@ -54,7 +54,7 @@ impl Node {
         }
     }
 
-    fn spec_of(&self, tenant: TenantId) -> Option<ResourceSpec> {
+    pub(super) fn spec_of(&self, tenant: TenantId) -> Option<ResourceSpec> {
         self.instances.get(&self.tenant(tenant)?.instance).map(|instance| instance.spec)
     }
 
@@ -109,11 +109,17 @@ impl Node {
         self.instances.get(&instance).and_then(|instance| self.config.of(&instance.name).class)
     }
 
+    /// The class of a tenant in scaling. An observed tenant has none.
+    fn class_of(&self, tenant: &Tenant) -> Option<ServiceClass> {
+        let observed = self.instances.get(&tenant.instance).is_some_and(|known| known.spec.is_observed());
+        self.listed_class(tenant.instance).or(tenant.class).filter(|_| !observed)
+    }
+
     /// Lets a tenant take part in scaling by its class; without a class the tenant takes no part.
     pub(super) fn classify(&mut self, now: Timestamp, id: TenantId, out: &mut Vec<NodeAction>) {
         let Some(tenant) = self.tenant(id) else { return };
         let Some(instance) = self.instances.get(&tenant.instance) else { return };
-        let Some(class) = self.listed_class(tenant.instance).or(tenant.class) else { return };
+        let Some(class) = self.class_of(tenant) else { return };
         let quota = instance.spec.quota();
         if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, quota, class) {
             self.not_scaled(id, &error, out);
@@ -130,7 +136,7 @@ impl Node {
 
     /// The share of an instance under a configuration.
     fn spec_under(config: &NodeConfig, instance: &Instance) -> ResourceSpec {
-        config.of(&instance.name).spec.unwrap_or(instance.asked)
+        config.spec_of(&instance.name, instance.asked)
     }
 
     /// Checks whether another configuration can be put in force.
@@ -227,7 +233,7 @@ impl Node {
         }
         let mut changed = Vec::new();
         for (id, tenant) in self.tenants.iter() {
-            let class = self.listed_class(tenant.instance).or(tenant.class);
+            let class = self.class_of(tenant);
             if self.scaling.client(id).map(|scale| scale.class) != class {
                 changed.push((TenantId(id), tenant.instance));
             }

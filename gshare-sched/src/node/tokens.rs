@@ -1,10 +1,10 @@
 //! Tokens: the use and wishes of members become events of the token scheduler, and its orders become frames.
 
 use super::debts::scaled;
-use super::{Client, Node, NodeAction, Note, Tenant, TenantId, TokenFault, note, violation};
+use super::{Client, Node, NodeAction, Note, Tenant, TenantId, TokenFault, Usage, note, violation};
 use gshare_core::token::{ThrottleReason, TokenScheduler};
 use gshare_core::wire::ToClient;
-use gshare_core::{ClientId, Duration, Quota, Timestamp, TokenAction, TokenEvent, UseState};
+use gshare_core::{Bytes, ClientId, Duration, Quota, Timestamp, TokenAction, TokenEvent, UseState};
 use std::fmt;
 
 /// The token scheduler, which may have no text form.
@@ -43,19 +43,20 @@ impl Node {
         &mut self,
         now: Timestamp,
         client: ClientId,
-        said: (u32, Duration, UseState),
-        (launches, counted): (u64, Duration),
+        (turn, state): (u32, UseState),
+        (stated, memory): (Usage, Bytes),
         out: &mut Vec<NodeAction>,
     ) {
         let entry = self.clients.get(client).expect("a connection speaks for its own clients");
         let &Client { conn, tenant: id, .. } = entry;
         let turns = &mut self.tenant_at_mut(id).turns;
         let waited = turns.of(client).1.is_some();
-        if let Err(breach) = turns.heard(now, client, said) {
+        if let Err(breach) = turns.heard(now, client, (turn, stated.busy, state)) {
             return violation(conn, breach.0, out);
         }
         let entry = self.clients.get_mut(client).expect("a connection speaks for its own clients");
-        (entry.launches, entry.waited) = (launches, counted);
+        entry.usage = Usage { occupied: entry.usage.occupied, ..stated };
+        entry.memory = Some(memory);
         let turns = &self.tenant_at(id).turns;
         let waits = turns.of(client).1.is_some();
         let resumes = self.tenant_at(id).resumes;
@@ -68,6 +69,7 @@ impl Node {
         }
         self.tell_scheduler(now, id, out);
         self.sample(now, client);
+        self.compare_use(now, self.tenant_at(id).gpu, false);
     }
 
     /// Tells the scheduler the use and the state of a tenant. Until the debts of its name are paid, a tenant in want of a token counts

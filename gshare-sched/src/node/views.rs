@@ -1,6 +1,6 @@
 //! Read-only views of a node for `status`, metrics and a replay.
 
-use super::{Client, Device, DeviceUuid, Node, TenantId};
+use super::{Client, Device, DeviceUuid, Node, TenantId, Usage};
 use crate::scale::ScaleState;
 use gshare_core::reason::Wait;
 use gshare_core::token::ClientStatus;
@@ -83,13 +83,13 @@ pub struct ClientView {
     pub holds_token: bool,
     /// The start of the wait for a token.
     pub waiting_since: Option<Timestamp>,
-    /// The time all threads of the client have waited.
-    pub waited: Duration,
+    /// The client's use of the device since its process began to use it.
+    pub usage: Usage,
+    /// Whether the client is only observed.
+    pub observed: bool,
     /// The reason for a long wait of a launch, as the process states it, and the start of the wait.
     pub long_wait: Option<(Wait, Timestamp)>,
-    /// The number of kernels launched.
-    pub launches: u64,
-    /// Memory in use, as the client stated it; without a statement, the memory granted to the client.
+    /// Memory in use, as the client stated it.
     pub memory: Bytes,
     /// The limit on the instance's memory on this device.
     pub memory_limit: Option<Bytes>,
@@ -138,6 +138,11 @@ impl Node {
         self.clients.iter().filter_map(move |(id, client)| self.client_view(now, id, client))
     }
 
+    /// A client; `None` if it is gone.
+    pub fn client(&self, now: Timestamp, id: ClientId) -> Option<ClientView> {
+        self.client_view(now, id, self.clients.get(id)?)
+    }
+
     fn client_view(&self, now: Timestamp, id: ClientId, client: &Client) -> Option<ClientView> {
         let TenantId(tenant_id) = client.tenant;
         let tenant = self.tenant(client.tenant)?;
@@ -161,9 +166,9 @@ impl Node {
             window_used: status.window_used,
             holds_token: tenant.turns.holds(id),
             waiting_since,
-            waited: client.waited,
+            usage: client.usage,
+            observed: instance.spec.is_observed(),
             long_wait: client.long_wait,
-            launches: client.launches,
             memory: self.memory_of(client),
             memory_limit: instance.spec.memory(),
             on_daemon_loss: session.on_loss,

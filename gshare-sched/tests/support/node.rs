@@ -41,7 +41,16 @@ pub(crate) fn attach_with(
 
 /// A frame about time, without counters.
 pub(crate) fn use_frame(client: ClientId, turn: u32, used: Duration, state: UseState) -> ToDaemon {
-    ToDaemon::Use { client, turn, used, state, launches: 0, waited: Duration::ZERO }
+    ToDaemon::Use {
+        client,
+        turn,
+        used,
+        state,
+        launches: 0,
+        waited: Duration::ZERO,
+        memory: Bytes::ZERO,
+        byte_seconds: 0,
+    }
 }
 
 /// A node, its clock, and what was sent and noted.

@@ -4,7 +4,7 @@
 //! whether launches run free, wait or fail, and whether the previous party's permission ends.
 
 use gshare_core::wire::{DaemonWait, ToDaemon};
-use gshare_core::{Bytes, ClientId, Duration, Quota, ResourceSpec, SmShare, Timestamp};
+use gshare_core::{Bytes, ClientId, Duration, Quota, ResourceSpec, Timestamp};
 
 use super::local_share::LocalShare;
 use super::{Device, Ground, Turn};
@@ -63,17 +63,28 @@ impl<G: Ground> Device<G> {
         client: ClientId,
         window: Duration,
         in_flight: Duration,
+        now: u64,
         actions: &mut Actions,
     ) {
         self.attachment = Attachment::Served(client);
         (self.asked, self.unserved) = (false, None);
         self.window = if window.is_zero() { LOCAL_WINDOW } else { window };
         self.bound = if in_flight.is_zero() { IN_FLIGHT } else { in_flight };
-        // The local clock's permission ends here, and the daemon has charged the stated use.
-        self.stop_launches();
-        self.credit.charged(self.used_stated);
+        if !(self.credit.is_unlimited() && self.is_unlimited()) {
+            // The local clock's permission ends here, and the daemon has charged the stated use.
+            self.stop_launches();
+            self.credit.charged(self.used_stated);
+        }
         (self.turn, self.turns_over) = (Turn::Idle, 0);
         self.set_shut(false, actions);
+        self.begin(now, actions);
+    }
+
+    /// Lets launches in at once where no limit holds; else they wait for a permission.
+    fn begin(&mut self, now: u64, actions: &mut Actions) {
+        if self.is_unlimited() {
+            self.decide_freely(now, actions);
+        }
         actions.push(Action::Wake(self.ordinal));
     }
 
@@ -83,15 +94,15 @@ impl<G: Ground> Device<G> {
             // A new clock would begin with a whole window's budget.
             return self.answer_attach(false, actions);
         }
-        self.end_permission();
         let limit = spec.quota().limit();
+        if !(self.credit.is_unlimited() && limit == Quota::WHOLE) {
+            self.end_permission();
+        }
         let share = LocalShare::new(Timestamp::from_nanos(now), limit, self.window, self.credit.allowed());
-        self.adopt(spec, actions);
+        self.adopt(spec);
         self.attachment = Attachment::Local(LocalClock { share, window_end: 0 });
-        // A process without an earlier daemon knows only the environment's limits, in which no time limit means none.
-        self.set_free_running(limit == Quota::WHOLE, actions);
         self.set_shut(false, actions);
-        actions.push(Action::Wake(self.ordinal));
+        self.begin(now, actions);
         self.answer_attach(false, actions);
     }
 
@@ -100,14 +111,16 @@ impl<G: Ground> Device<G> {
         self.end_permission();
         let before = if let Attachment::Refused { fails_at } = self.attachment { fails_at } else { u64::MAX };
         self.attachment = Attachment::Refused { fails_at: fails_at.min(before) };
-        self.set_free_running(false, actions);
         self.answer_attach(false, actions);
     }
 
     /// The connection is gone, and open requests will not be granted.
-    pub(crate) fn lost(&mut self) {
+    pub(crate) fn lost(&mut self, now: u64, actions: &mut Actions) {
         self.asked = false;
         if matches!(self.attachment, Attachment::Served(_)) {
+            if self.spec.is_observed() {
+                return self.go_local(self.spec, now, actions);
+            }
             self.end_permission();
             self.attachment = Attachment::Asking;
         }
@@ -160,8 +173,7 @@ impl<G: Ground> Device<G> {
 
     /// Without a daemon, launches wait under the last known spec.
     pub(crate) fn wait_closed(&mut self, actions: &mut Actions) {
-        self.adopt(self.spec, actions);
-        self.set_free_running(false, actions);
+        self.adopt(self.spec);
         self.answer_attach(false, actions);
     }
 
@@ -176,17 +188,9 @@ impl<G: Ground> Device<G> {
 
     /// Takes a spec, either the daemon's or the last known. Returns the granted memory to give back, or `None` if the memory in use
     /// must be stated again, because the daemon was not told of it while there was no limit.
-    pub(crate) fn adopt(&mut self, spec: ResourceSpec, actions: &mut Actions) -> Option<Bytes> {
-        let whole = spec.quota().request() == Quota::WHOLE && spec.sm() == SmShare::WHOLE;
-        self.set_free_running(whole, actions);
+    pub(crate) fn adopt(&mut self, spec: ResourceSpec) -> Option<Bytes> {
         self.spec = spec;
         self.questions.adopt(self.ground.memory(), spec.memory(), self.attach_ticket.is_some())
-    }
-
-    pub(super) fn set_free_running(&mut self, on: bool, actions: &mut Actions) {
-        if core::mem::replace(&mut self.switches.free_running, on) != on {
-            actions.push(Action::FreeRunning { device: self.ordinal, on });
-        }
     }
 
     pub(super) fn set_shut(&mut self, on: bool, actions: &mut Actions) {

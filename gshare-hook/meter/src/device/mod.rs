@@ -22,7 +22,7 @@ use attachment::{IN_FLIGHT, LOCAL_WINDOW};
 use long_wait::LongWait;
 use timeline::Timeline;
 pub(crate) use turn::Around;
-use turn::{Changing, Still, Turn};
+use turn::{Changing, Held, Stated, Still, Turn};
 
 /// State shared between the meter and the launching threads. All of it is atomic, and changes while the meter decides.
 pub trait Ground {
@@ -50,7 +50,6 @@ impl<P: core::ops::Deref<Target: Ground>> Ground for P {
 /// Switches in force for the launching threads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Switches {
-    free_running: bool,
     shut: bool,
     measures_all: bool,
 }
@@ -87,8 +86,9 @@ pub(crate) struct Device<G> {
     /// Credit held by threads for later launches, in ns.
     prepaid: u64,
     still: Vec<Still>,
-    /// The time of the last report to the daemon, in ns, and the total use stated in it.
-    said: (u64, Duration),
+    /// The time of the last report to the daemon, in ns, and what it stated.
+    said: (u64, Stated),
+    held: Held,
     /// The last time a launch was let in because nothing completed, in ns.
     let_in: u64,
     /// The time until which the daemon gives no token, in ns.
@@ -126,7 +126,8 @@ impl<G: Ground> Device<G> {
             waited: Duration::ZERO,
             prepaid: 0,
             still: Vec::new(),
-            said: (0, Duration::ZERO),
+            said: (0, Stated::default()),
+            held: Held::default(),
             let_in: 0,
             throttled_until: 0,
             long_wait: LongWait::default(),

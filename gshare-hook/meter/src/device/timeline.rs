@@ -323,10 +323,7 @@ mod tests {
                             self.measure(1, Measured::Alone, 0);
                         }
                     }
-                    Some(cost) => {
-                        let full = (400_000 / cost.max(1)).clamp(1, 64);
-                        self.measure(u32::try_from(full).expect("a small number"), Measured::Run, wait);
-                    }
+                    Some(cost) => self.measure(launches_of_a_run(cost), Measured::Run, wait),
                 }
                 self.measured += 1;
                 // Only 2 ms of work may be in flight.
@@ -334,6 +331,10 @@ mod tests {
             }
             (self.charged - charged, self.machine.worked - worked)
         }
+    }
+
+    fn launches_of_a_run(cost: u64) -> u32 {
+        u32::try_from((400_000 / cost.max(1)).clamp(1, 64)).expect("a small number")
     }
 
     fn machine() -> impl Strategy<Value = Machine> {
@@ -362,8 +363,10 @@ mod tests {
             let length = program.machine.now - before;
             // Without a hold, an event's own call looks like a kernel as short.
             let unknown = if machine.holds { 0 } else { length * machine.record / machine.call };
-            // The first call of a run counts as a wait of the device, although the call may have queued early.
-            let most = length / if machine.early { 25 } else { 50 };
+            // The first call of each run counts as a wait of the device, although the call may have queued early.
+            let run = u64::from(launches_of_a_run(machine.kernel)) * machine.call.max(machine.kernel);
+            let first = if machine.early { length * machine.call / run } else { 0 };
+            let most = length / 50 + first;
             prop_assert!(charged.abs_diff(worked) <= most + unknown, "{charged} for {worked} of {length}");
         }
 

@@ -26,7 +26,7 @@
 
 use gshare_core::gate::Balance;
 use gshare_core::wire::ToDaemon;
-use gshare_core::{ClientId, Duration, Timestamp, UseState};
+use gshare_core::{Bytes, ClientId, Duration, Quota, SmShare, Timestamp, UseState};
 
 use super::timeline::UNKNOWN;
 use super::{Attachment, Device, Ground};
@@ -45,6 +45,10 @@ const DRAIN: u64 = 3_000_000;
 const OVERTIME: u64 = 100_000_000;
 /// The shortest time between two reports, in ns.
 const REPORT: u64 = 10_000_000;
+/// The shortest time between two reports, and between two looks at a program that rests, while no limit holds, in ns.
+const FREE_REPORT: u64 = 100_000_000;
+/// How long after its last launch a program without a limit rests, in ns.
+const RESTS: u64 = 1_000_000_000;
 
 /// How long work in flight may be overdue before one more launch is let in, and then the next, in ns. The interval is as long as a
 /// window, so a program that uses it to queue too much gains one launch per window.
@@ -86,6 +90,29 @@ pub(super) struct Still {
     since: u64,
 }
 
+/// The totals of a report: use, launches, and memory in use.
+pub(super) type Stated = (Duration, u64, u64);
+
+/// Memory in use times its time, from one look at the device to the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    bytes: u64,
+    since: u64,
+    /// In byte-nanoseconds.
+    total: u128,
+}
+
+impl Held {
+    fn look(&mut self, now: u64, bytes: u64) {
+        self.total += u128::from(self.bytes) * u128::from(now.saturating_sub(self.since));
+        (self.bytes, self.since) = (bytes, now);
+    }
+
+    fn byte_seconds(&self) -> u64 {
+        u64::try_from(self.total / 1_000_000_000).unwrap_or(u64::MAX)
+    }
+}
+
 /// The state of the process apart from this device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Around {
@@ -108,6 +135,11 @@ impl<G: Ground> Device<G> {
         // An answer is void if the daemon sent it before it heard of the turn's end.
         if turn != self.turns_over {
             return;
+        }
+        if self.is_unlimited() {
+            // The token was on its way when the limit ended, and goes back.
+            self.turn = Turn::Holding { until, extends: false };
+            return self.decide_freely(now, actions);
         }
         if until <= now {
             self.stop_launches();
@@ -135,6 +167,7 @@ impl<G: Ground> Device<G> {
         if core::mem::replace(&mut self.switches.measures_all, all) != all {
             actions.push(Action::MeasureAll { device: self.ordinal, on: all });
         }
+        self.held.look(now, self.ground.memory().used());
         self.settle(facts);
         self.presume(&facts.open, now, actions);
         self.unstick(now, actions);
@@ -228,10 +261,11 @@ impl<G: Ground> Device<G> {
 
     /// The time for which the device needs no look, in ns; at most `longest` while a token is in use.
     fn next_look(&self, now: u64, longest: u64) -> u64 {
-        if self.switches.free_running {
-            return u64::MAX;
-        }
         let in_flight = self.in_flight();
+        if self.is_unlimited() {
+            let works = in_flight > 0 || now < self.launches.changed.saturating_add(RESTS);
+            return if works { longest.max(REPORT / 2) } else { FREE_REPORT };
+        }
         let waits = self.waiting > 0;
         let holds = self.credit.is_open();
         let end = match (&self.attachment, self.turn) {
@@ -263,8 +297,12 @@ impl<G: Ground> Device<G> {
 
     /// Reports to the daemon, and lets launches in.
     pub(super) fn decide(&mut self, now: u64, actions: &mut Actions) {
+        let unlimited = self.is_unlimited();
+        if self.credit.is_unlimited() && !unlimited {
+            self.stop_launches();
+        }
         let may_launch = match self.attachment {
-            Attachment::Served(_) => matches!(self.turn, Turn::Holding { .. }),
+            Attachment::Served(_) => unlimited || matches!(self.turn, Turn::Holding { .. }),
             Attachment::Local(_) => true,
             Attachment::Asking | Attachment::Refused { .. } => false,
         };
@@ -274,12 +312,56 @@ impl<G: Ground> Device<G> {
             self.turn
         );
         match self.attachment {
-            Attachment::Served(client) if !self.switches.free_running => {
-                self.decide_served(client, now, actions);
-            }
-            Attachment::Served(_) | Attachment::Asking | Attachment::Refused { .. } => {}
+            Attachment::Asking | Attachment::Refused { .. } => {}
+            _ if unlimited => self.decide_freely(now, actions),
+            Attachment::Served(client) => self.decide_served(client, now, actions),
             Attachment::Local(_) => self.decide_locally(now),
         }
+    }
+
+    /// Whether no limit of time holds on the device: for an observed process, for the only one on a device with the whole of it as its
+    /// request, and without a daemon for a process without a limit of its own.
+    pub(super) fn is_unlimited(&self) -> bool {
+        let (quota, sm) = (self.spec.quota(), self.spec.sm());
+        match self.attachment {
+            Attachment::Served(_) => {
+                self.spec.is_observed() || (quota.request() == Quota::WHOLE && sm == SmShare::WHOLE)
+            }
+            Attachment::Local(_) => quota.limit() == Quota::WHOLE,
+            Attachment::Asking | Attachment::Refused { .. } => false,
+        }
+    }
+
+    /// Lets all launches in. They are measured and reported all the same.
+    pub(super) fn decide_freely(&mut self, now: u64, actions: &mut Actions) {
+        let client = self.client();
+        match (client, self.turn) {
+            // The rest of a token or a request, from the time under a limit.
+            (Some(client), Turn::Holding { .. } | Turn::Draining { .. }) => {
+                self.give_back(client, false, now, actions);
+            }
+            (Some(client), Turn::Wanting) => self.ask(client, Turn::Idle, now, actions),
+            _ => {}
+        }
+        if !self.credit.is_unlimited() {
+            self.timeline.turn_began = now;
+            self.credit.allow_all(self.ground.gate());
+            actions.push(Action::Wake(self.ordinal));
+        }
+        if let Some(client) = client {
+            self.say_change(client, FREE_REPORT, now, actions);
+        }
+    }
+
+    /// Reports to the daemon if anything has changed, at most once in so many ns.
+    fn say_change(&mut self, client: ClientId, every: u64, now: u64, actions: &mut Actions) {
+        if now >= self.said.0 + every && self.stated() != self.said.1 {
+            self.say_use(client, now, actions);
+        }
+    }
+
+    fn stated(&mut self) -> Stated {
+        (self.used(), self.launches.count, self.held.bytes)
     }
 
     fn decide_served(&mut self, client: ClientId, now: u64, actions: &mut Actions) {
@@ -289,9 +371,7 @@ impl<G: Ground> Device<G> {
             Turn::Holding { until, extends } => self.decide_holding(client, (until, extends), now, actions),
             Turn::Draining { by, overtime } => self.decide_draining(client, (by, overtime), now, actions),
         }
-        if now >= self.said.0 + REPORT && self.used() != self.said.1 {
-            self.say_use(client, now, actions);
-        }
+        self.say_change(client, REPORT, now, actions);
     }
 
     fn decide_holding(
@@ -405,7 +485,6 @@ impl<G: Ground> Device<G> {
     pub(crate) fn is_settled(&self) -> bool {
         let over = self.timeline.is_empty() && self.in_flight() == 0;
         !matches!(self.attachment, Attachment::Served(_))
-            || self.switches.free_running
             || (matches!(self.turn, Turn::Idle | Turn::Wanting) && over)
     }
 
@@ -435,9 +514,12 @@ impl<G: Ground> Device<G> {
             Turn::Holding { extends: true, .. } => UseState::Extends,
             Turn::Holding { .. } | Turn::Draining { .. } => UseState::Holds,
         };
-        let (turn, used) = (self.turns_over, self.used());
-        self.said = (now, used);
-        let (launches, waited) = (self.launches.count, self.waited);
-        actions.push(Action::Say(ToDaemon::Use { client, turn, used, state, launches, waited }));
+        self.held.look(now, self.held.bytes);
+        let stated = self.stated();
+        self.said = (now, stated);
+        let (used, launches, memory) = (stated.0, stated.1, Bytes(stated.2));
+        let (turn, waited, byte_seconds) = (self.turns_over, self.waited, self.held.byte_seconds());
+        let report = ToDaemon::Use { client, turn, used, state, launches, waited, memory, byte_seconds };
+        actions.push(Action::Say(report));
     }
 }

@@ -66,6 +66,8 @@ struct Queued {
     start: u64,
     end: u64,
     predicted: u64,
+    /// Whether it was launched under a limit.
+    limited: bool,
 }
 
 pub struct Bench {
@@ -81,7 +83,6 @@ pub struct Bench {
     pub connects: Vec<u64>,
     pub probes: Vec<u64>,
     pub connected: bool,
-    pub free_running: bool,
     pub shut: bool,
     /// Kernels yet to be launched, by a thread without synchronising calls.
     pub program: VecDeque<Kernel>,
@@ -91,7 +92,7 @@ pub struct Bench {
     pub failed: Vec<u64>,
     /// Finished GPU time, in ns.
     pub busy: u64,
-    /// The most GPU time queued at once, in ns, and the end of the last kernel.
+    /// The most GPU time launched under a limit and queued at once, in ns, and the end of the last kernel.
     pub most_queued: u64,
     pub idle_since: u64,
     queue: VecDeque<Queued>,
@@ -146,7 +147,6 @@ impl Bench {
             connects: Vec::new(),
             probes: Vec::new(),
             connected: false,
-            free_running: false,
             shut: false,
             program: VecDeque::new(),
             measuring: 0,
@@ -255,7 +255,6 @@ impl Bench {
                 self.said.push((self.now, message));
             }
             MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
-            MeterAction::FreeRunning { on, .. } => self.free_running = on,
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::Tell(line) => self.lines.push(line),
             _ => {}
@@ -300,7 +299,7 @@ impl Bench {
             }
             let (row, known) = self.ground.costs.find(kernel.function, 0);
             let predicted = known.unwrap_or(self.ground.costs.guess());
-            if !self.free_running && !self.ground.gate.try_spend(Duration::from_nanos(predicted)) {
+            if !self.ground.gate.try_spend(Duration::from_nanos(predicted)) {
                 if !waited || self.launches > self.launches_before {
                     (self.waits_since, self.launches_before) = (self.now, self.launches);
                 }
@@ -314,10 +313,7 @@ impl Bench {
             self.launches += 1;
             let start = self.idle_since.max(self.now);
             self.idle_since = start + kernel.ns;
-            if self.free_running {
-                self.busy += kernel.ns;
-                continue;
-            }
+            let limited = !self.ground.gate.is_unlimited();
             let id = SegmentId(self.number());
             let of = if known.is_none() { Measured::First } else { Measured::Run };
             let segment = Segment {
@@ -333,8 +329,9 @@ impl Bench {
                 of,
                 opened: self.now,
             };
-            self.queue.push_back(Queued { id, start, end: start + kernel.ns, predicted });
-            let queued = self.queue.iter().map(|queued| queued.predicted).sum();
+            self.queue.push_back(Queued { id, start, end: start + kernel.ns, predicted, limited });
+            let limited = self.queue.iter().filter(|queued| queued.limited);
+            let queued = limited.map(|queued| queued.predicted).sum();
             self.most_queued = self.most_queued.max(queued);
             self.feed(MeterEvent::Recorded { device: DEVICE, id, segment });
         }

@@ -222,6 +222,7 @@ impl Stage {
             quota: None,
             sm: None,
             mem: None,
+            observe: false,
             name: Some(name.to_owned()),
             slo_sensitive: None,
             best_effort: false,

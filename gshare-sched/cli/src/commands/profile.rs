@@ -396,6 +396,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             quota: Some(quota),
             sm: Some(at.sm),
             mem: None,
+            observe: false,
             // Not the last trial's name: its process may still be on its way out.
             name: Some(format!("profile-{}-{number}", std::process::id())),
             slo_sensitive: None,

@@ -1,17 +1,24 @@
-//! `gshare ps`: the functions of a host, and their places.
+//! `gshare ps`: the functions of a host, and their places; with `--usage` the use of the GPUs by each process.
 
-use super::print_json;
+use super::{Where, print_json};
 use anyhow::Context as _;
+use gshared::ProcessUse;
 use serde::Deserialize;
 use std::path::PathBuf;
 
 /// Show the functions of a host that `gshare up` started: their state, SLO, instances, and what they asked for and took.
+///
+/// With --usage it shows the use of this node's GPUs by each process, present or recently ended, whatever started it. BUSY is the time
+/// with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share of the SMs, and
+/// divided where several processes were busy at once. MEMORY is memory times its time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   gshare ps                              of the host on this machine
   gshare ps --host http://10.0.0.7:8080 --credentials /etc/gshare/credentials
-  gshare ps --json")]
+  gshare ps --json
+  gshare ps --usage                      GPU time and memory of each process
+  gshare ps --usage --csv                the same for a program: times in ns, memory in byte-seconds")]
 pub(crate) struct Options {
     /// The host's address.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
@@ -22,6 +29,14 @@ pub(crate) struct Options {
     /// Print the host's state as one JSON object, as its page gets it.
     #[arg(long)]
     json: bool,
+    /// Show the use of this node's GPUs by each process.
+    #[arg(long, conflicts_with_all = ["host", "credentials"])]
+    usage: bool,
+    /// Print the use as comma-separated values.
+    #[arg(long, requires = "usage", conflicts_with = "json")]
+    csv: bool,
+    #[command(flatten)]
+    place: Where,
 }
 
 /// The host's state, as far as the table shows it.
@@ -65,6 +80,17 @@ struct Client {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if options.usage {
+        let usage = options.place.snapshot()?.usage;
+        return match (options.json, options.csv) {
+            (true, _) => print_json(&usage),
+            (_, true) => print_csv(&usage),
+            _ => {
+                print!("{}", usage_table(&usage));
+                Ok(())
+            }
+        };
+    }
     let text =
         ask(options).with_context(|| format!("{}: no host answers; `gshare up` starts one", options.host))?;
     if options.json {
@@ -127,6 +153,84 @@ fn row(of: &Function) -> String {
         sum(|client| client.measured),
         of.gpu_seconds
     )
+}
+
+/// The columns of the values for programs.
+const CSV: [&str; 15] = [
+    "name",
+    "pid",
+    "uid",
+    "program",
+    "gpu",
+    "uuid",
+    "ended",
+    "busy_ns",
+    "occupied_ns",
+    "byte_seconds",
+    "launches",
+    "waited_ns",
+    "pod",
+    "container",
+    "cgroup",
+];
+
+fn print_csv(usage: &[ProcessUse]) -> anyhow::Result<()> {
+    let mut out = csv::Writer::from_writer(std::io::stdout());
+    out.write_record(CSV)?;
+    for of in usage {
+        out.write_record(csv_row(of))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn csv_row(of: &ProcessUse) -> [String; CSV.len()] {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    [
+        of.name.clone(),
+        of.pid.to_string(),
+        of.uid.to_string(),
+        of.program.clone(),
+        of.gpu.number().to_string(),
+        of.uuid.clone(),
+        of.ended.to_string(),
+        of.usage.busy.as_nanos().to_string(),
+        of.usage.occupied.as_nanos().to_string(),
+        of.usage.byte_seconds.to_string(),
+        of.usage.launches.to_string(),
+        of.usage.waited.as_nanos().to_string(),
+        text(&of.owner.pod),
+        text(&of.owner.container),
+        of.owner.cgroup.clone(),
+    ]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn usage_table(usage: &[ProcessUse]) -> String {
+    use std::fmt::Write as _;
+    let mut out = format!(
+        "{:<24} {:>8} {:>6} {:>4} {:>8} {:>10} {:>10} {:>12} {:>10}  {}\n",
+        "NAME", "PID", "UID", "GPU", "STATE", "BUSY s", "OCCUPIED s", "MEMORY GiB s", "LAUNCHES", "CONTAINER"
+    );
+    for of in usage {
+        let state = if of.ended { "ended" } else { "runs" };
+        let container = of.owner.container.as_deref().unwrap_or("-");
+        let seconds = |time: gshare_core::Duration| time.as_nanos() as f64 / 1e9;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "{:<24} {:>8} {:>6} {:>4} {state:>8} {:>10.3} {:>10.3} {:>12.3} {:>10}  {}",
+            of.name,
+            of.pid,
+            of.uid,
+            of.gpu.number(),
+            seconds(of.usage.busy),
+            seconds(of.usage.occupied),
+            of.usage.byte_seconds as f64 / f64::from(1 << 30),
+            of.usage.launches,
+            container.get(..12).unwrap_or(container)
+        );
+    }
+    out
 }
 
 fn ask(options: &Options) -> anyhow::Result<String> {

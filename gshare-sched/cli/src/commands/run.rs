@@ -7,7 +7,7 @@
 //! | `LD_PRELOAD` | the hook, before the previous value |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
-//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
@@ -45,6 +45,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 EXAMPLES
   gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py    30 % of the time at least and 80 % at most
   gshare run --slo-sensitive --quota 0.4:0.9 -- ./server       others give way when its launches get slower
+  gshare run --observe -- python3 train.py                     no limit; `gshare ps --usage` shows its use
   gshare run --sim=a100,devices=2 -- ./my_cuda_program         on two simulated A100s")]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -58,6 +59,9 @@ pub(crate) struct Options {
     /// GPU memory, such as 1GiB [default: no limit].
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub(crate) mem: Option<Bytes>,
+    /// Only observe the program: no limit holds, no launch waits, and `gshare ps --usage` shows its use of the GPU.
+    #[arg(long, conflicts_with_all = ["quota", "sm", "mem", "slo_sensitive", "best_effort"])]
+    pub(crate) observe: bool,
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -287,7 +291,10 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     let name = options.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
     command.env("GSHARE_NAME", &name);
     let quota = options.quota.unwrap_or(QuotaRange::BEST_EFFORT);
-    let spec = ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), options.mem)?;
+    let spec = match options.observe {
+        true => ResourceSpec::OBSERVED,
+        false => ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), options.mem)?,
+    };
     let (pid_start, pid, program) = (0, 0, program.into_owned());
     let hello = ToDaemon::Hello { pid_start, pid, run, name, program, spec, on_loss: options.on_daemon_loss };
     let mut set = |key: &str, value: Option<String>| {
@@ -298,6 +305,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     };
     set("GSHARE_QUOTA", options.quota.map(|quota| quota.to_string()));
     set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
+    set("GSHARE_OBSERVE", options.observe.then(|| "1".to_owned()));
     set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
     let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
     set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));

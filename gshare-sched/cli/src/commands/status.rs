@@ -45,6 +45,9 @@ fn look_who_holds(snapshot: &mut Snapshot) {
 /// The text of a client's enforcers, such as `time hook, SMs nothing`.
 fn held_by(client: &ClientSnapshot) -> String {
     let Some(held) = &client.held_by else { return "-".to_owned() };
+    if client.observed {
+        return "observed only".to_owned();
+    }
     let name = |holder: &Option<String>| holder.clone().unwrap_or_else(|| "nothing".to_owned());
     let mut parts = vec![format!("time {}", name(&held.time))];
     if client.sm < 1.0 {
@@ -106,14 +109,10 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
             client.pid.to_string(),
             client.gpu.number().to_string(),
             percent(client.quota_request),
-            percent(client.quota_limit),
+            if client.observed { "observed".to_owned() } else { percent(client.quota_limit) },
             percent(measured(client)),
             percent(client.sm),
-            // Without a limit the daemon keeps no account, and 0 B would read like a measurement.
-            match client.memory_limit_bytes {
-                Some(_) => client.memory_bytes.to_string(),
-                None => "not counted".to_owned(),
-            },
+            client.memory_bytes.to_string(),
             client.memory_limit_bytes.map_or_else(|| "-".into(), |bytes| bytes.to_string()),
             client.waited_ns.to_string(),
             client.launches.to_string(),

@@ -2,6 +2,14 @@ use super::*;
 use crate::nvml::LostDevice;
 use gshare_core::GpuId;
 
+fn process(slot: u32, name: &str, used: u64, ended: bool) -> serde_json::Value {
+    serde_json::json!({
+        "client": ClientId::new(slot, 0), "name": name, "pid": 77, "uid": 1000, "program": "p", "gpu": 0, "uuid": "MIG-1",
+        "ended": ended, "cgroup": "/docker", "container": "0123456789abcdef".repeat(4), "busy_ns": used, "occupied_ns": used / 2,
+        "byte_seconds": 5, "launches": 3,
+    })
+}
+
 fn snapshot(clients: &[(u32, &str, u64)]) -> Snapshot {
     let client = |&(slot, name, used): &(u32, &str, u64)| {
         serde_json::json!({
@@ -16,6 +24,7 @@ fn snapshot(clients: &[(u32, &str, u64)]) -> Snapshot {
         "journal_lost": 0,
         "devices": [{"gpu": GpuId::new(0), "uuid": "MIG-1", "memory_bytes": 0, "held_bytes": 0, "clients": 1}],
         "clients": clients.iter().map(client).collect::<Vec<_>>(),
+        "usage": clients.iter().map(|&(slot, name, used)| process(slot, name, used, false)).collect::<Vec<_>>(),
     }))
     .unwrap()
 }
@@ -25,7 +34,8 @@ fn value(text: &str, series: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ').map(str::to_owned))
 }
 
-const ALICE: &str = "{name=\"alice\",class=\"none\",uuid=\"MIG-1\",uid=\"1000\"}";
+const ALICE: &str =
+    "{name=\"alice\",class=\"none\",uuid=\"MIG-1\",uid=\"1000\",pod=\"\",container=\"0123456789ab\"}";
 
 #[test]
 fn processes_of_an_instance_are_one_series_that_never_shrinks() {
@@ -41,6 +51,26 @@ fn processes_of_an_instance_are_one_series_that_never_shrinks() {
     assert_eq!(used(&[(2, "bob", half)]), None, "an instance that is gone leaves no series");
     let text = metrics.encode(&snapshot(&[(0, "alice", 0), (1, "alice", 0)]));
     assert_eq!(value(&text, &format!("gshare_client_memory_bytes{ALICE}")).as_deref(), Some("20"));
+}
+
+/// A process that lives between two scrapes, and the last use of one that was seen before, are in the next scrape and in no other.
+#[test]
+fn the_use_of_an_ended_process_is_counted_once() {
+    let metrics = Metrics::default();
+    let second = 1_000_000_000;
+    let seen = |present: &[(u32, &str, u64)], ended: &[(u32, &str, u64)]| {
+        let mut snapshot = snapshot(present);
+        let row = |&(slot, name, used): &(u32, &str, u64)| {
+            serde_json::from_value::<ProcessUse>(process(slot, name, used, true)).unwrap()
+        };
+        snapshot.usage.extend(ended.iter().map(row));
+        let text = metrics.encode(&snapshot);
+        ["gpu_seconds", "occupied_seconds", "memory_byte_seconds"]
+            .map(|kind| value(&text, &format!("gshare_client_{kind}_total{ALICE}")).unwrap_or_default())
+    };
+    assert_eq!(seen(&[(0, "alice", second)], &[]), ["1.0", "0.5", "5"]);
+    assert_eq!(seen(&[], &[(0, "alice", 2 * second), (1, "alice", second)]), ["3.0", "1.5", "10"]);
+    assert_eq!(seen(&[], &[(0, "alice", 2 * second), (1, "alice", second)]), ["", "", ""]);
 }
 
 #[test]

@@ -305,6 +305,8 @@ pub(super) fn garbage(kind: u8, number: u64) -> ToDaemon {
             state: state[usize::from(kind / 12 % 4)],
             launches: number,
             waited: used,
+            memory: bytes,
+            byte_seconds: number,
         },
         3 => ToDaemon::MemoryReserve { client, bytes, wish: bytes },
         4 => ToDaemon::MemoryRelease { client, bytes },

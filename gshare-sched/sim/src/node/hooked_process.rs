@@ -167,7 +167,6 @@ pub(super) struct Process {
     counted: bool,
     syncs: u64,
     waited: Duration,
-    free_running: bool,
     shut: bool,
     measures_all: bool,
     /// The device is lost, so every call fails.
@@ -233,7 +232,6 @@ impl Process {
             counted: false,
             syncs: 0,
             waited: Duration::ZERO,
-            free_running: false,
             shut: false,
             measures_all: false,
             device_lost: false,
@@ -372,26 +370,20 @@ impl Process {
             return Admission::Fail;
         }
         if let Thread::Credit { since, row, cost, alone } = self.thread {
-            let paid = !self.free_running;
-            if paid && !self.ground.gate.try_spend(Duration::from_nanos(cost)) {
+            if !self.ground.gate.try_spend(Duration::from_nanos(cost)) {
                 return Admission::Wait;
             }
             self.waited = self.waited.saturating_add(now.saturating_since(since));
             outside.book.stops_waiting(now, self.who.number);
             self.thread = Thread::Ready;
-            return Admission::Go(match (paid, alone) {
-                (false, _) => Admitted::unmetered(),
-                (true, true) => self.stream.paid_alone(row, cost),
-                (true, false) => self.stream.paid(now, &self.ground.costs, row, cost),
+            return Admission::Go(match alone {
+                true => self.stream.paid_alone(row, cost),
+                false => self.stream.paid(now, &self.ground.costs, row, cost),
             });
         }
         let (function, _) = self.next_kernel();
         if !core::mem::replace(&mut self.counted, true) {
             self.launches += 1;
-        }
-        if self.free_running {
-            self.thread = Thread::Ready;
-            return Admission::Go(Admitted::unmetered());
         }
         let ground = Arc::clone(&self.ground);
         let (row, known) = ground.costs.find(function, 0);
@@ -405,7 +397,7 @@ impl Process {
 
     /// Admits a launch of unknown cost, measured alone, and only one at a time.
     fn admit_unknown(&mut self, now: Timestamp, row: Row, outside: &mut Outside) -> Admission {
-        if alone::awaits_measurement(&self.ground.costs, row) {
+        if alone::awaits_measurement(&self.ground.gate, &self.ground.costs, row) {
             let since = if let Thread::Measurement { since } = self.thread {
                 since
             } else {
@@ -596,7 +588,6 @@ impl Process {
                     self.wake_thread(now, outside);
                 }
             }
-            MeterAction::FreeRunning { on, .. } => self.free_running = on,
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::MeasureAll { on, .. } => self.measures_all = on,
             MeterAction::PresumeDone { predicted, .. } => self.stream.presume_done(predicted),

@@ -10,19 +10,12 @@ use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::run::{Call, CallTime, Concluded, Ending, Open, Run, Verdict, is_timed, unmeasured};
 use gshare_meter::{OpenRun, Segment, SegmentId};
 
-/// A launch after its admission, paid or free of charge.
+/// A launch after its admission.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Admitted {
     pub(super) verdict: Verdict,
     pub(super) row: Row,
     cost: u64,
-}
-
-impl Admitted {
-    /// A launch free of charge.
-    pub(super) fn unmetered() -> Self {
-        Self { verdict: Verdict::Pass, row: Row::default(), cost: 0 }
-    }
 }
 
 /// A place in the queue, before a kernel, with the time at which the device passed it.
