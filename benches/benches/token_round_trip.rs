@@ -99,17 +99,8 @@ impl Client {
 
 /// The frame with which a client ends a turn, of which it used a nanosecond, and asks for the next.
 fn wants(client: ClientId, turn: u32) -> ToDaemon {
-    let (used, waited) = (Duration::from_nanos(turn.into()), Duration::ZERO);
-    ToDaemon::Use {
-        client,
-        turn,
-        used,
-        state: UseState::Wants,
-        launches: 0,
-        waited,
-        memory: Bytes::ZERO,
-        byte_seconds: 0,
-    }
+    let used = Duration::from_nanos(turn.into());
+    ToDaemon::use_of_time(client, turn, used, UseState::Wants)
 }
 
 fn echo(socket: &OwnedFd) {

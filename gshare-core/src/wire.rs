@@ -705,6 +705,14 @@ messages! {
     }
 }
 
+impl ToDaemon {
+    /// A report of time alone: no launches, no waits and no memory so far.
+    pub fn use_of_time(client: ClientId, turn: u32, used: Duration, state: UseState) -> Self {
+        let (launches, waited, memory, byte_seconds) = (0, Duration::ZERO, Bytes::ZERO, 0);
+        Self::Use { client, turn, used, state, launches, waited, memory, byte_seconds }
+    }
+}
+
 /// The sequence numbers of one direction of a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sequence {

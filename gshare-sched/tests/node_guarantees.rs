@@ -1,6 +1,6 @@
 //! The promises of a node to its clients, in virtual time.
 
-use crate::support::{Bench, DEVICE, attach_frame, attach_with, spec, use_frame};
+use crate::support::{Bench, DEVICE, attach_frame, attach_with, spec};
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare, Timestamp, UseState,
@@ -262,16 +262,16 @@ fn overuse_that_is_named_after_a_turn_is_paid_back_by_the_next_of_the_name() {
     let wanted = ms(1_600);
     let before_its_end = late_overuse(|bench, conn, client| {
         bench.pass(ms(5));
-        bench.say(conn, use_frame(client, 0, ms(400), UseState::Holds));
+        bench.say(conn, ToDaemon::use_of_time(client, 0, ms(400), UseState::Holds));
         bench.pass(ms(395));
-        bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
+        bench.say(conn, ToDaemon::use_of_time(client, 1, ms(400), UseState::Idle));
     });
     assert_eq!(before_its_end, wanted);
     let after_its_end = late_overuse(|bench, conn, client| {
-        bench.say(conn, use_frame(client, 1, Duration::from_micros(500), UseState::Idle));
+        bench.say(conn, ToDaemon::use_of_time(client, 1, Duration::from_micros(500), UseState::Idle));
         bench.pass(ms(400));
         for _ in 0..3 {
-            bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
+            bench.say(conn, ToDaemon::use_of_time(client, 1, ms(400), UseState::Idle));
         }
     });
     // Heard in one window: 399.5 ms beyond the limit of 20 ms; named again and again, charged once.
@@ -280,7 +280,7 @@ fn overuse_that_is_named_after_a_turn_is_paid_back_by_the_next_of_the_name() {
         bench.pass(ms(400));
         let (turn, until) = last_allow(bench, client);
         assert!(turn == 0 && until <= bench.now, "it was stopped");
-        bench.say(conn, use_frame(client, 0, ms(400), UseState::Holds));
+        bench.say(conn, ToDaemon::use_of_time(client, 0, ms(400), UseState::Holds));
     });
     // The stop charged 10 ms in the first window.
     assert_eq!(after_a_stop, ms(1_850));
@@ -301,11 +301,11 @@ fn overuse_that_is_named_late_throttles_the_process_itself() {
     let mut bench = Bench::new(NodeConfig::default());
     let (conn, client) = bench.start(0, "job", spec("0.2", 100));
     bench.ask(conn, client);
-    bench.say(conn, use_frame(client, 1, ms(1), UseState::Idle));
+    bench.say(conn, ToDaemon::use_of_time(client, 1, ms(1), UseState::Idle));
     bench.pass(ms(1));
-    bench.say(conn, use_frame(client, 1, ms(400), UseState::Idle));
+    bench.say(conn, ToDaemon::use_of_time(client, 1, ms(400), UseState::Idle));
     bench.sent.clear();
-    bench.say(conn, use_frame(client, 1, ms(400), UseState::Wants));
+    bench.say(conn, ToDaemon::use_of_time(client, 1, ms(400), UseState::Wants));
     let throttled = bench.notes.iter().find_map(|note| match note {
         Note::Throttled { used, .. } => Some(*used),
         _ => None,

@@ -101,17 +101,8 @@ fn an_impossible_field() {
 #[test]
 fn messages_out_of_turn() {
     let mut attach = Vec::new();
-    let (client, used, waited) = (ClientId::new(0, 0), Duration::ZERO, Duration::ZERO);
-    let all = ToDaemon::Use {
-        client,
-        turn: 0,
-        used,
-        state: UseState::Wants,
-        launches: 0,
-        waited,
-        memory: Bytes::ZERO,
-        byte_seconds: 0,
-    };
+    let (client, used) = (ClientId::new(0, 0), Duration::ZERO);
+    let all = ToDaemon::use_of_time(client, 0, used, UseState::Wants);
     all.encode(0, &mut attach);
     dropped_for("protocol", &[attach]);
     // The bystander's client, asked for by another connection.

@@ -83,16 +83,7 @@
 //!     used: Duration::ZERO,
 //!     allowed: Duration::ZERO,
 //! };
-//! let asks = ToDaemon::Use {
-//!     client: ClientId::new(0, 0),
-//!     turn: 0,
-//!     used: Duration::ZERO,
-//!     state: UseState::Wants,
-//!     launches: 0,
-//!     waited: Duration::ZERO,
-//!     memory: Bytes::ZERO,
-//!     byte_seconds: 0,
-//! };
+//! let asks = ToDaemon::use_of_time(ClientId::new(0, 0), 0, Duration::ZERO, UseState::Wants);
 //! let mut actions = Vec::new();
 //! for frame in [hello, attach, asks] {
 //!     node.handle(Timestamp::from_millis(1), NodeEvent::Received { conn, peer, frame }, &mut actions)?;

@@ -39,20 +39,6 @@ pub(crate) fn attach_with(
     ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part, used, allowed }
 }
 
-/// A frame about time, without counters.
-pub(crate) fn use_frame(client: ClientId, turn: u32, used: Duration, state: UseState) -> ToDaemon {
-    ToDaemon::Use {
-        client,
-        turn,
-        used,
-        state,
-        launches: 0,
-        waited: Duration::ZERO,
-        memory: Bytes::ZERO,
-        byte_seconds: 0,
-    }
-}
-
 /// A node, its clock, and what was sent and noted.
 pub(crate) struct Bench {
     pub node: Node,
@@ -122,7 +108,7 @@ impl Bench {
 
     /// The client asks for its first token.
     pub(crate) fn ask(&mut self, conn: ConnId, client: ClientId) {
-        self.say(conn, use_frame(client, 0, Duration::ZERO, UseState::Wants));
+        self.say(conn, ToDaemon::use_of_time(client, 0, Duration::ZERO, UseState::Wants));
     }
 
     /// The total that a client was last allowed.

@@ -158,16 +158,7 @@ impl Client {
 
     fn says(&mut self, client: ClientId, state: UseState) {
         let (turn, used) = (self.turn, self.used);
-        self.send(&ToDaemon::Use {
-            client,
-            turn,
-            used,
-            state,
-            launches: 0,
-            waited: Duration::ZERO,
-            memory: Bytes::ZERO,
-            byte_seconds: 0,
-        });
+        self.send(&ToDaemon::use_of_time(client, turn, used, state));
     }
 
     pub fn reserve(&mut self, client: ClientId, bytes: Bytes, wish: Bytes) -> Result<Bytes, Bytes> {

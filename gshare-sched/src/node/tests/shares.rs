@@ -185,19 +185,7 @@ impl Bench {
     fn uses(&mut self, index: usize, state: UseState) {
         let Some(process) = &self.processes[index] else { return };
         let (client, turn, used) = (process.client, process.turn, process.ran);
-        self.say(
-            index,
-            ToDaemon::Use {
-                client,
-                turn,
-                used,
-                state,
-                launches: 0,
-                waited: Duration::ZERO,
-                memory: Bytes::ZERO,
-                byte_seconds: 0,
-            },
-        );
+        self.say(index, ToDaemon::use_of_time(client, turn, used, state));
     }
 
     fn kill(&mut self, index: usize) {
@@ -370,16 +358,7 @@ fn a_total_that_shrinks_ends_the_connection_and_stays_charged() {
     let charged = bench.node.tenants().next().unwrap().status.total_used;
     assert!(charged > Duration::ZERO);
     let (used, state) = (us(1), UseState::Holds);
-    let frame = ToDaemon::Use {
-        client,
-        turn,
-        used,
-        state,
-        launches: 0,
-        waited: Duration::ZERO,
-        memory: Bytes::ZERO,
-        byte_seconds: 0,
-    };
+    let frame = ToDaemon::use_of_time(client, turn, used, state);
     let event = NodeEvent::Received { conn, peer: Peer { pid: 7, uid: 0 }, frame };
     let actions = bench.node.orders(bench.now, event).unwrap();
     assert!(actions.contains(&NodeAction::Drop { conn, reason: RefusalCode::Protocol }), "{actions:?}");
