@@ -530,3 +530,29 @@ fn a_cost_that_was_learned_too_low_is_put_right_by_measurements_that_follow_each
     let cost = bench.ground.costs.known(row).unwrap();
     assert!((4_900..=5_000).contains(&cost), "{cost} ns");
 }
+
+/// A thread launches for 1 ms under a token of 5 ms, and does nothing more: no event will tell the end of its work. Gives the time since
+/// the start at which the host was told to presume it, and at which the token went back.
+fn left_behind() -> (u64, u64) {
+    let mut bench = served();
+    bench.launches(1, KERNEL);
+    bench.run(MS);
+    bench.program.clear();
+    let start = bench.now;
+    bench.allow(10 * MS, 5 * MS);
+    assert!(bench.ground.gate.try_spend(Duration::from_nanos(MS)));
+    while bench.ends().is_empty() {
+        let open = vec![OpenRun { predicted: MS, presumed: 0, prepaid: 0 }];
+        let facts = Facts { launches: 1, open, ..Facts::default() };
+        bench.feed(MeterEvent::Looked { device: DEVICE, facts });
+        bench.now += 100 * US;
+    }
+    (bench.presumed[0] - start, bench.now - start)
+}
+
+#[test]
+fn work_without_a_known_end_is_presumed_done_after_3_ms_and_keeps_a_token_for_3_ms_beyond_its_cost() {
+    let (presumed, back) = left_behind();
+    assert!((3 * MS..4 * MS).contains(&presumed), "presumed after {presumed} ns");
+    assert!((8 * MS..10 * MS).contains(&back), "back after {back} ns");
+}

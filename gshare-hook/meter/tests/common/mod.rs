@@ -82,6 +82,8 @@ pub struct Bench {
     /// Times of connection attempts and probes, in ns.
     pub connects: Vec<u64>,
     pub probes: Vec<u64>,
+    /// Times of orders to presume launches complete, in ns.
+    pub presumed: Vec<u64>,
     pub connected: bool,
     pub shut: bool,
     /// Kernels yet to be launched, by a thread without synchronising calls.
@@ -146,6 +148,7 @@ impl Bench {
             lines: Vec::new(),
             connects: Vec::new(),
             probes: Vec::new(),
+            presumed: Vec::new(),
             connected: false,
             shut: false,
             program: VecDeque::new(),
@@ -255,6 +258,7 @@ impl Bench {
                 self.said.push((self.now, message));
             }
             MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
+            MeterAction::PresumeDone { .. } => self.presumed.push(self.now),
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::Tell(line) => self.lines.push(line),
             _ => {}
