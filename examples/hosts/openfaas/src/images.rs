@@ -20,7 +20,7 @@ use gshare_core::RunId;
 use gshare_runner::confine::User;
 use gshare_runner::container::{Container, Image, Mount, gpus};
 use gshare_runner::libraries::SIMULATOR;
-use gshare_runner::manager::HookedProcess;
+use gshare_runner::HookedProcess;
 use gshare_sched::platform::Part;
 use std::io;
 use std::path::Path;

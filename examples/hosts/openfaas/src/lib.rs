@@ -95,7 +95,7 @@ use gshare_fake_cuda_spec::Spec;
 use gshare_runner::confine::User;
 use gshare_runner::container::Podman;
 use gshare_runner::libraries::HOOK;
-use gshare_runner::manager::Hook;
+use gshare_runner::Hook;
 use gshare_sched::platform::{PlatformEvent, PlatformSettings, ScalerSettings};
 use gshare_sched::request::TenantLimits;
 use gshare_sched::scale::HeuristicHorizontalConfig;
