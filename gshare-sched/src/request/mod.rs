@@ -33,7 +33,6 @@
 //! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
 //! | tenants | lets a tenant's requests into the queue: [`TenantLimits`] and fairness |
-//! | [`shared_state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`shared_state::reconcile`] |
 //!
 //! # When it matters
 //! Only while loading is slow. With weights in pinned host memory (a tenth of the loading time) all policies, the
@@ -46,15 +45,11 @@ pub mod placement;
 mod queue;
 mod request_scheduler;
 pub mod scheduler;
-pub mod shared_state;
-mod state_store;
 mod tenants;
 
 pub use placement::PlacementRule;
 pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
-pub use shared_state::MemoryStore;
-pub use state_store::*;
 
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 

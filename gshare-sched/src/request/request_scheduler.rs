@@ -1,6 +1,5 @@
 //! The events, actions and errors of request schedulers, and their trait.
 
-use super::GpuRecord;
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
     Timestamp,
@@ -303,6 +302,17 @@ pub struct RequestStats {
     pub evictions: u64,
     /// Requests moved to a local queue.
     pub moved_to_local: u64,
+}
+
+/// One GPU as a scheduler sees it: status, estimate, and models by use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuRecord {
+    /// Whether it has something to do.
+    pub busy: bool,
+    /// When it will have done everything it was given.
+    pub free_at: Timestamp,
+    /// Models in its memory, least recently used first.
+    pub models: Vec<ModelId>,
 }
 
 /// A policy that gives requests to GPUs. See the [module](super) for the life of a request.
