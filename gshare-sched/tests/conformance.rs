@@ -8,7 +8,7 @@ use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::pipeline::{
-    Assignment, Choice, FirstCome, FirstComeConfig, Goal, InstanceAction, InstanceKeeper, Keeper,
+    Assignment, FirstCome, FirstComeConfig, Goal, InstanceAction, InstanceKeeper, Keeper,
     KeeperConfig, LeastFragmentation, Node, PartitionConfig, PartitionError, Partitioner, Pipeline,
     PipelinePartitioner, RankMode, Ranked, RouteAction, Router, RouterConfig, SlackRouter, SliceAssigner,
     Unfit,
@@ -277,12 +277,6 @@ fn slack(config: RouterConfig) -> Box<dyn Router> {
 fn routers_and_keepers_conform() {
     let ours = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::default(), node)) };
     let mut sum = router_and_keeper(|| slack(RouterConfig::default()), ours, 0..12).unwrap();
-    let all = |node: &Node| -> Box<dyn InstanceKeeper> {
-        let mut config = KeeperConfig::default();
-        (config.choice, config.even_out) = (Choice::PerSlice, true);
-        Box::new(keeper(config, node))
-    };
-    router_and_keeper(|| slack(RouterConfig::default()), all, 0..6).unwrap();
     let paper = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::paper(), node)) };
     sum.add(&router_and_keeper(|| slack(RouterConfig::paper()), paper, 0..12).unwrap());
     let first_come = || -> Box<dyn Router> { Box::new(FirstCome::new(FirstComeConfig::default()).unwrap()) };

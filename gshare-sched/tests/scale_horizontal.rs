@@ -1,5 +1,5 @@
 //! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic one against what Algorithm 1
-//! promises, one test per resolution, and both halves of the co-scaler together.
+//! promises, one test per resolution, and a vertical scaler beside a horizontal one.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
@@ -8,7 +8,7 @@ use gshare_core::{
     SmShare, Timestamp,
 };
 use gshare_sched::scale::{
-    CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, FunctionScale,
+    DiluVertical, DiluVerticalConfig, FunctionScale,
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalError, HorizontalEvent,
     HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, ScaleState,
     StopReason, VerticalAction, VerticalEvent, VerticalScaler,
@@ -457,28 +457,26 @@ fn a_function_that_is_removed_leaves_nothing_behind() {
 /// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
 #[test]
 fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
-    let vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
-    let horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
-    let mut scaler = CoScaler::new(vertical, horizontal);
+    let mut vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
+    let mut horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
     let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId::new(0));
     let share = |request, limit| {
         QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
     };
     let mut now = Timestamp::from_millis(1_000);
-    let mut actions = Vec::new();
-    let mut handle = |now, event, actions: &mut Vec<_>| scaler.handle(now, event, actions).unwrap();
+    let (mut ups, mut outs) = (Vec::new(), Vec::new());
     let spec = simple(1, 4);
-    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::FunctionAdded { function: F, spec }), &mut actions);
+    horizontal.handle(now, HorizontalEvent::FunctionAdded { function: F, spec }, &mut outs).unwrap();
     let instance = InstanceId::new(0);
-    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::InstanceReady { instance }), &mut actions);
+    horizontal.handle(now, HorizontalEvent::InstanceReady { instance }, &mut outs).unwrap();
     for (client, quota, class) in [
         (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
         (trainer, share(20, 100), ServiceClass::BestEffort),
     ] {
         let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
-        handle(now, CoScaleEvent::Vertical(joined), &mut actions);
+        vertical.handle(now, joined, &mut ups).unwrap();
     }
-    actions.clear();
+    outs.clear();
     let (mut raised, mut started) = (None, None);
     // 60 iterations of 20 ms at ease; from then on more load than an instance serves, and cycles of 40 ms.
     for iteration in 0..700u64 {
@@ -490,30 +488,25 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
             now = now.saturating_add(Duration::from_millis(5));
             for client in [owner, trainer] {
                 let used = VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 10 };
-                handle(now, CoScaleEvent::Vertical(used), &mut actions);
+                vertical.handle(now, used, &mut ups).unwrap();
             }
-            handle(now, CoScaleEvent::DeadlineReached, &mut actions);
+            vertical.handle(now, VerticalEvent::DeadlineReached, &mut ups).unwrap();
+            horizontal.handle(now, HorizontalEvent::DeadlineReached, &mut outs).unwrap();
             if now.as_nanos().is_multiple_of(1_000_000_000) {
                 let rate = rps(if burst { 80 } else { 20 });
                 let load = HorizontalEvent::LoadReported { function: F, rate };
-                handle(now, CoScaleEvent::Horizontal(load), &mut actions);
+                horizontal.handle(now, load, &mut outs).unwrap();
             }
         }
         let (client, model, batch) = (owner, ModelId::new(0), 1);
         let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
-        handle(now, CoScaleEvent::Vertical(done), &mut actions);
-        for action in actions.drain(..) {
-            match action {
-                CoScaleAction::Vertical(VerticalAction::Issue { client, tokens: 3_000 })
-                    if client == owner =>
-                {
-                    raised.get_or_insert(iteration);
-                }
-                CoScaleAction::Horizontal(HorizontalAction::Start { .. }) => {
-                    started.get_or_insert(now);
-                }
-                _ => {}
-            }
+        vertical.handle(now, done, &mut ups).unwrap();
+        let raises = VerticalAction::Issue { client: owner, tokens: 3_000 };
+        if ups.drain(..).any(|action| action == raises) {
+            raised.get_or_insert(iteration);
+        }
+        if outs.drain(..).any(|action| matches!(action, HorizontalAction::Start { .. })) {
+            started.get_or_insert(now);
         }
     }
     let burst_began = Timestamp::from_millis(1_000 + 60 * 20);
@@ -521,7 +514,7 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
     let waited = started.expect("load stayed").saturating_since(burst_began);
     assert!((Duration::from_secs(19)..=Duration::from_secs(21)).contains(&waited), "{waited}");
     assert!(matches!(
-        scaler.vertical().gpu(gpu).unwrap().state,
+        vertical.gpu(gpu).unwrap().state,
         ScaleState::Emergency { .. } | ScaleState::Contention
     ));
 }
@@ -885,24 +878,6 @@ fn settings_of_the_peak_scaler_that_cannot_be_are_refused_by_name() {
     assert_eq!(error(&|config| config.keep_reports = 0), "keep_reports");
     assert_eq!(error(&|config| config.sustained_reports = 3_601), "sustained_reports");
     assert_eq!(error(&|config| config.lazy.window_reports = 0), "window_reports");
-}
-
-#[test]
-fn the_pair_that_fits_best_starts_only_what_peaks_need() {
-    let mut scaler = CoScaler::learning(16).unwrap();
-    let (mut now, mut actions) = (Timestamp::from_millis(1_000), Vec::new());
-    let added = HorizontalEvent::FunctionAdded { function: F, spec: surging(2, 8) };
-    scaler.handle(now, CoScaleEvent::Horizontal(added), &mut actions).unwrap();
-    for _ in 0..60 {
-        now = now.saturating_add(Duration::from_secs(1));
-        let report = HorizontalEvent::LoadReported { function: F, rate: rps(160) };
-        scaler.handle(now, CoScaleEvent::Horizontal(report), &mut actions).unwrap();
-    }
-    let started = actions
-        .iter()
-        .filter(|action| matches!(action, CoScaleAction::Horizontal(HorizontalAction::Start { .. })));
-    assert_eq!(started.count(), 2, "the lazy one would have two more");
-    assert_eq!(CoScaler::learning(0).unwrap_err().field, "max_clients");
 }
 
 /// The peak scaler as its essay says it: a whole lazy scaler beside it says how many are entitled.

@@ -41,7 +41,7 @@
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use crate::scale::{
-    ClientScale, GpuScale, ScaleState, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
+    ClientScale, GpuScale, ScaleState, VerticalAction, VerticalError, VerticalEvent,
     VerticalScaler,
 };
 use gshare_core::slots::NamedSlots;
@@ -65,8 +65,6 @@ crate::settings_table::settings! {
         /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
         #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
         pub period: Duration = Duration::from_millis(5), with_period;
-        /// The unit of tokens. With microseconds the bound on a client is a time, for kernels of any kind.
-        pub unit: TokenUnit = TokenUnit::Micros, with_unit;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
         /// Growth of a client's tokens in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
@@ -115,12 +113,9 @@ impl DiluVerticalConfig {
         })
     }
 
-    /// `M` of a GPU without calibration; `None` where the unit has no default.
-    fn default_max_tokens(&self) -> Option<u64> {
-        match self.unit {
-            TokenUnit::Micros => Some(self.period.as_nanos() / 1_000),
-            _ => None,
-        }
+    /// `M` of a GPU without calibration: the microseconds of a period.
+    fn default_max_tokens(&self) -> u64 {
+        self.period.as_nanos() / 1_000
     }
 }
 
@@ -287,8 +282,7 @@ struct Plan {
 /// 9. An owner is raised while others still hold their old tokens. The scaler issues smaller amounts first.
 /// 10. `R_last` of a newcomer is open. Here it is the newcomer's request, and for others than owners at most the free tokens.
 /// 11. A kernel larger than the tokens of a period never runs. Here it may run while any token is left, and the client pays the debt back.
-/// 12. Blocks are no measure of time. A token is a predicted microsecond unless the host wants blocks, and `M` must be calibrated for
-///     blocks.
+/// 12. Blocks are no measure of time. A token is a predicted microsecond, unless the host calibrates `M` for blocks.
 /// 13. As printed, CONTENTION never gives back the tokens an EMERGENCY took, as long as its owner stays busy. The authors' published
 ///     implementation raises the limit at every fifth good KLC; so does step 3.
 ///
@@ -353,8 +347,8 @@ impl DiluVertical {
         Some((client, gpu))
     }
 
-    fn max_tokens(&self, gpu: GpuId) -> Option<u64> {
-        self.at(gpu).map(|gpu| gpu.max_tokens).or_else(|| self.config.default_max_tokens())
+    fn max_tokens(&self, gpu: GpuId) -> u64 {
+        self.at(gpu).map_or_else(|| self.config.default_max_tokens(), |gpu| gpu.max_tokens)
     }
 
     /// The tokens a share guarantees, and the most it may get, of `max_tokens`.
@@ -396,7 +390,7 @@ impl DiluVertical {
                 if let ServiceClass::SloSensitive { tolerance: BasisPoints::ZERO } = class {
                     return Err(VerticalError::ZeroTolerance { client });
                 }
-                let max_tokens = self.max_tokens(gpu).ok_or(VerticalError::NotCalibrated { gpu })?;
+                let max_tokens = self.max_tokens(gpu);
                 let guaranteed = self.at(gpu).map_or(0, |gpu| gpu.guaranteed);
                 within(gpu, guaranteed + self.tokens(quota, max_tokens).0, max_tokens)
             }
@@ -671,7 +665,7 @@ impl DiluVertical {
     }
 
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, quota: QuotaRange, class: ServiceClass) {
-        let Some(max_tokens) = self.max_tokens(gpu) else { return };
+        let max_tokens = self.max_tokens(gpu);
         if self.present == 0 {
             // No present client's period is cut short.
             self.period_end = now.saturating_add(self.config.period);
