@@ -2,6 +2,7 @@
 
 pub mod cases;
 pub mod churn;
+pub mod dual_feasible;
 pub mod mixes;
 pub mod peers;
 pub mod replay;

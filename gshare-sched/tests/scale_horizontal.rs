@@ -8,10 +8,10 @@ use gshare_core::{
     SmShare, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, FunctionScale,
-    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalError, HorizontalEvent,
-    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, ScaleState,
-    StopReason, VerticalAction, VerticalEvent, VerticalScaler,
+    DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal,
+    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, ScaleState, StopReason, VerticalAction,
+    VerticalEvent, VerticalScaler,
 };
 use proptest::prelude::*;
 

@@ -41,8 +41,7 @@
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use crate::scale::{
-    ClientScale, GpuScale, ScaleState, VerticalAction, VerticalError, VerticalEvent,
-    VerticalScaler,
+    ClientScale, GpuScale, ScaleState, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
 };
 use gshare_core::slots::NamedSlots;
 use gshare_core::{
