@@ -3,6 +3,7 @@
 pub mod cases;
 pub mod churn;
 pub mod dual_feasible;
+pub mod first_come;
 pub mod mixes;
 pub mod peers;
 pub mod replay;

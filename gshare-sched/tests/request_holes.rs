@@ -7,8 +7,8 @@ use gshare_core::{
     Timestamp,
 };
 use gshare_sched::request::{
-    CachePolicy, LocalityScheduler, ModelProfile, Policy, RejectReason, RequestAction,
-    RequestError, RequestEvent, RequestPlace, RequestScheduler, SchedulerConfig, TenantLimits, Tier,
+    CachePolicy, LocalityScheduler, ModelProfile, Policy, RejectReason, RequestAction, RequestError,
+    RequestEvent, RequestPlace, RequestScheduler, SchedulerConfig, TenantLimits, Tier,
 };
 
 const A: u32 = 0;

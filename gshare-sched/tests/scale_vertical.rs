@@ -6,8 +6,8 @@ use gshare_core::{
     BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, ScaleState, TokenBalance, VerticalAction, VerticalError,
-    VerticalEvent, VerticalScaler,
+    DiluVertical, DiluVerticalConfig, ScaleState, TokenBalance, VerticalAction, VerticalError, VerticalEvent,
+    VerticalScaler,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};

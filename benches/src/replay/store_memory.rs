@@ -216,12 +216,12 @@ fn build(built: bool) -> Result<PathBuf> {
         Some(name) => name,
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = std::process::Command::new(cargo)
+    let status = Command::new(cargo)
         // Not quiet: it may take minutes, or wait for another cargo, and says so on stderr.
         .args(["build", "--package", "gshare-fake-cuda", "--profile", profile, "--target-dir"])
         .arg(dir.parent().context("no target directory")?)
         .current_dir(root)
-        .stdout(std::process::Stdio::null())
+        .stdout(Stdio::null())
         .status()
         .context("cargo")?;
     ensure!(status.success(), "cargo build: {status}");

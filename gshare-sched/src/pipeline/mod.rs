@@ -44,7 +44,6 @@ mod balance;
 mod balanced;
 mod bottleneck;
 mod costs;
-mod first_come;
 mod free_slices;
 mod instances;
 mod lattice;
@@ -59,7 +58,6 @@ mod slice_assigner;
 
 pub use assign::LeastFragmentation;
 pub use balance::Balance;
-pub use first_come::{FirstCome, FirstComeConfig};
 pub use free_slices::*;
 pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};

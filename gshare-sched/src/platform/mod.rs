@@ -69,7 +69,7 @@ pub use functions::{FunctionState, FunctionStats, FunctionView};
 pub use pool::*;
 pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
-pub use sliced::{MakeKeeper, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
+pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
 pub use whole::WholePool;
 
 use functions::Function;

@@ -6,8 +6,8 @@ use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation,
-    PartitionConfig, Partitioner, RankMode, Router, RouterConfig, SlackRouter,
+    EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
+    Partitioner, RankMode, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
 use gshare_sim::Make;

@@ -242,8 +242,6 @@ policy_names! {
         /// By slack, with our changes. The default.
         #[default]
         Ours,
-        /// In the order of arrival.
-        FirstCome,
     }
 
     /// A keeper of instances on MIG slices.

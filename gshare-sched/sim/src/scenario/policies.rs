@@ -6,11 +6,9 @@ use super::{
 };
 use crate::world::Function;
 use gshare_core::{GpuShare, Quota, QuotaRange};
-use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig, RouterConfig};
+use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
-use gshare_sched::platform::{
-    PackerSettings, Platform, PlatformSettings, RouterSettings, ScalerSettings, Work,
-};
+use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, Work};
 use gshare_sched::request::{Policy, SchedulerConfig};
 use gshare_sched::scale::{LazyHorizontalConfig, PeakHorizontalConfig};
 
@@ -46,10 +44,7 @@ impl Scenario {
         }
         match self.policies.router {
             RouterName::Ours | RouterName::Own(_) => {}
-            RouterName::Paper => settings.sliced.router = RouterSettings::Slack(RouterConfig::paper()),
-            RouterName::FirstCome => {
-                settings.sliced.router = RouterSettings::FirstCome(FirstComeConfig::default());
-            }
+            RouterName::Paper => settings.sliced.router = RouterConfig::paper(),
         }
         if self.policies.keeper == PipelineName::Paper {
             settings.sliced.keeper = KeeperConfig::paper();

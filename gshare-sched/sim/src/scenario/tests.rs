@@ -95,11 +95,7 @@ fn what_cannot_be_is_refused_by_field_and_bound() {
         ("\"lazy\"", "\"lasy\"", "policies.scaler is lasy: one of heuristic, lazy, peaks"),
         ("\"dilu\"", "\"first_fit\"", "policies.packer is first_fit: one of max_rects, dilu"),
         ("\"lalbo3\"", "\"lru\"", "policies.request is lru: one of lalb, lalbo3, ours"),
-        (
-            "router = \"paper\"",
-            "router = \"slack\"",
-            "policies.router is slack: one of paper, ours, first_come",
-        ),
+        ("router = \"paper\"", "router = \"slack\"", "policies.router is slack: one of paper, ours"),
         ("slo = \"69ms\"", "slow = \"69ms\"", "unknown field `slow`"),
         ("slo = \"69ms\"", "slo = \"69\"", "`69` is not a length of time"),
         ("slo = \"69ms\"", "slo = \"0s\"", "function `classify`: slo is 0: need more"),
