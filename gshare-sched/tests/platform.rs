@@ -11,12 +11,13 @@ use gshare_core::{
     RequestId, SmShare, TenantId, Timestamp,
 };
 use gshare_sched::mig::GpuModel;
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
     InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError,
     PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use gshare_sched::request::{TenantLimits, Tier};
+use gshare_sched::request::Tier;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile};

@@ -70,6 +70,7 @@ pub use pool::*;
 pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
+pub use tenant_limits::TenantLimits;
 pub use whole::WholePool;
 
 use functions::Function;
@@ -235,10 +236,8 @@ impl Platform {
                 Err(PlatformError::UnknownDevice { gpu: *gpu })
             }
             PlatformEvent::TenantLimited { tenant, limits } => {
-                for (field, value) in [("max_processes", limits.max_processes), ("weight", limits.weight)] {
-                    if value == 0 {
-                        return Err(PlatformError::ZeroLimit { tenant: *tenant, field });
-                    }
+                if limits.max_processes == 0 {
+                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
                 }
                 Ok(())
             }

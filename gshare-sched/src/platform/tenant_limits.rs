@@ -1,15 +1,33 @@
 //! Limits of the cluster's tenants, checked before any pool hears of their requests.
 //!
 //! A tenant's requests wait in the tenant's own line while it has its full number at work, or has used its GPU time in this window
-//! (GPU-enabled FaaS, section VI, here for all regimes; the paper's weights and fairness stay with the request scheduler of whole
-//! devices). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
+//! (GPU-enabled FaaS, section VI, here for all regimes). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
 //! before its first request has ended. Requests that can still meet their SLO go first, in the order of arrival, then the others in
 //! the same order: as in pools ([`FractionalPool`](super::FractionalPool)), all requests behind a burst would be late otherwise.
 //! The platform's `max_held` bounds the wait of a late request.
 
-use crate::request::TenantLimits;
-use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+
+gshare_core::config! {
+    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct TenantLimits {
+        /// Most of its requests that are at work at once; the others wait in the tenant's line. More than 0.
+        pub max_processes: u32 = u32::MAX;
+        /// Share of the time of all GPUs, settled over the platform's window.
+        #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
+        pub gpu_time: BasisPoints = BasisPoints::WHOLE;
+        /// Share of the memory of all GPUs that instances of its functions may occupy.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+        pub memory: BasisPoints = BasisPoints::WHOLE;
+        /// Most requests of it that may wait; one more is rejected.
+        pub max_waiting: u32 = u32::MAX;
+    }
+}
 
 #[derive(Debug, Default)]
 struct Tenant {

@@ -3,7 +3,6 @@
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
 use gshare_sched::request::{
     CachePolicy, GpuRecord, LocalityScheduler, Policy, RequestEvent, RequestScheduler, SchedulerConfig,
-    TenantLimits,
 };
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Fate, Outcome, chaos, simulate};
@@ -30,7 +29,6 @@ pub(crate) fn config(seed: u64) -> SchedulerConfig {
     config.max_batch = u16::try_from(rng.between(1, 4)).unwrap_or(1);
     config.batch_marginal = BasisPoints::from_percent(50).expect("below 100");
     config.max_attempts = u8::try_from(rng.between(1, 5)).unwrap_or(3);
-    config.fairness = rng.percent(40).then(|| Duration::from_millis(rng.between(100, 10_000)));
     if rng.percent(30) {
         config.host_memory = Bytes::from_gib(rng.between(1, 16));
     }
@@ -47,12 +45,8 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let mut rng = Rng::new(seed ^ 0xcafe);
     if rng.percent(40) {
         for tenant in 0..2 {
-            let mut limits = TenantLimits::default();
-            limits.max_processes = u32::try_from(rng.between(1, 6)).unwrap_or(1);
-            limits.gpu_time = BasisPoints::from_percent(40).expect("below 100");
-            limits.memory = BasisPoints::from_percent(60).expect("below 100");
-            limits.weight = u32::try_from(rng.between(1, 4)).unwrap_or(1);
-            let event = RequestEvent::TenantLimited { tenant: TenantId::new(tenant), limits };
+            let memory = BasisPoints::from_percent(60).expect("below 100");
+            let event = RequestEvent::TenantLimited { tenant: TenantId::new(tenant), memory };
             scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
         }
     }

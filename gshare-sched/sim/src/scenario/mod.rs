@@ -76,8 +76,8 @@ pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, TenantId};
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Regime};
-use gshare_sched::request::TenantLimits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -301,8 +301,6 @@ pub struct TenantText {
     pub gpu_time: Option<Text<gshare_core::Quota>>,
     /// The share of the memory of all devices.
     pub memory: Option<Text<gshare_core::Quota>>,
-    /// The tenant's weight beside others.
-    pub weight: Option<u32>,
 }
 
 impl TenantText {
@@ -313,7 +311,6 @@ impl TenantText {
         };
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
         limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
-        limits.weight = self.weight.unwrap_or(limits.weight);
         (limits.gpu_time, limits.memory) = (points(&self.gpu_time), points(&self.memory));
         limits
     }

@@ -72,10 +72,6 @@ impl LocalityScheduler {
         self.queue.classes.iter().any(|class| class.serves(kind))
     }
 
-    pub(super) fn any_idle(&self) -> bool {
-        self.idle.iter().any(|idle| !idle.is_empty())
-    }
-
     /// One turn of an idle GPU.
     pub(super) fn serve(&mut self, gpu: u32, actions: &mut Vec<RequestAction>) {
         if self.rule.seeks_copies() {
