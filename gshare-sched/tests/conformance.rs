@@ -49,12 +49,9 @@ fn tampered<E: Engine + ?Sized>(
 #[test]
 fn packers_conform() {
     let area_fit = MaxRectsConfig::default();
-    for config in [
-        area_fit,
-        area_fit.with_rearrange_gpus(0),
-        area_fit.with_heuristic(Heuristic::ContactCorner),
-        area_fit.with_heuristic(Heuristic::BestShortSideFit),
-    ] {
+    for config in
+        [area_fit, area_fit.with_rearrange_gpus(0), area_fit.with_heuristic(Heuristic::ContactCorner)]
+    {
         packer_ext(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
     }
     let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");

@@ -147,21 +147,6 @@ fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {
 }
 
 #[test]
-fn without_parking_it_waits_for_as_long_as_a_request_may() {
-    let config = FractionalConfig::default().without_parking().with_max_wait(MS(5_000));
-    let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
-    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
-    host.deploy(0, inference(9));
-    host.deploy(1, inference(9));
-    host.load(0, MS(100), 300);
-    host.load(1, MS(100), 1);
-    host.run(Duration::from_secs(20));
-    assert_eq!(host.rejected(), [Rejection::WaitedTooLong]);
-    assert!(host.platform.function(FunctionId::new(1)).unwrap().stats.unmet > 0, "and it is told");
-}
-
-#[test]
 fn a_busy_instance_makes_way_for_one_that_has_waited_long_and_comes_back() {
     let mut host = Host::with(&[16]);
     host.deploy(0, inference(9));

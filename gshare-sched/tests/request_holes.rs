@@ -192,15 +192,14 @@ fn hole_02_a_scan_that_passes_by_is_no_skip() {
 #[test]
 fn hole_04_a_gpu_that_was_given_a_request_is_busy_in_the_same_round() {
     let mut rig = Rig::new(o3(25), 1);
-    rig.model(B, 4, 0, 1_000, 9_000);
-    rig.busy(0, 1, B);
-    rig.ask(2, B);
-    assert!(rig.is_local(2, 0));
+    rig.busy(0, 1, A);
     rig.join(1, 0, 8);
+    rig.ask(2, A);
+    assert!(rig.is_local(2, 0), "to wait is sooner than to load");
     rig.join(2, 0, 8);
     // Both requests are without a GPU in one round. The first goes to GPU 1; for the second GPU 1 is busy, and GPU 2 is sooner.
     let lost = RequestEvent::GpuLost { gpu: GpuId::new(0) };
-    assert_eq!(rig.send(lost), [load(1, B), load(2, B)]);
+    assert_eq!(rig.send(lost), [load(1, A), load(2, A)]);
 }
 
 #[test]

@@ -45,7 +45,7 @@
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
 //!   exact set, so there is no threshold. The paper's policy stands beside the benches, for comparison.
 //! - A packing proves only that *some* schedule keeps every quota. [`SlotTable`] is that schedule, and
-//!   [`MultiToken`](crate::token::MultiToken) keeps it; [`admission`] tests what can be promised without rectangles.
+//!   [`MultiToken`](crate::token::MultiToken) keeps it.
 //!
 //! # Which policy when
 //! | policy | for |
@@ -56,7 +56,6 @@
 //! | ... with [`Packer::place_all`] | a set that is known beforehand |
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
-pub mod admission;
 mod areas;
 mod geometry;
 mod ids;

@@ -87,9 +87,6 @@ crate::settings_table::settings! {
         /// The longest time the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
         #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
         pub max_held: Duration = Duration::from_secs(60), with_max_held;
-        /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
-        #[cfg_attr(feature = "serde", serde(rename = "tenant_window_ns"))]
-        pub tenant_window: Duration = Duration::from_secs(60), with_tenant_window;
     }
 }
 
@@ -172,14 +169,14 @@ impl Platform {
     pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(config {
-            max_held, tenant_window in least..=day, "need more than 0, at most a day";
+            max_held in least..=day, "need more than 0, at most a day";
         })?;
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
                 return Err(PlatformError::PoolTwice { regime: pool.regime() });
             }
         }
-        let (instances, tenants) = (Instances::new(pools.len()), Tenants::new(config.tenant_window));
+        let (instances, tenants) = (Instances::new(pools.len()), Tenants::default());
         Ok(Self {
             config,
             pools,

@@ -123,8 +123,6 @@ crate::settings_table::settings! {
         pub eviction: Duration = Duration::ZERO, with_eviction;
         /// Whether profiled times are corrected by observed ones. Yes.
         pub learn: bool = true, with_learn;
-        /// Mean deviations that are added to the time of each request in a local queue. 1.
-        pub deviations: u32 = 1, with_deviations;
         /// How often a request is tried before it is rejected. 3.
         pub max_attempts: u8 = 3, with_max_attempts;
         /// Pinned memory of each node for models. 0: no such tier, as in the paper.
@@ -160,7 +158,6 @@ impl SchedulerConfig {
             skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips no request)";
             max_batch in 1..=1024, "need 1 to 1024";
             eviction in ..=hour, "need at most 3600s";
-            deviations in ..=100, "need at most 100";
             max_attempts in 1.., "need more than 0";
             max_requests in 1..=1 << 26, "need 1 to 67108864";
             max_gpus, max_models in 1..=1 << 24, "need 1 to 16777216";

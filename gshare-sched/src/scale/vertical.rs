@@ -23,7 +23,7 @@
 //! 2. **The GPU's state** is its owners' worst: EMERGENCY (of the highest severity), else CONTENTION, else RECOVERY; NONE without any.
 //! 3. **The others** want their limit in NONE, and `min(grown(last), limit)` in RECOVERY. In EMERGENCY each wants `min(request, last)`,
 //!    divided by the severity once per finished KLC. In CONTENTION each wants `last`, and `min(grown(last), limit)` once per `calm_cycles`
-//!    KLCs in a row within `calm_growth` of the minimum.
+//!    KLCs in a row within 20 % of the minimum.
 //! 4. **Share out** `M`: first every floor (in NONE: every request); then the owners' wishes beyond it, in proportion to the wish times
 //!    the severity; then the others' wishes beyond their floors, in proportion to their requests.
 //! 5. **Issue** the changes: first smaller amounts, then larger ones.
@@ -58,6 +58,16 @@ const WHOLE: u64 = 10_000;
 /// The highest severity: beyond four times the shortest KLC, a longer one is no sign of more trouble.
 const MAX_SEVERITY: u64 = 4 * WHOLE;
 
+/// Excess over the shortest KLC up to which a KLC is good. KLCs vary as much without any neighbour.
+const CALM_GROWTH: BasisPoints = BasisPoints::percent(20);
+
+/// The least tolerance, with `learn`: KLCs of one batch size vary by as much.
+const MIN_TOLERANCE: BasisPoints = BasisPoints::percent(5);
+
+/// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`: between two batches of a queue one
+/// period may begin and end without a launch.
+const REST_PERIODS: u64 = 2;
+
 crate::settings_table::settings! {
     /// Settings of [`DiluVertical`].
     pub struct DiluVerticalConfig {
@@ -71,18 +81,9 @@ crate::settings_table::settings! {
         pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
         /// Good KLCs in a row before others grow beside a busy owner. 5.
         pub calm_cycles: u32 = 5, with_calm_cycles;
-        /// Excess over the shortest KLC up to which a KLC is good. 20 %: KLCs vary as much without any neighbour.
-        #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
-        pub calm_growth: BasisPoints = BasisPoints::percent(20), with_calm_growth;
         /// The scaler ignores shorter KLCs. 10 ms, two periods: the wait for the next period is no contention.
         #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
         pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
-        /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
-        #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
-        pub min_tolerance: BasisPoints = BasisPoints::percent(5), with_min_tolerance;
-        /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: between two batches of a
-        /// queue one period may begin and end without a launch.
-        pub rest_periods: u32 = 2, with_rest_periods;
         /// Share of a client with a smaller guarantee, within its limit. 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
         pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
@@ -104,7 +105,7 @@ impl DiluVerticalConfig {
         }
         gshare_core::check_fields!(self {
             period in ms(1)..=ms(1_000), "need 1ms to 1s";
-            window_periods, rest_periods in 1..=100_000, "need 1 to 100000";
+            window_periods in 1..=100_000, "need 1 to 100000";
             calm_cycles in 1.., "need at least 1";
             min_cycle in Duration::from_micros(1)..=ms(60_000), "need 1us to 60s";
             max_clients in 1..=1 << 20, "need 1 to 1048576";
@@ -303,9 +304,9 @@ struct Plan {
 ///   `T / (1 - rho)`, and KLCs `s` times as long multiply it by `s (1 - rho) / (1 - s rho)`. To stay within `1 + tolerance`, `s` may be
 ///   `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance for an owner with hardly any requests, and nothing for an owner with
 ///   back-to-back iterations, as in a burst. `rho` is the last KLC's part of the time since the end of the one before, and the
-///   tolerated excess is never less than `min_tolerance` (5 %). With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
+///   tolerated excess is never less than 5 %. With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
 ///   one before, and 5 % if it began at once.
-/// - **Rest.** An owner rests when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on a GPU rest or
+/// - **Rest.** An owner rests when it has neither launched nor waited for tokens for 2 periods. While all owners on a GPU rest or
 ///   are idle, they lend the others all tokens without a guarantee, at once; with an owner's next launch the others are back at their own
 ///   tokens one period later. The printed window of half a second is longer than the pauses between bursts, so the tokens a burst took
 ///   would stay taken for as long as bursts went on.
@@ -531,7 +532,7 @@ impl DiluVertical {
                     plan.cap = limit;
                     let needs = self.grown(client.demand).clamp(request, limit);
                     plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants.max(needs) };
-                    if client.rests(ended, u64::from(self.config.rest_periods)) {
+                    if client.rests(ended, REST_PERIODS) {
                         plan.wants = request;
                     }
                 }
@@ -600,7 +601,7 @@ impl DiluVertical {
 
     /// Whether all owners rest or are idle.
     fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
-        let (window, rest) = (u64::from(self.config.window_periods), u64::from(self.config.rest_periods));
+        let (window, rest) = (u64::from(self.config.window_periods), REST_PERIODS);
         let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
         self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
@@ -757,9 +758,9 @@ impl DiluVertical {
         cycle: Duration,
     ) {
         let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
-        let least = u64::from(self.config.min_tolerance.get());
+        let least = u64::from(MIN_TOLERANCE.get());
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
-        let well = u64::from(self.config.calm_growth.get());
+        let well = u64::from(CALM_GROWTH.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         let ServiceClass::SloSensitive { tolerance } = client.class else { return };
         let before = client.finished.replace(first_launch.saturating_add(cycle));

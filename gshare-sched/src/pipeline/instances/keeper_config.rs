@@ -78,8 +78,6 @@ crate::settings_table::settings! {
         pub cool_windows: u32 = 6, with_cool_windows;
         /// Most shared instances of a function. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
         pub max_shared: u32 = 2, with_max_shared;
-        /// Most instances of a function that start at the same time.
-        pub max_starting: u32 = 4, with_max_starting;
         /// The costs of loading.
         pub load: LoadCosts = LoadCosts::default(), with_load;
     }
@@ -114,7 +112,7 @@ impl KeeperConfig {
         gshare_core::check_fields!(self {
             window in Duration::from_nanos(1).., "need more than 0";
             hot_below in ..=self.hot_above, "need at most hot_above";
-            cool_windows, max_shared, max_starting in 1.., "need more than 0";
+            cool_windows, max_shared in 1.., "need more than 0";
         })?;
         gshare_core::check_fields!(load {
             host_bytes_per_second, storage_bytes_per_second in 1.., "need more than 0";

@@ -26,6 +26,8 @@ use std::collections::BTreeSet;
 const SHARED_IDLE: u64 = 10;
 /// A shared slice with more work than this percentage gets no further instance while another slice will do.
 const SHARED_FULL: u64 = 70;
+/// The most instances of a function that start at the same time: a burst may need several, a node has few slices.
+const MAX_STARTING: usize = 4;
 /// The utilisation in percent that a function's remaining instances may reach after a drain.
 const DRAIN_BELOW: u64 = 60;
 
@@ -210,7 +212,7 @@ impl Keeper {
             all.filter(|one| one.is_serving() || one.state == State::Starting)
         };
         let starting = mine().filter(|one| one.state == State::Starting).count();
-        if starting >= self.config.max_starting as usize {
+        if starting >= MAX_STARTING {
             return;
         }
         if mine().next().is_none() {
