@@ -5,6 +5,7 @@ pub mod churn;
 pub mod dual_feasible;
 pub mod first_come;
 pub mod mixes;
+pub mod peaks;
 pub mod peers;
 pub mod replay;
 pub mod seeds;

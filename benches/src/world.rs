@@ -12,6 +12,7 @@
 
 use crate::cases::{self, CaseRun};
 use crate::first_come::FirstCome;
+use crate::peaks::PeakHorizontal;
 use crate::replay::aligned;
 use crate::replay::progress::Progress;
 use crate::seeds::{cpus, in_order};
@@ -94,7 +95,8 @@ impl Options {
 
 /// A program's own policies, and those that our scenarios compare with ours.
 pub fn with_baselines(own: &Own) -> Own {
-    own.clone().with_router("first_come", || Box::new(FirstCome::default()))
+    let own = own.clone().with_router("first_come", || Box::new(FirstCome::default()));
+    own.with_scaler("peaks", || Box::new(PeakHorizontal::default()))
 }
 
 /// Reads the command line and carries it out; ends the program with 1 at a seed that breaks a promise.

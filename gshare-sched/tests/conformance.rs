@@ -18,8 +18,7 @@ use gshare_sched::request::{
 };
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
-    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, StopReason,
-    VerticalAction, VerticalScaler,
+    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, StopReason, VerticalAction, VerticalScaler,
 };
 use gshare_sim::conformance::{
     Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,
@@ -111,8 +110,6 @@ fn scalers_of_instances_conform() {
     horizontal_scaler(&lazy, 0..20).unwrap();
     let heuristic = || HeuristicHorizontal::new(HeuristicHorizontalConfig::default());
     horizontal_scaler(&|| Box::new(heuristic().expect("the defaults are valid")), 0..20).unwrap();
-    let peaks = || PeakHorizontal::new(PeakHorizontalConfig::default());
-    horizontal_scaler(&|| Box::new(peaks().expect("the defaults are valid")), 0..20).unwrap();
 }
 
 #[test]

@@ -29,20 +29,18 @@
 //! |---|---|
 //! | [`DiluVertical`] | moving tokens between the clients of a GPU every 5 ms (Dilu, Algorithm 2) |
 //! | [`LazyHorizontal`] | starting instances when load stays (Dilu, section 3.4.2) |
-//! | [`PeakHorizontal`] | the same, but only for peaks beyond the running instances' limits |
 //! | [`HeuristicHorizontal`] | choosing instances and their points by a profile (FaST-GShare, Algorithm 1) |
 //!
 //! Together they co-scale (Dilu, section 3.4): the first bad KLC raises an instance within one period, and load that stays starts
 //! another one. The vertical scaler runs in a node's daemon, the horizontal one in a platform, and neither needs the other.
 
+pub mod fleet;
 pub mod heuristic;
 pub mod lazy;
-pub mod peaks;
 pub mod vertical;
 
 mod apportion;
 mod cycle;
-mod fleet;
 mod forecast;
 mod horizontal_scaler;
 mod queue;
@@ -52,6 +50,5 @@ pub use fleet::FleetConfig;
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
 pub use horizontal_scaler::*;
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
-pub use peaks::{PeakHorizontal, PeakHorizontalConfig};
 pub use vertical::{DiluVertical, DiluVerticalConfig};
 pub use vertical_scaler::*;

@@ -202,8 +202,6 @@ policy_names! {
         Heuristic,
         /// Lazily, by windows of load (Dilu, section 3.4.2).
         Lazy,
-        /// By the peaks of the past load.
-        Peaks,
     }
 
     /// A packer of shares on devices.

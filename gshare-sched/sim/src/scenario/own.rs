@@ -129,8 +129,7 @@ impl Own {
             own.packer = Some(named("policies.packer", name, &["max_rects", "dilu"], &self.packers)?());
         }
         if let ScalerName::Own(name) = &policies.scaler {
-            let ours = ["heuristic", "lazy", "peaks"];
-            own.scaler = Some(named("policies.scaler", name, &ours, &self.scalers)?());
+            own.scaler = Some(named("policies.scaler", name, &["heuristic", "lazy"], &self.scalers)?());
         }
         if let QueueName::Own(name) = &policies.queue {
             own.order = Some(named("policies.queue", name, &["arrival", "late_last"], &self.orders)?());

@@ -10,7 +10,7 @@ use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
 use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, Work};
 use gshare_sched::request::{Policy, SchedulerConfig};
-use gshare_sched::scale::{LazyHorizontalConfig, PeakHorizontalConfig};
+use gshare_sched::scale::LazyHorizontalConfig;
 
 impl Scenario {
     /// A platform with the policies of this scenario.
@@ -29,9 +29,6 @@ impl Scenario {
             ScalerName::Heuristic | ScalerName::Own(_) => {}
             ScalerName::Lazy => {
                 settings.fractional.scaler = ScalerSettings::Lazy(LazyHorizontalConfig::default());
-            }
-            ScalerName::Peaks => {
-                settings.fractional.scaler = ScalerSettings::Peaks(PeakHorizontalConfig::default());
             }
         }
         if self.policies.packer == PackerName::Dilu {
