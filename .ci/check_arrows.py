@@ -14,7 +14,6 @@ ARROWS = {
     # The whole-node simulation drives what ships: the daemon's Node and the hook's Meter.
     "gshare-sim": {"gshare-core", "gshare-meter", "gshare-sched"},
     "gshare-sched": {"gshare-core"},
-    "gshare-etcd": {"gshare-core", "gshare-sched"},
     "gshare-profile": {"gshare-core"},
     "gshare-modelstore": {"gshare-core", "gshare-cuda-abi"},
     "gshare-store-c": {"gshare-core", "gshare-modelstore"},

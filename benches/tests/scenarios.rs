@@ -1,8 +1,9 @@
 //! Every scenario file is read, and each that is `world`'s is run for a short while.
 
 use gshare_bench::cases::{self, CaseRun};
+use gshare_bench::world::with_baselines;
 use gshare_core::Duration;
-use gshare_sim::scenario::{Case, Scenario};
+use gshare_sim::scenario::{Case, Own, Scenario};
 use gshare_sim::world::{self, Depth};
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,10 @@ fn files() -> Vec<PathBuf> {
 }
 
 fn short(path: &Path) -> Vec<Case> {
-    Scenario::cases(path, &[("length".to_owned(), "1s".to_owned())])
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    let mut cases = Scenario::cases(path, &[("length".to_owned(), "1s".to_owned())])
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    cases.iter_mut().for_each(|case| case.scenario.own = with_baselines(&Own::default()));
+    cases
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::packet::{self, Descriptors};
 use crate::safetensors::{Dtype, Header};
 use crate::status::Status;
 use crate::store::{Access, ContentHash, MemoryTier};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
@@ -33,7 +34,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Why a request failed.
@@ -291,8 +292,7 @@ impl Client {
         descriptor: Option<BorrowedFd<'_>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Answered, ClientError> {
-        // A thread that panicked here left the number of a request that no thread waits for: harmless.
-        let mut turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.0.turn.lock();
         // The number 0 is that of releases, and of the connection itself.
         *turn = turn.checked_add(1).unwrap_or(1);
         let number = *turn;

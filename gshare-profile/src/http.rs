@@ -16,9 +16,10 @@
 use crate::executor::{ExecError, Executor, Ready};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
+use parking_lot::Mutex;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// How often a program that starts is asked whether it listens.
@@ -85,7 +86,7 @@ impl<P: Program> Http<P> {
                 let agent = ureq::Agent::new_with_config(config.build());
                 loop {
                     // A worker holds the lock only while it waits for its turn.
-                    let turn = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let turn = todo.lock().recv();
                     if turn.is_err() || done.send(request(&agent, &url, &body)).is_err() {
                         return;
                     }

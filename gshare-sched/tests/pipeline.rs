@@ -5,7 +5,6 @@ mod support;
 
 mod pipeline_assign;
 mod pipeline_bottleneck;
-mod pipeline_first_come;
 mod pipeline_input;
 mod pipeline_instances;
 mod pipeline_order;

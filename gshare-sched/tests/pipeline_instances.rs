@@ -8,7 +8,7 @@ use gshare_core::{
 use gshare_sched::Wrapped;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Choice, Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Keeper,
+    Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Keeper,
     KeeperConfig, LeastFragmentation, Node, PartitionConfig, Partitioner, RankMode,
 };
 use gshare_sched::platform::{
@@ -152,40 +152,6 @@ fn short(function: u32, behind: u64) -> InstanceEvent {
     InstanceEvent::Short { function, waiting: 9, behind }
 }
 
-/// For a request a pipeline on 1g and 2g needs 370 ms of three compute slices, the whole on 4g 300 ms of four: a
-/// twelfth more.
-#[test]
-fn of_plans_that_are_alike_the_fastest_is_taken_while_nobody_lacks_slices() {
-    let slices = |alike: u32, lacking: bool| {
-        let mut config = KeeperConfig::default();
-        (config.choice, config.alike_percent) = (Choice::PerSlice, alike);
-        let mut keeper = keeper(config, &node(&["4g.40gb", "2g.20gb", "1g.10gb", "4g.40gb"]));
-        add(&mut keeper, 0, chain(&[500, 50, 50], 8), goal(500));
-        add(&mut keeper, 1, chain(&[20], 30), goal(500));
-        assert_eq!(started(&requested(&mut keeper, 0, 0)), [(InstanceId::new(0), true, 1)], "shares a 4g");
-        tell(&mut keeper, 10, InstanceEvent::Started { instance: InstanceId::new(0) });
-        if lacking {
-            assert_eq!(started(&requested(&mut keeper, 20, 1)), [(InstanceId::new(1), true, 1)]);
-            tell(&mut keeper, 30, InstanceEvent::Started { instance: InstanceId::new(1) });
-            assert_eq!(
-                started(&tell(&mut keeper, 40, short(1, 5))),
-                [(InstanceId::new(2), false, 1)],
-                "the other 4g"
-            );
-            let unmet = InstanceAction::Unmet { function: FunctionId::new(1) };
-            assert_eq!(tell(&mut keeper, 50, short(1, 5)), [unmet]);
-            tell(&mut keeper, 60, InstanceEvent::Gone { instance: InstanceId::new(2) });
-        }
-        match started(&tell(&mut keeper, 70, short(0, 5)))[..] {
-            [(_, false, slices)] => slices,
-            ref other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(slices(10, false), 1);
-    assert_eq!(slices(0, false), 2);
-    assert_eq!(slices(10, true), 2, "every slice has to do as much as it can");
-}
-
 fn drained(actions: &[InstanceAction]) -> Vec<(InstanceId, InstanceReason)> {
     let drain = |action: &InstanceAction| match action {
         InstanceAction::Drain { instance, reason } => Some((*instance, *reason)),
@@ -195,10 +161,8 @@ fn drained(actions: &[InstanceAction]) -> Vec<(InstanceId, InstanceReason)> {
 }
 
 /// Function 0 has a shared instance and two exclusive ones, each used for 30 % of the last windows; function 1 shares.
-fn one_that_has_and_one_that_wants(even_out: bool) -> Keeper {
-    let mut config = KeeperConfig::default();
-    config.even_out = even_out;
-    let mut keeper = keeper(config, &node(&["2g.20gb"; 3]));
+fn one_that_has_and_one_that_wants() -> Keeper {
+    let mut keeper = keeper(KeeperConfig::default(), &node(&["2g.20gb"; 3]));
     for function in 0..2 {
         add(&mut keeper, function, chain(&[20, 20], 7), goal(500));
     }
@@ -223,28 +187,10 @@ fn one_that_has_and_one_that_wants(even_out: bool) -> Keeper {
     keeper
 }
 
-#[test]
-fn a_function_far_behind_gets_an_instance_of_one_that_can_spare_it() {
-    let mut keeper = one_that_has_and_one_that_wants(true);
-    assert_eq!(drained(&tell(&mut keeper, 21_000, short(1, 2))), [], "over before a new instance is up");
-    let taken = drained(&tell(&mut keeper, 21_100, short(1, 60)));
-    let [(instance, reason)] = taken[..] else { panic!("{taken:?}") };
-    assert_eq!(reason, InstanceReason::Reclaimed { function: FunctionId::new(1) });
-    assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 60))), [], "one at a time of the same function");
-    tell(&mut keeper, 22_000, InstanceEvent::Drained { instance });
-    let free = tell(&mut keeper, 22_100, InstanceEvent::Gone { instance });
-    assert_eq!(started(&free), [(InstanceId::new(4), false, 1)], "for the function it was taken for");
-    // A function that is about as far behind keeps what it has.
-    let mut keeper = one_that_has_and_one_that_wants(true);
-    tell(&mut keeper, 21_000, short(0, 40));
-    assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 60))), []);
-    assert_eq!(drained(&tell(&mut keeper, 21_200, short(1, 900))).len(), 1);
-}
-
 /// A request that waits there is late already; an instance that was given away, or that starts, would make timely ones late.
 #[test]
-fn slices_at_work_stay_where_they_are_unless_waits_are_to_be_even() {
-    let mut keeper = one_that_has_and_one_that_wants(false);
+fn slices_at_work_stay_where_they_are() {
+    let mut keeper = one_that_has_and_one_that_wants();
     assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 900))), []);
     // Idle ones are still taken.
     for millis in [29_000, 39_000] {
@@ -253,44 +199,6 @@ fn slices_at_work_stay_where_they_are_unless_waits_are_to_be_even() {
     }
     let taken = drained(&tell(&mut keeper, 41_000, short(1, 60)));
     assert_eq!(taken, [(InstanceId::new(2), InstanceReason::Reclaimed { function: FunctionId::new(1) })]);
-}
-
-#[test]
-fn what_a_burst_needed_is_free_for_others_soon_after_it() {
-    let mut keeper = one_that_has_and_one_that_wants(true);
-    for instance in [1, 2] {
-        let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(9));
-        tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
-    }
-    tell(&mut keeper, 29_900, short(0, 1));
-    assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it may go on");
-    let taken = drained(&tell(&mut keeper, 33_000, short(1, 4)));
-    assert!(
-        matches!(taken[..], [(_, InstanceReason::Reclaimed { function })] if function == FunctionId::new(1)),
-        "{taken:?}: unused for three seconds, and four behind is most of a start"
-    );
-    // While the burst lasts they are needed.
-    let mut keeper = one_that_has_and_one_that_wants(true);
-    for (millis, busy) in [(29_800, 9), (32_800, 2)] {
-        for instance in [1, 2] {
-            let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(busy));
-            tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
-        }
-    }
-    assert_eq!(drained(&tell(&mut keeper, 33_000, short(1, 4))), []);
-}
-
-#[test]
-fn who_is_not_short_gives_to_one_far_behind_if_the_others_can_do_its_work() {
-    for (busy, given) in [(7, 1), (10, 0)] {
-        let mut keeper = one_that_has_and_one_that_wants(true);
-        for instance in [1, 2] {
-            let (instance, busy) = (InstanceId::new(instance), Duration::from_secs(busy));
-            tell(&mut keeper, 29_800, InstanceEvent::Served { instance, busy });
-        }
-        assert_eq!(drained(&tell(&mut keeper, 31_000, short(1, 4))), [], "it cannot spare one");
-        assert_eq!(drained(&tell(&mut keeper, 31_100, short(1, 60))).len(), given, "used for {busy} s in 10");
-    }
 }
 
 #[test]
@@ -382,7 +290,7 @@ struct Held {
 fn no_order_takes_an_instance_that_is_kept() {
     let (mut kept, mut reclaimed, mut unmets) = (0, 0, 0);
     for seed in 0..60 {
-        let config = [KeeperConfig::default().with_even_out(true), KeeperConfig::paper()];
+        let config = [KeeperConfig::default(), KeeperConfig::paper()];
         let mut keeper =
             keeper(config[seed as usize % 2].clone(), &node(&["4g.40gb", "2g.20gb", "1g.10gb", "2g.20gb"]));
         let (mut rng, mut now) = (Rng::new(seed), 0);

@@ -25,9 +25,6 @@ struct Up {
     function: FunctionId,
     service: Service,
     draining: bool,
-    /// For fairness: slice time used, and whether it stands in line.
-    used: u64,
-    in_line: bool,
 }
 
 impl Up {
@@ -55,8 +52,6 @@ struct Literal {
     instances: Vec<Up>,
     /// Work of slices since their last load.
     worked: Vec<(SharedSlice, Duration)>,
-    /// Their clocks, for fairness.
-    clocks: Vec<(SharedSlice, u64)>,
     arrivals: u64,
     /// Who was told to be short when, and whether that is still to be looked at again.
     told: Vec<(FunctionId, Timestamp, bool)>,
@@ -126,11 +121,6 @@ impl Literal {
             let before = if load.is_zero() { self.worked(slice) } else { Duration::ZERO };
             self.worked.retain(|(other, _)| *other != slice);
             self.worked.push((slice, before.saturating_add(latency)));
-            let clock = self.clock(slice).max(up.used);
-            self.clocks.retain(|(other, _)| *other != slice);
-            self.clocks.push((slice, clock));
-            let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
-            up.used = clock + latency.as_nanos() + load.as_nanos();
         }
         self.actions.push(RouteAction::Dispatch { request, instance });
     }
@@ -139,28 +129,10 @@ impl Literal {
         self.worked.iter().find(|(other, _)| *other == slice).map_or(Duration::ZERO, |(_, worked)| *worked)
     }
 
-    fn clock(&self, slice: SharedSlice) -> u64 {
-        self.clocks.iter().find(|(other, _)| *other == slice).map_or(0, |(_, clock)| *clock)
-    }
-
-    /// A function that comes back to a line starts at the slice's clock.
-    fn line_up(&mut self, function: FunctionId) {
-        let waits = self.waiting(function).count() > 0;
-        let clocks = self.clocks.clone();
-        for up in self.instances.iter_mut().filter(|up| up.function == function && !up.draining) {
-            let clock = clocks.iter().find(|(slice, _)| Some(*slice) == up.slice());
-            if let Some((_, clock)) = clock.filter(|_| waits && !up.in_line) {
-                up.used = up.used.max(*clock);
-            }
-            up.in_line = waits;
-        }
-    }
-
     /// The state of a slice is forgotten with its last instance.
     fn left(&mut self, slice: Option<SharedSlice>) {
         if !self.instances.iter().any(|up| up.slice() == slice) {
             self.worked.retain(|(other, _)| Some(*other) != slice);
-            self.clocks.retain(|(other, _)| Some(*other) != slice);
         }
     }
 
@@ -191,7 +163,6 @@ impl Literal {
             let next = self.pick(now, function, latency).unwrap_or(head.id);
             self.dispatch(next, instance);
         }
-        self.line_up(function);
         let shared = self.instances.iter().filter(|up| up.function == function && !up.draining);
         let mut slices: Vec<_> = shared.filter_map(|up| Some((up.latency(), up.id, up.slice()?))).collect();
         slices.sort();
@@ -212,31 +183,24 @@ impl Literal {
                 let slack = i128::from(head.deadline.as_nanos())
                     - i128::from(latency.as_nanos())
                     - i128::from(load.as_nanos());
-                let step = self.config.fair_quantum.map_or(0, |quantum| up.used / quantum.as_nanos());
-                Some((
-                    (step, self.is_last(&head), slack, up.id),
-                    up.function,
-                    latency.saturating_add(load),
-                    load,
-                ))
+                Some(((self.is_last(&head), slack, up.id), up.function, latency.saturating_add(load), load))
             };
             let all: Vec<_> = on().filter(|up| !up.draining).filter_map(key).collect();
             let resident = all.iter().any(|one| one.3.is_zero());
             // The first of those to be loaded speaks for them: in time, or paid for by what was worked.
             let cold = all.iter().filter(|one| !one.3.is_zero()).min();
-            let may_load = cold.is_some_and(|&((_, late, slack, _), .., load)| {
+            let may_load = cold.is_some_and(|&((late, slack, _), .., load)| {
                 let paid = self.worked(slice) >= load.saturating_mul(self.config.stay_loads.into());
                 paid || (!late && i128::from(now.as_nanos()) <= slack)
             });
             let may = |one: &&(_, _, _, Duration)| one.3.is_zero() || may_load || !resident;
             let least = all.iter().filter(may).min().copied();
-            let Some(((_, late, _, instance), function, after, _)) = least else { return };
+            let Some(((late, _, instance), function, after, _)) = least else { return };
             self.sift(now, function);
             if let Some(head) = self.head(function).filter(|head| self.is_last(head) == late) {
                 let next = self.pick(now, function, after).unwrap_or(head.id);
                 self.dispatch(next, instance);
             }
-            self.line_up(function);
         }
     }
 
@@ -309,7 +273,6 @@ impl Literal {
             over.sort_by_key(|one| (one.deadline, one.arrival));
             for one in over {
                 self.reject(one.id, RouteReject::DeadlineMissed);
-                self.line_up(one.function);
             }
             // The last of a function without instances may have been among them.
             self.blank();
@@ -330,8 +293,7 @@ impl Literal {
         }
         match event {
             RouteEvent::InstanceUp { instance, function, service } => {
-                let (draining, used, in_line) = (false, 0, false);
-                self.instances.push(Up { id: instance, function, service, draining, used, in_line });
+                self.instances.push(Up { id: instance, function, service, draining: false });
                 self.serve(now, function);
             }
             RouteEvent::LoadChanged { instance, load: new } => {
@@ -346,7 +308,7 @@ impl Literal {
                 up.service = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 1 };
                 self.left(before);
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
-                (up.service, up.used, up.in_line) = (service, 0, false);
+                up.service = service;
                 self.serve(now, function);
                 if let Some(slice) = before.filter(|_| self.has(instance) > 0) {
                     self.serve_slice(now, slice);
@@ -422,9 +384,7 @@ impl Literal {
                 }
             }
             RouteEvent::Cancelled { request } => {
-                let function = self.requests.iter().find(|one| one.id == request).map(|one| one.function);
                 self.requests.retain(|one| one.id != request);
-                function.into_iter().for_each(|function| self.line_up(function));
             }
             _ => {}
         }
@@ -576,11 +536,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn decisions_are_those_of_the_literal_router(
-        mut config in config(),
-        quantum in prop::option::weighted(0.3, 1u64..100),
+        config in config(),
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        config.fair_quantum = quantum.map(ms);
         compare(config, &ops)?;
     }
 
@@ -771,36 +729,6 @@ fn a_shared_slice_does_not_load_for_every_request() {
     let (paper, ours) = (loads(RouterConfig::paper()), loads(RouterConfig::default()));
     // 20 requests, the work of four loads, between two of them.
     assert!(paper > 90 && ours <= 10 && ours > 1, "{paper} by slack alone, {ours} with loads that pay");
-}
-
-#[test]
-fn a_function_that_used_more_waits_for_its_neighbour_under_fairness() {
-    let run = |config: RouterConfig| {
-        let mut router = SlackRouter::new(config).unwrap();
-        up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
-        up(&mut router, 2, 2, service(true, 0, 10, 0, 0));
-        let mut running = dispatched(&arrive(&mut router, 0, 0, 1, 100));
-        // Function 1 floods with tight deadlines, function 2 has one with none to speak of.
-        for request in 1..50 {
-            arrive(&mut router, 0, request, 1, 100 + request);
-        }
-        arrive(&mut router, 0, 99, 2, 9_000);
-        for turn in 0..60 {
-            let (request, instance) = running[0];
-            let done = RouteEvent::Completed {
-                request: RequestId::new(request),
-                instance: InstanceId::new(instance),
-            };
-            running = dispatched(&tell(&mut router, 10 * turn, done));
-            if running.first().is_some_and(|&(request, _)| request == 99) {
-                return turn;
-            }
-        }
-        60
-    };
-    let fair = RouterConfig::paper().with_fair_quantum(ms(50));
-    assert!(run(fair) <= 5);
-    assert_eq!(run(RouterConfig::paper()), 49, "by slack alone it is last");
 }
 
 #[test]

@@ -11,12 +11,13 @@ use gshare_core::{
     RequestId, SmShare, TenantId, Timestamp,
 };
 use gshare_sched::mig::GpuModel;
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
     InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError,
     PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use gshare_sched::request::{TenantLimits, Tier};
+use gshare_sched::request::Tier;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile};
@@ -143,21 +144,6 @@ fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {
     }
     assert!(host.count(|order| matches!(order, PlatformAction::Park { .. })) > 0);
     assert!(host.count(|order| matches!(order, PlatformAction::Unpark { .. })) > 0);
-}
-
-#[test]
-fn without_parking_it_waits_for_as_long_as_a_request_may() {
-    let config = FractionalConfig::default().without_parking().with_max_wait(MS(5_000));
-    let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
-    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
-    host.deploy(0, inference(9));
-    host.deploy(1, inference(9));
-    host.load(0, MS(100), 300);
-    host.load(1, MS(100), 1);
-    host.run(Duration::from_secs(20));
-    assert_eq!(host.rejected(), [Rejection::WaitedTooLong]);
-    assert!(host.platform.function(FunctionId::new(1)).unwrap().stats.unmet > 0, "and it is told");
 }
 
 #[test]

@@ -7,11 +7,11 @@ use gshare_core::{
     RequestId, SmShare, Timestamp,
 };
 use gshare_sched::Wrapped;
-use gshare_sched::pipeline::{FirstComeConfig, Goal, KeeperConfig};
+use gshare_sched::pipeline::{Goal, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
-    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, RouterSettings, SlicedConfig, SlicedPool,
-    WholePool, Work,
+    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, SlicedConfig, SlicedPool, WholePool,
+    Work,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
@@ -64,10 +64,8 @@ const fn migrates(seed: u64) -> bool {
 fn sliced(seed: u64) -> SlicedPool {
     let mut keeper = if seed.is_multiple_of(3) { KeeperConfig::paper() } else { KeeperConfig::default() };
     keeper.migration &= migrates(seed);
-    let mut config = SlicedConfig::default().with_keeper(keeper);
-    if seed % 4 == 1 {
-        config = config.with_router(RouterSettings::FirstCome(FirstComeConfig::default()));
-    }
+    let router = if seed % 4 == 1 { RouterConfig::paper() } else { RouterConfig::default() };
+    let config = SlicedConfig::default().with_keeper(keeper).with_router(router);
     SlicedPool::with_config(config).unwrap()
 }
 

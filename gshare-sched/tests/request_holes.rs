@@ -6,10 +6,9 @@ use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
     Timestamp,
 };
-use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{
-    CachePolicy, LocalityScheduler, MemoryStore, ModelProfile, Policy, RejectReason, RequestAction,
-    RequestError, RequestEvent, RequestPlace, RequestScheduler, SchedulerConfig, TenantLimits, Tier,
+    CachePolicy, LocalityScheduler, ModelProfile, Policy, RejectReason, RequestAction, RequestError,
+    RequestEvent, RequestPlace, RequestScheduler, SchedulerConfig, Tier,
 };
 
 const A: u32 = 0;
@@ -118,12 +117,6 @@ impl Rig {
         self.send(RequestEvent::ModelPinned { model: ModelId::new(model), gpu: GpuId::new(gpu), pinned })
     }
 
-    fn limit(&mut self, tenant: u32, change: impl FnOnce(&mut TenantLimits)) -> Vec<RequestAction> {
-        let mut limits = TenantLimits::default();
-        change(&mut limits);
-        self.send(RequestEvent::TenantLimited { tenant: TenantId::new(tenant), limits })
-    }
-
     /// Loads a model by a request that is done at once.
     fn warm(&mut self, gpu: u32, request: u64, model: u32) {
         assert_eq!(self.ask(request, model), [load(gpu, model)]);
@@ -199,14 +192,14 @@ fn hole_02_a_scan_that_passes_by_is_no_skip() {
 #[test]
 fn hole_04_a_gpu_that_was_given_a_request_is_busy_in_the_same_round() {
     let mut rig = Rig::new(o3(25), 1);
-    rig.model(B, 4, 0, 1_000, 9_000);
-    rig.warm(0, 1, B);
+    rig.busy(0, 1, A);
     rig.join(1, 0, 8);
-    rig.limit(0, |limits| limits.gpu_time = BasisPoints::ZERO);
-    assert_eq!([rig.ask(2, B), rig.ask(3, B)], [[], []]);
-    // GPU 1 has the turn: the first goes to GPU 0, which is idle and has B. For the second GPU 0 is busy.
-    let all = rig.limit(0, |_| {});
-    assert_eq!(all, [run(0, 2, B), load(1, B)]);
+    rig.ask(2, A);
+    assert!(rig.is_local(2, 0), "to wait is sooner than to load");
+    rig.join(2, 0, 8);
+    // Both requests are without a GPU in one round. The first goes to GPU 1; for the second GPU 1 is busy, and GPU 2 is sooner.
+    let lost = RequestEvent::GpuLost { gpu: GpuId::new(0) };
+    assert_eq!(rig.send(lost), [load(1, A), load(2, A)]);
 }
 
 #[test]
@@ -476,29 +469,13 @@ fn hole_17_a_hit_that_is_none_loads_and_does_not_fail() {
 
 #[test]
 fn hole_17_stale_state_is_seen_as_a_miss() {
-    use gshare_sched::request::{GpuRecord, StateStore, Version};
     let mut rig = Rig::new(o3(25), 1);
     rig.warm(0, 1, A);
     rig.warm(0, 2, B);
-    let (mut store, mut seen) = (MemoryStore::new(), Seen::default());
-    let record = |models: &[u32]| GpuRecord {
-        busy: false,
-        free_at: Timestamp::ZERO,
-        models: models.iter().copied().map(ModelId::new).collect(),
-    };
-    let gpu = GpuId::new(0);
-    let version = store.put(rig.now, gpu, record(&[A, B]), Version(0), ms(5_000)).unwrap();
-    assert_eq!(reconcile(rig.now, &store, &rig.engine, &[gpu], &mut seen), []);
-    store.put(rig.now, gpu, record(&[A]), version, ms(5_000)).unwrap();
-    let events = reconcile(rig.now, &store, &rig.engine, &[gpu], &mut seen);
-    assert_eq!(events, [RequestEvent::Dropped { gpu, model: ModelId::new(B) }]);
-    assert_eq!(rig.send(events[0]), [evict(0, B)], "ended for certain before its memory is used again");
+    let dropped = RequestEvent::Dropped { gpu: GpuId::new(0), model: ModelId::new(B) };
+    assert_eq!(rig.send(dropped), [evict(0, B)], "ended for certain before its memory is used again");
     assert_eq!(rig.ask(3, B), [], "a miss, which waits for the room");
     assert_eq!(rig.evicted(0, B), [load(0, B)]);
-    assert_eq!(reconcile(rig.now, &store, &rig.engine, &[gpu], &mut seen), [], "nothing newer");
-    let later = Timestamp::from_millis(5_000);
-    let events = reconcile(later, &store, &rig.engine, &[gpu], &mut seen);
-    assert_eq!(events, [RequestEvent::GpuLost { gpu }], "its lease has run out");
 }
 
 #[test]
@@ -707,38 +684,10 @@ fn the_second_load_on_a_node_comes_from_its_pinned_memory() {
 }
 
 #[test]
-fn a_tenant_has_no_more_processes_than_allowed() {
-    let mut rig = Rig::new(o3(25), 3);
-    rig.limit(7, |limits| limits.max_processes = 1);
-    assert_eq!(rig.ask_as(7, 1, A), [load(0, A)]);
-    assert_eq!(rig.ask_as(7, 2, B), []);
-    assert_eq!(rig.place(2), Some(RequestPlace::Held));
-    assert_eq!(rig.ask_as(8, 3, C), [load(1, C)], "others are not held");
-    rig.loaded(0, A);
-    assert_eq!(rig.done(0, 1), [load(2, B)]);
-}
-
-#[test]
-fn a_tenant_has_no_more_gpu_time_than_its_share() {
-    let mut config = o3(25);
-    config.window = ms(10_000);
-    let mut rig = Rig::new(config, 1);
-    rig.limit(7, |limits| limits.gpu_time = BasisPoints::from_percent(50).unwrap());
-    rig.ask_as(7, 1, A);
-    rig.loaded(0, A);
-    rig.done(0, 1);
-    // 3 s of loading and 1 s of running are charged; with the next one the share of 5 s is used up.
-    assert_eq!(rig.ask_as(7, 2, A), [run(0, 2, A)]);
-    rig.done(0, 2);
-    assert_eq!(rig.ask_as(7, 3, A), []);
-    assert_eq!(rig.engine.next_deadline(), Some(Timestamp::from_millis(10_000)));
-    assert_eq!(rig.at(10_000).send(RequestEvent::DeadlineReached), [run(0, 3, A)]);
-}
-
-#[test]
 fn a_tenant_has_no_more_memory_than_its_share() {
     let mut rig = Rig::new(o3(25), 2);
-    rig.limit(7, |limits| limits.memory = BasisPoints::from_percent(50).unwrap());
+    let memory = BasisPoints::from_percent(50).unwrap();
+    rig.send(RequestEvent::TenantLimited { tenant: TenantId::new(7), memory });
     rig.model(9, 9, 1, 3_000, 1_000);
     assert_eq!(rig.ask_as(7, 9, 9), [reject(9, RejectReason::TenantMemory)], "9 of 8 GiB");
     for (request, model, gpu) in [(1, A, 0), (2, B, 1)] {
@@ -749,29 +698,6 @@ fn a_tenant_has_no_more_memory_than_its_share() {
     // Both GPUs have 4 GiB free, but 8 GiB are all it may take: it gives up its oldest model, on another GPU if need be.
     assert_eq!(rig.ask_as(7, 3, C), [evict(0, A), load(0, C)]);
     assert_eq!(rig.ask_as(8, 4, A), [load(1, A)], "others are not held");
-}
-
-#[test]
-fn under_fairness_a_newcomer_finds_a_short_queue() {
-    let started_before_b = |fairness| {
-        let mut config = o3(25);
-        config.fairness = fairness;
-        let mut rig = Rig::new(config, 1);
-        rig.ask_as(1, 0, A);
-        (1..100).for_each(|request| assert_eq!(rig.ask_as(1, request, A), []));
-        rig.ask_as(2, 1_000, A);
-        let mut next = rig.loaded(0, A);
-        let mut before = 0;
-        while next != [run(0, 1_000, A)] {
-            let [Dispatch { request, .. }] = next[..] else { panic!("{next:?}") };
-            before += 1;
-            next = rig.done(0, request.number());
-        }
-        before
-    };
-    assert_eq!(started_before_b(None), 100);
-    let fair = started_before_b(Some(ms(2_000)));
-    assert!(fair <= 4, "{fair} of the other tenant's requests came first");
 }
 
 // Bad input.
@@ -790,13 +716,7 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
     let (gpu, took) = (GpuId::new(0), ms(1));
     let completed = |request| RequestEvent::Completed { gpu, request: RequestId::new(request), took };
     let profile = ModelProfile { load_disk: ms(1), load_host: ms(1), infer: Duration::ZERO };
-    let zero = TenantLimits::default();
-    let zero_weight = {
-        let mut limits = zero;
-        limits.weight = 0;
-        limits
-    };
-    let (request, model, kind, tenant) = (RequestId::new, ModelId::new, GpuKind::new(0), TenantId::new(0));
+    let (request, model, kind) = (RequestId::new, ModelId::new, GpuKind::new(0));
     let now = rig.now;
     let late = Timestamp::from_millis(999);
     let cases = [
@@ -844,11 +764,6 @@ fn bad_input_is_refused_with_a_typed_error_and_changes_nothing() {
         ),
         (now, at_most(A, 0), RequestError::NoCopies { model: model(A) }),
         (now, at_most(77, 1), RequestError::UnknownModel { model: model(77) }),
-        (
-            now,
-            RequestEvent::TenantLimited { tenant, limits: zero_weight },
-            RequestError::BadLimits { tenant, field: "weight" },
-        ),
         (
             now,
             RequestEvent::Loaded { gpu, model: model(A), took },

@@ -1,103 +1,21 @@
 //! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic one against what Algorithm 1
-//! promises, one test per resolution, and both halves of the co-scaler together.
+//! promises, one test per resolution, and a vertical scaler beside a horizontal one.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
-use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{
     ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, ServiceClass,
-    SmShare, Timestamp,
+    Timestamp,
 };
 use gshare_sched::scale::{
-    CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, FunctionScale,
-    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalError, HorizontalEvent,
-    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig, ScaleState,
-    StopReason, VerticalAction, VerticalEvent, VerticalScaler,
+    DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal,
+    LazyHorizontalConfig, ScaleState, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
 };
 use proptest::prelude::*;
 
-const F: FunctionId = FunctionId::new(0);
-
-fn point(sm: u16, quota: u16, throughput: f64, p95_millis: u64) -> ProfilePoint {
-    let (sm, quota) = (SmShare::from_percent(sm).unwrap(), Quota::from_percent(quota).unwrap());
-    let p95 = Duration::from_millis(p95_millis);
-    ProfilePoint::measured(sm, quota, 1, throughput, p95, p95).unwrap()
-}
-
-fn rps(rate: u64) -> RequestRate {
-    RequestRate::per_second(rate)
-}
-
-fn spec(points: Vec<ProfilePoint>, min_instances: u32, max_instances: u32) -> FunctionScale {
-    let profile = ProfileTable::sparse(points).unwrap();
-    FunctionScale { profile, max_p95: None, min_instances, max_instances }
-}
-
-/// One point of 50 requests/s.
-fn simple(min_instances: u32, max_instances: u32) -> FunctionScale {
-    spec(vec![point(30, 100, 50.0, 20)], min_instances, max_instances)
-}
-
-/// A scaler on a clock of ticks. Instances become ready at once unless told otherwise.
-struct Bench<S> {
-    scaler: S,
-    now: Timestamp,
-    ready_at_once: bool,
-    /// Instances that serve, with their throughput.
-    serving: Vec<(InstanceId, RequestRate)>,
-}
-
-impl<S: HorizontalScaler> Bench<S> {
-    fn new(scaler: S, spec: FunctionScale) -> Self {
-        let mut bench =
-            Self { scaler, now: Timestamp::from_millis(1_000), ready_at_once: true, serving: Vec::new() };
-        bench.handle(HorizontalEvent::FunctionAdded { function: F, spec });
-        bench
-    }
-
-    fn try_handle(&mut self, event: HorizontalEvent) -> Result<Vec<HorizontalAction>, HorizontalError> {
-        let actions = self.scaler.orders(self.now, event)?;
-        for action in &actions {
-            match *action {
-                HorizontalAction::Start { instance, point, .. } if self.ready_at_once => {
-                    self.scaler.handle(
-                        self.now,
-                        HorizontalEvent::InstanceReady { instance },
-                        &mut Vec::new(),
-                    )?;
-                    self.serving.push((instance, point.throughput));
-                }
-                HorizontalAction::Drain { instance } | HorizontalAction::Stop { instance, .. } => {
-                    self.serving.retain(|(id, _)| *id != instance);
-                }
-                _ => {}
-            }
-        }
-        Ok(actions)
-    }
-
-    fn handle(&mut self, event: HorizontalEvent) -> Vec<HorizontalAction> {
-        self.try_handle(event).unwrap()
-    }
-
-    /// One tick passes; this load came in it.
-    fn load(&mut self, rate: u64) -> Vec<HorizontalAction> {
-        self.now = self.now.saturating_add(Duration::from_secs(1));
-        self.handle(HorizontalEvent::LoadReported { function: F, rate: rps(rate) })
-    }
-
-    fn loads(&mut self, count: usize, rate: u64) -> Vec<HorizontalAction> {
-        (0..count).flat_map(|_| self.load(rate)).collect()
-    }
-
-    fn deployed(&self) -> u32 {
-        let counts = self.scaler.instances(F).unwrap();
-        counts.starting + counts.ready
-    }
-
-    fn capacity(&self) -> RequestRate {
-        self.serving.iter().fold(RequestRate::ZERO, |sum, (_, rate)| sum.saturating_add(*rate))
-    }
-}
+#[path = "support/scaler_bench.rs"]
+mod scaler_bench;
+use scaler_bench::{Bench, F, drains, point, rates, rps, simple, spec, starts};
 
 fn lazy(spec: FunctionScale) -> Bench<LazyHorizontal> {
     Bench::new(LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap(), spec)
@@ -105,26 +23,6 @@ fn lazy(spec: FunctionScale) -> Bench<LazyHorizontal> {
 
 fn heuristic(spec: FunctionScale) -> Bench<HeuristicHorizontal> {
     Bench::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap(), spec)
-}
-
-fn starts(actions: &[HorizontalAction]) -> Vec<ProfilePoint> {
-    let start = |action: &HorizontalAction| match *action {
-        HorizontalAction::Start { point, .. } => Some(point),
-        _ => None,
-    };
-    actions.iter().filter_map(start).collect()
-}
-
-fn rates(actions: &[HorizontalAction]) -> Vec<RequestRate> {
-    starts(actions).iter().map(|point| point.throughput).collect()
-}
-
-fn drains(actions: &[HorizontalAction]) -> Vec<InstanceId> {
-    let drain = |action: &HorizontalAction| match *action {
-        HorizontalAction::Drain { instance } => Some(instance),
-        _ => None,
-    };
-    actions.iter().filter_map(drain).collect()
 }
 
 /// The example of the essay; Dilu, section 3.4.2: window 40, out 20, in 30.
@@ -457,28 +355,26 @@ fn a_function_that_is_removed_leaves_nothing_behind() {
 /// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
 #[test]
 fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
-    let vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
-    let horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
-    let mut scaler = CoScaler::new(vertical, horizontal);
+    let mut vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
+    let mut horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
     let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId::new(0));
     let share = |request, limit| {
         QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
     };
     let mut now = Timestamp::from_millis(1_000);
-    let mut actions = Vec::new();
-    let mut handle = |now, event, actions: &mut Vec<_>| scaler.handle(now, event, actions).unwrap();
+    let (mut ups, mut outs) = (Vec::new(), Vec::new());
     let spec = simple(1, 4);
-    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::FunctionAdded { function: F, spec }), &mut actions);
+    horizontal.handle(now, HorizontalEvent::FunctionAdded { function: F, spec }, &mut outs).unwrap();
     let instance = InstanceId::new(0);
-    handle(now, CoScaleEvent::Horizontal(HorizontalEvent::InstanceReady { instance }), &mut actions);
+    horizontal.handle(now, HorizontalEvent::InstanceReady { instance }, &mut outs).unwrap();
     for (client, quota, class) in [
         (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
         (trainer, share(20, 100), ServiceClass::BestEffort),
     ] {
         let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
-        handle(now, CoScaleEvent::Vertical(joined), &mut actions);
+        vertical.handle(now, joined, &mut ups).unwrap();
     }
-    actions.clear();
+    outs.clear();
     let (mut raised, mut started) = (None, None);
     // 60 iterations of 20 ms at ease; from then on more load than an instance serves, and cycles of 40 ms.
     for iteration in 0..700u64 {
@@ -490,30 +386,25 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
             now = now.saturating_add(Duration::from_millis(5));
             for client in [owner, trainer] {
                 let used = VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 10 };
-                handle(now, CoScaleEvent::Vertical(used), &mut actions);
+                vertical.handle(now, used, &mut ups).unwrap();
             }
-            handle(now, CoScaleEvent::DeadlineReached, &mut actions);
+            vertical.handle(now, VerticalEvent::DeadlineReached, &mut ups).unwrap();
+            horizontal.handle(now, HorizontalEvent::DeadlineReached, &mut outs).unwrap();
             if now.as_nanos().is_multiple_of(1_000_000_000) {
                 let rate = rps(if burst { 80 } else { 20 });
                 let load = HorizontalEvent::LoadReported { function: F, rate };
-                handle(now, CoScaleEvent::Horizontal(load), &mut actions);
+                horizontal.handle(now, load, &mut outs).unwrap();
             }
         }
         let (client, model, batch) = (owner, ModelId::new(0), 1);
         let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
-        handle(now, CoScaleEvent::Vertical(done), &mut actions);
-        for action in actions.drain(..) {
-            match action {
-                CoScaleAction::Vertical(VerticalAction::Issue { client, tokens: 3_000 })
-                    if client == owner =>
-                {
-                    raised.get_or_insert(iteration);
-                }
-                CoScaleAction::Horizontal(HorizontalAction::Start { .. }) => {
-                    started.get_or_insert(now);
-                }
-                _ => {}
-            }
+        vertical.handle(now, done, &mut ups).unwrap();
+        let raises = VerticalAction::Issue { client: owner, tokens: 3_000 };
+        if ups.drain(..).any(|action| action == raises) {
+            raised.get_or_insert(iteration);
+        }
+        if outs.drain(..).any(|action| matches!(action, HorizontalAction::Start { .. })) {
+            started.get_or_insert(now);
         }
     }
     let burst_began = Timestamp::from_millis(1_000 + 60 * 20);
@@ -521,7 +412,7 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
     let waited = started.expect("load stayed").saturating_since(burst_began);
     assert!((Duration::from_secs(19)..=Duration::from_secs(21)).contains(&waited), "{waited}");
     assert!(matches!(
-        scaler.vertical().gpu(gpu).unwrap().state,
+        vertical.gpu(gpu).unwrap().state,
         ScaleState::Emergency { .. } | ScaleState::Contention
     ));
 }
@@ -813,152 +704,4 @@ fn fast_10_capacity_beyond_the_load_is_what_uneven_arrivals_need() {
         |config: &mut HeuristicHorizontalConfig| config.late_share = gshare_core::BasisPoints::ZERO;
     assert_eq!(queueing(&bursts, not_asked), 3, "what a line through them needs");
     assert_eq!(queueing(&[0], |_| ()), 1);
-}
-
-/// 117 requests/s at 30 % of the SMs, 151 at its limit, which is twice as much; more SMs than that do not count.
-fn surging(min_instances: u32, max_instances: u32) -> FunctionScale {
-    let points = vec![point(30, 100, 117.0, 34), point(60, 100, 151.0, 27), point(100, 100, 300.0, 26)];
-    spec(points, min_instances, max_instances)
-}
-
-fn peaks(spec: FunctionScale) -> Bench<PeakHorizontal> {
-    Bench::new(PeakHorizontal::new(PeakHorizontalConfig::default()).unwrap(), spec)
-}
-
-#[test]
-fn the_second_instance_starts_as_the_lazy_scaler_says_and_the_third_when_their_limits_are_not_enough() {
-    let mut bench = peaks(surging(1, 8));
-    assert!(bench.loads(19, 60).is_empty());
-    let started = starts(&bench.load(60));
-    assert_eq!(started.len(), 1, "60 and all of another one are beyond 93 % of 151");
-    assert_eq!(started[0].sm.get(), 3_000, "at the most effective point");
-    assert!(bench.loads(90, 160).is_empty(), "four are entitled; 160 and 117 are within 93 % of 302");
-    assert_eq!(starts(&bench.load(281)).len(), 1, "a peak that is not, at once");
-    assert!(bench.loads(60, 160).is_empty(), "and it stays");
-    assert_eq!(bench.deployed(), 3);
-    let mut bench = peaks(surging(1, 8));
-    bench.loads(40, 60);
-    assert_eq!(
-        starts(&bench.loads(30, 164)).len(),
-        1,
-        "164 and 117 are beyond it, with the third that is entitled"
-    );
-    let mut bench = peaks(surging(1, 8));
-    assert!(bench.loads(19, 600).is_empty(), "short bursts start nothing");
-}
-
-#[test]
-fn what_is_not_entitled_any_more_goes_one_by_one_and_the_last_where_that_is_allowed() {
-    let mut bench = peaks(surging(1, 8));
-    bench.loads(60, 200);
-    assert_eq!(bench.deployed(), 3);
-    assert_eq!(drains(&bench.loads(300, 0)).len(), 2);
-    assert_eq!(bench.deployed(), 1, "never below the minimum");
-    let mut idle = peaks(surging(0, 8));
-    assert_eq!(starts(&idle.load(1)).len(), 1, "the first request waits for nothing else");
-    assert!(idle.loads(59, 0).is_empty());
-    assert_eq!(drains(&idle.load(0)).len(), 1, "to zero where that is allowed");
-    let mut full = peaks(surging(1, 1));
-    let unmet = full.load(200);
-    assert_eq!(unmet, [HorizontalAction::Unmet { function: F, rate: rps(200 - 117) }]);
-}
-
-#[test]
-fn one_that_dies_is_replaced_without_waiting_for_the_window() {
-    let mut bench = peaks(surging(1, 8));
-    bench.loads(40, 60);
-    assert_eq!(bench.deployed(), 2);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
-    assert_eq!(starts(&bench.load(60)).len(), 1, "two are still entitled");
-}
-
-#[test]
-fn settings_of_the_peak_scaler_that_cannot_be_are_refused_by_name() {
-    let error = |change: &dyn Fn(&mut PeakHorizontalConfig)| {
-        let mut config = PeakHorizontalConfig::default();
-        change(&mut config);
-        PeakHorizontal::new(config).unwrap_err().field
-    };
-    let zero = gshare_core::BasisPoints::ZERO;
-    assert_eq!(error(&|config| config.peak_share = zero), "peak_share");
-    assert_eq!(error(&|config| config.rated_share = zero), "rated_share");
-    assert_eq!(error(&|config| config.keep_reports = 0), "keep_reports");
-    assert_eq!(error(&|config| config.sustained_reports = 3_601), "sustained_reports");
-    assert_eq!(error(&|config| config.lazy.window_reports = 0), "window_reports");
-}
-
-#[test]
-fn the_pair_that_fits_best_starts_only_what_peaks_need() {
-    let mut scaler = CoScaler::learning(16).unwrap();
-    let (mut now, mut actions) = (Timestamp::from_millis(1_000), Vec::new());
-    let added = HorizontalEvent::FunctionAdded { function: F, spec: surging(2, 8) };
-    scaler.handle(now, CoScaleEvent::Horizontal(added), &mut actions).unwrap();
-    for _ in 0..60 {
-        now = now.saturating_add(Duration::from_secs(1));
-        let report = HorizontalEvent::LoadReported { function: F, rate: rps(160) };
-        scaler.handle(now, CoScaleEvent::Horizontal(report), &mut actions).unwrap();
-    }
-    let started = actions
-        .iter()
-        .filter(|action| matches!(action, CoScaleAction::Horizontal(HorizontalAction::Start { .. })));
-    assert_eq!(started.count(), 2, "the lazy one would have two more");
-    assert_eq!(CoScaler::learning(0).unwrap_err().field, "max_clients");
-}
-
-/// The peak scaler as its essay says it: a whole lazy scaler beside it says how many are entitled.
-struct Literal {
-    lazy: Bench<LazyHorizontal>,
-    reports: Vec<u64>,
-    deployed: u64,
-    starts: u64,
-}
-
-impl Literal {
-    /// Takes an instance for 41 % of 117: 48 with the fraction rounded up.
-    fn new(min_instances: u32, max_instances: u32) -> Self {
-        let rated = spec(vec![point(30, 100, 47.97, 34)], min_instances, max_instances);
-        Self { lazy: lazy(rated), reports: Vec::new(), deployed: u64::from(min_instances), starts: 0 }
-    }
-
-    fn report(&mut self, load: u64) -> u64 {
-        self.lazy.load(load);
-        self.reports.push(load);
-        let last = |count: usize| self.reports[self.reports.len().saturating_sub(count)..].to_vec();
-        let mut sorted = last(20);
-        sorted.sort_unstable();
-        let wanted = (sorted[sorted.len() / 2] + 117).max(last(120).into_iter().max().unwrap());
-        let entitled = u64::from(self.lazy.deployed());
-        self.deployed = self.deployed.min(entitled);
-        while self.deployed < entitled && (self.deployed == 0 || wanted * 100 > self.deployed * 151 * 93) {
-            self.deployed += 1;
-            self.starts += 1;
-        }
-        self.deployed
-    }
-}
-
-proptest! {
-    /// Loads that stay for a while, so that instances come and go.
-    #[test]
-    fn the_peak_scaler_does_what_the_literal_one_does_and_never_more_than_the_lazy_one(
-        runs in prop::collection::vec((0u64..700, 1usize..90), 1..12),
-        least in 0u32..3,
-        more in 0u32..6,
-    ) {
-        let most = (least + more).max(1);
-        let mut bench = peaks(surging(least, most));
-        let mut literal = Literal::new(least, most);
-        let (mut started, mut lazily) = (0, 0);
-        for (load, count) in runs {
-            for _ in 0..count {
-                started += starts(&bench.load(load)).len();
-                let before = literal.lazy.deployed();
-                let deployed = literal.report(load);
-                lazily += literal.lazy.deployed().saturating_sub(before) as usize;
-                prop_assert_eq!(u64::from(bench.deployed()), deployed, "after {} reports", literal.reports.len());
-                prop_assert!(bench.deployed() <= literal.lazy.deployed(), "never more than the lazy scaler has");
-                prop_assert!(started <= lazily, "and never more starts: {started} of {lazily}");
-            }
-        }
-    }
 }

@@ -6,8 +6,8 @@ use gshare_core::{
     BasisPoints, ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, ScaleState, TokenBalance, TokenUnit, VerticalAction, VerticalError,
-    VerticalEvent, VerticalScaler,
+    DiluVertical, DiluVerticalConfig, ScaleState, TokenBalance, VerticalAction, VerticalError, VerticalEvent,
+    VerticalScaler,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -416,15 +416,12 @@ fn resolution_11_a_kernel_larger_than_the_tokens_runs_and_is_paid_back() {
     assert!(*waits.iter().max().unwrap() <= kernel / 1_000 + 1, "{waits:?}");
 }
 
-/// Tokens in kernel blocks need a calibrated `MaxTokens`; in predicted microseconds the period is it.
+/// `MaxTokens` is the period in microseconds unless it is calibrated.
 #[test]
-fn resolution_12_blocks_must_be_calibrated_and_microseconds_need_not() {
-    let mut config = DiluVerticalConfig::default();
-    config.unit = TokenUnit::Blocks;
-    let mut bench = Bench::with(config);
+fn resolution_12_tokens_are_microseconds_unless_they_are_calibrated() {
+    let mut bench = Bench::with(DiluVerticalConfig::default());
     let class = PUBLISHED;
     let join = VerticalEvent::ClientJoined { client: OWNER, gpu: GPU, quota: quota(30, 60), class };
-    assert_eq!(bench.handle(join), Err(VerticalError::NotCalibrated { gpu: GPU }));
     bench.handle(VerticalEvent::Calibrated { gpu: GPU, max_tokens: 1_000_000 }).unwrap();
     bench.handle(join).unwrap();
     bench.period(&[]);

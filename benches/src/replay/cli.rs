@@ -54,8 +54,6 @@ enum Scenario {
     FastSlots(replay::fast_slots::Args),
     /// GPU-enabled FaaS, figures 4 to 7: locality-aware request scheduling on 12 GPUs
     Lalb(replay::lalb::Args),
-    /// The same policy on real processes and simulated GPUs, beside its simulation
-    LalbReal(replay::lalb_real::Args),
     /// Dilu, figure 20: GPUs in use at the peak of a large simulation
     DiluFig20(replay::dilu_fig20::Args),
     /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
@@ -130,7 +128,6 @@ impl Scenario {
             Self::FastFig11(args) => replay::fast_fig11::run(args),
             Self::FastSlots(args) => replay::fast_slots::run(args),
             Self::Lalb(args) => replay::lalb::run(args, own),
-            Self::LalbReal(args) => replay::lalb_real::run(args),
             Self::DiluFig20(args) => replay::dilu_fig20::run(args, own),
             Self::Packing(args) => replay::packing::run(args, own),
             Self::StoreMemory(args) => replay::store_memory::run(args),

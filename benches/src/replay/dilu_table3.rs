@@ -48,6 +48,7 @@
 
 use super::paired::{Compared, Run};
 use super::{Report, in_parallel, joined, mean, row};
+use crate::peaks::{PEAK_SHARE, PeakHorizontal};
 use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
@@ -61,7 +62,7 @@ use gshare_sched::platform::{
 };
 use gshare_sched::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler, LazyHorizontal,
-    LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig,
+    LazyHorizontalConfig,
 };
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::load_trace::read_rates;
@@ -171,7 +172,7 @@ impl Starts<'_> {
     }
 
     fn scaler(self, rated: bool) -> Result<Box<dyn HorizontalScaler>> {
-        let share = PeakHorizontalConfig::default().peak_share.as_fraction();
+        let share = PEAK_SHARE.as_fraction();
         let taken_for = if rated { share * does(self.vertical()) } else { THRESHOLD };
         let told = |scaler, counted| told(scaler, does(false) / taken_for, counted);
         let eager = || -> Result<Box<dyn HorizontalScaler>> {
@@ -185,7 +186,7 @@ impl Starts<'_> {
             Starts::Eager => told(eager()?, 1),
             Starts::KeepAlive => told(eager()?, KEEP_ALIVE),
             Starts::Lazily => told(Box::new(LazyHorizontal::new(LazyHorizontalConfig::default())?), 1),
-            Starts::ForPeaks => Box::new(PeakHorizontal::new(PeakHorizontalConfig::default())?),
+            Starts::ForPeaks => Box::new(PeakHorizontal::default()),
             Starts::Own(make) => make(),
         })
     }

@@ -16,7 +16,6 @@ pub mod fast_slots;
 pub mod fluidfaas;
 pub mod fluidfaas_evict;
 pub mod lalb;
-pub mod lalb_real;
 pub mod packing;
 pub mod paired;
 pub mod plot;

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer, lower_bound, pack_batch};
+use gshare_sched::pack::{Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer};
 use gshare_sim::scenario::Own;
 
 use super::{Report, mean, row};
 use crate::churn::{Churn, Nothing};
+use crate::dual_feasible::lower_bound;
 use crate::mixes::Mix;
 use crate::peers::{self, Guillotiere, Ours, Pool, Scan};
 
@@ -88,7 +89,7 @@ fn standard(folder: &Path, report: &mut Report) -> Result<()> {
         ("online_contact", Box::new(online(baf.with_heuristic(Heuristic::ContactCorner)))),
         ("online_default", Box::new(online(MaxRectsConfig::default()))),
         ("online_contact_rearranging", Box::new(online(contact_rearranging()))),
-        ("batch", Box::new(|i| Ok(pack_batch(bin_of(i), &sizes_of(i))?.bins))),
+        ("batch", Box::new(|i| batch_bins(bin_of(i), &sizes_of(i)))),
         ("peer_algorithm_2", Box::new(|i| Ok(peer(i, Scan::new(i.items.len(), i.side))))),
         ("peer_guillotiere", Box::new(|i| Ok(peer(i, Guillotiere::new(i.items.len(), i.side))))),
         (
@@ -176,6 +177,17 @@ fn peer(instance: &Instance, mut pool: impl Pool) -> usize {
     pool.used()
 }
 
+/// Bins of a set that is known beforehand, as `gshare pack` places it.
+fn batch_bins(bin: (Quota, SmShare), items: &[(Quota, SmShare)]) -> Result<usize> {
+    let mut pool = MaxRects::new(MaxRectsConfig::default());
+    for gpu in 0..u32::try_from(items.len())? {
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::ZERO).with_size(bin.0, bin.1))?;
+    }
+    let demands: Vec<Demand> = items.iter().map(|(quota, sm)| Demand::new(*quota, *sm)).collect();
+    pool.place_all(&demands, &mut Vec::new())?;
+    Ok(pool.open_gpus() as usize)
+}
+
 fn area_bound(instance: &Instance) -> usize {
     let area: usize = instance.items.iter().map(|(w, h)| usize::from(*w) * usize::from(*h)).sum();
     area.div_ceil(usize::from(instance.side) * usize::from(instance.side))
@@ -249,10 +261,7 @@ fn still(args: &Args, seeds: &[u64], mix: Mix, own: &Own, report: &mut Report) -
         let count = u32::try_from(args.count).unwrap_or(u32::MAX);
         sets.iter().map(|set| fill(set, Ours::new(count, config))).sum()
     };
-    let mut batch = 0;
-    for set in &sets {
-        batch += pack_batch(whole, &sized(set))?.bins;
-    }
+    let batch = sets.iter().map(|set| batch_bins(whole, &sized(set))).sum::<Result<usize>>()?;
     let baf = MaxRectsConfig::default().with_rearrange_gpus(0);
     let mut rows = vec![
         ("online_best_area_fit", ours(baf)),

@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<Report> {
         act(role)?;
         std::process::exit(0);
     }
-    let built = super::lalb_real::build(args.built, &["gshare-fake-cuda"])?;
+    let built = build(args.built)?;
     let mut report = Report::new("store-memory", Vec::new());
     for (model, without, with, server) in MODELS {
         let dir = tempfile::Builder::new().prefix("gshare-store-").tempdir()?;
@@ -202,3 +202,28 @@ fn act(role: &[String]) -> Result<()> {
 
 /// A context on the simulated V100.
 const CONTEXT: u64 = 308 * MIB;
+
+/// The directory of the simulated driver: this program's own, where cargo puts it.
+fn build(built: bool) -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let dir = program.parent().context("no directory")?;
+    if built {
+        return Ok(dir.to_owned());
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no checkout")?;
+    let profile = match dir.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        // Not quiet: it may take minutes, or wait for another cargo, and says so on stderr.
+        .args(["build", "--package", "gshare-fake-cuda", "--profile", profile, "--target-dir"])
+        .arg(dir.parent().context("no target directory")?)
+        .current_dir(root)
+        .stdout(Stdio::null())
+        .status()
+        .context("cargo")?;
+    ensure!(status.success(), "cargo build: {status}");
+    Ok(dir.to_owned())
+}

@@ -8,7 +8,7 @@
 use anyhow::Context as _;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
-use gshare_runner::manager::HookedProcess;
+use gshare_runner::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,

@@ -1,31 +1,57 @@
-//! A packer of the host's own in ten lines: it is checked by the public suite, and runs beside ours on the same load and in the same
+//! A packer of the host's own in forty lines: it is checked by the public suite, and runs beside ours on the same load and in the same
 //! scenario of a whole platform.
 //!
 //! `cargo run -p gshare-examples --bin own_packer`
 
-use gshare_core::GpuId;
-use gshare_sched::pack::by_rule::{ByRule, Candidate, ChoiceRule};
-use gshare_sched::pack::{Demand, MaxRects, MaxRectsConfig, Packer};
+use gshare_core::{GpuId, PlacementId};
+use gshare_sched::pack::{
+    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
+};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::conformance::{Shares, packer};
 use gshare_sim::packing::{Churn, churn};
 use gshare_sim::scenario::{Own, Scenario};
 use gshare_sim::world;
 
-/// First fit by sums: the lowest GPU whose SM shares suffice. Ids, memory and groups are kept by [`ByRule`].
-struct FirstFit;
+/// First fit: the lowest GPU with room. Its ledger of GPUs and placements is that of our packer.
+struct FirstFit(MaxRects);
 
-impl ChoiceRule for FirstFit {
-    fn choose(&self, demand: &Demand, candidates: &[Candidate<'_>]) -> Option<GpuId> {
-        let used = |on: &Candidate| on.held.iter().map(|held| u32::from(held.demand.sm.get())).sum::<u32>();
-        let fits = |on: &&Candidate| used(on) + u32::from(demand.sm.get()) <= on.spec.sm.get().into();
-        candidates.iter().find(fits).map(|found| found.gpu)
+impl Packer for FirstFit {
+    /// The rule: every GPU is asked by itself, in the order of their numbers.
+    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
+        let mut gpus = Vec::new();
+        self.0.gpus(&mut |status| gpus.push(status.gpu));
+        let place = |gpu| self.0.place_where(demand, &|other| other == gpu && allowed(gpu)).ok();
+        match gpus.into_iter().find_map(place) {
+            Some(placed) => Ok(placed),
+            None => self.0.place_where(demand, allowed),
+        }
+    }
+
+    fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
+        self.0.add_gpu(gpu, spec)
+    }
+
+    fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
+        self.0.remove_gpu(gpu)
+    }
+
+    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
+        self.0.release(id)
+    }
+
+    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
+        self.0.placements(visit);
+    }
+
+    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
+        self.0.gpus(visit);
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    let own = || -> Box<dyn Packer> { Box::new(ByRule::new(FirstFit)) };
-    packer(&own, Shares::Sums, 0..100)?;
+    let own = || -> Box<dyn Packer> { Box::new(FirstFit(MaxRects::new(MaxRectsConfig::default()))) };
+    packer(&own, Shares::Rectangles, 0..100)?;
     println!("first_fit keeps the contract of Packer: 100 seeds\n");
     let max_rects = || -> Box<dyn Packer> { Box::new(MaxRects::new(MaxRectsConfig::default())) };
     let dilu: Box<dyn Packer> = Box::new(DiluPacker::new(DiluConfig::default())?);

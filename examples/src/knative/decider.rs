@@ -17,13 +17,13 @@
 //! # Which engine
 //! | policy | engine | for |
 //! |---|---|---|
-//! | lazy | [`LazyHorizontal`]: the horizontal half of [`CoScaler`](gshare_sched::scale::CoScaler) | nodes whose daemons scale vertically: bursts are theirs, load that stays is met by pods |
+//! | lazy | [`LazyHorizontal`]: the horizontal half of co-scaling (Dilu, section 3.4) | nodes whose daemons scale vertically: bursts are theirs, load that stays is met by pods |
 //! | heuristic | [`HeuristicHorizontal`] | nodes that do not |
 //!
 //! The vertical half has no place here. It weighs launches in periods of 5 ms, which only the daemon of a pod's node sees; as
 //! annotations its orders would go by way of the API server and the kubelet, and be hundreds of periods late. So it runs in the
 //! daemons, for containers of class `slo-sensitive`, and this controller tells no daemon of shares: the halves need nothing of each
-//! other, and apart they decide as they do together (a test below).
+//! other.
 //!
 //! The `window` annotation sets the reports that they look at; without it they keep their own. Lazy scaling starts a pod
 //! when half of a window (20 of 40 s) was above capacity and takes one away when three quarters of it were below.
@@ -358,10 +358,6 @@ mod tests {
     use super::super::api::{PodAutoscaler, PodAutoscalerSpec};
     use super::super::settings::Defaults;
     use super::*;
-    use gshare_core::{ClientId, Engine as _, GpuId, QuotaRange, ServiceClass};
-    use gshare_sched::scale::{
-        CoScaleAction, CoScaleEvent, CoScaler, DiluVertical, DiluVerticalConfig, VerticalEvent,
-    };
     use proptest::prelude::*;
 
     fn settings(annotations: &[(&str, &str)]) -> Settings {
@@ -384,55 +380,6 @@ mod tests {
 
     fn rps(rate: u64) -> Option<RequestRate> {
         Some(RequestRate::per_second(rate))
-    }
-
-    proptest! {
-        /// What a node's daemon has to decide about vertically changes nothing of what is decided here.
-        #[test]
-        fn the_horizontal_half_alone_decides_as_it_does_in_a_co_scaler(
-            loads in prop::collection::vec((0_u64..60, 0_u64..5_000), 1..200),
-        ) {
-            let settings = settings(&[("max-scale", "8")]);
-            let half = || LazyHorizontal::new(lazy(&settings, fleet(std::time::Duration::from_secs(600)))).unwrap();
-            let mut alone = half();
-            let mut both = CoScaler::new(DiluVertical::new(DiluVerticalConfig::default()).unwrap(), half());
-            let (client, gpu) = (ClientId::new(0, 0), GpuId::new(0));
-            let (quota, class) = (QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap(), ServiceClass::SLO_SENSITIVE);
-            let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
-            both.handle(at(0), CoScaleEvent::Vertical(joined), &mut Vec::new()).unwrap();
-            let profile = ProfilePoint::measured(
-                SmShare::WHOLE, Quota::WHOLE, 1, 10.0, Duration::from_millis(1), Duration::from_millis(1),
-            );
-            let profile = ProfileTable::sparse(vec![profile.unwrap()]).unwrap();
-            let spec = FunctionScale { profile, max_p95: None, min_instances: 1, max_instances: 8 };
-            let mut events = VecDeque::from([HorizontalEvent::FunctionAdded { function: FUNCTION, spec }]);
-            for (second, (load, tokens)) in loads.into_iter().enumerate() {
-                let now = at(second as u64 + 1);
-                let used = VerticalEvent::UsageReported { client, tokens, largest_kernel: 10 };
-                for event in [CoScaleEvent::Vertical(used), CoScaleEvent::DeadlineReached] {
-                    let mut actions = Vec::new();
-                    both.handle(now, event, &mut actions).unwrap();
-                    let is_vertical = |action: &CoScaleAction| matches!(action, CoScaleAction::Vertical(_));
-                    prop_assert!(actions.iter().all(is_vertical), "{actions:?}");
-                }
-                let rate = RequestRate::per_second(load);
-                events.push_back(HorizontalEvent::LoadReported { function: FUNCTION, rate });
-                while let Some(event) = events.pop_front() {
-                    let (mut wanted, mut got) = (Vec::new(), Vec::new());
-                    alone.handle(now, event.clone(), &mut wanted).unwrap();
-                    both.handle(now, CoScaleEvent::Horizontal(event), &mut got).unwrap();
-                    for action in &wanted {
-                        events.extend(match *action {
-                            HorizontalAction::Start { instance, .. } => Some(HorizontalEvent::InstanceReady { instance }),
-                            HorizontalAction::Drain { instance } => Some(HorizontalEvent::InstanceGone { instance }),
-                            _ => None,
-                        });
-                    }
-                    let wanted: Vec<_> = wanted.into_iter().map(CoScaleAction::Horizontal).collect();
-                    prop_assert_eq!(wanted, got);
-                }
-            }
-        }
     }
 
     /// Dilu, section 3.4.2: a burst starts nothing, load that stays does.

@@ -9,7 +9,6 @@ mod build_dag;
 mod command;
 mod end_to_end;
 mod family;
-mod manager;
 mod observed;
 mod partition;
 mod pipeline;

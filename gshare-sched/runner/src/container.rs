@@ -20,7 +20,7 @@
 //! Some 0.4 s for a start and as much for an end, which podman takes.
 
 use crate::confine::{Limits, User};
-use crate::manager::{Hook, HookedProcess};
+use crate::{Hook, HookedProcess};
 use gshare_core::RunId;
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -80,7 +80,7 @@ pub fn churn(mut packer: Box<dyn Packer>, load: &Churn) -> Result<Packed, PackEr
                     live.push((placed.placement.id, demand.sm.get().into()));
                     packed.placed += 1;
                 }
-                Err(PackError::NoRoom { .. } | PackError::Memory { .. } | PackError::GpuLimit { .. }) => {
+                Err(PackError::NoRoom { .. } | PackError::Memory { .. }) => {
                     packed.refused += 1;
                 }
                 Err(error) => return Err(error),

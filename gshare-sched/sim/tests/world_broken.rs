@@ -5,11 +5,11 @@ use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Part, Platform, PlatformAction, PlatformConfig,
     PlatformEvent,
 };
-use gshare_sched::request::TenantLimits;
 use gshare_sim::scenario::{Scenario, WorkText};
 use gshare_sim::world::{self, Failure, Plan};
 use std::path::Path;

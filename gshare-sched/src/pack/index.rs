@@ -164,34 +164,6 @@ impl ClassIndex {
         Hole::of_rank(best)
     }
 
-    /// The free rectangle of an open GPU whose shorter leftover side is least (then area, short side, GPU).
-    pub(crate) fn best_short_side_fit(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<Hole> {
-        let (first_column, first_row) = (usize::from(w / 100), usize::from(h / 100));
-        let mut best = (u16::MAX, u64::MAX);
-        for column in bits(self.reach[first_row / BAND], first_column) {
-            let over_w = (column as u16 * 100).saturating_sub(w);
-            for row in bits(self.rows[column], first_row) {
-                let over_h = (row as u16 * 100).saturating_sub(h);
-                if over_w.min(over_h) > best.0 {
-                    continue;
-                }
-                let mut cursor = self.sets.first(column * CLASSES + row);
-                while let Some(at) = cursor {
-                    let key = self.sets.key(at);
-                    let (rw, rh) = size_of_key(key);
-                    if rw >= w && rh >= h {
-                        let candidate = ((rw - w).min(rh - h), rank_of_key(key));
-                        if candidate < best && accept(gpu_of_key(key)) {
-                            best = candidate;
-                        }
-                    }
-                    cursor = self.sets.next(at);
-                }
-            }
-        }
-        Hole::of_rank(best.1)
-    }
-
     /// The smallest GPU without placements (area, short side, id) that holds w x h and that `accept` takes.
     pub(crate) fn best_empty(&self, w: u16, h: u16, accept: &impl Fn(u32) -> bool) -> Option<u32> {
         let want = Rect::new(0, 0, w, h).size();

@@ -26,8 +26,6 @@ pub enum Heuristic {
     /// The smallest area over all GPUs, in its lowest, leftmost corner (FaST-GShare, Algorithm 2).
     #[default]
     BestAreaFit,
-    /// The least leftover of the shorter side over all GPUs. Looks at more classes than the others.
-    BestShortSideFit,
     /// The smallest area; in it the corner where the demand touches most of its neighbours. On sets that only grow it
     /// takes up to one per cent fewer GPUs than [`Heuristic::BestAreaFit`]. Where demands come and go, up to one per cent
     /// more for sizes like those of a profile, and half a per cent fewer for uniform ones.
@@ -45,8 +43,6 @@ gshare_core::config! {
         /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
         /// than the microseconds this takes, and the freest four hold most of the gain.
         pub rearrange_gpus: u32 = 4, with_rearrange_gpus;
-        /// Most GPUs in use at once. Default: no limit.
-        pub max_open_gpus: u32 = u32::MAX, with_max_open_gpus;
     }
 }
 
@@ -214,32 +210,6 @@ impl MaxRects {
         holes.iter().map(|rect| rect.public())
     }
 
-    /// Places demands that must share a GPU: all on one, or none. `out` gets them in order.
-    ///
-    /// # Errors
-    /// [`PackError::Batch`] names the first demand that did not fit on the best GPU tried; errors of an invalid one.
-    pub fn place_together(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
-        let Some(leader) = demands.iter().max_by_key(|demand| area(demand)) else { return Ok(()) };
-        // The leader picks the GPU; GPUs that then refuse another member are excluded, one at a time.
-        let mut excluded: Vec<GpuId> = Vec::new();
-        let mut failure = None;
-        loop {
-            let gpu = match self.choose(leader, &|gpu| !excluded.contains(&gpu)) {
-                Ok(choice) => GpuId::new(choice.gpu()),
-                Err(reason) => {
-                    return Err(failure.unwrap_or(PackError::Batch { index: 0, reason: Box::new(reason) }));
-                }
-            };
-            match self.transaction(demands, out, |_, candidate| candidate == gpu) {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    excluded.push(gpu);
-                }
-            }
-        }
-    }
-
     /// Bytes of heap held. For reports.
     pub fn memory_bytes(&self) -> usize {
         self.gpus.bytes()
@@ -379,10 +349,7 @@ impl MaxRects {
     fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<Hole> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
-        match self.config.heuristic {
-            Heuristic::BestAreaFit | Heuristic::ContactCorner => self.index.best_area_fit(w, h, &accept),
-            Heuristic::BestShortSideFit => self.index.best_short_side_fit(w, h, &accept),
-        }
+        self.index.best_area_fit(w, h, &accept)
     }
 
     /// An open GPU without a hole that holds the demand in another arrangement, which `arranger` then has.
@@ -412,13 +379,7 @@ impl MaxRects {
     fn choose_empty(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
-        match self.index.best_empty(w, h, &accept) {
-            Some(_) if self.open >= self.config.max_open_gpus => {
-                Err(PackError::GpuLimit { limit: self.config.max_open_gpus })
-            }
-            Some(gpu) => Ok(gpu),
-            None => Err(self.why_not(demand, allowed)),
-        }
+        self.index.best_empty(w, h, &accept).ok_or_else(|| self.why_not(demand, allowed))
     }
 
     fn why_not(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> PackError {
@@ -443,12 +404,6 @@ impl MaxRects {
         let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
         match self.config.heuristic {
             Heuristic::BestAreaFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
-            Heuristic::BestShortSideFit => {
-                let leftover = |hole: &Rect| (hole.w() - w).min(hole.h() - h);
-                let hole =
-                    holes.iter().filter(fits).min_by_key(|hole| (leftover(hole), hole.y(), hole.x()))?;
-                Some(Rect::new(hole.x(), hole.y(), w, h))
-            }
             Heuristic::ContactCorner => {
                 let mut fitting = holes.iter().filter(fits);
                 let (first, several) = (*fitting.next()?, fitting.next().is_some());

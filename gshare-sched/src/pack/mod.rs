@@ -45,7 +45,7 @@
 //! - The keep-restructure policy leaves released rectangles unmerged until a threshold; here release restores the
 //!   exact set, so there is no threshold. The paper's policy stands beside the benches, for comparison.
 //! - A packing proves only that *some* schedule keeps every quota. [`SlotTable`] is that schedule, and
-//!   [`MultiToken`](crate::token::MultiToken) keeps it; [`admission`] tests what can be promised without rectangles.
+//!   [`MultiToken`](crate::token::MultiToken) keeps it.
 //!
 //! # Which policy when
 //! | policy | for |
@@ -53,14 +53,10 @@
 //! | [`MaxRectsConfig::default`] | best area fit, and a GPU is re-arranged before another is opened: 0.4 to 2 per cent fewer GPUs |
 //! | ... with `rearrange_gpus` 0 | the paper's rule alone |
 //! | ... with [`Heuristic::ContactCorner`] | sets that only grow |
-//! | [`pack_batch`] | a set that is known beforehand |
-//! | [`by_rule`] | a rule of your own, in a few lines |
+//! | ... with [`Packer::place_all`] | a set that is known beforehand |
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
-pub mod admission;
 mod areas;
-mod batch;
-pub mod by_rule;
 mod geometry;
 mod ids;
 mod index;
@@ -74,7 +70,6 @@ pub(crate) mod runs;
 pub(crate) mod sets;
 pub mod slot_table;
 
-pub use batch::{BatchPacking, lower_bound, pack_batch};
 pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Snapshot, SnapshotGpu};
 pub use packer::*;
 pub use slot_table::{Slot, SlotTable, Waiting};

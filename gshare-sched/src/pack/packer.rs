@@ -333,9 +333,6 @@ pub enum PackError {
     /// There is room for the rectangle, but on no GPU with enough free memory.
     #[error("no GPU with room has {memory} of memory free")]
     Memory { memory: Bytes },
-    /// The demand needs another GPU, and the limit on GPUs in use is reached.
-    #[error("it needs another GPU, and the limit of {limit} GPUs in use is reached")]
-    GpuLimit { limit: u32 },
     /// The packer's tables end below this id.
     #[error("{gpu} is beyond the last id that the packer keeps ({last})")]
     GpuIdTooLarge { gpu: GpuId, last: GpuId },
@@ -407,7 +404,7 @@ pub trait Packer: Send {
     ///
     /// # Errors
     /// [`PackError::ZeroSize`], [`PackError::LimitBelowRequest`], [`PackError::NeverFits`], [`PackError::NoRoom`],
-    /// [`PackError::Memory`], [`PackError::GpuLimit`].
+    /// [`PackError::Memory`].
     fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError>;
 
     /// Frees a placement and returns what it was.

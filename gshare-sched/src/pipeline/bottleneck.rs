@@ -2,8 +2,8 @@
 //!
 //! # Algorithm
 //! A state is (ideal, slices of each profile used). The least bottleneck of a state is the minimum over its last step and that step's
-//! profile. A second pass covers the same states with latencies, which add up, and with no slice slower than the optimum (plus
-//! `tolerance`). Of all slice counts at the end within the SLO, the pass takes the fewest compute slices, then the least latency, then
+//! profile. A second pass covers the same states with latencies, which add up, and with no slice slower than the optimum.
+//! Of all slice counts at the end within the SLO, the pass takes the fewest compute slices, then the least latency, then
 //! the least memory held. If the latency at the optimum breaks the SLO, bisection finds the least bottleneck that keeps it. The list
 //! continues with the best pipeline of fewer compute slices, and so on: the front of bottleneck and compute slices.
 //!
@@ -14,8 +14,8 @@
 use super::costs::{Need, Offer};
 use super::lattice::{Hands, Lattice, Step, index};
 use crate::pipeline::{Balance, Part, PartitionError, Pipeline};
+use gshare_core::Duration;
 use gshare_core::dag::ComponentSet;
-use gshare_core::{BasisPoints, Duration};
 
 /// No way there.
 const NEVER: u64 = u64::MAX;
@@ -32,7 +32,6 @@ pub(super) struct Front {
     /// The longest stage, in ns.
     longest: u64,
     slo: u64,
-    tolerance: BasisPoints,
     side_by_side: bool,
     /// Compute slices of the last pipeline: the next holds fewer.
     below: u32,
@@ -44,7 +43,6 @@ pub(super) struct Limits {
     pub(super) max_stages: usize,
     pub(super) max_transitions: u64,
     pub(super) slo: Option<Duration>,
-    pub(super) tolerance: BasisPoints,
 }
 
 /// The states and the cost of a stage. A state's slices are a number in a mixed radix: digit `p` counts the used slices of
@@ -110,16 +108,7 @@ impl Front {
         let longest = tables.stage_times().into_iter().max().unwrap_or(0);
         let least = tables.bottlenecks(upto);
         let slo = limits.slo.map_or(NEVER - 1, Duration::as_nanos);
-        Ok(Self {
-            tables,
-            least,
-            upto,
-            longest,
-            slo,
-            tolerance: limits.tolerance,
-            side_by_side,
-            below: u32::MAX,
-        })
+        Ok(Self { tables, least, upto, longest, slo, side_by_side, below: u32::MAX })
     }
 
     /// Least latency of every state when no slice is busy for longer than `limit`.
@@ -187,9 +176,7 @@ impl Iterator for Front {
     type Item = Pipeline;
 
     fn next(&mut self) -> Option<Pipeline> {
-        let least = self.limit()?;
-        let slack = u128::from(least) * u128::from(self.tolerance.get()) / 10_000;
-        let limit = least.saturating_add(u64::try_from(slack).unwrap_or(0));
+        let limit = self.limit()?;
         let latencies = self.latencies(limit);
         let code = self.choose(&latencies)?;
         self.below = self.tables.held[code].compute;

@@ -35,12 +35,11 @@ impl Lattice {
         &self.steps[self.first[ideal] as usize..self.first[ideal + 1] as usize]
     }
 
-    /// The graph of `mode`; with `connected`, only stages with components connected by edges.
+    /// The graph of `mode`.
     pub(super) fn new(
         dag: &Dag,
         mode: Mode,
         hand_off: &HandOff,
-        connected: bool,
         max_ideals: u32,
         max_steps: u32,
     ) -> Result<Self, Passed> {
@@ -49,7 +48,6 @@ impl Lattice {
             _ => all_ideals(dag, max_ideals)?,
         };
         let hands = Hands::new(dag, hand_off);
-        let neighbours = connected.then(|| neighbours(dag));
         let crossing: Vec<(u64, u64)> = ideals.iter().map(|&ideal| hands.out_of(ideal)).collect();
         let (mut steps, mut first) = (Vec::new(), vec![0]);
         for (i, &from) in ideals.iter().enumerate() {
@@ -59,9 +57,6 @@ impl Lattice {
                     continue;
                 }
                 let stage = to.without(from);
-                if neighbours.as_ref().is_some_and(|neighbours| component_of(stage, neighbours) != stage) {
-                    continue;
-                }
                 if steps.len() == max_steps as usize {
                     return Err(Passed { what: "possible stages (max_steps)", limit: u64::from(max_steps) });
                 }

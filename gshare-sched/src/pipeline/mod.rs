@@ -23,7 +23,7 @@
 //!   `CV² = k*S / T² - 1`. [`Balance`] compares `k*S / T²` in integers, so every machine has the same order. Equal CVs go by fewer stages,
 //!   less hand-off, then the cuts. For a fixed `k` only `S` varies, the length of a path: the k best paths are listed lazily.
 //! - **By bottleneck** ([`RankMode::Bottleneck`], `bottleneck`): a dynamic program over (ideal, slices of each profile used) finds the
-//!   least bottleneck within the SLO, then the fewest compute slices at that bottleneck (plus `tolerance`).
+//!   least bottleneck within the SLO, then the fewest compute slices at that bottleneck.
 //! - **Slices** ([`LeastFragmentation`]): parts go to profiles by least latency, then least memory left over; profiles go to slices on the
 //!   fewest GPUs, then by least fragmentation. With `carve`, the idle memory of a GPU may be cut into new slices.
 //!
@@ -44,7 +44,6 @@ mod balance;
 mod balanced;
 mod bottleneck;
 mod costs;
-mod first_come;
 mod free_slices;
 mod instances;
 mod lattice;
@@ -59,7 +58,6 @@ mod slice_assigner;
 
 pub use assign::LeastFragmentation;
 pub use balance::Balance;
-pub use first_come::{FirstCome, FirstComeConfig};
 pub use free_slices::*;
 pub use instances::*;
 pub use partitioner::{PartitionConfig, Partitioner};

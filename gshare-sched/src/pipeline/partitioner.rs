@@ -8,7 +8,7 @@ use crate::pipeline::{
     FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
 };
 use gshare_core::dag::Dag;
-use gshare_core::{BasisPoints, ConfigError, Duration};
+use gshare_core::{ConfigError, Duration};
 
 crate::settings_table::settings! {
     /// Settings of [`Partitioner`].
@@ -28,15 +28,6 @@ crate::settings_table::settings! {
         /// The most transitions of the bottleneck search; above the bound the partitioner uses series cuts, and refuses the DAG
         /// if these have more as well. 100,000,000: a tenth of a second a pass.
         pub max_transitions: u64 = 100_000_000, with_max_transitions;
-        /// With series cuts: whether a fork that is a stage may also run its branches on a slice each. On: the meaning of the
-        /// paper's "maximum among them". By CV, of more than six forks only the six with the greatest gain are tried.
-        pub spread_forks: bool = true, with_spread_forks;
-        /// Whether the components of a stage must hang together by edges. Off: two branches may share a slice.
-        pub connected_stages: bool = false, with_connected_stages;
-        /// By bottleneck: how much slower than the optimum a pipeline with fewer compute slices may be. 0: never slower than
-        /// the paper's choice. 2 to 5 % avoids slices that improve only the last digits.
-        #[cfg_attr(feature = "serde", serde(rename = "tolerance_bp"))]
-        pub tolerance: BasisPoints = BasisPoints::ZERO, with_tolerance;
     }
 }
 
@@ -113,7 +104,7 @@ impl Partitioner {
         let times = reference_times(dag, goal)?;
         let (lattice, mode, fell_back) = self.lattice(dag, goal);
         let normal = mode == Mode::AcyclicQuotient;
-        let spread = mode == Mode::SeriesCut && self.config.spread_forks;
+        let spread = mode == Mode::SeriesCut;
         let list = Balanced::new(dag, lattice, &times, max_stages, normal, spread);
         Ok(Ranked { mode, fell_back, pipelines: Box::new(list) })
     }
@@ -130,10 +121,9 @@ impl Partitioner {
             max_stages: self.config.max_stages as usize,
             max_transitions: self.config.max_transitions,
             slo: goal.slo,
-            tolerance: self.config.tolerance,
         };
         let front = |lattice: Lattice, mode| {
-            let spread = mode == Mode::SeriesCut && self.config.spread_forks;
+            let spread = mode == Mode::SeriesCut;
             let forks = if spread { forks(dag, &lattice.ideals) } else { Vec::new() };
             Front::new(lattice, offers.clone(), &forks, &hands, limits, mode == Mode::AcyclicQuotient)
         };
@@ -152,11 +142,11 @@ impl Partitioner {
 
     /// The graph of the requested mode, or of series cuts with the reason.
     fn lattice(&self, dag: &Dag, goal: &Goal) -> (Lattice, Mode, Option<FallBack>) {
-        let PartitionConfig { mode, connected_stages, max_ideals, max_steps, .. } = self.config;
+        let PartitionConfig { mode, max_ideals, max_steps, .. } = self.config;
         if mode == Mode::SeriesCut {
             return (self.series(dag, goal), mode, None);
         }
-        match Lattice::new(dag, mode, &goal.hand_off, connected_stages, max_ideals, max_steps) {
+        match Lattice::new(dag, mode, &goal.hand_off, max_ideals, max_steps) {
             Ok(lattice) => (lattice, mode, None),
             Err(Passed { what, limit }) => {
                 (self.series(dag, goal), Mode::SeriesCut, Some(FallBack { asked: mode, what, limit }))
@@ -166,8 +156,7 @@ impl Partitioner {
 
     /// Series cuts: at most one ideal more than components, so no bound is passed.
     fn series(&self, dag: &Dag, goal: &Goal) -> Lattice {
-        let connected = self.config.connected_stages;
-        Lattice::new(dag, Mode::SeriesCut, &goal.hand_off, connected, u32::MAX, u32::MAX)
+        Lattice::new(dag, Mode::SeriesCut, &goal.hand_off, u32::MAX, u32::MAX)
             .unwrap_or_else(|_| unreachable!("a chain of at most 129 ideals"))
     }
 }

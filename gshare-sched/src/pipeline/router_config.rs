@@ -33,11 +33,6 @@ crate::settings_table::settings! {
         /// under a backlog of more than half of `late_wait` a late request waits twice as long as it would first come, first
         /// served, so that about half of the others can be in time.
         pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
-        /// Slice time by which a shared instance may run ahead of its neighbours. None: slack alone decides, as in the paper.
-        /// With a quantum, an event of a function with `k` instances costs O(k log n), since each instance is put in its place
-        /// again.
-        #[cfg_attr(feature = "serde", serde(rename = "fair_quantum_ns"))]
-        pub fair_quantum: Option<Duration> = None;
         /// How many times the time of a load a shared slice works for its residents, while they have requests, before it loads
         /// an instance that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
         /// decides, as in the paper.
@@ -64,21 +59,13 @@ impl RouterConfig {
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
         })?;
-        ConfigError::unless(!self.short_every.is_zero(), "short_every", 0, "need more than 0")?;
-        let within = self.fair_quantum != Some(Duration::ZERO);
-        ConfigError::unless(within, "fair_quantum", 0, "need more than 0, or none")
+        ConfigError::unless(!self.short_every.is_zero(), "short_every", 0, "need more than 0")
     }
 
     /// The time from which a late request is overdue while its function is `behind`.
     pub(super) fn overdue_at(&self, deadline: Timestamp, behind: Duration) -> Timestamp {
         let Some(wait) = self.late_wait else { return Timestamp::MAX };
         deadline.saturating_add(overdue_after(wait, self.late_stretch_percent, behind))
-    }
-
-    /// The same settings with fairness between shared instances.
-    #[must_use]
-    pub fn with_fair_quantum(self, quantum: Duration) -> Self {
-        Self { fair_quantum: Some(quantum), ..self }
     }
 }
 

@@ -23,7 +23,6 @@
 //!    waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and goes before all others.
 //! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns it
 //!    ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
-//! 7. **Fairness** (option): shared instances go first by their used slice time, in steps of the quantum; idle time is not saved up.
 //!
 //! # Invariants
 //! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
@@ -32,12 +31,11 @@
 //!   function with waiting requests has entries; a shared instance outside its function's `open` is on a slice that runs a request.
 //!
 //! # Cost
-//! O(log n) per event in instances and waiting requests, and per corrected entry (see `Entry`); with fairness O(k log n) for the `k`
-//! instances of the function; `InstanceDown` adds the instance's requests. Memory: waiting and running requests.
+//! O(log n) per event in instances and waiting requests, and per corrected entry (see `Entry`); `InstanceDown` adds the instance's requests. Memory: waiting and running requests.
 //!
 //! # Differences from the paper
 //! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the function's, slack
-//! follows residency, and a load has to pay. [`Late`] requests, admission control and fairness are additions.
+//! follows residency, and a load has to pay. [`Late`] requests and admission control are additions.
 
 use super::router_config::{Late, RouterConfig};
 use super::service::{check_event, latency, rate, slice, time_for};
@@ -92,8 +90,6 @@ struct Instance {
     /// Requests dispatched to it, by arrival.
     has: BTreeMap<u64, RequestId>,
     draining: bool,
-    /// Slice time used, on the slice's clock; for fairness.
-    used: u64,
     /// The entry in the slice's order, at most at the place that the function's first request gives; None without a first
     /// request.
     entry: Option<Entry>,
@@ -168,7 +164,7 @@ impl Function {
     }
 }
 
-/// Order of the shared instances of a slice: fairness step, late requests last, slack, name.
+/// Order of the shared instances of a slice: late requests last, slack, name.
 ///
 /// # Lower bounds
 /// Another first request changes the slack on every slice with an instance of the function, so an entry is only a lower bound.
@@ -179,13 +175,11 @@ impl Function {
 /// An entry is corrected only on a slice that takes a request, and goes to the front only after a correction. Over a run the
 /// work is at most a look at all instances of the slice each time, and at most a move of all instances of the function each
 /// time. (No algorithm beats both for every graph of functions and slices, if the online matrix-vector conjecture is true.)
-/// With fairness a returning instance starts at its slice's clock of that moment, so its entry cannot be corrected later, and
-/// each event looks at all instances of its function.
-type Entry = (u64, bool, i128, InstanceId);
+type Entry = (bool, i128, InstanceId);
 
 /// The entry of an instance with an unknown place, before all known entries.
 const fn unknown(instance: InstanceId) -> Entry {
-    (0, false, i128::MIN, instance)
+    (false, i128::MIN, instance)
 }
 
 #[derive(Debug, Clone, Default)]
@@ -200,7 +194,6 @@ struct Slice {
     /// Running requests: one at most, except just after an exclusive instance became shared.
     running: usize,
     instances: u32,
-    clock: u64,
 }
 
 impl Slice {
@@ -257,7 +250,7 @@ impl SlackRouter {
 
     fn up(&mut self, id: InstanceId, function: FunctionId, service: Service, has: BTreeMap<u64, RequestId>) {
         let of = self.functions.entry(function).or_default();
-        let instance = Instance { function, service, has, draining: false, used: 0, entry: None };
+        let instance = Instance { function, service, has, draining: false, entry: None };
         let latency = instance.latency();
         of.latencies.insert((latency, id));
         of.rate = of.rate.saturating_add(rate(&service));
@@ -476,9 +469,6 @@ impl SlackRouter {
                 slice.running += 1;
                 let since = if load.is_zero() { slice.worked } else { Duration::ZERO };
                 slice.worked = since.saturating_add(latency);
-                // An instance that begins has at least the slice's time: idle time gives no instance credit.
-                slice.clock = slice.clock.max(instance.used);
-                instance.used = slice.clock.saturating_add(latency.saturating_add(load).as_nanos());
             }
         } else if !instance.has_room()
             && let Some(of) = self.functions.get_mut(&function)
@@ -530,13 +520,7 @@ impl SlackRouter {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let head = of.head();
         let before = std::mem::replace(&mut of.stands, head);
-        if self.config.fair_quantum.is_some() {
-            // An entry also has its instance's used time, and a returning instance starts at the slice's clock of now.
-            let all: Vec<InstanceId> = of.latencies.iter().map(|&(_, id)| id).collect();
-            for id in all {
-                self.place(id);
-            }
-        } else if head < before {
+        if head < before {
             for id in std::mem::take(&mut of.placed) {
                 self.unsettle(id);
             }
@@ -545,9 +529,6 @@ impl SlackRouter {
 
     /// Puts a shared instance to the front of its slice's order, to be looked at there.
     fn unsettle(&mut self, id: InstanceId) {
-        if self.config.fair_quantum.is_some() {
-            return;
-        }
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let Service::Shared { slice, load, .. } = instance.service else { return };
         let old = instance.entry.replace(unknown(id));
@@ -566,15 +547,8 @@ impl SlackRouter {
         let Some(slice) = self.slices.get_mut(&at) else { return false };
         let Some(of) = self.functions.get_mut(&instance.function) else { return false };
         let entry = of.head().request().map(|(late, deadline)| {
-            let step = self.config.fair_quantum.map_or(0, |quantum| {
-                // An instance that comes back starts at the slice's clock.
-                if instance.entry.is_none() {
-                    instance.used = instance.used.max(slice.clock);
-                }
-                instance.used / quantum.as_nanos()
-            });
             let nanos = |time: Duration| i128::from(time.as_nanos());
-            (step, late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load), id)
+            (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load), id)
         });
         // Another load means another slack, so an equal entry is in the right order already.
         if entry == instance.entry {
@@ -592,7 +566,7 @@ impl SlackRouter {
     fn first(&mut self, at: SharedSlice, order: fn(&Slice) -> &BTreeSet<Entry>) -> Option<Entry> {
         loop {
             let entry = *order(self.slices.get(&at)?).first()?;
-            if !self.place(entry.3) {
+            if !self.place(entry.2) {
                 return Some(entry);
             }
         }
@@ -609,7 +583,7 @@ impl SlackRouter {
         }
         let cold = self.first(at, |slice| &slice.cold);
         let (Some(ready), Some(cold)) = (ready, cold) else { return ready.or(cold) };
-        let (_, late, slack, id) = cold;
+        let (late, slack, id) = cold;
         let in_time = !late && i128::from(now.as_nanos()) <= slack;
         let load = match self.instances.get(&id)?.service {
             Service::Shared { load, .. } => load,
@@ -622,7 +596,7 @@ impl SlackRouter {
     /// Gives an idle slice its next request, if there is one for it.
     fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
         while self.slices.get(&at).is_some_and(|slice| slice.running == 0) {
-            let Some((_, late, _, instance)) = self.next_on(now, at) else { return self.unpark(at) };
+            let Some((late, _, instance)) = self.next_on(now, at) else { return self.unpark(at) };
             let Some(found) = self.instances.get(&instance) else { return };
             let Service::Shared { latency, load, .. } = found.service else { return };
             let function = found.function;
@@ -920,20 +894,9 @@ impl Router for SlackRouter {
                 let exact = of.head().request().map(|(late, deadline)| {
                     (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load))
                 });
-                let entry = instance.entry.map(|(_, late, slack, _)| (late, slack));
-                if self.config.fair_quantum.is_some() {
-                    assert_eq!(entry, exact, "{one}: order");
-                } else {
-                    assert!(
-                        exact.is_none_or(|exact| entry.is_some_and(|entry| entry <= exact)),
-                        "{one}: order"
-                    );
-                    assert_eq!(
-                        of.placed.contains(&one),
-                        instance.entry != Some(unknown(one)),
-                        "{one}: placed"
-                    );
-                }
+                let entry = instance.entry.map(|(late, slack, _)| (late, slack));
+                assert!(exact.is_none_or(|exact| entry.is_some_and(|entry| entry <= exact)), "{one}: order");
+                assert_eq!(of.placed.contains(&one), instance.entry != Some(unknown(one)), "{one}: placed");
                 let on = if load.is_zero() { &slice.ready } else { &slice.cold };
                 assert!(instance.entry.is_none_or(|entry| on.contains(&entry)), "{one}: entry");
                 assert!(of.waiting() == 0 || slice.running > 0, "{one} waits beside an idle slice");

@@ -1,4 +1,4 @@
-//! How an instance serves, and which events are refused, for both routers.
+//! How an instance serves, and which events are refused.
 
 use crate::pipeline::{RouteError, RouteEvent, Service};
 use gshare_core::dag::MAX_TIME;

@@ -1,8 +1,9 @@
 //! The events and orders of the platform.
 
+use super::TenantLimits;
 use super::{DeviceSpec, FunctionSpec};
 use crate::mig::SliceAt;
-use crate::request::{TenantLimits, Tier};
+use crate::request::Tier;
 use gshare_core::dag::ComponentSet;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{

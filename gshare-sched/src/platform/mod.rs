@@ -69,7 +69,8 @@ pub use functions::{FunctionState, FunctionStats, FunctionView};
 pub use pool::*;
 pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
-pub use sliced::{MakeKeeper, RouterSettings, SlicedConfig, SlicedError, SlicedPool};
+pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
+pub use tenant_limits::TenantLimits;
 pub use whole::WholePool;
 
 use functions::Function;
@@ -86,9 +87,6 @@ crate::settings_table::settings! {
         /// The longest time the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
         #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
         pub max_held: Duration = Duration::from_secs(60), with_max_held;
-        /// The window over which tenants' GPU time is settled. 60 s: tens of requests.
-        #[cfg_attr(feature = "serde", serde(rename = "tenant_window_ns"))]
-        pub tenant_window: Duration = Duration::from_secs(60), with_tenant_window;
     }
 }
 
@@ -171,14 +169,14 @@ impl Platform {
     pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(config {
-            max_held, tenant_window in least..=day, "need more than 0, at most a day";
+            max_held in least..=day, "need more than 0, at most a day";
         })?;
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
                 return Err(PlatformError::PoolTwice { regime: pool.regime() });
             }
         }
-        let (instances, tenants) = (Instances::new(pools.len()), Tenants::new(config.tenant_window));
+        let (instances, tenants) = (Instances::new(pools.len()), Tenants::default());
         Ok(Self {
             config,
             pools,
@@ -235,10 +233,8 @@ impl Platform {
                 Err(PlatformError::UnknownDevice { gpu: *gpu })
             }
             PlatformEvent::TenantLimited { tenant, limits } => {
-                for (field, value) in [("max_processes", limits.max_processes), ("weight", limits.weight)] {
-                    if value == 0 {
-                        return Err(PlatformError::ZeroLimit { tenant: *tenant, field });
-                    }
+                if limits.max_processes == 0 {
+                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
                 }
                 Ok(())
             }

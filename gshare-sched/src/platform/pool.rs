@@ -1,7 +1,7 @@
 //! Pools: the devices of one regime, shared out by engines of their own.
 
+use super::TenantLimits;
 use super::{DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, Regime};
-use crate::request::TenantLimits;
 use core::fmt;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 

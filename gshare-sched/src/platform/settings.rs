@@ -11,7 +11,6 @@ use crate::platform::{Pool, QueueOrder};
 use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
-    PeakHorizontal, PeakHorizontalConfig,
 };
 
 /// The policy that starts and stops instances on fractional devices.
@@ -23,8 +22,6 @@ pub enum ScalerSettings {
     Heuristic(HeuristicHorizontalConfig),
     /// Once load has stayed (Dilu, section 3.4.2).
     Lazy(LazyHorizontalConfig),
-    /// For peaks beyond the limits of the running instances.
-    Peaks(PeakHorizontalConfig),
 }
 
 impl Default for ScalerSettings {
@@ -100,7 +97,6 @@ impl FractionalSettings {
             (Some(own), _) => own,
             (None, ScalerSettings::Heuristic(config)) => Box::new(HeuristicHorizontal::new(config.clone())?),
             (None, ScalerSettings::Lazy(config)) => Box::new(LazyHorizontal::new(config.clone())?),
-            (None, ScalerSettings::Peaks(config)) => Box::new(PeakHorizontal::new(config.clone())?),
         };
         let packer: Box<dyn Packer> = match (own.packer, self.packer) {
             (Some(own), _) => own,

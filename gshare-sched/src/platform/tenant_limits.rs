@@ -1,15 +1,33 @@
 //! Limits of the cluster's tenants, checked before any pool hears of their requests.
 //!
 //! A tenant's requests wait in the tenant's own line while it has its full number at work, or has used its GPU time in this window
-//! (GPU-enabled FaaS, section VI, here for all regimes; the paper's weights and fairness stay with the request scheduler of whole
-//! devices). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
+//! (GPU-enabled FaaS, section VI, here for all regimes). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
 //! before its first request has ended. Requests that can still meet their SLO go first, in the order of arrival, then the others in
 //! the same order: as in pools ([`FractionalPool`](super::FractionalPool)), all requests behind a burst would be late otherwise.
 //! The platform's `max_held` bounds the wait of a late request.
 
-use crate::request::TenantLimits;
-use gshare_core::{Bytes, Duration, RequestId, TenantId, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+
+gshare_core::config! {
+    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+    pub struct TenantLimits {
+        /// Most of its requests that are at work at once; the others wait in the tenant's line. More than 0.
+        pub max_processes: u32 = u32::MAX;
+        /// Share of the time of all GPUs, settled over a minute.
+        #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
+        pub gpu_time: BasisPoints = BasisPoints::WHOLE;
+        /// Share of the memory of all GPUs that instances of its functions may occupy.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+        pub memory: BasisPoints = BasisPoints::WHOLE;
+        /// Most requests of it that may wait; one more is rejected.
+        pub max_waiting: u32 = u32::MAX;
+    }
+}
 
 #[derive(Debug, Default)]
 struct Tenant {
@@ -48,20 +66,18 @@ impl Tenant {
     }
 }
 
+/// The window over which GPU time is settled: tens of requests.
+const WINDOW: Duration = Duration::from_secs(60);
+
 /// All tenants.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tenants {
-    window: Duration,
     tenants: BTreeMap<TenantId, Tenant>,
     /// Tenants with a line that waits for the end of their window.
     throttled: BTreeSet<(Timestamp, TenantId)>,
 }
 
 impl Tenants {
-    pub(super) const fn new(window: Duration) -> Self {
-        Self { window, tenants: BTreeMap::new(), throttled: BTreeSet::new() }
-    }
-
     pub(super) fn limit(&mut self, tenant: TenantId, limits: TenantLimits) {
         self.tenants.entry(tenant).or_default().limits = limits;
     }
@@ -95,19 +111,18 @@ impl Tenants {
         devices: u32,
         expects: impl FnOnce(RequestId) -> Duration,
     ) -> Option<RequestId> {
-        let window = self.window;
         let of = self.tenants.get_mut(&tenant)?;
         if (of.line.is_empty() && of.late.is_empty()) || of.at_work >= of.limits.max_processes {
             return None;
         }
         let share = u128::from(of.limits.gpu_time.get());
         let may =
-            Duration::from_wide_nanos(u128::from(window.as_nanos()) * u128::from(devices) * share / 10_000);
+            Duration::from_wide_nanos(u128::from(WINDOW.as_nanos()) * u128::from(devices) * share / 10_000);
         if now >= of.window_ends {
             // The use beyond the share is carried over.
-            let over = now.saturating_since(of.window_ends).as_nanos() / window.as_nanos().max(1);
+            let over = now.saturating_since(of.window_ends).as_nanos() / WINDOW.as_nanos();
             of.used = of.used.saturating_sub(may.saturating_mul(over.saturating_add(1)));
-            of.window_ends = now.saturating_add(window);
+            of.window_ends = now.saturating_add(WINDOW);
         }
         // Before the first device a request waits in its pool for devices, unless its tenant may have no share of any.
         let least = Duration::from_nanos(u64::from(share > 0));
@@ -187,7 +202,7 @@ mod tests {
 
     /// A tenth of one device, in windows of a minute.
     fn tenants(share: u16) -> Tenants {
-        let mut tenants = Tenants::new(Duration::from_secs(60));
+        let mut tenants = Tenants::default();
         let limits = TenantLimits { gpu_time: BasisPoints::new(share).unwrap(), ..TenantLimits::default() };
         tenants.limit(TenantId::new(1), limits);
         for request in 0..3 {

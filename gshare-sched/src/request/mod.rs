@@ -32,8 +32,6 @@
 //! | [`scheduler`] | gives requests to GPUs |
 //! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
-//! | tenants | lets a tenant's requests into the queue: [`TenantLimits`] and fairness |
-//! | [`shared_state`] | what the nodes of a cluster tell each other: [`MemoryStore`], [`shared_state::reconcile`] |
 //!
 //! # When it matters
 //! Only while loading is slow. With weights in pinned host memory (a tenth of the loading time) all policies, the
@@ -46,15 +44,10 @@ pub mod placement;
 mod queue;
 mod request_scheduler;
 pub mod scheduler;
-pub mod shared_state;
-mod state_store;
-mod tenants;
 
 pub use placement::PlacementRule;
 pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
-pub use shared_state::MemoryStore;
-pub use state_store::*;
 
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
@@ -130,27 +123,17 @@ crate::settings_table::settings! {
         pub eviction: Duration = Duration::ZERO, with_eviction;
         /// Whether profiled times are corrected by observed ones. Yes.
         pub learn: bool = true, with_learn;
-        /// Mean deviations that are added to the time of each request in a local queue. 1.
-        pub deviations: u32 = 1, with_deviations;
         /// How often a request is tried before it is rejected. 3.
         pub max_attempts: u8 = 3, with_max_attempts;
         /// Pinned memory of each node for models. 0: no such tier, as in the paper.
         #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
         pub host_memory: Bytes = Bytes::ZERO, with_host_memory;
-        /// Length of the window over which tenants' shares of time are settled. 60 s: tens of requests.
-        #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
-        pub window: Duration = Duration::from_secs(60), with_window;
-        /// How far a tenant may be ahead of the least served one; no fairness between tenants if none. None.
-        #[cfg_attr(feature = "serde", serde(rename = "fairness_ns"))]
-        pub fairness: Option<Duration> = None, with_fairness;
         /// Most requests that are here at once. 1,048,576.
         pub max_requests: u32 = 1 << 20, with_max_requests;
         /// Number of GPUs. 65,536.
         pub max_gpus: u32 = 1 << 16, with_max_gpus;
         /// Number of models. 1,048,576.
         pub max_models: u32 = 1 << 20, with_max_models;
-        /// Number of tenants. 65,536.
-        pub max_tenants: u32 = 1 << 16, with_max_tenants;
     }
 }
 
@@ -175,11 +158,9 @@ impl SchedulerConfig {
             skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips no request)";
             max_batch in 1..=1024, "need 1 to 1024";
             eviction in ..=hour, "need at most 3600s";
-            deviations in ..=100, "need at most 100";
             max_attempts in 1.., "need more than 0";
-            window in Duration::from_millis(1)..=hour, "need 1ms to 3600s";
             max_requests in 1..=1 << 26, "need 1 to 67108864";
-            max_gpus, max_models, max_tenants in 1..=1 << 24, "need 1 to 16777216";
+            max_gpus, max_models in 1..=1 << 24, "need 1 to 16777216";
         })
     }
 }

@@ -64,7 +64,6 @@ impl Default for List {
 /// Where a request is; the GPU is in [`Request::gpu`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    Held,
     Queued,
     Local,
     Placed,
@@ -81,8 +80,6 @@ pub(super) struct Request {
     pub(super) drop_at: Timestamp,
     /// Time that was added to its GPU's local queue for it.
     pub(super) local_ns: u64,
-    /// GPU time that its tenant was charged for it.
-    pub(super) charged_ns: u64,
     links: [Links; 3],
     pub(super) model: u32,
     pub(super) tenant: u32,
@@ -103,21 +100,19 @@ impl Request {
             arrived,
             drop_at: Timestamp::MAX,
             local_ns: 0,
-            charged_ns: 0,
             links: [NOWHERE; 3],
             model,
             tenant,
             gpu: NONE,
             mark: 0,
             attempts: 0,
-            place: Place::Held,
+            place: Place::Queued,
             has_deadline: false,
         }
     }
 
     pub(super) const fn status(&self) -> RequestPlace {
         match self.place {
-            Place::Held => RequestPlace::Held,
             Place::Queued => RequestPlace::Queued,
             Place::Local => RequestPlace::Local { gpu: GpuId::new(self.gpu) },
             Place::Placed => RequestPlace::Placed { gpu: GpuId::new(self.gpu) },

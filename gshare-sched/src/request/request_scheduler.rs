@@ -1,6 +1,5 @@
 //! The events, actions and errors of request schedulers, and their trait.
 
-use super::GpuRecord;
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, TimeWentBack,
     Timestamp,
@@ -32,28 +31,6 @@ pub struct ModelProfile {
     /// Time of one request; more than 0.
     #[cfg_attr(feature = "serde", serde(rename = "infer_ns"))]
     pub infer: Duration,
-}
-
-gshare_core::config! {
-    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-    #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
-    pub struct TenantLimits {
-        /// Most of its requests that are served or in line for it at once; the others wait outside the queue. More than 0.
-        pub max_processes: u32 = u32::MAX;
-        /// Share of the time of all GPUs (loading included), settled over the scheduler's window.
-        #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
-        pub gpu_time: BasisPoints = BasisPoints::WHOLE;
-        /// Share of the memory of all GPUs that copies loaded for it may occupy.
-        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
-        pub memory: BasisPoints = BasisPoints::WHOLE;
-        /// Most requests of it that may wait; one more is rejected.
-        pub max_waiting: u32 = u32::MAX;
-        /// Share of the tenant under fairness between tenants, in proportion to the others'. More than 0.
-        pub weight: u32 = 1;
-    }
 }
 
 /// The event itself.
@@ -104,11 +81,12 @@ pub enum RequestEvent {
         /// The most copies; more than 0.
         copies: u32,
     },
-    /// The limits of a tenant from now on. A tenant that was never named has no limit.
+    /// The most memory that copies loaded for a tenant may occupy from now on. A tenant that was never named has no limit.
     TenantLimited {
         tenant: TenantId,
-        /// The new limits.
-        limits: TenantLimits,
+        /// Share of the memory of all GPUs.
+        #[cfg_attr(feature = "serde", serde(rename = "memory_bp"))]
+        memory: BasisPoints,
     },
     /// A new request.
     Arrived {
@@ -199,8 +177,6 @@ pub enum RejectReason {
     NotProfiled,
     /// The model is larger than its tenant's share of the GPUs' memory.
     TenantMemory,
-    /// Its tenant has too many requests waiting.
-    TenantQueueFull,
     /// Too many requests are waiting.
     QueueFull,
     /// The request can no longer be complete by its deadline.
@@ -260,9 +236,6 @@ pub enum RequestError {
     /// The GPU was not told to do what it reports.
     #[error("{gpu} was not told to {what} {model}")]
     NotOrdered { gpu: GpuId, what: &'static str, model: ModelId },
-    /// A limit that stops the tenant for good.
-    #[error("{field} of {tenant} is 0: need more than 0")]
-    BadLimits { tenant: TenantId, field: &'static str },
 }
 
 /// Where a request is.
@@ -273,8 +246,6 @@ pub enum RequestError {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum RequestPlace {
-    /// Waits outside the queue, because of its tenant's limits.
-    Held,
     /// In the global queue.
     Queued,
     /// In a GPU's local queue.
@@ -303,6 +274,17 @@ pub struct RequestStats {
     pub evictions: u64,
     /// Requests moved to a local queue.
     pub moved_to_local: u64,
+}
+
+/// One GPU as a scheduler sees it: status, estimate, and models by use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuRecord {
+    /// Whether it has something to do.
+    pub busy: bool,
+    /// When it will have done everything it was given.
+    pub free_at: Timestamp,
+    /// Models in its memory, least recently used first.
+    pub models: Vec<ModelId>,
 }
 
 /// A policy that gives requests to GPUs. See the [module](super) for the life of a request.

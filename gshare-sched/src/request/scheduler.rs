@@ -74,7 +74,6 @@
 //! - Requests that fit no GPU are rejected (the paper's eviction loop would not end), superfluous victims are put back.
 //! - Skips alone do not bound a wait: while nothing is dispatched no request is skipped. So there is an age, too.
 
-mod admitting;
 mod check;
 mod copies;
 mod loading;
@@ -88,7 +87,6 @@ use super::cache::{CopyState, ModelCopy};
 use super::estimate::{Estimate, Recent};
 use super::placement::PlacementRule;
 use super::queue::{Queue, Request};
-use super::tenants::Tenants;
 use crate::request::{
     GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
     RequestStats, Tier,
@@ -221,6 +219,13 @@ struct Host {
     models: BTreeMap<u32, (u64, bool)>,
 }
 
+/// A tenant's share of the memory of all GPUs, and the bytes of the copies that were loaded for it.
+#[derive(Debug)]
+struct Tenant {
+    share: BasisPoints,
+    memory: u64,
+}
+
 /// The result for a request that was to be placed with a GPU at hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -254,9 +259,7 @@ pub struct LocalityScheduler {
     /// Idle GPUs by kind: dispatches, number.
     idle: Vec<BTreeSet<(u64, u32)>>,
     hosts: BTreeMap<u32, Host>,
-    tenants: Tenants,
-    /// Tenants whose gate may have opened.
-    stirred: Vec<u32>,
+    tenants: BTreeMap<u32, Tenant>,
     /// Models that may have more copies than their limit.
     over: BTreeSet<u32>,
     /// When it is too late for which request.
@@ -282,7 +285,6 @@ impl LocalityScheduler {
     /// When a field of the configuration is out of its bounds.
     pub fn with_rule(config: SchedulerConfig, rule: Box<dyn PlacementRule>) -> Result<Self, ConfigError> {
         config.validate()?;
-        let tenants = Tenants::new(config.window, config.fairness);
         Ok(Self {
             config,
             now: Timestamp::ZERO,
@@ -295,8 +297,7 @@ impl LocalityScheduler {
             kinds: Vec::new(),
             idle: Vec::new(),
             hosts: BTreeMap::new(),
-            tenants,
-            stirred: Vec::new(),
+            tenants: BTreeMap::new(),
             over: BTreeSet::new(),
             drops: BTreeSet::new(),
             unfiled: None,
@@ -337,13 +338,16 @@ impl LocalityScheduler {
         self.now.saturating_since(self.queue.get(slot).arrived)
     }
 
+    fn tenant(&mut self, tenant: u32) -> &mut Tenant {
+        self.tenants.entry(tenant).or_insert(Tenant { share: BasisPoints::WHOLE, memory: 0 })
+    }
+
     fn m(&self, model: u32) -> &Model {
         &self.models[model as usize]
     }
 
-    /// Rejects those for which it became too late, and lets time shares start again.
+    /// Rejects those for which it became too late.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<RequestAction>) {
-        let windows_passed = self.tenants.window_end(self.now) <= now;
         self.now = now;
         while let Some(&(at, slot)) = self.drops.first() {
             if at > now {
@@ -354,9 +358,6 @@ impl LocalityScheduler {
                 false => RejectReason::WaitedTooLong,
             };
             self.reject(slot, reason, actions);
-        }
-        if windows_passed {
-            self.stirred.extend(&self.tenants.out_of_time);
         }
     }
 
@@ -397,10 +398,7 @@ impl LocalityScheduler {
                 self.models[model.index()].most = Some(copies);
                 self.over.insert(model.number());
             }
-            RequestEvent::TenantLimited { tenant, limits } => {
-                self.tenants.get(tenant.number()).limits = limits;
-                self.stirred.push(tenant.number());
-            }
+            RequestEvent::TenantLimited { tenant, memory } => self.tenant(tenant.number()).share = memory,
             RequestEvent::Arrived { request, model, tenant, deadline } => {
                 self.arrived(request, model, tenant, deadline, actions);
             }
@@ -486,10 +484,9 @@ impl LocalityScheduler {
                 *memory.entry(copy.owner).or_default() += copy.bytes;
             }
         }
-        let held: usize = self.tenants.all().iter().map(|tenant| tenant.held.len()).sum();
-        assert_eq!(placed + held + self.queue.len() as usize, self.queue.known());
-        for (index, tenant) in (0u32..).zip(self.tenants.all()) {
-            assert_eq!(tenant.memory, memory.get(&index).copied().unwrap_or(0), "memory of tenant{index}");
+        assert_eq!(placed + self.queue.len() as usize, self.queue.known());
+        for (number, tenant) in &self.tenants {
+            assert_eq!(tenant.memory, memory.get(number).copied().unwrap_or(0), "memory of tenant{number}");
         }
         for model in &self.models {
             for &(_, _, _, gpu) in &model.copies {
@@ -524,16 +521,15 @@ impl Engine for LocalityScheduler {
         self.catch_up(now, actions);
         self.account(event, actions);
         self.trim_over(actions);
-        self.settle_down(actions);
+        self.schedule(actions);
+        self.file_all();
         #[cfg(debug_assertions)]
         self.invariants();
         Ok(())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        let drop = self.drops.first().map(|&(at, _)| at);
-        let window = (!self.tenants.out_of_time.is_empty()).then(|| self.tenants.window_end(self.now));
-        drop.into_iter().chain(window).min()
+        self.drops.first().map(|&(at, _)| at)
     }
 }
 
@@ -543,8 +539,7 @@ impl RequestScheduler for LocalityScheduler {
     }
 
     fn waiting(&self) -> usize {
-        let held: usize = self.tenants.all().iter().map(|tenant| tenant.held.len()).sum();
-        held + self.queue.len() as usize
+        self.queue.len() as usize
     }
 
     fn stats(&self) -> RequestStats {

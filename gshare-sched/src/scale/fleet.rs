@@ -1,5 +1,9 @@
 //! The instances of all functions, kept alike for every horizontal scaler and rule of decision.
 //!
+//! A scaler of your own is a struct with a `fleet: Fleet<S>` and a function `decide(&mut self, function, load, &mut actions)`, which is
+//! called with each report of load: it looks at a [`Function`], and orders by [`Fleet::start`] and [`Fleet::take_away`].
+//! [`horizontal_scaler!`](crate::horizontal_scaler) does the rest.
+//!
 //! ```text
 //! Start ─▶ starting ─ InstanceReady ─▶ ready ─ Drain ─▶ draining ─ InstanceGone ─▶ gone
 //!             │ start_timeout, StartRefused, or not needed     │ drain_timeout
@@ -13,7 +17,9 @@ use crate::scale::{
 };
 use core::cmp::Ordering;
 use gshare_core::profile::{ProfilePoint, RequestRate};
-use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, TimeWentBack, Timestamp};
+use gshare_core::{ConfigError, InstanceId, TimeWentBack};
+#[doc(hidden)]
+pub use gshare_core::{Duration, Engine, FunctionId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most instances of one function.
@@ -51,19 +57,20 @@ impl FleetConfig {
 
 /// Makes a policy a scaler: its `fleet` takes each event, and its `decide` each report of load. A policy with early reports names a
 /// function for their use.
-macro_rules! scaler {
+#[macro_export]
+macro_rules! horizontal_scaler {
     ($policy:ty $(, $early:expr)?) => {
-        impl gshare_core::Engine for $policy {
-            type Event = HorizontalEvent;
-            type Action = HorizontalAction;
-            type Error = HorizontalError;
+        impl $crate::scale::fleet::Engine for $policy {
+            type Event = $crate::scale::HorizontalEvent;
+            type Action = $crate::scale::HorizontalAction;
+            type Error = $crate::scale::HorizontalError;
 
             fn handle(
                 &mut self,
-                now: Timestamp,
-                event: HorizontalEvent,
-                actions: &mut Vec<HorizontalAction>,
-            ) -> Result<(), HorizontalError> {
+                now: $crate::scale::fleet::Timestamp,
+                event: $crate::scale::HorizontalEvent,
+                actions: &mut Vec<$crate::scale::HorizontalAction>,
+            ) -> Result<(), $crate::scale::HorizontalError> {
                 if let Some((function, load)) = self.fleet.take(now, event, actions)? {
                     if let Some(load) = load {
                         self.decide(function, load, actions);
@@ -73,17 +80,17 @@ macro_rules! scaler {
                 Ok(())
             }
 
-            fn next_deadline(&self) -> Option<Timestamp> {
+            fn next_deadline(&self) -> Option<$crate::scale::fleet::Timestamp> {
                 self.fleet.next_deadline()
             }
         }
 
-        impl crate::scale::HorizontalScaler for $policy {
-            fn instances(&self, function: FunctionId) -> Option<crate::scale::InstanceCounts> {
+        impl $crate::scale::HorizontalScaler for $policy {
+            fn instances(&self, function: $crate::scale::fleet::FunctionId) -> Option<$crate::scale::InstanceCounts> {
                 self.fleet.counts(function)
             }
 
-            fn tick(&self) -> Duration {
+            fn tick(&self) -> $crate::scale::fleet::Duration {
                 self.fleet.config().tick
             }
 
@@ -94,8 +101,6 @@ macro_rules! scaler {
         }
     };
 }
-
-pub(super) use scaler;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -115,7 +120,7 @@ struct Instance {
 
 /// A function with its policy's state.
 #[derive(Debug)]
-pub(super) struct Function<S> {
+pub struct Function<S> {
     spec: FunctionScale,
     /// Indices of the points within the bound on p95, by efficacy, the best first; each with the end of its refusal.
     points: Vec<(usize, Timestamp)>,
@@ -128,37 +133,40 @@ pub(super) struct Function<S> {
     reported: Option<Timestamp>,
     /// The last start time of an instance, from its start until it was ready.
     start_time: Duration,
-    pub(super) state: S,
+    /// The policy's state of the function.
+    pub state: S,
 }
 
 impl<S> Function<S> {
-    pub(super) const fn capacity(&self) -> RequestRate {
+    /// Requests per second of the starting and ready instances.
+    pub const fn capacity(&self) -> RequestRate {
         self.capacity
     }
 
     /// Starting and ready instances.
-    pub(super) const fn deployed(&self) -> u32 {
+    pub const fn deployed(&self) -> u32 {
         self.counts.starting + self.counts.ready
     }
 
-    pub(super) const fn spec(&self) -> &FunctionScale {
+    /// What the function was added with, bounds as they are now.
+    pub const fn spec(&self) -> &FunctionScale {
         &self.spec
     }
 
     /// The last start time of an instance; 0 before the first was ready.
-    pub(super) const fn start_time(&self) -> Duration {
+    pub const fn start_time(&self) -> Duration {
         self.start_time
     }
 
     /// Points that may be started now, the most effective first, by their index in the profile.
-    pub(super) fn startable(&self, now: Timestamp) -> impl Iterator<Item = (usize, &ProfilePoint)> {
+    pub fn startable(&self, now: Timestamp) -> impl Iterator<Item = (usize, &ProfilePoint)> {
         let points = self.points.iter().filter(move |(_, until)| *until <= now);
         points.map(|&(index, _)| (index, &self.spec.profile.points()[index]))
     }
 
     /// Deployed instances in the order of removal: the least effective first, of equal ones the smallest, then the youngest (FaST-GShare,
     /// section 3.4.1: the queue `L_j`).
-    pub(super) fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
+    pub fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
         let points = self.spec.profile.points();
         let mut order: Vec<&Instance> =
             self.instances.iter().filter(|instance| instance.stage != Stage::Draining).collect();
@@ -170,25 +178,25 @@ impl<S> Function<S> {
     }
 
     /// Requests per second of the smallest deployed instance.
-    pub(super) fn smallest(&self) -> Option<RequestRate> {
+    pub fn smallest(&self) -> Option<RequestRate> {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed.map(|instance| self.spec.profile.points()[instance.point].throughput).min()
     }
 
     /// The youngest deployed instance, starting ones before ready ones.
-    pub(super) fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
+    pub fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
         let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
         let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
         Some((instance.id, self.spec.profile.points()[instance.point].throughput))
     }
 
     /// The most effective point, available now or not; `None` where no point is fast enough.
-    pub(super) fn best(&self) -> Option<&ProfilePoint> {
+    pub fn best(&self) -> Option<&ProfilePoint> {
         self.points.first().map(|&(index, _)| &self.spec.profile.points()[index])
     }
 
     /// Requests per second of the deployed instances at their limits.
-    pub(super) fn surge(&self) -> RequestRate {
+    pub fn surge(&self) -> RequestRate {
         let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
         deployed
             .map(|instance| self.surges[instance.point])
@@ -214,7 +222,7 @@ fn surges(spec: &FunctionScale) -> Vec<RequestRate> {
 
 /// All functions and instances; `S` is a policy's state of a function.
 #[derive(Debug, Default)]
-pub(super) struct Fleet<S> {
+pub struct Fleet<S> {
     config: FleetConfig,
     now: Timestamp,
     functions: Vec<Option<Function<S>>>,
@@ -224,31 +232,38 @@ pub(super) struct Fleet<S> {
 }
 
 impl<S: Default> Fleet<S> {
-    pub(super) fn new(config: FleetConfig) -> Self {
+    /// A fleet without functions.
+    pub fn new(config: FleetConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    pub(super) const fn config(&self) -> &FleetConfig {
+    /// Its settings.
+    pub const fn config(&self) -> &FleetConfig {
         &self.config
     }
 
-    pub(super) const fn now(&self) -> Timestamp {
+    /// The time of the last event.
+    pub const fn now(&self) -> Timestamp {
         self.now
     }
 
-    pub(super) fn get(&self, function: FunctionId) -> Option<&Function<S>> {
+    /// A function that was added.
+    pub fn get(&self, function: FunctionId) -> Option<&Function<S>> {
         self.functions.get(function.index()).and_then(Option::as_ref)
     }
 
-    pub(super) fn get_mut(&mut self, function: FunctionId) -> Option<&mut Function<S>> {
+    /// The same, to change the policy's state of it.
+    pub fn get_mut(&mut self, function: FunctionId) -> Option<&mut Function<S>> {
         self.functions.get_mut(function.index()).and_then(Option::as_mut)
     }
 
-    pub(super) fn counts(&self, function: FunctionId) -> Option<InstanceCounts> {
+    /// How many instances of a function are in which stage.
+    pub fn counts(&self, function: FunctionId) -> Option<InstanceCounts> {
         self.get(function).map(|function| function.counts)
     }
 
-    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+    /// When the next start or drain takes too long.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
         self.deadlines.first().map(|&(at, _)| at)
     }
 
@@ -258,7 +273,10 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Takes an event in as for every policy. Answers the function to look at, with its load if the event reported it.
-    pub(super) fn take(
+    ///
+    /// # Errors
+    /// An event that cannot be; nothing changed.
+    pub fn take(
         &mut self,
         now: Timestamp,
         event: HorizontalEvent,
@@ -465,7 +483,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Starts an instance at a point (by index). The caller must keep to the maximum.
-    pub(super) fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
+    pub fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
         let id = InstanceId::new(self.next_instance);
         let deadline = self.now.saturating_add(self.config.start_timeout);
         let Some(known) = self.get_mut(function) else { return };
@@ -480,7 +498,7 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Takes a deployed instance away: drains it if it is ready, else stops it.
-    pub(super) fn take_away(&mut self, instance: InstanceId, actions: &mut Vec<HorizontalAction>) {
+    pub fn take_away(&mut self, instance: InstanceId, actions: &mut Vec<HorizontalAction>) {
         match self.stage(instance) {
             Some(Stage::Ready) => {
                 self.enter(instance, Stage::Draining, Some(self.config.drain_timeout));
@@ -531,7 +549,10 @@ impl<S: Default> Fleet<S> {
     }
 
     /// Checks one function's books, in debug builds.
-    pub(super) fn invariants(&self, function: FunctionId) {
+    ///
+    /// # Panics
+    /// On a broken book, a mistake of this module.
+    pub fn invariants(&self, function: FunctionId) {
         if !cfg!(debug_assertions) {
             return;
         }

@@ -41,7 +41,7 @@
 use super::fleet::{Fleet, FleetConfig, Function};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
-use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+use crate::scale::HorizontalAction;
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
@@ -229,12 +229,12 @@ impl HeuristicHorizontal {
     }
 }
 
-super::fleet::scaler!(HeuristicHorizontal, |this| this.config.early_reports);
+crate::horizontal_scaler!(HeuristicHorizontal, |this| this.config.early_reports);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::FunctionScale;
+    use crate::scale::{FunctionScale, HorizontalEvent};
     use gshare_core::profile::{ProfilePoint, ProfileTable};
     use gshare_core::{Engine, Quota, SmShare};
     use proptest::prelude::*;

@@ -39,7 +39,7 @@
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - The paper prints "more than" 30 reports, and the implementation has "at least". Here it is at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
-use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+use crate::scale::HorizontalAction;
 use gshare_core::profile::RequestRate;
 use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::VecDeque;
@@ -78,7 +78,7 @@ impl LazyHorizontalConfig {
 
 /// A function's history: the window, and the times of the last step and the last request.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub struct History {
     /// The window; the newest at the back.
     window: VecDeque<RequestRate>,
     /// The last time a step started or removed instances.
@@ -88,7 +88,8 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn note(&mut self, now: Timestamp, load: RequestRate, config: &LazyHorizontalConfig) {
+    /// Adds a load report.
+    pub fn note(&mut self, now: Timestamp, load: RequestRate, config: &LazyHorizontalConfig) {
         if self.window.len() >= config.window_reports as usize {
             self.window.pop_front();
         }
@@ -99,27 +100,27 @@ impl History {
     }
 
     /// Whether enough of the window is above the capacity.
-    pub(super) fn is_short(&self, capacity: RequestRate, config: &LazyHorizontalConfig) -> bool {
+    pub fn is_short(&self, capacity: RequestRate, config: &LazyHorizontalConfig) -> bool {
         self.window.iter().filter(|load| **load > capacity).count() >= config.out_reports as usize
     }
 
     /// Whether enough of the window is below the capacity without the youngest instance.
-    pub(super) fn is_spare(&self, without: RequestRate, config: &LazyHorizontalConfig) -> bool {
+    pub fn is_spare(&self, without: RequestRate, config: &LazyHorizontalConfig) -> bool {
         self.window.iter().filter(|load| **load < without).count() >= config.in_reports as usize
     }
 
     /// Whether the last step is long enough ago for another.
-    pub(super) fn has_cooled(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
+    pub fn has_cooled(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
         self.last_step.is_none_or(|at| now.saturating_since(at) >= config.cooldown)
     }
 
     /// Whether no request came for `keep_alive`, so that the last instance may go.
-    pub(super) fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
+    pub fn is_idle(&self, now: Timestamp, config: &LazyHorizontalConfig) -> bool {
         now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
     }
 
     /// Notes a step: the window starts empty.
-    pub(super) fn stepped(&mut self, now: Timestamp) {
+    pub fn stepped(&mut self, now: Timestamp) {
         self.window.clear();
         self.last_step = Some(now);
     }
@@ -190,4 +191,4 @@ impl LazyHorizontal {
     }
 }
 
-super::fleet::scaler!(LazyHorizontal);
+crate::horizontal_scaler!(LazyHorizontal);

@@ -7,8 +7,8 @@
 //! those moves have not been enough for long.
 //!
 //! # Terms
-//! - **token** here: one unit of work for a client to launch in a period. It is one predicted microsecond of GPU time or one
-//!   kernel block, as the host chooses once ([`TokenUnit`]); scalers treat both alike;
+//! - **token** here: one unit of work for a client to launch in a period: one predicted microsecond of GPU time, unless a GPU is
+//!   calibrated in another unit ([`VerticalEvent::Calibrated`]); scalers treat all alike;
 //! - **`MaxTokens`**: the tokens of one GPU in a period, never issued twice;
 //! - **owner**: an SLO-sensitive client; the owners on a GPU determine its state;
 //! - **KLC**: kernel launching cycle, the time from the first to the last kernel launch of one iteration (Dilu, 3.4.1). It grows
@@ -29,29 +29,26 @@
 //! |---|---|
 //! | [`DiluVertical`] | moving tokens between the clients of a GPU every 5 ms (Dilu, Algorithm 2) |
 //! | [`LazyHorizontal`] | starting instances when load stays (Dilu, section 3.4.2) |
-//! | [`PeakHorizontal`] | the same, but only for peaks beyond the running instances' limits |
 //! | [`HeuristicHorizontal`] | choosing instances and their points by a profile (FaST-GShare, Algorithm 1) |
-//! | [`CoScaler`] | a vertical and a horizontal scaler together (Dilu, section 3.4) |
+//!
+//! Together they co-scale (Dilu, section 3.4): the first bad KLC raises an instance within one period, and load that stays starts
+//! another one. The vertical scaler runs in a node's daemon, the horizontal one in a platform, and neither needs the other.
 
-pub mod co_scaler;
+pub mod fleet;
 pub mod heuristic;
 pub mod lazy;
-pub mod peaks;
 pub mod vertical;
 
 mod apportion;
 mod cycle;
-mod fleet;
 mod forecast;
 mod horizontal_scaler;
 mod queue;
 mod vertical_scaler;
 
-pub use co_scaler::{CoScaleAction, CoScaleError, CoScaleEvent, CoScaler};
 pub use fleet::FleetConfig;
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
 pub use horizontal_scaler::*;
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
-pub use peaks::{PeakHorizontal, PeakHorizontalConfig};
 pub use vertical::{DiluVertical, DiluVerticalConfig};
 pub use vertical_scaler::*;

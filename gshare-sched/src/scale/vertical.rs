@@ -23,7 +23,7 @@
 //! 2. **The GPU's state** is its owners' worst: EMERGENCY (of the highest severity), else CONTENTION, else RECOVERY; NONE without any.
 //! 3. **The others** want their limit in NONE, and `min(grown(last), limit)` in RECOVERY. In EMERGENCY each wants `min(request, last)`,
 //!    divided by the severity once per finished KLC. In CONTENTION each wants `last`, and `min(grown(last), limit)` once per `calm_cycles`
-//!    KLCs in a row within `calm_growth` of the minimum.
+//!    KLCs in a row within 20 % of the minimum.
 //! 4. **Share out** `M`: first every floor (in NONE: every request); then the owners' wishes beyond it, in proportion to the wish times
 //!    the severity; then the others' wishes beyond their floors, in proportion to their requests.
 //! 5. **Issue** the changes: first smaller amounts, then larger ones.
@@ -41,8 +41,7 @@
 use super::apportion::{Want, apportion};
 use super::cycle::Cycles;
 use crate::scale::{
-    ClientScale, GpuScale, ScaleState, TokenUnit, VerticalAction, VerticalError, VerticalEvent,
-    VerticalScaler,
+    ClientScale, GpuScale, ScaleState, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
 };
 use gshare_core::slots::NamedSlots;
 use gshare_core::{
@@ -59,14 +58,22 @@ const WHOLE: u64 = 10_000;
 /// The highest severity: beyond four times the shortest KLC, a longer one is no sign of more trouble.
 const MAX_SEVERITY: u64 = 4 * WHOLE;
 
+/// Excess over the shortest KLC up to which a KLC is good. KLCs vary as much without any neighbour.
+const CALM_GROWTH: BasisPoints = BasisPoints::percent(20);
+
+/// The least tolerance, with `learn`: KLCs of one batch size vary by as much.
+const MIN_TOLERANCE: BasisPoints = BasisPoints::percent(5);
+
+/// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`: between two batches of a queue one
+/// period may begin and end without a launch.
+const REST_PERIODS: u64 = 2;
+
 crate::settings_table::settings! {
     /// Settings of [`DiluVertical`].
     pub struct DiluVerticalConfig {
         /// Length of a period. 5 ms, as in the paper: several periods fit into one iteration of the fastest models.
         #[cfg_attr(feature = "serde", serde(rename = "period_ns"))]
         pub period: Duration = Duration::from_millis(5), with_period;
-        /// The unit of tokens. With microseconds the bound on a client is a time, for kernels of any kind.
-        pub unit: TokenUnit = TokenUnit::Micros, with_unit;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
         /// Growth of a client's tokens in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
@@ -74,18 +81,9 @@ crate::settings_table::settings! {
         pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
         /// Good KLCs in a row before others grow beside a busy owner. 5.
         pub calm_cycles: u32 = 5, with_calm_cycles;
-        /// Excess over the shortest KLC up to which a KLC is good. 20 %: KLCs vary as much without any neighbour.
-        #[cfg_attr(feature = "serde", serde(rename = "calm_growth_basis_points"))]
-        pub calm_growth: BasisPoints = BasisPoints::percent(20), with_calm_growth;
         /// The scaler ignores shorter KLCs. 10 ms, two periods: the wait for the next period is no contention.
         #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
         pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
-        /// The least tolerance, with `learn`. 5 %: KLCs of one batch size vary by as much.
-        #[cfg_attr(feature = "serde", serde(rename = "min_tolerance_basis_points"))]
-        pub min_tolerance: BasisPoints = BasisPoints::percent(5), with_min_tolerance;
-        /// Periods without a launch, and without a wait for tokens, after which an owner rests, with `learn`. 2: between two batches of a
-        /// queue one period may begin and end without a launch.
-        pub rest_periods: u32 = 2, with_rest_periods;
         /// Share of a client with a smaller guarantee, within its limit. 1 %.
         #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
         pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
@@ -107,7 +105,7 @@ impl DiluVerticalConfig {
         }
         gshare_core::check_fields!(self {
             period in ms(1)..=ms(1_000), "need 1ms to 1s";
-            window_periods, rest_periods in 1..=100_000, "need 1 to 100000";
+            window_periods in 1..=100_000, "need 1 to 100000";
             calm_cycles in 1.., "need at least 1";
             min_cycle in Duration::from_micros(1)..=ms(60_000), "need 1us to 60s";
             max_clients in 1..=1 << 20, "need 1 to 1048576";
@@ -115,12 +113,9 @@ impl DiluVerticalConfig {
         })
     }
 
-    /// `M` of a GPU without calibration; `None` where the unit has no default.
-    fn default_max_tokens(&self) -> Option<u64> {
-        match self.unit {
-            TokenUnit::Micros => Some(self.period.as_nanos() / 1_000),
-            _ => None,
-        }
+    /// `M` of a GPU without calibration: the microseconds of a period.
+    fn default_max_tokens(&self) -> u64 {
+        self.period.as_nanos() / 1_000
     }
 }
 
@@ -287,8 +282,7 @@ struct Plan {
 /// 9. An owner is raised while others still hold their old tokens. The scaler issues smaller amounts first.
 /// 10. `R_last` of a newcomer is open. Here it is the newcomer's request, and for others than owners at most the free tokens.
 /// 11. A kernel larger than the tokens of a period never runs. Here it may run while any token is left, and the client pays the debt back.
-/// 12. Blocks are no measure of time. A token is a predicted microsecond unless the host wants blocks, and `M` must be calibrated for
-///     blocks.
+/// 12. Blocks are no measure of time. A token is a predicted microsecond, unless the host calibrates `M` for blocks.
 /// 13. As printed, CONTENTION never gives back the tokens an EMERGENCY took, as long as its owner stays busy. The authors' published
 ///     implementation raises the limit at every fifth good KLC; so does step 3.
 ///
@@ -310,9 +304,9 @@ struct Plan {
 ///   `T / (1 - rho)`, and KLCs `s` times as long multiply it by `s (1 - rho) / (1 - s rho)`. To stay within `1 + tolerance`, `s` may be
 ///   `(1 + tolerance) / (1 + tolerance x rho)`: all of the tolerance for an owner with hardly any requests, and nothing for an owner with
 ///   back-to-back iterations, as in a burst. `rho` is the last KLC's part of the time since the end of the one before, and the
-///   tolerated excess is never less than `min_tolerance` (5 %). With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
+///   tolerated excess is never less than 5 %. With 60 %, a KLC of 25 ms may be 23 % longer if it began 25 ms after the
 ///   one before, and 5 % if it began at once.
-/// - **Rest.** An owner rests when it has neither launched nor waited for tokens for `rest_periods` (2). While all owners on a GPU rest or
+/// - **Rest.** An owner rests when it has neither launched nor waited for tokens for 2 periods. While all owners on a GPU rest or
 ///   are idle, they lend the others all tokens without a guarantee, at once; with an owner's next launch the others are back at their own
 ///   tokens one period later. The printed window of half a second is longer than the pauses between bursts, so the tokens a burst took
 ///   would stay taken for as long as bursts went on.
@@ -353,8 +347,8 @@ impl DiluVertical {
         Some((client, gpu))
     }
 
-    fn max_tokens(&self, gpu: GpuId) -> Option<u64> {
-        self.at(gpu).map(|gpu| gpu.max_tokens).or_else(|| self.config.default_max_tokens())
+    fn max_tokens(&self, gpu: GpuId) -> u64 {
+        self.at(gpu).map_or_else(|| self.config.default_max_tokens(), |gpu| gpu.max_tokens)
     }
 
     /// The tokens a share guarantees, and the most it may get, of `max_tokens`.
@@ -396,7 +390,7 @@ impl DiluVertical {
                 if let ServiceClass::SloSensitive { tolerance: BasisPoints::ZERO } = class {
                     return Err(VerticalError::ZeroTolerance { client });
                 }
-                let max_tokens = self.max_tokens(gpu).ok_or(VerticalError::NotCalibrated { gpu })?;
+                let max_tokens = self.max_tokens(gpu);
                 let guaranteed = self.at(gpu).map_or(0, |gpu| gpu.guaranteed);
                 within(gpu, guaranteed + self.tokens(quota, max_tokens).0, max_tokens)
             }
@@ -538,7 +532,7 @@ impl DiluVertical {
                     plan.cap = limit;
                     let needs = self.grown(client.demand).clamp(request, limit);
                     plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants.max(needs) };
-                    if client.rests(ended, u64::from(self.config.rest_periods)) {
+                    if client.rests(ended, REST_PERIODS) {
                         plan.wants = request;
                     }
                 }
@@ -607,7 +601,7 @@ impl DiluVertical {
 
     /// Whether all owners rest or are idle.
     fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
-        let (window, rest) = (u64::from(self.config.window_periods), u64::from(self.config.rest_periods));
+        let (window, rest) = (u64::from(self.config.window_periods), REST_PERIODS);
         let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
         let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
         self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
@@ -671,7 +665,7 @@ impl DiluVertical {
     }
 
     fn join(&mut self, now: Timestamp, id: ClientId, gpu: GpuId, quota: QuotaRange, class: ServiceClass) {
-        let Some(max_tokens) = self.max_tokens(gpu) else { return };
+        let max_tokens = self.max_tokens(gpu);
         if self.present == 0 {
             // No present client's period is cut short.
             self.period_end = now.saturating_add(self.config.period);
@@ -764,9 +758,9 @@ impl DiluVertical {
         cycle: Duration,
     ) {
         let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
-        let least = u64::from(self.config.min_tolerance.get());
+        let least = u64::from(MIN_TOLERANCE.get());
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
-        let well = u64::from(self.config.calm_growth.get());
+        let well = u64::from(CALM_GROWTH.get());
         let Some((client, gpu)) = self.pair(id.slot()) else { return };
         let ServiceClass::SloSensitive { tolerance } = client.class else { return };
         let before = client.finished.replace(first_launch.saturating_add(cycle));

@@ -5,21 +5,6 @@ use gshare_core::{
     ClientId, Duration, Engine, GpuId, ModelId, QuotaRange, ServiceClass, TimeWentBack, Timestamp,
 };
 
-/// The unit that tokens count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum TokenUnit {
-    /// One predicted microsecond of GPU time. `MaxTokens` is the length of the period, so nothing needs calibration, and
-    /// a long kernel costs more than a short one.
-    #[default]
-    Micros,
-    /// One block of a kernel's grid (Dilu, section 4). `MaxTokens` depends on the GPU and its kernels, and must be measured: see
-    /// [`VerticalEvent::Calibrated`].
-    Blocks,
-}
-
 /// Something that happened on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -28,7 +13,8 @@ pub enum TokenUnit {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum VerticalEvent {
-    /// The measured tokens of a GPU in a period. They count from the next period on.
+    /// The measured tokens of a GPU in a period, for tokens of another unit than microseconds, such as blocks of a kernel's grid
+    /// (Dilu, section 4). They count from the next period on.
     Calibrated {
         gpu: GpuId,
         /// Tokens per period; more than 0.
@@ -156,9 +142,6 @@ pub enum VerticalError {
     /// More GPUs than configured.
     #[error("unknown {gpu}: number must be below {limit} (max_gpus)")]
     UnknownGpu { gpu: GpuId, limit: u32 },
-    /// Tokens are kernel blocks, and the GPU has no calibration.
-    #[error("{gpu} is not calibrated: with tokens in kernel blocks, max_tokens must be measured first")]
-    NotCalibrated { gpu: GpuId },
     /// `max_tokens` is out of bounds.
     #[error("max_tokens of {gpu} is {max_tokens}: need {low} to {high}")]
     BadMaxTokens { gpu: GpuId, max_tokens: u64, low: u64, high: u64 },

@@ -7,11 +7,11 @@ use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare,
     TenantId, Timestamp,
 };
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Life, Part, Platform, PlatformAction, PlatformError,
     PlatformEvent, Rejection, StopCause, Work,
 };
-use gshare_sched::request::TenantLimits;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const MS: fn(u64) -> Duration = Duration::from_millis;

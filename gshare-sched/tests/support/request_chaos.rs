@@ -1,13 +1,12 @@
-//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, a store that is late.
+//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, nodes whose reports are late.
 
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
-use gshare_sched::request::shared_state::{Seen, reconcile};
 use gshare_sched::request::{
-    CachePolicy, GpuRecord, LocalityScheduler, MemoryStore, Policy, RequestEvent, RequestScheduler,
-    SchedulerConfig, StateStore, TenantLimits,
+    CachePolicy, GpuRecord, LocalityScheduler, Policy, RequestEvent, RequestScheduler, SchedulerConfig,
 };
 use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Fate, Outcome, chaos, simulate};
+use std::collections::BTreeMap;
 
 /// The longest wait that any configuration below allows.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -30,7 +29,6 @@ pub(crate) fn config(seed: u64) -> SchedulerConfig {
     config.max_batch = u16::try_from(rng.between(1, 4)).unwrap_or(1);
     config.batch_marginal = BasisPoints::from_percent(50).expect("below 100");
     config.max_attempts = u8::try_from(rng.between(1, 5)).unwrap_or(3);
-    config.fairness = rng.percent(40).then(|| Duration::from_millis(rng.between(100, 10_000)));
     if rng.percent(30) {
         config.host_memory = Bytes::from_gib(rng.between(1, 16));
     }
@@ -47,32 +45,34 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let mut rng = Rng::new(seed ^ 0xcafe);
     if rng.percent(40) {
         for tenant in 0..2 {
-            let mut limits = TenantLimits::default();
-            limits.max_processes = u32::try_from(rng.between(1, 6)).unwrap_or(1);
-            limits.gpu_time = BasisPoints::from_percent(40).expect("below 100");
-            limits.memory = BasisPoints::from_percent(60).expect("below 100");
-            limits.weight = u32::try_from(rng.between(1, 4)).unwrap_or(1);
-            let event = RequestEvent::TenantLimited { tenant: TenantId::new(tenant), limits };
+            let memory = BasisPoints::from_percent(60).expect("below 100");
+            let event = RequestEvent::TenantLimited { tenant: TenantId::new(tenant), memory };
             scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
         }
     }
     let work = chaos(seed);
-    let mut store = MemoryStore::new();
-    let mut seen = Seen::default();
+    // Until when each GPU's last report counts, and the report if it has not been read yet.
+    let mut reports: BTreeMap<GpuId, (Timestamp, Option<GpuRecord>)> = BTreeMap::new();
     let late = rng.below(60);
     let names: Vec<GpuId> = (0u32..).zip(&work.gpus).map(|(gpu, _)| GpuId::new(gpu)).collect();
     let mut watch = |now: Timestamp, scheduler: &dyn RequestScheduler, truth: &[(GpuId, GpuRecord)]| {
-        // What was written a second ago, or earlier where writes were late, is what the scheduler catches up with.
-        let events = if now < Timestamp::from_millis(1_500) {
-            Vec::new()
-        } else {
-            reconcile(now, &store, scheduler, &names, &mut seen)
-        };
+        // The scheduler catches up with reports of a second ago, or of earlier where reports are late.
+        let mut events = Vec::new();
+        for &gpu in names.iter().filter(|_| now >= Timestamp::from_millis(1_500)) {
+            let Some(believed) = scheduler.gpu(gpu) else { continue };
+            match reports.get_mut(&gpu).filter(|(until, _)| now < *until) {
+                None => events.push(RequestEvent::GpuLost { gpu }),
+                Some((_, unread)) => {
+                    let Some(report) = unread.take() else { continue };
+                    let missing = believed.models.into_iter().filter(|model| !report.models.contains(model));
+                    events.extend(missing.map(|model| RequestEvent::Dropped { gpu, model }));
+                }
+            }
+        }
         for (gpu, record) in truth {
             if !rng.percent(late) {
-                let version = store.version(*gpu).expect("never unavailable");
-                let lease = Duration::from_millis(4_500);
-                store.put(now, *gpu, record.clone(), version, lease).expect("the only writer");
+                let until = now.saturating_add(Duration::from_millis(4_500));
+                reports.insert(*gpu, (until, Some(record.clone())));
             }
         }
         events

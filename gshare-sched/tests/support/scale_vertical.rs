@@ -5,7 +5,7 @@ use gshare_core::{
     BasisPoints, ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler as _,
+    DiluVertical, DiluVerticalConfig, VerticalAction, VerticalEvent, VerticalScaler as _,
 };
 use std::collections::BTreeMap;
 
@@ -43,7 +43,6 @@ fn run(bytes: &mut Bytes<'_>) -> Option<()> {
     let mut config = DiluVerticalConfig::default();
     let flags = bytes.byte()?;
     config.learn = flags & 1 != 0;
-    config.unit = if flags & 2 != 0 { TokenUnit::Blocks } else { TokenUnit::Micros };
     config.window_periods = if flags & 4 != 0 { 3 } else { 100 };
     config.max_gpus = 2;
     config.max_clients = 6;

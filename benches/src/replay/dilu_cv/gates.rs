@@ -7,7 +7,7 @@ use gshare_core::{
     TokenAction, TokenEvent, UseState,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, TokenBalance, TokenUnit, VerticalAction, VerticalEvent, VerticalScaler,
+    DiluVertical, DiluVerticalConfig, TokenBalance, VerticalAction, VerticalEvent, VerticalScaler,
 };
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::contended_gpu::LaneKernel;
@@ -114,7 +114,6 @@ pub(super) fn policy(
     let printed = ServiceClass::slo_sensitive(60).context("tolerance")?;
     let learning = |learn| -> Result<Box<dyn VerticalScaler>> {
         let mut config = DiluVerticalConfig::default();
-        config.unit = TokenUnit::Blocks;
         config.learn = learn;
         Ok(Box::new(DiluVertical::new(config)?))
     };

@@ -258,7 +258,7 @@ fn figures(both: &Outcomes, alone: &Outcomes, slo: Duration) -> serde_json::Map<
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_sched::scale::{DiluVertical, DiluVerticalConfig, TokenUnit};
+    use gshare_sched::scale::{DiluVertical, DiluVerticalConfig};
 
     #[derive(Debug, Parser)]
     struct Cli {
@@ -301,7 +301,7 @@ mod tests {
     fn a_vertical_scaler_of_a_programs_own_has_rows_of_its_own() {
         let own = Own::default().with_vertical("mine", || {
             let mut config = DiluVerticalConfig::default();
-            (config.unit, config.learn) = (TokenUnit::Blocks, true);
+            config.learn = true;
             Box::new(DiluVertical::new(config).unwrap())
         });
         let args = args(&[

@@ -6,8 +6,8 @@ use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Choice, EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation,
-    PartitionConfig, Partitioner, RankMode, Router, RouterConfig, SlackRouter,
+    EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
+    Partitioner, RankMode, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
@@ -75,8 +75,6 @@ pub(super) fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>
         all.push(ours("ours - migration", &|c| c.migration = false));
         all.push(ours("ours - reclaim", &|c| (c.reclaim, c.demote_pipelines) = (false, false)));
         all.push(ours("ours - start when short", &|c| c.hot_on_shortage = false));
-        all.push(ours("ours + per slice", &|c| c.choice = Choice::PerSlice));
-        all.push(ours("ours + even waits", &|c| c.even_out = true));
         all.push(ours("ours - two thresholds", &|c| {
             (c.hot_below, c.cool_windows) = (c.hot_above, 1);
         }));

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
-use gshare_runner::manager::{Hook, HookedProcess};
+use gshare_runner::{Hook, HookedProcess};
 use gshare_sched::platform::{Part, Platform, Regime};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;

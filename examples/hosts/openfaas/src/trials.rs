@@ -18,7 +18,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
-use gshare_runner::manager::HookedProcess;
+use gshare_runner::HookedProcess;
 use gshare_sched::platform::Part;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;

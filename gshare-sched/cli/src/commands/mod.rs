@@ -20,7 +20,6 @@ mod private;
 mod profile;
 mod ps;
 mod run;
-mod serve;
 mod shim;
 mod sim;
 pub(crate) mod spin;
@@ -64,7 +63,6 @@ EXAMPLES
     Profile(profile::Options),
     BuildDag(build_dag::Options),
     Doctor(doctor::Options),
-    Serve(serve::Options),
     Store(store::Options),
     Completions(completions::Options),
     Man(man::Options),
@@ -97,7 +95,6 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Pack(options) => log::exit(pack::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => doctor::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
-        Command::Serve(options) => log::exit(serve::run(&options)),
         Command::Store(options) => log::exit(store::run(&options)),
         Command::Completions(options) => log::exit(completions::run(&options)),
         Command::Man(options) => log::exit(man::run(&options)),

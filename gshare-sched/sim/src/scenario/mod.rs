@@ -76,8 +76,8 @@ pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, TenantId};
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Regime};
-use gshare_sched::request::TenantLimits;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -202,8 +202,6 @@ policy_names! {
         Heuristic,
         /// Lazily, by windows of load (Dilu, section 3.4.2).
         Lazy,
-        /// By the peaks of the past load.
-        Peaks,
     }
 
     /// A packer of shares on devices.
@@ -242,8 +240,6 @@ policy_names! {
         /// By slack, with our changes. The default.
         #[default]
         Ours,
-        /// In the order of arrival.
-        FirstCome,
     }
 
     /// A keeper of instances on MIG slices.
@@ -303,8 +299,6 @@ pub struct TenantText {
     pub gpu_time: Option<Text<gshare_core::Quota>>,
     /// The share of the memory of all devices.
     pub memory: Option<Text<gshare_core::Quota>>,
-    /// The tenant's weight beside others.
-    pub weight: Option<u32>,
 }
 
 impl TenantText {
@@ -315,7 +309,6 @@ impl TenantText {
         };
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
         limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
-        limits.weight = self.weight.unwrap_or(limits.weight);
         (limits.gpu_time, limits.memory) = (points(&self.gpu_time), points(&self.memory));
         limits
     }

@@ -129,15 +129,13 @@ impl Own {
             own.packer = Some(named("policies.packer", name, &["max_rects", "dilu"], &self.packers)?());
         }
         if let ScalerName::Own(name) = &policies.scaler {
-            let ours = ["heuristic", "lazy", "peaks"];
-            own.scaler = Some(named("policies.scaler", name, &ours, &self.scalers)?());
+            own.scaler = Some(named("policies.scaler", name, &["heuristic", "lazy"], &self.scalers)?());
         }
         if let QueueName::Own(name) = &policies.queue {
             own.order = Some(named("policies.queue", name, &["arrival", "late_last"], &self.orders)?());
         }
         if let RouterName::Own(name) = &policies.router {
-            let ours = ["paper", "ours", "first_come"];
-            own.router = Some(named("policies.router", name, &ours, &self.routers)?());
+            own.router = Some(named("policies.router", name, &["paper", "ours"], &self.routers)?());
         }
         if let RequestName::Own(name) = &policies.request {
             let ours = ["lalb", "lalbo3", "ours"];
@@ -186,8 +184,8 @@ mod tests {
     use gshare_sched::Wrapped;
     use gshare_sched::node::vertical_scaler;
     use gshare_sched::pipeline::{
-        FirstCome, FirstComeConfig, Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner,
-        RouteEvent,
+        Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouteEvent, RouterConfig,
+        SlackRouter,
     };
     use gshare_sched::platform::WaitQueue;
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
@@ -210,15 +208,12 @@ mod tests {
     fn a_router_of_a_programs_own_routes_the_requests_of_a_scenario() {
         let mut scenario = Scenario::parse(TEXT).unwrap();
         let refused = scenario.plan().unwrap_err().to_string();
-        assert!(
-            refused.contains("policies.router") && refused.contains("paper, ours, first_come"),
-            "{refused}"
-        );
+        assert!(refused.contains("policies.router") && refused.contains("paper, ours"), "{refused}");
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         scenario.own = Own::default().with_router("mine", move || {
             let (router, counted) =
-                (FirstCome::new(FirstComeConfig::default()).unwrap(), Arc::clone(&counted));
+                (SlackRouter::new(RouterConfig::default()).unwrap(), Arc::clone(&counted));
             Box::new(Wrapped::new(Box::new(router), move |router, now, event, actions| {
                 if matches!(event, RouteEvent::Arrived { .. }) {
                     counted.fetch_add(1, Ordering::Relaxed);

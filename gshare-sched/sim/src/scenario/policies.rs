@@ -6,13 +6,11 @@ use super::{
 };
 use crate::world::Function;
 use gshare_core::{GpuShare, Quota, QuotaRange};
-use gshare_sched::pipeline::{FirstComeConfig, KeeperConfig, RouterConfig};
+use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
-use gshare_sched::platform::{
-    PackerSettings, Platform, PlatformSettings, RouterSettings, ScalerSettings, Work,
-};
+use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, Work};
 use gshare_sched::request::{Policy, SchedulerConfig};
-use gshare_sched::scale::{LazyHorizontalConfig, PeakHorizontalConfig};
+use gshare_sched::scale::LazyHorizontalConfig;
 
 impl Scenario {
     /// A platform with the policies of this scenario.
@@ -32,9 +30,6 @@ impl Scenario {
             ScalerName::Lazy => {
                 settings.fractional.scaler = ScalerSettings::Lazy(LazyHorizontalConfig::default());
             }
-            ScalerName::Peaks => {
-                settings.fractional.scaler = ScalerSettings::Peaks(PeakHorizontalConfig::default());
-            }
         }
         if self.policies.packer == PackerName::Dilu {
             let config = DiluConfig::default().with_affinity(self.policies.affinity);
@@ -46,10 +41,7 @@ impl Scenario {
         }
         match self.policies.router {
             RouterName::Ours | RouterName::Own(_) => {}
-            RouterName::Paper => settings.sliced.router = RouterSettings::Slack(RouterConfig::paper()),
-            RouterName::FirstCome => {
-                settings.sliced.router = RouterSettings::FirstCome(FirstComeConfig::default());
-            }
+            RouterName::Paper => settings.sliced.router = RouterConfig::paper(),
         }
         if self.policies.keeper == PipelineName::Paper {
             settings.sliced.keeper = KeeperConfig::paper();

@@ -5,8 +5,8 @@ use crate::Make;
 use crate::arrivals::Arrivals;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Duration, ServiceClass, TenantId};
+use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{DeviceSpec, FunctionSpec};
-use gshare_sched::request::TenantLimits;
 use gshare_sched::scale::VerticalScaler;
 
 /// The depth of the devices' simulation, `requests` or `kernels` as text.

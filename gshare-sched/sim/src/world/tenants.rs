@@ -4,7 +4,7 @@
 //! request never has too much.
 
 use gshare_core::{BasisPoints, TenantId};
-use gshare_sched::request::TenantLimits;
+use gshare_sched::platform::TenantLimits;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]

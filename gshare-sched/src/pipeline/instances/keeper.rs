@@ -51,8 +51,6 @@ pub(super) struct Instance {
     /// Drained once this one has started.
     pub(super) replaces: Option<InstanceId>,
     pub(super) replaced: bool,
-    /// Time since which the instance is up in its present home.
-    pub(super) since: Timestamp,
     /// Time of work in the window before.
     pub(super) was_busy: u64,
     /// The function that is to get its slices after the drain.
@@ -93,8 +91,8 @@ pub(super) struct Function {
     pub(super) warm: bool,
     /// The version of the slices at which no slices suited the function.
     pub(super) unmet: Option<u64>,
-    /// The time of the last shortage report, and the time its waiting requests needed then.
-    pub(super) told_short: Option<(Timestamp, Duration)>,
+    /// The time of the last shortage report.
+    pub(super) told_short: Option<Timestamp>,
     /// The minimum number of instances.
     pub(super) least: u32,
     /// The version of the slices at which the minimum could not be met.
@@ -281,7 +279,6 @@ impl Keeper {
                 idle: 0,
                 replaces,
                 replaced: false,
-                since: self.last,
                 was_busy: 0,
                 taken_for: None,
             },
@@ -385,7 +382,7 @@ impl Keeper {
         }
         // The function that waits for these slices comes first, while it still needs them.
         if let Some(taker) = instance.taken_for
-            && !self.pressure(taker).is_zero()
+            && self.is_short(taker)
         {
             self.short(taker, actions);
         }
@@ -665,9 +662,9 @@ impl Engine for Keeper {
         self.advance(now, actions);
         match event {
             InstanceEvent::Requested { function } => self.requested(now, function, actions),
-            InstanceEvent::Short { function, behind, .. } => {
+            InstanceEvent::Short { function, .. } => {
                 if let Some(of) = self.functions.get_mut(&function) {
-                    of.told_short = Some((now, behind));
+                    of.told_short = Some(now);
                 }
                 self.short(function, actions);
             }
@@ -682,7 +679,6 @@ impl Engine for Keeper {
             InstanceEvent::Started { instance } => {
                 let Some(found) = self.instances.get_mut(&instance) else { return Ok(()) };
                 found.state = State::Up;
-                found.since = now;
                 if let Some(old) = found.replaces.take() {
                     self.drain(old, InstanceReason::Replaced { by: instance }, actions);
                 }

@@ -3,22 +3,6 @@
 use super::{EvictionPolicy, KeepAlive};
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
-/// The rule that picks one of the plans that fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum Choice {
-    /// The whole on the smallest suitable free slice, else the first of the ranked pipelines that fits (the paper). The
-    /// default: a pipeline works on slices that hold no function as a whole, or on the last free slices.
-    #[default]
-    Ranked,
-    /// Most requests per second for each held compute slice: the least `bottleneck * compute slices`, and the fastest of the
-    /// plans within [`KeeperConfig::alike_percent`] of it. Where slices are cut beforehand this joins slices that would do more
-    /// work apart.
-    PerSlice,
-}
-
 /// The time to bring weights to a slice, by its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -74,19 +58,8 @@ crate::settings_table::settings! {
         pub demote_pipelines: bool = true, with_demote_pipelines;
         /// Whether a function may take slices of idle instances when no slice is free.
         pub reclaim: bool = true, with_reclaim;
-        /// With `reclaim`: whether a function that is behind receives an instance of another function that is clearly less
-        /// behind, or can spare it. Waits become even and the longest wait shorter, but fewer requests are in time: a backlog
-        /// is late already, and the slices that serve it, or start for it, are missing for requests that could have been in
-        /// time. The default is therefore off.
-        pub even_out: bool = false, with_even_out;
         /// Whether a shared instance that cannot serve in time gets company at once, before its use reaches `hot_above`.
         pub hot_on_shortage: bool = true, with_hot_on_shortage;
-        /// The rule that picks a plan.
-        pub choice: Choice = Choice::Ranked, with_choice;
-        /// With [`Choice::PerSlice`]: how many percent above the least `bottleneck * compute slices` a plan still counts as
-        /// equal, while no function lacks slices. 10: a cut with a smaller gain over one slice answers later, and its slices
-        /// work longer in total. 0: no plan may need more.
-        pub alike_percent: u32 = 10, with_alike_percent;
         /// The policy that chooses the victims of evictions.
         pub eviction: EvictionPolicy = EvictionPolicy::default(), with_eviction;
         /// How long functions stay warm.
@@ -105,8 +78,6 @@ crate::settings_table::settings! {
         pub cool_windows: u32 = 6, with_cool_windows;
         /// Most shared instances of a function. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
         pub max_shared: u32 = 2, with_max_shared;
-        /// Most instances of a function that start at the same time.
-        pub max_starting: u32 = 4, with_max_starting;
         /// The costs of loading.
         pub load: LoadCosts = LoadCosts::default(), with_load;
     }
@@ -120,7 +91,6 @@ impl KeeperConfig {
             demote_pipelines: false,
             reclaim: false,
             hot_on_shortage: false,
-            choice: Choice::Ranked,
             eviction: EvictionPolicy::Lru,
             keep_alive: KeepAlive::PAPER,
             hot_below: BasisPoints::percent(30),
@@ -142,7 +112,7 @@ impl KeeperConfig {
         gshare_core::check_fields!(self {
             window in Duration::from_nanos(1).., "need more than 0";
             hot_below in ..=self.hot_above, "need at most hot_above";
-            cool_windows, max_shared, max_starting in 1.., "need more than 0";
+            cool_windows, max_shared in 1.., "need more than 0";
         })?;
         gshare_core::check_fields!(load {
             host_bytes_per_second, storage_bytes_per_second in 1.., "need more than 0";

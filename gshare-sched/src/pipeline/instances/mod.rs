@@ -21,14 +21,14 @@
 //! 1. **First request**: a shared instance on a shared slice with time left, else on the smallest suitable free slice. A function that
 //!    fits no slice as a whole gets an exclusive pipeline.
 //! 2. **Busy** (30 % of a window, section 5.3), or **short** (requests cannot be served in time): an exclusive instance. A busy instance
-//!    alone on its slice keeps it; otherwise the [`Choice`] takes the whole on a slice or a pipeline.
+//!    alone on its slice keeps it; otherwise the whole starts on a free slice, else a pipeline.
 //! 3. **Not busy** for some windows in a row, below a second, lower threshold: the slowest of several exclusive instances drains if the
 //!    others can do its work. The last one shares its slice; a pipeline makes place for a shared instance, or is given up when unused.
 //! 4. **Eviction**: a shared instance that must serve is loaded, and others leave its slice until it fits ([`EvictionOrder`]). Weights
 //!    stay in host memory (warm) while that pays, and are fetched when it pays again ([`KeepAlive`]).
 //! 5. **Migration**: after a window without a lack of slices a pipeline moves to one slice for the whole, draining when that is up.
 //! 6. **Reclaim**: a function without slices takes an idle exclusive instance's, or the least used of several shared slices. Neighbours of
-//!    a busy shared instance leave if served elsewhere too. [`KeeperConfig::even_out`] also takes slices from less needy functions.
+//!    a busy shared instance leave if served elsewhere too.
 //! 7. **Minimum** ([`InstanceEvent::MinimumSet`]): as many instances start at once, shared ones first, and no rule above gives them up.
 //!
 //! # Invariants
@@ -51,4 +51,4 @@ pub use eviction::{EvictionOrder, EvictionPolicy};
 pub use instance_keeper::*;
 pub use keep_alive::{Gaps, KeepAlive, Stay};
 pub use keeper::Keeper;
-pub use keeper_config::{Choice, KeeperConfig, LoadCosts};
+pub use keeper_config::{KeeperConfig, LoadCosts};

@@ -11,7 +11,6 @@
 //! - Eviction by cost and keep-alive by gaps are options beside LRU and ten minutes. A function may have two shared instances.
 //! - Several instances may be resident on a shared slice within its memory; still only one runs at a time.
 
-use super::Choice;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
@@ -23,25 +22,14 @@ use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Duration, FunctionId, InstanceId};
 use std::collections::BTreeSet;
 
-/// Plans to compare under [`Choice::PerSlice`].
-const PLANS: usize = 16;
 /// A shared slice with less work than this percentage of the time may be given up for other functions.
 const SHARED_IDLE: u64 = 10;
 /// A shared slice with more work than this percentage gets no further instance while another slice will do.
 const SHARED_FULL: u64 = 70;
+/// The most instances of a function that start at the same time: a burst may need several, a node has few slices.
+const MAX_STARTING: usize = 4;
 /// The utilisation in percent that a function's remaining instances may reach after a drain.
 const DRAIN_BELOW: u64 = 60;
-/// How far behind a function must be to receive an instance that another can spare, in percent of a start's time.
-const SPARE_GAP: u64 = 50;
-/// How many times as far behind a function must be to receive an instance of a function that is short too. With less, instances
-/// go to and fro with the bursts, and each move leaves slices without service during a start.
-const FURTHER_BEHIND: u64 = 3;
-/// The percentage of a window that counts as the present: for a function's shortage and for its use.
-const RECENT: u64 = 20;
-/// Instances to check before giving up the search for a transfer to another function.
-const CANDIDATES: usize = 8;
-/// A new cut must need less than this of the old one's `bottleneck * compute slices`, in percent.
-const RECUT_BELOW: u128 = 75;
 
 impl Keeper {
     /// The whole function on each profile on which it runs, by compute slices.
@@ -93,44 +81,20 @@ impl Keeper {
 
     /// The best exclusive home on free slices, of the whole or of a pipeline too.
     fn exclusive(&self, function: &Function, pipelines: bool) -> Option<Home> {
-        self.exclusive_on(&self.slices.node().ok()?, function, pipelines)
-    }
-
-    fn exclusive_on(&self, node: &Node, function: &Function, pipelines: bool) -> Option<Home> {
+        let node = self.slices.node().ok()?;
         let counts = node.free_counts();
         let (dag, goal) = (&function.dag, &function.goal);
-        // The need of each plan for a request: compute slices times ns.
-        let mut plans: Vec<(u128, Duration, Home)> = Vec::new();
-        let mut consider = |pipeline: &Pipeline, assignment: &Assignment| {
-            let slices = u128::from(assignment.compute_slices);
-            let needs = u128::from(assignment.bottleneck.as_nanos()) * slices;
-            plans.push((needs, assignment.latency, home(pipeline, assignment)));
-        };
         for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
             let pipeline = whole(dag, one.profile);
-            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, node) {
-                consider(&pipeline, &assignment);
-                if self.config.choice == Choice::Ranked {
-                    return plans.pop().map(|(.., home)| home);
-                }
+            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+                return Some(home(&pipeline, &assignment));
             }
         }
-        if pipelines && self.config.choice == Choice::Ranked {
-            let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, node).ok()?;
-            return Some(home(&plan.pipeline, &plan.assignment));
+        if !pipelines {
+            return None;
         }
-        if pipelines && let Ok(ranked) = self.partitioner.ranked(dag, goal, node) {
-            for pipeline in ranked.pipelines.take(PLANS) {
-                if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, node) {
-                    consider(&pipeline, &assignment);
-                }
-            }
-        }
-        let least = plans.iter().map(|(needs, ..)| *needs).min()?;
-        let spare = if self.wanting || self.was_wanting { 0 } else { self.config.alike_percent };
-        let alike = least.saturating_mul(100 + u128::from(spare)) / 100;
-        let plans = plans.into_iter().filter(|(needs, ..)| *needs <= alike);
-        plans.min_by_key(|(needs, latency, _)| (*latency, *needs)).map(|(.., home)| home)
+        let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, &node).ok()?;
+        Some(home(&plan.pipeline, &plan.assignment))
     }
 
     /// A home on a shared slice or on a free slice to be shared: without evictions if possible, then with the fewest instances.
@@ -248,7 +212,7 @@ impl Keeper {
             all.filter(|one| one.is_serving() || one.state == State::Starting)
         };
         let starting = mine().filter(|one| one.state == State::Starting).count();
-        if starting >= self.config.max_starting as usize {
+        if starting >= MAX_STARTING {
             return;
         }
         if mine().next().is_none() {
@@ -297,30 +261,10 @@ impl Keeper {
         }
     }
 
-    /// Time the function needs for its waiting requests while it is short; 0 after a window without a report of shortage.
-    pub(super) fn pressure(&self, id: FunctionId) -> Duration {
-        self.pressure_within(id, self.config.window)
-    }
-
-    fn pressure_within(&self, id: FunctionId, time: Duration) -> Duration {
+    /// Whether a shortage of the function was reported within the last window.
+    pub(super) fn is_short(&self, id: FunctionId) -> bool {
         let told = self.functions.get(&id).and_then(|of| of.told_short);
-        let recent = told.filter(|(at, _)| self.now().saturating_since(*at) < time);
-        recent.map_or(Duration::ZERO, |(_, behind)| behind.max(Duration::from_nanos(1)))
-    }
-
-    /// Time the function's instances worked in the window before. If their work so far predicts less for this window, the
-    /// prediction counts: after a burst a function's instances are free for others at once.
-    fn used(&self, of: &Function) -> u128 {
-        let all = || of.instances.iter().map(|one| &self.instances[one]);
-        let before = all().map(|one| u128::from(one.was_busy)).sum::<u128>();
-        let window = self.config.window;
-        let left = self.window_ends.map_or(Duration::ZERO, |end| end.saturating_since(self.now()));
-        let passed = u128::from(window.saturating_sub(left).as_nanos());
-        let window = u128::from(window.as_nanos());
-        if passed * 100 < window * u128::from(RECENT) {
-            return before;
-        }
-        before.min(all().map(|one| u128::from(one.busy)).sum::<u128>() * window / passed)
+        told.is_some_and(|at| self.now().saturating_since(at) < self.config.window)
     }
 
     /// Takes an instance from its function for another.
@@ -331,68 +275,7 @@ impl Keeper {
         self.drain(instance, InstanceReason::Reclaimed { function }, actions);
     }
 
-    /// An exclusive instance with slices that suit `id`, of a function that needs it clearly less.
-    ///
-    /// Such a function is not short now and can spare an instance, or would still be less than a third as far behind without
-    /// it. ([`InstanceEvent::Short`](crate::pipeline::InstanceEvent::Short) says how far a function is behind; a function
-    /// without shortage counts as not behind while its other instances can do its work.) The gap must exceed the time of a
-    /// start, or half of it for a spare instance, and an instance stays for at least a window.
-    fn less_needed(&self, id: FunctionId) -> Option<InstanceId> {
-        let function = &self.functions[&id];
-        let count = |of: &Function, fits: &dyn Fn(&Instance) -> bool| {
-            of.instances.iter().filter(|one| fits(&self.instances[one])).count() as u64
-        };
-        let serves = |one: &Instance| one.is_serving() && !one.replaced;
-        let coming = count(function, &|one| one.state == State::Starting)
-            + self.instances.values().filter(|one| one.taken_for == Some(id)).count() as u64;
-        let mine = count(function, &serves);
-        if coming >= self.config.max_starting.into() || (mine == 0 && coming > 0) {
-            return None;
-        }
-        // Instances on their way to the function help too.
-        let mine = self.pressure(id).as_nanos() / (mine + coming).max(1) * mine.max(1);
-        let weights = function.wholes.first().map_or(Bytes::ZERO, |one| one.memory);
-        let takes = self.config.load.start.saturating_add(self.config.load.reload(weights)).as_nanos();
-        if mine * 100 < takes * SPARE_GAP {
-            return None;
-        }
-        let window = self.config.window;
-        let recent = Duration::from_nanos(window.as_nanos() / 100 * RECENT);
-        let mut candidates = Vec::new();
-        for (&other, of) in self.functions.iter().filter(|(other, _)| **other != id) {
-            let exclusive = |one: &Instance| serves(one) && !one.is_shared();
-            let (all, own) = (count(of, &serves), count(of, &exclusive));
-            if all < 2 || own == 0 || !self.can_spare(other) || count(of, &|one| one.taken_for.is_some()) > 0
-            {
-                continue;
-            }
-            let theirs = self.pressure_within(other, recent).as_nanos();
-            let (used, rest) = (self.used(of), u128::from(window.as_nanos() * (all - 1)));
-            let spare = theirs == 0 && used * 100 < rest * u128::from(DRAIN_BELOW);
-            let after = theirs / (all - 1) * all;
-            let less = mine / FURTHER_BEHIND > after && mine - after > takes;
-            // A function without shortage is treated like a slightly short one, unless the loss would make it short.
-            let gives = spare || less && (theirs > 0 || used < rest);
-            if !gives {
-                continue;
-            }
-            for &instance in &of.instances {
-                let found = &self.instances[&instance];
-                let old = self.now().saturating_since(found.since) >= window;
-                if exclusive(found) && found.state == State::Up && old {
-                    candidates.push((theirs, used / u128::from(all), found.places.len(), instance));
-                }
-            }
-        }
-        candidates.sort_by_key(|&(theirs, used, places, instance)| (theirs, used, Reverse(places), instance));
-        let suits = |instance: &InstanceId| {
-            let node = self.slices.node_without(&self.instances[instance].places);
-            node.is_ok_and(|node| self.exclusive_on(&node, function, self.config.pipelines).is_some())
-        };
-        candidates.into_iter().map(|(.., instance)| instance).take(CANDIDATES).find(suits)
-    }
-
-    /// Gives up a less needed instance for a function that found no slices.
+    /// Gives up an unused instance, or a quiet shared slice, for a function that found no slices.
     fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
         let reason = InstanceReason::Reclaimed { function: id };
         let idle = |instance: &Instance| {
@@ -425,10 +308,6 @@ impl Keeper {
             for instance in self.slices.all[place].instances.clone() {
                 self.drain(instance, reason, actions);
             }
-        } else if self.config.even_out
-            && let Some(instance) = self.less_needed(id)
-        {
-            self.take(instance, id, actions);
         }
     }
 
@@ -537,12 +416,10 @@ impl Keeper {
         reason: InstanceReason,
         actions: &mut Vec<InstanceAction>,
     ) {
-        let now = self.now();
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.home = home.clone();
             instance.cool = 0;
             instance.idle = 0;
-            instance.since = now;
             actions.push(InstanceAction::Moved { instance: id, home, reason });
         }
     }
@@ -606,8 +483,7 @@ impl Keeper {
         }
     }
 
-    /// Moves pipelines to one slice where one is free (section 5.3), the slowest first; with [`Choice::PerSlice`] also to a cut
-    /// with clearly more throughput per slice.
+    /// Moves pipelines to one slice where one is free (section 5.3), the slowest first.
     fn migrate(&mut self, actions: &mut Vec<InstanceAction>) {
         let mut pipelines: Vec<(Duration, InstanceId)> = Vec::new();
         for (&id, instance) in &self.instances {
@@ -622,17 +498,7 @@ impl Keeper {
         pipelines.sort_by_key(|&(latency, id)| (Reverse(latency), id));
         for (_, id) in pipelines {
             let instance = &self.instances[&id];
-            let recut = self.config.choice == Choice::PerSlice && self.config.pipelines;
-            let Some(home) = self.exclusive(&self.functions[&instance.function], recut) else { continue };
-            let worth = |home: &Home| match home {
-                Home::Exclusive { parts, interval, .. } => {
-                    let slices = parts.iter().map(|part| self.slices.compute(part.slice.slice.profile));
-                    u128::from(interval.as_nanos()) * u128::from(slices.sum::<u32>())
-                }
-                _ => u128::MAX,
-            };
-            let better = worth(&home) * 100 < worth(&instance.home) * RECUT_BELOW;
-            if !home.is_pipeline() || better {
+            if let Some(home) = self.exclusive(&self.functions[&instance.function], false) {
                 let function = instance.function;
                 self.start(function, home, InstanceReason::Migrated { from: id }, actions);
             }

@@ -150,8 +150,4 @@ impl Slices {
     pub(super) fn memory(&self, profile: ProfileId) -> Bytes {
         self.model.get(profile).map_or(Bytes::ZERO, |profile| profile.memory)
     }
-
-    pub(super) fn compute(&self, profile: ProfileId) -> u32 {
-        self.model.get(profile).map_or(0, |profile| profile.compute_slices.into())
-    }
 }

@@ -18,7 +18,7 @@
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
 //!    replaces this order. After [`max_wait`](FractionalConfig::max_wait) every request is rejected.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
-//!    fewest victims are parked for it; after [`park_busy_after`](FractionalConfig::park_busy_after) busy ones too, once they have
+//!    fewest victims are parked for it; after two seconds busy ones too, once they have
 //!    answered their requests. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
@@ -48,6 +48,7 @@ mod queueing;
 mod request_order;
 mod spread;
 
+use pool_config::RESTART_AFTER;
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
 use super::START_AGAIN;
@@ -376,7 +377,7 @@ impl FractionalPool {
     }
 
     fn add_function(&mut self, function: FunctionId, spec: FunctionSpec, actions: &mut Vec<PoolAction>) {
-        let gang = matches!(spec.work, Work::Training { .. }).then(|| Gang::new(self.config.restart_after));
+        let gang = matches!(spec.work, Work::Training { .. }).then(|| Gang::new(RESTART_AFTER));
         let trains = gang.is_some();
         let of = Function {
             spec,

@@ -3,6 +3,7 @@
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an instance with
 //! calls. The device is the one with the fewest victims; among equals, with the victims longest unused.
 
+use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_TIMEOUT};
 use super::{
     Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
     PoolAction, State, Timer, Timestamp,
@@ -90,7 +91,7 @@ impl FractionalPool {
                 }
                 continue;
             }
-            if self.config.park && !self.makes_room_on(&self.wanting[index].on) {
+            if !self.makes_room_on(&self.wanting[index].on) {
                 let on = self.make_room(index, actions);
                 if let Some(one) = self.wanting.get_mut(index) {
                     one.on = on;
@@ -98,8 +99,8 @@ impl FractionalPool {
             }
             index += 1;
         }
-        if !self.wanting.is_empty() && self.config.park {
-            self.look_for_room_in(self.config.park_idle);
+        if !self.wanting.is_empty() {
+            self.look_for_room_in(PARK_IDLE);
         }
     }
 
@@ -134,7 +135,7 @@ impl FractionalPool {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
         let count = self.functions[&of.function].spec.devices as usize;
-        let busy_too = self.now.saturating_since(wanting.since) >= self.config.park_busy_after;
+        let busy_too = self.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
         let taken = |gpu: GpuId| {
             let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
             others.any(|one| one.on.contains(&gpu))
@@ -203,13 +204,13 @@ impl FractionalPool {
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let rested = self.now.saturating_since(of.used) >= self.config.park_idle;
+        let rested = self.now.saturating_since(of.used) >= PARK_IDLE;
         Some((of.used, of.requests.is_empty() && own.queue.is_empty() && rested))
     }
 
     pub(super) fn park(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         if self.enter(instance, State::Parking).is_some() {
-            self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
+            self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
             actions.push(PoolAction::Order(PlatformAction::Park { instance }));
         }
     }
@@ -221,7 +222,7 @@ impl FractionalPool {
         let spec = &self.functions[&function].spec;
         // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
         let takes = spec.load_host;
-        self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
+        self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
         actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));
     }
 }

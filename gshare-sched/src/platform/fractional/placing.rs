@@ -1,5 +1,6 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
+use super::pool_config::PARK_TIMEOUT;
 use super::{
     FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
     InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId,
@@ -88,7 +89,7 @@ impl FractionalPool {
                 self.order_start(instance, actions);
             }
             // A point within the size of some device may find room when other instances leave.
-            Err(PackError::NoRoom { .. } | PackError::Memory { .. } | PackError::GpuLimit { .. }) if only => {
+            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if only => {
                 let instance =
                     self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
                 self.want(instance);
@@ -338,7 +339,7 @@ impl FractionalPool {
         self.enter(instance, State::Draining);
         if self.instances[&instance].scaled.is_none() {
             // The scaler no longer watches the instance.
-            self.timers.set(Timer::Answer(instance), self.now.saturating_add(self.config.park_timeout));
+            self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
         }
         actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
     }

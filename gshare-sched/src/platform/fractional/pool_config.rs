@@ -4,6 +4,16 @@ use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler};
 use gshare_core::{Bytes, ConfigError, Duration};
 
+/// The time without a request after which an instance may be parked for another function: a few answers.
+pub(super) const PARK_IDLE: Duration = Duration::from_millis(200);
+/// How long an instance waits for room before a busy instance is parked for it: parking takes a second for a large model, and must
+/// not be most of a device's work.
+pub(super) const PARK_BUSY_AFTER: Duration = Duration::from_secs(2);
+/// The time in which a host must answer `Park` and `Unpark`: several times what the largest model takes.
+pub(super) const PARK_TIMEOUT: Duration = Duration::from_secs(60);
+/// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min.
+pub(super) const RESTART_AFTER: Duration = Duration::from_secs(1);
+
 crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
@@ -29,18 +39,6 @@ crate::settings_table::settings! {
         /// requests of functions in use.
         #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
         pub keep_alive: Duration = Duration::from_secs(60), with_keep_alive;
-        /// Whether idle instances are parked when another function's first instance finds no memory.
-        pub park: bool = true, with_park;
-        /// The time without a request after which an instance may be parked for another function. 200 ms: a few answers.
-        #[cfg_attr(feature = "serde", serde(rename = "park_idle_ns"))]
-        pub park_idle: Duration = Duration::from_millis(200), with_park_idle;
-        /// How long an instance waits for room before a busy instance is parked for it. 2 s: parking takes a second for a large
-        /// model, and must not be most of a device's work.
-        #[cfg_attr(feature = "serde", serde(rename = "park_busy_after_ns"))]
-        pub park_busy_after: Duration = Duration::from_secs(2), with_park_busy_after;
-        /// The time in which a host must answer `Park` and `Unpark`. 60 s.
-        #[cfg_attr(feature = "serde", serde(rename = "park_timeout_ns"))]
-        pub park_timeout: Duration = Duration::from_secs(60), with_park_timeout;
         /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
         /// (section 3.2).
         pub sm_limit_factor: u16 = 1, with_sm_limit_factor;
@@ -49,9 +47,6 @@ crate::settings_table::settings! {
         /// ([`ProfileTable::on_all_sms`](gshare_core::profile::ProfileTable::on_all_sms)), since instances side by side would
         /// take each other's time.
         pub sm_partitions: bool = true, with_sm_partitions;
-        /// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min. 1 s.
-        #[cfg_attr(feature = "serde", serde(rename = "restart_after_ns"))]
-        pub restart_after: Duration = Duration::from_secs(1), with_restart_after;
         /// Host memory set aside on each node for weights.
         #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
         pub host_memory: Bytes = Bytes::from_gib(64), with_host_memory;
@@ -59,17 +54,10 @@ crate::settings_table::settings! {
 }
 
 impl FractionalConfig {
-    /// The same settings without parking: a function without room waits until an instance leaves.
-    #[must_use]
-    pub fn without_parking(self) -> Self {
-        Self { park: false, ..self }
-    }
-
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(self {
-            max_wait, keep_alive, park_idle, park_busy_after, park_timeout, restart_after in least..=day,
-                "need more than 0, at most a day";
+            max_wait, keep_alive in least..=day, "need more than 0, at most a day";
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
             sm_limit_factor in 1..=100, "need 1 to 100";

@@ -1,5 +1,6 @@
 //! The choice of the instance for a request, and the report of load to the scaler.
 
+use super::pool_config::PARK_IDLE;
 use super::{
     Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
     PoolAction, Rejection, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
@@ -131,7 +132,7 @@ impl FractionalPool {
                 self.reopen(instance);
                 self.to_serve.insert(function);
                 if !self.wanting.is_empty() && empty {
-                    self.look_for_room_in(self.config.park_idle);
+                    self.look_for_room_in(PARK_IDLE);
                 }
             }
             State::Emptying if empty => self.park(instance, actions),

@@ -48,9 +48,9 @@ mod tests;
 use super::tickets::Tickets;
 use crate::mig::GpuModel;
 use crate::pipeline::{
-    AssignedSlice, FirstCome, FirstComeConfig, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper,
-    Keeper, KeeperConfig, LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner,
-    RouteEvent, Router, RouterConfig, SlackRouter,
+    AssignedSlice, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper, Keeper, KeeperConfig,
+    LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router,
+    RouterConfig, SlackRouter,
 };
 use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
@@ -69,41 +69,11 @@ use std::sync::Arc;
 /// A shortage repeated within this time goes on to the next node; a later shortage begins again.
 const SHORT_LASTS: Duration = Duration::from_secs(1);
 
-/// The policy that gives requests to instances on slices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub enum RouterSettings {
-    /// By slack (FluidFaaS, section 5.3).
-    Slack(RouterConfig),
-    /// In the order of arrival.
-    FirstCome(FirstComeConfig),
-}
-
-impl Default for RouterSettings {
-    fn default() -> Self {
-        Self::Slack(RouterConfig::default())
-    }
-}
-
-impl RouterSettings {
-    /// The router with these settings, without instances.
-    ///
-    /// # Errors
-    /// A field that is out of its bounds.
-    pub fn build(&self) -> Result<Box<dyn Router>, ConfigError> {
-        Ok(match self {
-            Self::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
-            Self::FirstCome(config) => Box::new(FirstCome::new(config.clone())?),
-        })
-    }
-}
-
 crate::settings_table::settings! {
     /// Settings of a [`SlicedPool`].
     pub struct SlicedConfig {
-        /// The policy that gives requests to instances.
-        pub router: RouterSettings = RouterSettings::default(), with_router;
+        /// Settings of the router.
+        pub router: RouterConfig = RouterConfig::default(), with_router;
         /// Settings of the keeper of each node.
         pub keeper: KeeperConfig = KeeperConfig::default(), with_keeper;
     }
@@ -253,7 +223,7 @@ impl SlicedPool {
     /// # Errors
     /// [`SlicedError`]: a setting outside its bounds.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
-        let router = config.router.build().map_err(SlicedError::Router)?;
+        let router = Box::new(SlackRouter::new(config.router).map_err(SlicedError::Router)?);
         config.keeper.check().map_err(SlicedError::Keeper)?;
         let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make_keeper = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {

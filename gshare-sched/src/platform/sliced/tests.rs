@@ -108,7 +108,7 @@ fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
 
 #[test]
 fn a_request_that_misses_its_slo_and_has_no_deadline_is_rejected_as_late() {
-    let router = RouterSettings::Slack(RouterConfig::default().with_late(Late::Reject));
+    let router = RouterConfig::default().with_late(Late::Reject);
     let pool = SlicedPool::with_config(SlicedConfig::default().with_router(router)).unwrap();
     let mut host = Host { pool, now: 0 };
     host.join(0, 0, &["2g.20gb"]);
@@ -357,7 +357,7 @@ fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let router = RouterSettings::Slack(RouterConfig::default().with_max_attempts(0));
+    let router = RouterConfig::default().with_max_attempts(0);
     let config = SlicedConfig::default().with_router(router);
     let error = SlicedPool::with_config(config).unwrap_err().to_string();
     assert_eq!(error, "router: max_attempts is 0: need more than 0");

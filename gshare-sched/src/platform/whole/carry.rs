@@ -17,13 +17,7 @@ impl WholePool {
             let told = self.scheduler.handle(self.now, event, &mut orders);
             // A cancelled request with a GPU is answered at its dispatch, and a rejection may have come just before.
             let given_up = matches!(event, RequestEvent::Cancelled { .. });
-            if let (RequestEvent::Arrived { request, .. }, Err(_)) = (event, &told) {
-                // The request came before the first device, and the scheduler does not take its tenant.
-                let reason = RejectReason::TenantQueueFull;
-                orders.push(RequestAction::Reject { request, reason });
-            } else {
-                debug_assert!(given_up || told.is_ok(), "scheduler: {told:?}");
-            }
+            debug_assert!(given_up || told.is_ok(), "scheduler: {told:?}");
             for order in orders {
                 self.obey(order, actions);
             }
@@ -226,7 +220,6 @@ impl WholePool {
 
 pub(super) const fn rejection(reason: RejectReason) -> Rejection {
     match reason {
-        RejectReason::TenantQueueFull => Rejection::TenantQueueFull,
         RejectReason::QueueFull => Rejection::QueueFull,
         RejectReason::DeadlineMissed => Rejection::DeadlineMissed,
         RejectReason::WaitedTooLong => Rejection::WaitedTooLong,

@@ -251,7 +251,7 @@ impl WholePool {
                 self.try_tell(joined, |why| Self::REGIME.bad_device(*gpu, why), actions)
             }
             PoolEvent::TenantLimited { tenant, limits } => {
-                let limited = RequestEvent::TenantLimited { tenant: *tenant, limits: *limits };
+                let limited = RequestEvent::TenantLimited { tenant: *tenant, memory: limits.memory };
                 self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
             }
             PoolEvent::BoundsChanged { function, max_instances, .. } => {

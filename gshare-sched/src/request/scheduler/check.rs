@@ -55,18 +55,7 @@ impl LocalityScheduler {
                 self.known_model(model)?;
                 if copies == 0 { Err(RequestError::NoCopies { model }) } else { Ok(()) }
             }
-            RequestEvent::TenantLimited { tenant, limits } => {
-                below("tenant", tenant.number(), self.config.max_tenants)?;
-                let zero = [("max_processes", limits.max_processes), ("weight", limits.weight)]
-                    .into_iter()
-                    .find(|(_, value)| *value == 0);
-                match zero {
-                    Some((field, _)) => Err(RequestError::BadLimits { tenant, field }),
-                    None => Ok(()),
-                }
-            }
-            RequestEvent::Arrived { request, model, tenant, .. } => {
-                below("tenant", tenant.number(), self.config.max_tenants)?;
+            RequestEvent::Arrived { request, model, .. } => {
                 if self.queue.find(request).is_some() {
                     return Err(RequestError::DuplicateRequest { request });
                 }

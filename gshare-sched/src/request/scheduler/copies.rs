@@ -61,14 +61,14 @@ impl LocalityScheduler {
         let key = (on.filed.0, on.kind, on.filed.1, gpu);
         on.copies.push(copy);
         self.models[copy.model as usize].copies.insert(key);
-        self.tenants.get(copy.owner).memory += copy.bytes;
+        self.tenant(copy.owner).memory += copy.bytes;
     }
 
     pub(super) fn unfile_copy(&mut self, gpu: u32, copy: &ModelCopy) {
         let on = self.g(gpu);
         let key = (on.filed.0, on.kind, on.filed.1, gpu);
         self.models[copy.model as usize].copies.remove(&key);
-        self.tenants.get(copy.owner).memory -= copy.bytes;
+        self.tenant(copy.owner).memory -= copy.bytes;
     }
 
     /// Forgets a copy that turned out not to be there; those waiting for it here are queued again.

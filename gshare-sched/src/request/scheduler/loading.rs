@@ -73,10 +73,9 @@ impl LocalityScheduler {
         bytes: u64,
         victims: &[ModelId],
     ) -> Option<Vec<(u32, u32)>> {
-        let Some(known) = self.tenants.peek(tenant) else { return Some(Vec::new()) };
-        if known.limits.memory >= BasisPoints::WHOLE {
+        let Some(known) = self.tenants.get(&tenant).filter(|known| known.share < BasisPoints::WHOLE) else {
             return Some(Vec::new());
-        }
+        };
         let leaving: u64 = self
             .g(gpu)
             .copies
@@ -86,7 +85,7 @@ impl LocalityScheduler {
             })
             .map(|copy| copy.bytes)
             .sum();
-        let share = memory_share(known.limits.memory, self.memory);
+        let share = memory_share(known.share, self.memory);
         let mut over = (known.memory - leaving + bytes).saturating_sub(share);
         let mut own: Vec<(u64, u32, u32, u64)> = Vec::new();
         for (index, on) in (0..).zip(&self.gpus) {
@@ -245,7 +244,6 @@ impl LocalityScheduler {
             }
         }
         let Some(&slot) = self.g(gpu).running.first() else { return };
-        self.tenants.settle(self.queue.get(slot).tenant, 0, took.as_nanos());
         self.run(gpu, slot, actions);
     }
 

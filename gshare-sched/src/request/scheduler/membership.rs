@@ -40,8 +40,6 @@ impl LocalityScheduler {
                 self.reclass(model, actions);
             }
         }
-        // More GPUs, more of every tenant's share of them.
-        self.stirred.extend(&self.tenants.out_of_time);
     }
 
     pub(super) fn gpu_lost(&mut self, gpu: GpuId, actions: &mut Vec<RequestAction>) {

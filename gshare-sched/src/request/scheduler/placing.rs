@@ -38,8 +38,7 @@ impl LocalityScheduler {
         self.stats.moved_to_local += 1;
         let model = self.queue.get(slot).model;
         let kind = self.g(gpu).kind;
-        let caution = self.config.deviations;
-        let local_ns = self.m(model).on(kind).map_or(0, |costs| costs.infer.cautious(caution));
+        let local_ns = self.m(model).on(kind).map_or(0, |costs| costs.infer.cautious());
         let request = self.queue.get_mut(slot);
         request.place = Place::Local;
         request.gpu = gpu;
@@ -70,10 +69,6 @@ impl LocalityScheduler {
 
     pub(super) fn work_for(&self, kind: u8) -> bool {
         self.queue.classes.iter().any(|class| class.serves(kind))
-    }
-
-    pub(super) fn any_idle(&self) -> bool {
-        self.idle.iter().any(|idle| !idle.is_empty())
     }
 
     /// One turn of an idle GPU.

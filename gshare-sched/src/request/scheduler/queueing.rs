@@ -15,11 +15,8 @@ impl LocalityScheduler {
     /// Puts a request that was given to a GPU back into the global queue.
     pub(super) fn requeue(&mut self, slot: u32) {
         let request = *self.queue.get(slot);
-        if request.place == Place::Placed {
-            self.tenants.get(request.tenant).waiting += 1;
-            if request.drop_at < Timestamp::MAX {
-                self.drops.insert((request.drop_at, slot));
-            }
+        if request.place == Place::Placed && request.drop_at < Timestamp::MAX {
+            self.drops.insert((request.drop_at, slot));
         }
         let kinds = self.m(request.model).kinds;
         self.queue.enter(slot, kinds);
@@ -40,10 +37,6 @@ impl LocalityScheduler {
     pub(super) fn reject(&mut self, slot: u32, reason: RejectReason, actions: &mut Vec<RequestAction>) {
         let request = *self.queue.get(slot);
         match request.place {
-            Place::Held => {
-                let held = &mut self.tenants.get(request.tenant).held;
-                held.retain(|&other| other != slot);
-            }
             Place::Queued => {
                 let kinds = self.m(request.model).kinds;
                 self.queue.leave(slot, kinds, false);
@@ -61,23 +54,9 @@ impl LocalityScheduler {
         }
         if request.place != Place::Placed {
             self.drops.remove(&(request.drop_at, slot));
-            self.tenants.get(request.tenant).waiting -= 1;
-            self.tenants.serve(request.tenant, request.charged_ns);
         }
         self.stats.rejected += 1;
         actions.push(RequestAction::Reject { request: request.id, reason });
-        self.gone(slot, 0);
-    }
-
-    /// Forgets a request that took `took_ns` of GPU time.
-    pub(super) fn gone(&mut self, slot: u32, took_ns: u64) {
-        let request = *self.queue.get(slot);
-        if request.place != Place::Held {
-            self.tenants.settle(request.tenant, request.charged_ns, took_ns);
-            self.tenants.get(request.tenant).inside -= 1;
-        }
-        self.tenants.stir(request.tenant);
-        self.stirred.push(request.tenant);
         self.queue.forget(slot);
     }
 
@@ -107,18 +86,15 @@ impl LocalityScheduler {
             }
         }
         let (bytes, profiled, kinds) = (known.bytes, !known.costs.is_empty(), known.kinds);
-        let (total, waits) = (self.memory, self.queue.known());
-        let t = self.tenants.get(tenant.number());
-        let limited = t.limits.memory < BasisPoints::WHOLE && total > 0;
+        let share = self.tenants.get(&tenant.number()).map_or(BasisPoints::WHOLE, |tenant| tenant.share);
+        let limited = share < BasisPoints::WHOLE && self.memory > 0;
         let reason = if !profiled {
             Some(RejectReason::NotProfiled)
         } else if kinds == 0 {
             Some(RejectReason::ModelTooLarge)
-        } else if limited && bytes > memory_share(t.limits.memory, total) {
+        } else if limited && bytes > memory_share(share, self.memory) {
             Some(RejectReason::TenantMemory)
-        } else if t.waiting >= t.limits.max_waiting {
-            Some(RejectReason::TenantQueueFull)
-        } else if waits >= self.config.max_requests as usize {
+        } else if self.queue.known() >= self.config.max_requests as usize {
             Some(RejectReason::QueueFull)
         } else if request.drop_at <= now {
             Some(if request.has_deadline {
@@ -134,14 +110,11 @@ impl LocalityScheduler {
             actions.push(RequestAction::Reject { request: id, reason });
             return;
         }
-        t.waiting += 1;
         let slot = self.queue.add(request);
-        self.tenants.get(tenant.number()).held.push_back(slot);
+        self.queue.enter(slot, kinds);
         if request.drop_at < Timestamp::MAX {
             self.drops.insert((request.drop_at, slot));
         }
-        self.tenants.stir(tenant.number());
-        self.stirred.push(tenant.number());
     }
 
     /// The kinds of GPU that can serve a model: profiled, and not known to be too small.
@@ -161,8 +134,7 @@ impl LocalityScheduler {
         }
         self.queue.reclass(model, before, kinds);
         if kinds == 0 {
-            let held = self.tenants.all().iter().flat_map(|tenant| &tenant.held).copied();
-            let mut lost: Vec<u32> = held.filter(|slot| self.queue.get(*slot).model == model).collect();
+            let mut lost = Vec::new();
             let mut slot = self.queue.of_model(model).head;
             while slot != NONE {
                 lost.push(slot);

@@ -26,13 +26,9 @@ impl LocalityScheduler {
     /// The request is the GPU's from now on.
     pub(super) fn own(&mut self, gpu: u32, slot: u32) {
         let request = self.queue.get_mut(slot);
-        request.place = Place::Placed;
-        request.gpu = gpu;
-        let request = *request;
-        self.drops.remove(&(request.drop_at, slot));
-        self.tenants.get(request.tenant).waiting -= 1;
-        self.tenants.serve(request.tenant, request.charged_ns);
-        self.tenants.stir(request.tenant);
+        (request.place, request.gpu) = (Place::Placed, gpu);
+        let drop = (request.drop_at, slot);
+        self.drops.remove(&drop);
     }
 
     /// Runs requests of one model, which is resident; they are the GPU's already.
@@ -150,7 +146,7 @@ impl LocalityScheduler {
             costs.infer.observe(took.scaled(10_000, 10_000 + marginal * (batch - 1)));
         }
         self.stats.completed += 1;
-        self.gone(slot, took.as_nanos() / batch);
+        self.queue.forget(slot);
         if done {
             self.trim_copy(gpu, model, actions);
             self.go_on(gpu, actions);

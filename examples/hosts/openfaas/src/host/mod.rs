@@ -28,7 +28,7 @@ use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
-use gshare_runner::manager::HookedProcess;
+use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
     FunctionStats, InstanceReport, Part, Platform, PlatformAction, PlatformEvent, Rejection, StopCause,
 };

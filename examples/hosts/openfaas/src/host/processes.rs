@@ -3,7 +3,7 @@
 use super::{Doing, Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
 use gshare_core::{FunctionId, InstanceId, Timestamp};
-use gshare_runner::manager::HookedProcess;
+use gshare_runner::HookedProcess;
 use gshare_sched::platform::{InstanceReport, Part, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,12 +1,8 @@
-//! `gshare engine horizontal` and `gshare engine peaks`.
+//! `gshare engine horizontal`.
 
 use super::filter;
-use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig, PeakHorizontal, PeakHorizontalConfig};
+use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
 
 pub(super) fn run(options: &filter::Options) -> anyhow::Result<()> {
     filter::run(options, |config: LazyHorizontalConfig| Ok(LazyHorizontal::new(config)?))
-}
-
-pub(super) fn run_peaks(options: &filter::Options) -> anyhow::Result<()> {
-    filter::run(options, |config: PeakHorizontalConfig| Ok(PeakHorizontal::new(config)?))
 }

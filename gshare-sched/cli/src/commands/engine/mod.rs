@@ -47,8 +47,6 @@ enum Kind {
     FastScale(filter::Options),
     /// The lazy scaler: instances, once load has stayed.
     Horizontal(filter::Options),
-    /// The peak scaler: instances, for peaks that those which run cannot take at their limits.
-    Peaks(filter::Options),
     /// The multi-token scheduler: who may launch kernels now.
     Token(filter::Options),
     /// The request scheduler: which GPU serves which request, and which models stay in its memory.
@@ -72,7 +70,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Kind::Coscale(options) => coscale::run(options),
         Kind::FastScale(options) => fast_scale::run(options),
         Kind::Horizontal(options) => horizontal::run(options),
-        Kind::Peaks(options) => horizontal::run_peaks(options),
         Kind::Token(options) => token_scheduler::run(options),
         Kind::Request(options) => request::run(options),
         Kind::Pack(options) => packer::run(options),

@@ -1,7 +1,6 @@
 //! `gshare store serve`: the store in the foreground, from flags, a file, or both.
 
 use super::DEFAULT_SOCKET;
-use crate::commands::serve::Text;
 use crate::commands::sim::Simulate;
 use anyhow::Context as _;
 use gshare_core::{Bytes, Duration};
@@ -84,6 +83,19 @@ enum Sharing {
     /// By legacy IPC handles, as in FaST-GShare: the store has a context, clients can write, and the memory goes when the
     /// store does.
     Ipc,
+}
+
+/// A unit as people write it.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "String", bound = "T: std::str::FromStr, T::Err: std::fmt::Display")]
+struct Text<T>(T);
+
+impl<T: std::str::FromStr<Err: std::fmt::Display>> TryFrom<String> for Text<T> {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: T::Err| error.to_string())
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,10 +1,13 @@
 //! The plain queue of each function, against a book of the rules that it states.
 
+use gshare_bench::first_come::FirstCome;
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use gshare_sched::pipeline::{
-    FirstCome, FirstComeConfig, RouteAction, RouteError, RouteEvent, Router, Service,
+    InstanceKeeper, Keeper, KeeperConfig, LeastFragmentation, Node, PartitionConfig, Partitioner,
+    RouteAction, RouteEvent, Router, Service,
 };
 use gshare_sim::Rng;
+use gshare_sim::conformance::router_and_keeper;
 use std::collections::BTreeMap;
 
 const fn ms(millis: u64) -> Duration {
@@ -145,7 +148,7 @@ fn the_request_that_came_first_goes_first_and_none_waits_beside_room() {
     let (mut dispatched, mut short, mut given_up) = (0, 0, 0);
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
-        let mut router = FirstCome::new(FirstComeConfig::default()).unwrap();
+        let mut router = FirstCome::default();
         let (mut book, mut now, mut actions) = (Book::default(), Timestamp::ZERO, Vec::new());
         for next in 0..300 {
             now = now + ms(rng.below(15));
@@ -161,7 +164,6 @@ fn the_request_that_came_first_goes_first_and_none_waits_beside_room() {
             };
             actions.clear();
             router.handle(now, event, &mut actions).unwrap_or_else(|error| panic!("{event:?}: {error}"));
-            router.invariants();
             book.event(event);
             let mut told_drained = None;
             for &action in &actions {
@@ -195,30 +197,11 @@ fn the_request_that_came_first_goes_first_and_none_waits_beside_room() {
 }
 
 #[test]
-fn bad_events_are_refused_and_change_nothing() {
-    let mut router = FirstCome::new(FirstComeConfig::default()).unwrap();
-    let (instance, request) = (InstanceId::new(1), RequestId::new(1));
-    let mut said = |at, event| router.handle(Timestamp::ZERO + ms(at), event, &mut Vec::new());
-    let up = |capacity| RouteEvent::InstanceUp {
-        instance,
-        function: FunctionId::new(0),
-        service: Service::Exclusive { latency: ms(1), interval: ms(1), capacity },
+fn it_conforms() {
+    let ours = |node: &Node| -> Box<dyn InstanceKeeper> {
+        let partitioner = Box::new(Partitioner::new(PartitionConfig::default()).unwrap());
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation));
+        Box::new(keeper.unwrap())
     };
-    assert!(matches!(said(5, up(0)), Err(RouteError::BadInstance { field: "capacity", .. })));
-    said(5, up(1)).unwrap();
-    assert_eq!(said(5, up(1)), Err(RouteError::DuplicateInstance { instance }));
-    assert!(matches!(said(4, RouteEvent::DeadlineReached), Err(RouteError::TimeWentBack { .. })));
-    assert_eq!(said(5, RouteEvent::Cancelled { request }), Err(RouteError::UnknownRequest { request }));
-    let load = RouteEvent::LoadChanged { instance, load: ms(1) };
-    assert_eq!(said(5, load), Err(RouteError::NotShared { instance }));
-    assert_eq!((router.waiting(FunctionId::new(0)), router.outstanding(instance)), (0, 0));
-}
-
-#[test]
-fn a_bound_of_zero_is_refused_by_name() {
-    let refused = FirstCome::new(FirstComeConfig::default().with_max_waiting(0)).unwrap_err();
-    assert_eq!(refused.to_string(), "max_waiting is 0: need more than 0");
-    let config = FirstComeConfig::default().with_short_every(Duration::ZERO);
-    let refused = FirstCome::new(config).unwrap_err();
-    assert_eq!(refused.to_string(), "short_every is 0: need more than 0");
+    router_and_keeper(|| -> Box<dyn Router> { Box::new(FirstCome::default()) }, ours, 0..6).unwrap();
 }

@@ -1,21 +1,28 @@
 //! Starting and ending processes under the hook.
 #![allow(unsafe_code, reason = "a child must ask to die with its parent between fork and exec")]
 
-use super::{Hook, Program};
 use crate::confine::{Confined, enter};
 use crate::container::Lifeline;
 use gshare_core::RunId;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, pidfd_open,
     set_parent_process_death_signal, waitid,
 };
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
+
+/// The hook, and the daemon that hooked processes register with.
+#[derive(Debug, Clone)]
+pub struct Hook {
+    /// `libgshare_hook.so`.
+    pub preload: PathBuf,
+    /// The daemon's socket.
+    pub socket: PathBuf,
+}
 
 /// A process under the hook that ends with the thread that started it, or a container that ends with this process. Dropping it kills it
 /// and all that it started, and waits for its end: a loop that must not wait keeps it until [`has_ended`](Self::has_ended).
@@ -153,49 +160,5 @@ impl Drop for HookedProcess {
         if !self.reaped {
             let _ = self.child.wait();
         }
-    }
-}
-
-/// A running model process: one under the hook, with a socket.
-#[derive(Debug)]
-pub(super) struct ModelProcess {
-    process: HookedProcess,
-    pub(super) socket: OwnedFd,
-}
-
-impl ModelProcess {
-    /// Starts `program` with one end of a socket as its standard input.
-    pub(super) fn start(
-        program: &Program,
-        name: &str,
-        run: RunId,
-        hook: Option<&Hook>,
-        environment: &[(OsString, OsString)],
-    ) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let mut command = Command::new(&program.program);
-        command.args(&program.arguments).stdin(Stdio::from(theirs)).stdout(Stdio::null());
-        match program.memory_limit.filter(|_| hook.is_some()) {
-            Some(limit) => command.env("GSHARE_MEM", limit.get().to_string()),
-            None => command.env_remove("GSHARE_MEM"),
-        };
-        command.envs(environment.iter().map(|(key, value)| (key, value)));
-        command.envs(program.environment.iter().map(|(key, value)| (key, value)));
-        Ok(Self { process: HookedProcess::start(command, name, run, hook)?, socket: ours })
-    }
-}
-
-impl std::ops::Deref for ModelProcess {
-    type Target = HookedProcess;
-
-    fn deref(&self) -> &HookedProcess {
-        &self.process
-    }
-}
-
-impl std::ops::DerefMut for ModelProcess {
-    fn deref_mut(&mut self) -> &mut HookedProcess {
-        &mut self.process
     }
 }
