@@ -13,7 +13,7 @@ use gshare_sim::packing::{Churn, churn};
 use gshare_sim::scenario::{Own, Scenario};
 use gshare_sim::world;
 
-/// First fit: the lowest GPU with room. Its ledger of GPUs and placements is that of our packer.
+/// First fit: the lowest GPU with room. Our packer keeps the ledger of GPUs and placements, and moves nothing by itself.
 struct FirstFit(MaxRects);
 
 impl Packer for FirstFit {
@@ -50,7 +50,9 @@ impl Packer for FirstFit {
 }
 
 fn main() -> anyhow::Result<()> {
-    let own = || -> Box<dyn Packer> { Box::new(FirstFit(MaxRects::new(MaxRectsConfig::default()))) };
+    let own = || -> Box<dyn Packer> {
+        Box::new(FirstFit(MaxRects::new(MaxRectsConfig::default().with_rearrange_gpus(0))))
+    };
     packer(&own, Shares::Rectangles, 0..100)?;
     println!("first_fit keeps the contract of Packer: 100 seeds\n");
     let max_rects = || -> Box<dyn Packer> { Box::new(MaxRects::new(MaxRectsConfig::default())) };
