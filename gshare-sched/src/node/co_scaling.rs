@@ -307,7 +307,7 @@ mod tests {
         bench.cycle(20);
         bench.periods(1, &both);
         // The scaler has not yet seen the client alone: it learns, and the trainer steps back.
-        assert_eq!(bench.shares[&TRAINER].limit().get(), LEAST);
+        assert_eq!(bench.shares[&TRAINER].limit().get(), 100, "one per cent");
         assert!(bench.shares[&OWNER].limit() >= Quota::from_percent(85).unwrap());
         bench.periods(8, &both);
         bench.cycle(20);
