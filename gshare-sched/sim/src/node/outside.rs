@@ -200,11 +200,11 @@ impl Outside {
         (!entry.lost || matches!(event, Event::DaemonSeesEnd { .. })).then_some(event)
     }
 
-    /// How often a frame arrives: a doubled frame is a total of use, or a permission.
-    fn times(&mut self, now: Timestamp, is_total: bool) -> usize {
+    /// Whether a frame comes twice.
+    fn doubles(&mut self, now: Timestamp, is_total: bool) -> bool {
         let doubled = is_total && now < self.doubled_until && self.rng.percent(40);
         self.book.figures.doubled += u64::from(doubled);
-        1 + usize::from(doubled)
+        doubled
     }
 
     /// Sends a frame from a process. `false` means the other end has closed the connection.
@@ -222,8 +222,9 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("process {process} says {frame:?}"));
         self.book.said(now, conn, process, &frame);
-        for _ in 0..self.times(now, matches!(frame, ToDaemon::Use { .. })) {
-            self.queue.schedule(arrives, Event::ToDaemon { conn, frame: Box::new(frame.clone()) });
+        let twice = self.doubles(now, matches!(frame, ToDaemon::Use { .. })).then(|| frame.clone());
+        for frame in twice.into_iter().chain([frame]) {
+            self.queue.schedule(arrives, Event::ToDaemon { conn, frame: Box::new(frame) });
         }
         true
     }
@@ -241,8 +242,9 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("daemon tells process {process}: {frame:?}"));
         self.book.told(now, conn, &frame);
-        for _ in 0..self.times(now, matches!(frame, ToClient::Allow { .. })) {
-            self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame.clone()) });
+        let twice = self.doubles(now, matches!(frame, ToClient::Allow { .. })).then(|| frame.clone());
+        for frame in twice.into_iter().chain([frame]) {
+            self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame) });
         }
     }
 
