@@ -24,6 +24,9 @@ fn the_device_sees_the_shares_that_were_promised_to_one_point_over_ten_windows()
         assert!(errors.spans > 25, "the promise was put to the test");
     }
     assert!(figures.worst_memory_percent > 90 && figures.allocations > 400 && figures.waits > 400);
+    let accounts = figures.accounts;
+    assert!(figures.doubled > 100 && accounts.again > 5, "{figures:?}");
+    assert!(accounts.ended > 100 && accounts.exact > 50, "{accounts:?}");
 }
 
 #[test]

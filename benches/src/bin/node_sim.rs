@@ -162,5 +162,11 @@ impl Total {
         );
         println!("waits: {}, the longest was {} % of its bound", figures.waits, figures.worst_wait_percent);
         println!("{} leases, none returned twice; {} answers", figures.leases, figures.answers);
+        let accounts = figures.accounts;
+        println!(
+            "accounts: {} compared, {} frames doubled; of {} ends in good order {} were charged the device's time to the nanosecond, none less",
+            accounts.compared, figures.doubled, accounts.ended, accounts.exact
+        );
+        println!("{} times attached again, at most {} charged twice", accounts.again, accounts.worst_again);
     }
 }

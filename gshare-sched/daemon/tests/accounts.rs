@@ -1,8 +1,8 @@
-//! Memory accounts, as clients see them.
+//! Accounts of memory and of GPU time, as clients see them.
 
 use crate::common::{Client, Local, attach_to, attached, spec, within};
 use gshare_core::wire::{ToClient, ToDaemon};
-use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
+use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, UseState};
 
 const fn mib(n: u64) -> Bytes {
     Bytes::from_mib(n)
@@ -74,4 +74,28 @@ fn each_device_has_its_own_account() {
     let held: Vec<_> =
         daemon.snapshot().devices.iter().map(|device| (device.gpu.number(), device.held_bytes)).collect();
     assert_eq!(held, [(0, mib(256)), (1, mib(256))]);
+}
+
+/// For a peer that has closed with a frame unread, the kernel reports a reset before it gives the peer's last frames.
+#[test]
+fn the_last_total_of_a_process_that_ends_with_a_frame_unread_is_charged() {
+    let daemon = Local::start();
+    let limit = spec("0.5", 100, None);
+    let (mut ends, id) = attached(&daemon.socket(), 1, "alice", limit);
+    ends.ask(id);
+    ends.granted();
+    // The first process is told of its new part before the second is let in, and never reads it.
+    let (_stays, _) = attached(&daemon.socket(), 1, "alice", limit);
+    ends.gives_back(id, Duration::ZERO, UseState::Idle);
+    // The daemon is still busy with these when the process has ended.
+    (0..200).for_each(|_| ends.says(id, UseState::Idle));
+    ends.used = Duration::from_millis(20_000);
+    ends.says(id, UseState::Idle);
+    drop(ends);
+    let window_used = within(|| {
+        let clients = daemon.snapshot().clients;
+        (clients.len() == 1).then(|| clients[0].window_used_ns)
+    });
+    // At most 10 s of overuse are carried, and half a second is paid back in each.
+    assert!(window_used > Duration::from_millis(2_000), "{window_used}");
 }

@@ -180,7 +180,12 @@ impl Daemon {
     /// Takes one frame of a connection, or closes the connection at its end. `false`: no frame was there, or an Attach holds it back.
     pub(super) fn receive(&mut self, now: Timestamp, id: ConnId) -> bool {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.attaching.is_none()) else { return false };
-        let length = match recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC) {
+        let mut received = recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC);
+        if let Err(Errno::CONNRESET) = received {
+            // The peer closed the socket with a frame of ours unread. The kernel reports this first, and then gives the earlier frames.
+            received = recv(&conn.socket, &mut self.received[..], RecvFlags::TRUNC);
+        }
+        let length = match received {
             Ok((length, _)) if length > 0 => length,
             Err(Errno::AGAIN | Errno::INTR) => return false,
             // The peer closed the connection, or is gone.

@@ -156,7 +156,7 @@ impl Client {
         self.says(client, state);
     }
 
-    fn says(&mut self, client: ClientId, state: UseState) {
+    pub fn says(&mut self, client: ClientId, state: UseState) {
         let (turn, used) = (self.turn, self.used);
         self.send(&ToDaemon::use_of_time(client, turn, used, state));
     }

@@ -8,15 +8,16 @@
 //! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
 //! | wait | no thread waits for credit longer than [`Book::bound`] |
 //! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
+//! | account | a process is charged the GPU time of its kernels: see [`accounts`](super::accounts) |
 //! | turn | a turn ends once, and only for the client of its grant; totals never shrink |
 //!
 //! The checkers of the token scheduler's calls are separate ([`check`](crate::token::check)): SMs are never oversold and no budget
 //! exceeds a limit.
 //!
 //! The rate's allowance is two windows of the limit, since any interval may begin within a window; one request that was missed and is
-//! made good; one token held beyond its expiry; and, for each process, two kernels and its work in flight. Long kernels of a function
-//! known as short are left out: a meter cannot tell one long kernel from the end of another process's turn, and believes the eighth in a
-//! row.
+//! made good; one token held beyond its expiry; time charged ahead of its use, by a token that ended unheard or a measurement corrected
+//! later; and, for each process, two kernels and its work in flight. Long kernels of a function known as short are left out: a meter
+//! cannot tell one long kernel from the end of another process's turn, and believes the eighth in a row.
 //!
 //! # Bound of a wait
 //! With `m` processes in the instance, request `r`, limit `L`, kernels of `k`, a window `W`, `n` instances on the device and turns
@@ -32,6 +33,7 @@
 //! - with a stopped daemon, until a process gives it up (4.4 s). A process can notice a stopped daemon only while it waits for an
 //!   answer, so these 4.4 s begin with the later of the wait and the stop.
 
+use super::accounts::{AccountFigures, Accounts};
 use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
 use crate::token::account::Windows;
@@ -69,6 +71,8 @@ struct InstanceEntry {
     level: u64,
     /// The part of `level` due to long kernels, less their repayment.
     excess: u64,
+    /// The time charged ahead of its use when `level` was last 0.
+    ahead: u64,
     levelled: Timestamp,
     longest: u64,
     /// Nothing is compared before this time.
@@ -139,6 +143,10 @@ pub struct Figures {
     pub answers: u64,
     /// The number of ended kernels.
     pub kernels: u64,
+    /// The number of doubled frames.
+    pub doubled: u64,
+    /// The figures of the accounts.
+    pub accounts: AccountFigures,
 }
 
 impl Figures {
@@ -152,6 +160,8 @@ impl Figures {
         self.frames += other.frames;
         self.answers += other.answers;
         self.kernels += other.kernels;
+        self.doubled += other.doubled;
+        self.accounts.add(&other.accounts);
     }
 }
 
@@ -170,13 +180,15 @@ pub(super) struct Book {
     /// The stops of daemons, from stop to continuation.
     silences: Vec<(Timestamp, Timestamp)>,
     pub(super) shares: Shares,
+    pub(super) accounts: Accounts,
     pub(super) figures: Figures,
 }
 
 impl Book {
     pub(super) fn new(window: Duration, in_flight: Duration, error_max: u64) -> Self {
         let (daemon_since, shares) = (Some(Timestamp::ZERO), Shares::new(error_max));
-        Self { window, in_flight, daemon_since, shares, ..Self::default() }
+        let accounts = Accounts::new(window, in_flight);
+        Self { window, in_flight, daemon_since, shares, accounts, ..Self::default() }
     }
 
     // ---- what there is --------------------------------------------------------------------------------------------------
@@ -194,6 +206,7 @@ impl Book {
             processes: 0,
             level: 0,
             excess: 0,
+            ahead: 0,
             levelled: Timestamp::ZERO,
             longest: 0,
             calm_from: Timestamp::ZERO,
@@ -204,6 +217,7 @@ impl Book {
 
     pub(super) fn add_process(&mut self, instance: usize, program: &Program) {
         self.instances[instance].processes += 1;
+        self.accounts.add_process(program, self.instances[instance].spec.quota().limit());
         self.processes.push(ProcessEntry {
             instance,
             keen: program.keeps_busy(),
@@ -224,6 +238,13 @@ impl Book {
         }
     }
 
+    /// Notes a violation, if the check has found one.
+    pub(super) fn checked(&mut self, at: Timestamp, rule: &'static str, checked: Result<(), String>) {
+        if let Err(what) = checked {
+            self.fail(at, rule, || what);
+        }
+    }
+
     pub(super) fn wrong(&self) -> Option<&Wrong> {
         self.wrong.as_ref()
     }
@@ -236,10 +257,14 @@ impl Book {
         let mut wrong = None;
         match *frame {
             ToDaemon::Hello { .. } => pending.hello = Some(now),
-            ToDaemon::Attach { .. } => pending.attaches.push_back(now),
+            ToDaemon::Attach { used, .. } => {
+                pending.attaches.push_back(now);
+                self.accounts.said(process, used);
+            }
             ToDaemon::MemoryReserve { .. } => pending.reservations.push_back(now),
             ToDaemon::MemoryQuery { .. } => pending.queries.push_back(now),
             ToDaemon::Use { client, turn, used, state, .. } => {
+                self.accounts.said(process, used);
                 let (over, said, allowed) = pending.clients.entry(client).or_default();
                 let ends = turn == *over + 1 && *allowed;
                 if used < *said {
@@ -445,6 +470,7 @@ impl Book {
     pub(super) fn launched(&mut self, now: Timestamp, process: usize, length: Duration, strange: bool) {
         let number = self.processes[process].instance;
         let gpu = self.instances[number].gpu;
+        self.accounts.launched(process, length, length > LONG && !strange);
         if length > LONG {
             self.processes[process].strange = strange;
             let limit = u64::from(self.instances[number].spec.quota().limit().get()).max(1);
@@ -481,9 +507,10 @@ impl Book {
         }
     }
 
-    /// Counts an ended kernel of a process.
-    pub(super) fn ran(&mut self, process: usize, started: Timestamp, ended: Timestamp) {
+    /// Counts an ended kernel of a process. `spent`: the process's total by its own measurement.
+    pub(super) fn ran(&mut self, process: usize, spent: Duration, started: Timestamp, ended: Timestamp) {
         self.figures.kernels += 1;
+        self.accounts.ran(process, ended.saturating_since(started), spent);
         let number = self.processes[process].instance;
         let gpu = &self.gpus[self.instances[number].gpu];
         if let Some(windows) = gpu.windows {
@@ -495,6 +522,10 @@ impl Book {
         let entry = &mut self.instances[number];
         if self.processes[process].alone || !self.processes[process].attached {
             return;
+        }
+        if entry.level == 0 {
+            let own = |(process, _): &(usize, Duration)| self.processes[*process].instance == number;
+            entry.ahead = self.accounts.ahead().filter(own).map(|(_, ahead)| ahead.as_nanos()).sum();
         }
         if length <= LONG.as_nanos() {
             entry.level += length;
@@ -509,6 +540,7 @@ impl Book {
             + quota.request().of(window).as_nanos()
             + limit.min(TURN).as_nanos()
             + members * (2 * entry.longest + in_flight.as_nanos())
+            + entry.ahead
             + entry.excess;
         if entry.level > allowed {
             let (level, allowed) = (Duration::from_nanos(entry.level), Duration::from_nanos(allowed));
@@ -567,6 +599,7 @@ impl Book {
     pub(super) fn detached(&mut self, now: Timestamp, process: usize) {
         let entry = &mut self.processes[process];
         if core::mem::take(&mut entry.attached) {
+            self.accounts.apart(now, process);
             let instance = entry.instance;
             self.disturb_elastic(now, self.instances[instance].gpu);
             self.recompute(now, instance);
@@ -582,8 +615,11 @@ impl Book {
         self.recompute(now, instance);
     }
 
-    /// Notes the end of a process, which frees its memory and its open questions.
-    pub(super) fn gone(&mut self, now: Timestamp, process: usize) {
+    /// Notes the end of a process, which frees its memory and its open questions. `in_order`: not by a kill.
+    pub(super) fn gone(&mut self, now: Timestamp, process: usize, in_order: bool) {
+        let served = in_order && self.processes[process].attached;
+        let checked = self.accounts.ends(process, served);
+        self.checked(now, "account", checked);
         self.detached(now, process);
         // The siblings of a killed process may use the unreported time of its last token again.
         let number = self.processes[process].instance;

@@ -4,8 +4,10 @@ use super::audited::Audited;
 use super::outside::Outside;
 use super::{MAX_CLIENTS, Setup, node_plan};
 use crate::token::Violation;
-use gshare_core::wire::ToDaemon;
-use gshare_core::{Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp};
+use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::{
+    Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp, TokenEvent,
+};
 use gshare_sched::node::{
     ClientConfig, DeviceConfig, Node, NodeAction, NodeConfig, NodeError, NodeEvent, Note, Peer,
 };
@@ -138,8 +140,12 @@ impl Daemon {
     }
 
     fn tell(&mut self, now: Timestamp, event: NodeEvent, outside: &mut Outside) {
+        if let NodeEvent::Closed { conn } = event {
+            self.compare(now, conn, outside);
+        }
         let Some((node, _)) = &mut self.node else { return };
         let mut actions = Vec::new();
+        let accounted = Accounted::of(&event);
         match node.handle(now, event, &mut actions) {
             Ok(()) => {}
             Err(NodeError::UnknownConnection { conn, .. }) => {
@@ -149,24 +155,73 @@ impl Daemon {
             }
             Err(error) => return outside.book.fail(now, "node", || error.to_string()),
         }
+        match accounted {
+            Accounted::Use { conn, turn, used } => outside.book.accounts.heard(conn, turn, used),
+            Accounted::Attach { conn, stated } => self.joined(now, conn, stated, &actions, outside),
+            Accounted::End { conn } => left(now, conn, &actions, outside),
+            Accounted::Nothing => {}
+        }
         for action in actions {
             self.carry_out(now, action, outside);
         }
         self.note_windows(outside);
     }
 
+    /// Compares the daemon's account of a connected process with the book's.
+    fn compare(&self, now: Timestamp, conn: ConnId, outside: &mut Outside) {
+        let Some((node, _)) = &self.node else { return };
+        let Some((client, tenant)) = outside.book.accounts.client(conn) else { return };
+        let client = node.clients(now).find(|view| view.client == client).map(|view| view.total_used);
+        let tenant = node.tenants().find(|view| view.status.client == tenant);
+        let reading = client.zip(tenant.map(|view| view.status.total_used));
+        let checked = outside.book.accounts.compare(conn, reading);
+        outside.book.checked(now, "account", checked);
+    }
+
+    /// Compares the accounts of all connected processes.
+    pub(super) fn compare_all(&self, now: Timestamp, outside: &mut Outside) {
+        let open: Vec<ConnId> = outside.book.accounts.open().collect();
+        open.into_iter().for_each(|conn| self.compare(now, conn, outside));
+    }
+
+    fn joined(
+        &self,
+        now: Timestamp,
+        conn: ConnId,
+        stated: (Duration, Duration),
+        actions: &[NodeAction],
+        outside: &mut Outside,
+    ) {
+        let ids = actions.iter().find_map(|action| match action {
+            NodeAction::Note(Note::Admitted { client, tenant, .. }) => Some((*client, *tenant)),
+            _ => None,
+        });
+        let process = outside.conn(conn).map(|entry| entry.process).filter(|process| *process != usize::MAX);
+        if let Some((ids, process)) = ids.zip(process) {
+            let checked = outside.book.accounts.joins(now, (conn, process), ids, stated);
+            outside.book.checked(now, "account", checked);
+        }
+    }
+
     fn carry_out(&mut self, now: Timestamp, action: NodeAction, outside: &mut Outside) {
         match action {
-            NodeAction::Send { conn, frame } => outside.tell(now, conn, frame),
+            NodeAction::Send { conn, frame } => {
+                if let ToClient::Allow { allowed, until, .. } = frame {
+                    outside.book.accounts.allows(now, conn, allowed, until);
+                }
+                outside.tell(now, conn, frame);
+            }
             NodeAction::Drop { conn, reason } => {
                 self.refused += 1;
                 outside.log.line(now, || format!("daemon drops {conn}: {reason:?}"));
                 outside.cut(now, conn);
                 if self.open.remove(&conn) {
+                    self.compare(now, conn, outside);
                     let Some((node, _)) = &mut self.node else { return };
                     let mut actions = Vec::new();
                     // The node does not know a connection after a refused Hello.
                     let _ = node.handle(now, NodeEvent::Closed { conn }, &mut actions);
+                    left(now, conn, &actions, outside);
                     for action in actions {
                         self.carry_out(now, action, outside);
                     }
@@ -221,6 +276,7 @@ impl Daemon {
     pub(super) fn die(&mut self, now: Timestamp, outside: &mut Outside) {
         self.calls = self.calls();
         (self.node, self.deadline, self.stopped) = (None, None, false);
+        outside.book.accounts.daemon_dies();
         self.backlog.clear();
         self.open.clear();
         outside.listening = false;
@@ -278,6 +334,42 @@ impl Daemon {
             && actions.is_empty()
             && node.next_deadline() == deadline
     }
+}
+
+/// An event that concerns the account of a process.
+enum Accounted {
+    Use { conn: ConnId, turn: u32, used: Duration },
+    Attach { conn: ConnId, stated: (Duration, Duration) },
+    End { conn: ConnId },
+    Nothing,
+}
+
+impl Accounted {
+    fn of(event: &NodeEvent) -> Self {
+        match *event {
+            NodeEvent::Received { conn, frame: ToDaemon::Use { turn, used, .. }, .. } => {
+                Self::Use { conn, turn, used }
+            }
+            NodeEvent::Received { conn, frame: ToDaemon::Attach { used, allowed, .. }, .. } => {
+                Self::Attach { conn, stated: (used, allowed) }
+            }
+            NodeEvent::Closed { conn } => Self::End { conn },
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// A process has left: the scheduler has heard the last total of its instance.
+fn left(now: Timestamp, conn: ConnId, actions: &[NodeAction], outside: &mut Outside) {
+    let Some((_, tenant)) = outside.book.accounts.client(conn) else { return };
+    let total = actions.iter().find_map(|action| match action {
+        NodeAction::Note(Note::TokenEvent { token: TokenEvent::Used { client, used, .. } }) => {
+            (*client == tenant).then_some(*used)
+        }
+        _ => None,
+    });
+    let checked = outside.book.accounts.leaves(conn, total);
+    outside.book.checked(now, "account", checked);
 }
 
 /// The name of an instance, which contains its device.

@@ -52,6 +52,20 @@ pub enum Fault {
         /// The length of this time.
         lasts: u32,
     },
+    /// For a while, many totals of use and many permissions come twice, one right behind the other.
+    FramesDoubled {
+        /// The length of this time.
+        lasts: u32,
+    },
+    /// A process loses its connection, as a program that closes descriptors not its own does, and connects again. The frames under
+    /// way to the process are lost.
+    ConnectionBroken {
+        /// The number of the victim, taken modulo the number of running processes.
+        process: u16,
+        /// The daemon reads the frames under way and the end this much later, so frames of the next connection may overtake them.
+        /// With 0 the daemon sees the end at once, and the frames are lost.
+        late: u32,
+    },
     /// A host reads a clock set back, and offers its time to the node. The node must refuse the time and go on as before.
     ClockBack {
         /// The distance of the earlier time.
@@ -111,6 +125,10 @@ pub struct Kinds {
     pub daemon_stops: bool,
     /// [`Fault::FramesLate`].
     pub late_frames: bool,
+    /// [`Fault::FramesDoubled`].
+    pub doubled_frames: bool,
+    /// [`Fault::ConnectionBroken`].
+    pub broken_connections: bool,
     /// [`Fault::ClockBack`].
     pub clock: bool,
     /// [`Fault::DeviceLost`].
@@ -135,6 +153,8 @@ impl Kinds {
             daemon_kills: coin(30),
             daemon_stops: coin(20),
             late_frames: coin(30),
+            doubled_frames: coin(30),
+            broken_connections: coin(30),
             clock: coin(30),
             device_loss: coin(15),
             shares: coin(40),
@@ -171,6 +191,11 @@ pub(super) fn draw(kinds: Kinds, length: Duration, rng: &mut Rng) -> Vec<(Timest
         Fault::DaemonStopped { lasts: micros(rng, 1_000, longest) }
     });
     some(kinds.late_frames, 3, rng, &|rng| Fault::FramesLate { lasts: micros(rng, 10_000, 200_000) });
+    some(kinds.doubled_frames, 3, rng, &|rng| Fault::FramesDoubled { lasts: micros(rng, 50_000, 800_000) });
+    some(kinds.broken_connections, 4, rng, &|rng| Fault::ConnectionBroken {
+        process: process(rng),
+        late: if rng.percent(70) { micros(rng, 1, 100_000) } else { 0 },
+    });
     some(kinds.clock, 3, rng, &|rng| Fault::ClockBack { by: micros(rng, 1, 4_000_000) });
     some(kinds.device_loss, 1, rng, &|rng| Fault::DeviceLost {
         gpu: u8::try_from(rng.below(256)).unwrap_or(0),

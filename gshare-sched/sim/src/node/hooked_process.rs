@@ -249,6 +249,12 @@ impl Process {
         }
     }
 
+    /// GPU time used so far, by the process's own measurement.
+    pub(super) fn spent(&self) -> Duration {
+        let prepaid = Duration::from_nanos(self.stream.open_run().prepaid);
+        self.ground.gate.spent().saturating_sub(prepaid)
+    }
+
     /// The name of this process's queue on the device.
     pub(super) fn queue(&self) -> ClientId {
         ClientId::new(u32::try_from(self.who.number).unwrap_or(u32::MAX), 0)
@@ -437,6 +443,9 @@ impl Process {
         let number = self.stream.launched;
         if admitted.verdict == Verdict::Alone && self.ground.costs.known(admitted.row).is_none() {
             outside.book.launched_unknown(now, self.who.number);
+        }
+        if admitted == Admitted::unmetered() {
+            outside.book.accounts.leave_out(self.who.number);
         }
         self.stream.launch(now, &self.ground.costs, admitted, self.measures_all);
         let sm = self.who.spec.sm();
@@ -811,11 +820,21 @@ impl Process {
         if self.life == Life::Gone {
             return;
         }
+        let asks = self.questions.values().any(|question| matches!(question, Question::Leave));
+        let in_order = self.life == Life::Leaves && !asks;
         (self.life, self.thread) = (Life::Gone, Thread::Over);
         for conn in self.main.take().into_iter().chain(self.probe.take()) {
             outside.hang_up(now, conn);
         }
-        outside.book.gone(now, self.who.number);
+        outside.book.gone(now, self.who.number, in_order);
+    }
+
+    /// Loses the connection to the daemon, which notices `late`.
+    pub(super) fn breaks(&mut self, now: Timestamp, late: Duration, outside: &mut Outside) {
+        if let Some(main) = self.main {
+            outside.breaks(now, main, late);
+            self.receives(now, main, None, outside);
+        }
     }
 
     /// Loses the device, so its queued work never ends.

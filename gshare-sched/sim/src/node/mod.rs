@@ -23,7 +23,7 @@
 //!
 //! # Faults
 //! `faults.rs` has all faults, and a seed switches each kind on or off: killed, stopped, leaving and late processes; a killed,
-//! stopped or reloaded daemon; late frames; a clock set back, which both engines must refuse; a lost device; kernels of 30 to 400
+//! stopped or reloaded daemon; late, doubled and lost frames, and frames overtaken by those of the next connection; a clock set back, which both engines must refuse; a lost device; kernels of 30 to 400
 //! ms; garbage on a connection.
 //!
 //! # Checks
@@ -44,6 +44,7 @@
 //! # Cost
 //! Some microseconds for each kernel, in a build with debug assertions.
 
+mod accounts;
 mod audited;
 mod book;
 mod daemon;
@@ -56,6 +57,7 @@ mod stream;
 mod worker;
 mod world;
 
+pub use accounts::AccountFigures;
 pub use book::Figures;
 pub use faults::{Fault, Kinds};
 pub use node_plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};

@@ -242,10 +242,11 @@ fn program(shape: Shape, longest: u64, habits: Habits, rng: &mut Rng) -> Program
     Program {
         kernel: (micros(shortest), micros(longest)),
         functions: rng.between(1, 3),
+        // Without a spread the accounts can be compared to the nanosecond.
         // A prediction follows a falling length faster than a rising one. A program with varying kernels therefore gets too much
         // wherever the meter charges predictions: at the start of each turn, and nearly always for a program with a wait after each
         // kernel. A tenth up and down keeps the surplus within a point; programs with such waits do not vary here.
-        spread_percent: if habits.mispredicted && !synchronises { rng.between(2, 10) } else { 1 },
+        spread_percent: if habits.mispredicted && !synchronises { rng.between(2, 10) } else { 0 },
         synchronises,
         pause: (micros(1), micros(rng.between(2, 1_000))),
         silences: pauses && habits.silences && rng.percent(40),

@@ -47,6 +47,9 @@ pub(super) struct Connection {
     pub(super) process: usize,
     /// Frames arrive in order, so the next frame of each direction arrives no earlier than these times.
     to_daemon: Timestamp,
+    /// The daemon reads nothing before this time, and nothing but the end if the frames are `lost`.
+    unread_until: Timestamp,
+    lost: bool,
     to_process: Timestamp,
     /// The process has not closed the connection.
     pub(super) held: bool,
@@ -115,6 +118,8 @@ pub(super) struct Outside {
     pub(super) delays: Delays,
     /// Frames are late until this time.
     pub(super) late_until: Timestamp,
+    /// Totals and permissions come twice until this time.
+    pub(super) doubled_until: Timestamp,
     /// Whether a daemon accepts connections; a stopped daemon does.
     pub(super) listening: bool,
     pub(super) conns: Vec<Connection>,
@@ -131,6 +136,7 @@ impl Outside {
             log: Log { lines: logs.then(VecDeque::new), ..Log::default() },
             delays,
             late_until: Timestamp::ZERO,
+            doubled_until: Timestamp::ZERO,
             listening: true,
             conns: Vec::new(),
             done: Vec::new(),
@@ -158,13 +164,47 @@ impl Outside {
             return None;
         }
         let conn = ConnId::new(u32::try_from(self.conns.len()).unwrap_or(u32::MAX), 0);
-        self.conns.push(Connection { process, to_daemon: now, to_process: now, held: true, served: true });
+        self.conns.push(Connection {
+            process,
+            to_daemon: now,
+            unread_until: now,
+            lost: false,
+            to_process: now,
+            held: true,
+            served: true,
+        });
         self.log.line(now, || format!("process {process} connects as {conn}"));
         Some(conn)
     }
 
     pub(super) fn conn(&self, conn: ConnId) -> Option<&Connection> {
         self.conns.get(conn.index())
+    }
+
+    /// Breaks a connection at the process's end, which the daemon notices `late`.
+    pub(super) fn breaks(&mut self, now: Timestamp, conn: ConnId, late: Duration) {
+        let Some(entry) = self.conns.get_mut(conn.index()) else { return };
+        entry.unread_until = now.saturating_add(late);
+        entry.lost = late.is_zero();
+        // Later frames keep their place behind the frames under way.
+        entry.to_daemon = entry.to_daemon.max(entry.unread_until.saturating_add(Duration::from_nanos(1)));
+    }
+
+    /// Whether the daemon reads what arrives on a connection now. Otherwise the event comes again later, or is lost.
+    pub(super) fn reads(&mut self, now: Timestamp, conn: ConnId, event: Event) -> Option<Event> {
+        let Some(entry) = self.conns.get(conn.index()) else { return Some(event) };
+        if now < entry.unread_until {
+            self.queue.schedule(entry.unread_until, event);
+            return None;
+        }
+        (!entry.lost || matches!(event, Event::DaemonSeesEnd { .. })).then_some(event)
+    }
+
+    /// Whether a frame comes twice.
+    fn doubles(&mut self, now: Timestamp, is_total: bool) -> bool {
+        let doubled = is_total && now < self.doubled_until && self.rng.percent(40);
+        self.book.figures.doubled += u64::from(doubled);
+        doubled
     }
 
     /// Sends a frame from a process. `false` means the other end has closed the connection.
@@ -182,7 +222,10 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("process {process} says {frame:?}"));
         self.book.said(now, conn, process, &frame);
-        self.queue.schedule(arrives, Event::ToDaemon { conn, frame: Box::new(frame) });
+        let twice = self.doubles(now, matches!(frame, ToDaemon::Use { .. })).then(|| frame.clone());
+        for frame in twice.into_iter().chain([frame]) {
+            self.queue.schedule(arrives, Event::ToDaemon { conn, frame: Box::new(frame) });
+        }
         true
     }
 
@@ -199,7 +242,10 @@ impl Outside {
         self.log.mix_bytes();
         self.log.line(now, || format!("daemon tells process {process}: {frame:?}"));
         self.book.told(now, conn, &frame);
-        self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame) });
+        let twice = self.doubles(now, matches!(frame, ToClient::Allow { .. })).then(|| frame.clone());
+        for frame in twice.into_iter().chain([frame]) {
+            self.queue.schedule(arrives, Event::ToProcess { conn, frame: Box::new(frame) });
+        }
     }
 
     /// Closes a connection from the process's end.

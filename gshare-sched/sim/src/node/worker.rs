@@ -116,6 +116,7 @@ impl World<'_> {
         self.processes.push(None);
         self.got.push(Got::default());
         self.outside.book.add_process(instance, &PROGRAM);
+        self.outside.book.accounts.leave_out(worker);
         self.starts(now, worker);
         if let Some(process) = &mut self.processes[worker] {
             process.tasks = Some(Tasks::default());

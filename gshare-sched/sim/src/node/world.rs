@@ -73,6 +73,8 @@ pub struct World<'a> {
 /// The time from the daemon's return until all processes have connected again and have repaid their debts. Connecting takes 375 ms
 /// at most; the debts come from kernels charged while no daemon kept them apart.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(2_500);
+/// The time for the last reports of all processes.
+const SETTLES: Duration = Duration::from_millis(500);
 /// The length of a stopped process's lease: a token with its slack and grace, and the queued work.
 const STOPPED_LEASE: Duration = Duration::from_millis(80);
 
@@ -134,6 +136,9 @@ impl<'a> World<'a> {
             return Err(self.failure(seed, what));
         }
         let shares = self.outside.book.close(end);
+        if let Err(what) = self.settle_accounts(end) {
+            return Err(self.failure(seed, what));
+        }
         if let Some(wrong) = self.outside.book.wrong() {
             let what = format!("{} at {}: {}", wrong.rule, wrong.at, wrong.what);
             return Err(self.failure(seed, what));
@@ -147,6 +152,18 @@ impl<'a> World<'a> {
             shares,
             figures: self.outside.book.figures,
         })
+    }
+
+    /// Has all processes end in good order, and compares the last accounts.
+    fn settle_accounts(&mut self, end: Timestamp) -> Result<(), String> {
+        for entry in self.processes.iter_mut().flatten() {
+            entry.leave(end, &mut self.outside);
+        }
+        let settled = end.saturating_add(SETTLES);
+        self.advance(settled)?;
+        self.daemon.compare_all(settled, &mut self.outside);
+        self.outside.book.figures.accounts = self.outside.book.accounts.figures;
+        Ok(())
     }
 
     fn failure(&self, seed: u64, what: String) -> NodeFailure {
@@ -216,8 +233,15 @@ impl<'a> World<'a> {
                     self.outside.book.stopped(now, process, false);
                 }
             }
-            Event::ToDaemon { conn, frame } => self.daemon.receives(now, conn, *frame, &mut self.outside),
-            Event::DaemonSeesEnd { conn } => self.daemon.sees_end(now, conn, &mut self.outside),
+            Event::ToDaemon { conn, .. } | Event::DaemonSeesEnd { conn } => {
+                match self.outside.reads(now, conn, event) {
+                    Some(Event::ToDaemon { frame, .. }) => {
+                        self.daemon.receives(now, conn, *frame, &mut self.outside);
+                    }
+                    Some(_) => self.daemon.sees_end(now, conn, &mut self.outside),
+                    None => {}
+                }
+            }
             Event::ToProcess { conn, frame } => self.arrives_at_process(now, conn, Some(*frame)),
             Event::ProcessSeesEnd { conn } => self.arrives_at_process(now, conn, None),
             Event::Device { gpu } => {
@@ -322,7 +346,8 @@ impl<'a> World<'a> {
         device.gpu.advance(now, &mut completed);
         for Completion { kernel, started, ended } in completed.drain(..) {
             let process = kernel.client.index();
-            self.outside.book.ran(process, started, ended);
+            let spent = self.processes[process].as_ref().map_or(Duration::ZERO, Process::spent);
+            self.outside.book.ran(process, spent, started, ended);
             let got = &mut self.got[process];
             got.busy = got.busy.saturating_add(ended.saturating_since(started));
             got.kernels += 1;
@@ -395,6 +420,15 @@ impl<'a> World<'a> {
                 self.outside.book.excuse_all(now, lasts);
                 self.outside.book.disturb_all(now, lasts);
             }
+            Fault::FramesDoubled { lasts } => {
+                let until = now.saturating_add(micros(lasts));
+                self.outside.doubled_until = self.outside.doubled_until.max(until);
+            }
+            Fault::ConnectionBroken { process, late } => {
+                if let Some(process) = self.victim(process) {
+                    self.break_connection(now, process, micros(late));
+                }
+            }
             Fault::ClockBack { by } => self.set_clock_back(now, micros(by.max(1))),
             Fault::DeviceLost { gpu, back } => {
                 let gpu = usize::from(gpu) % self.devices.len().max(1);
@@ -440,6 +474,7 @@ impl<'a> World<'a> {
     fn stop(&mut self, now: Timestamp, process: usize, lasts: Duration) {
         let Some(entry) = self.processes[process].as_mut().filter(|entry| !entry.stopped) else { return };
         entry.stopped = true;
+        self.outside.book.accounts.disturbed = true;
         let gpu = entry.who.gpu;
         self.outside.book.stopped(now, process, true);
         self.outside.book.excuse_instance(process, now, lasts.saturating_add(self.setup.terms.window));
@@ -451,6 +486,17 @@ impl<'a> World<'a> {
             STOPPED_LEASE.saturating_add(self.setup.terms.window.saturating_mul(3)),
         );
         self.outside.queue.schedule(now.saturating_add(lasts), Event::Continues { process });
+    }
+
+    fn break_connection(&mut self, now: Timestamp, process: usize, late: Duration) {
+        let Some(entry) = &mut self.processes[process] else { return };
+        let gpu = entry.who.gpu;
+        entry.breaks(now, late, &mut self.outside);
+        // Until the daemon sees the end, the old session may keep the token, and the process has none.
+        let book = &mut self.outside.book;
+        book.excuse_instance(process, now, late.saturating_add(CONNECTED_AGAIN));
+        book.excuse(gpu, now, late.saturating_add(STOPPED_LEASE));
+        book.disturb_gpu(now, gpu, late.saturating_add(self.setup.terms.window.saturating_mul(3)));
     }
 
     fn kill_daemon(&mut self, now: Timestamp, lasts: Duration) {
@@ -477,6 +523,7 @@ impl<'a> World<'a> {
             return;
         }
         self.daemon.stopped = true;
+        self.outside.book.accounts.disturbed = true;
         let book = &mut self.outside.book;
         book.daemon(None);
         book.disturb_all(now, lasts.saturating_add(self.setup.terms.window));
@@ -500,6 +547,7 @@ impl<'a> World<'a> {
     fn lose_device(&mut self, now: Timestamp, gpu: usize, back: Duration) {
         self.look(now, gpu);
         self.devices[gpu].gpu.lose();
+        self.outside.book.accounts.disturbed = true;
         self.outside.book.disturb_gpu(now, gpu, back);
         self.outside.book.excuse(gpu, now, back);
         let on: Vec<usize> = (0..self.processes.len())
