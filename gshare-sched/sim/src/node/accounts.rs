@@ -32,7 +32,7 @@ struct Owner {
     longest: Duration,
     /// Queued long kernels of functions known as short.
     left_out: Vec<Duration>,
-    /// Some of its launches had no limit, or its kernels have any length under one function.
+    /// Its kernels have any length under one function.
     uncompared: bool,
     /// Its total by its own measurement when its last kernel ended, and its last stated total.
     spent: Duration,

@@ -444,9 +444,8 @@ impl Process {
         if admitted.verdict == Verdict::Alone && self.ground.costs.known(admitted.row).is_none() {
             outside.book.launched_unknown(now, self.who.number);
         }
-        if admitted == Admitted::unmetered() {
-            outside.book.accounts.leave_out(self.who.number);
-        }
+        // Without a limit, the process does not take turns.
+        outside.book.accounts.disturbed |= self.ground.gate.is_unlimited();
         self.stream.launch(now, &self.ground.costs, admitted, self.measures_all);
         let sm = self.who.spec.sm();
         outside.book.launched(now, self.who.number, duration, function >= NEW_FUNCTION);
