@@ -164,7 +164,7 @@ impl Total {
         println!("{} leases, none returned twice; {} answers", figures.leases, figures.answers);
         let accounts = figures.accounts;
         println!(
-            "accounts: {} compared, {} frames doubled; of {} ends in good order {} were charged the device's time to the nanosecond, none less",
+            "accounts: {} compared, {} frames doubled; of {} ends in good order {} were charged the device's time to the nanosecond, none less but for the spread of its kernels",
             accounts.compared, figures.doubled, accounts.ended, accounts.exact
         );
         println!("{} times attached again, at most {} charged twice", accounts.again, accounts.worst_again);
