@@ -42,6 +42,24 @@ fn busy_time_beyond_the_time_of_the_device_is_divided_in_proportion() {
     assert!(occupied[2] < 61_000_000, "{occupied:?}");
 }
 
+/// Reports may come a tenth of a second late, so as much may be left over. An idle device saves nothing up.
+#[test]
+fn time_of_an_idle_device_is_not_given_to_those_who_come_later() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let [a, b] = [0, 1].map(|slot| bench.start(slot, ["a", "b"][slot as usize], ResourceSpec::OBSERVED));
+    bench.pass(SECOND.saturating_mul(60));
+    bench.tell(NodeEvent::UseAsked { question: 1 });
+    let tenth = Duration::from_millis(100);
+    for n in 1..=20 {
+        bench.pass(tenth);
+        uses(&mut bench, a, tenth.saturating_mul(n));
+        uses(&mut bench, b, tenth.saturating_mul(n));
+    }
+    bench.tell(NodeEvent::UseAsked { question: 2 });
+    let sum = usage(&bench, a).occupied.saturating_add(usage(&bench, b).occupied);
+    assert!(sum >= SECOND.saturating_mul(2) && sum <= Duration::from_millis(2_200), "{sum}");
+}
+
 #[test]
 fn the_own_part_of_a_client_on_some_of_the_sms_is_as_much_smaller() {
     let mut bench = Bench::new(NodeConfig::default());

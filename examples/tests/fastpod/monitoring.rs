@@ -26,10 +26,13 @@ fn of_the_daemon() -> String {
         "sm": 0.1, "measured": 0.5, "total_used_ns": 1, "window_used_ns": 1, "holds_token": false, "waiting_ns": null,
         "waited_ns": 1, "launches": 1, "memory_bytes": 1, "memory_limit_bytes": null, "on_daemon_loss": "open",
     });
+    let process = json!({
+        "client": 1, "name": "n", "pid": 1, "uid": 1, "program": "p", "gpu": 0, "uuid": "GPU-1", "ended": false, "cgroup": "/",
+    });
     let device = json!({ "gpu": 0, "uuid": "GPU-1", "memory_bytes": 2, "held_bytes": 1, "clients": 1 });
     let snapshot = json!({
         "now_ns": 1, "epoch": 1, "pid": 1, "version": "0", "socket": "/s", "connections": 1, "processes": 1, "drops": {},
-        "journal_lost": 0, "devices": [device], "clients": [client],
+        "journal_lost": 0, "devices": [device], "clients": [client], "usage": [process],
     });
     let read: gshared::Snapshot =
         serde_path_to_error::deserialize(&snapshot).unwrap_or_else(|e| panic!("{e}"));
