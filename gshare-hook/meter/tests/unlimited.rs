@@ -109,3 +109,24 @@ fn a_limit_that_begins_or_ends_holds_from_then_on() {
     bench.run(50 * MS);
     assert_eq!(bench.busy, busy + 10 * MS);
 }
+
+/// What was used without a limit was allowed, and no more.
+#[test]
+fn a_process_that_was_observed_states_what_it_was_allowed() {
+    let mut bench = Bench::new(ResourceSpec::OBSERVED, OnDaemonLoss::Open, Behind::Daemon);
+    bench.welcome(ResourceSpec::OBSERVED);
+    bench.launches(20, KERNEL);
+    bench.run(200 * MS);
+    bench.hear(ToClient::ShareChanged { client: CLIENT, spec: limited(50) });
+    bench.run(200 * MS);
+    bench.lose(Behind::Daemon);
+    bench.run(500 * MS);
+    bench.hear(ToClient::Welcome { epoch: 2 });
+    let attach = |(_, message): &(u64, ToDaemon)| match *message {
+        ToDaemon::Attach { used, allowed, .. } => Some((used.as_nanos(), allowed.as_nanos())),
+        _ => None,
+    };
+    let (used, allowed) = bench.said.iter().filter_map(attach).next_back().unwrap();
+    assert_eq!(used, 20 * MS);
+    assert!((used..=used + 100 * MS).contains(&allowed), "{allowed} ns");
+}
