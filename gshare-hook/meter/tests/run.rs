@@ -2,7 +2,7 @@
 
 use gshare_core::Duration;
 use gshare_core::gate::{Credit, LaunchGate};
-use gshare_meter::alone::{Alone, AloneEnd, awaits_measurement, probe};
+use gshare_meter::alone::{Alone, AloneEnd, PROBE_WAIT, awaits_measurement, probe};
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::run::{
     Call, CallTime, Concluded, Ending, FIRST_FULL_NS, FIRST_SEGMENT_LAUNCHES, FULL_NS, MOST_PREPAID_NS, Open,
@@ -203,6 +203,7 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert!(!awaits_measurement(&gate, &host.costs, unknown));
     assert_eq!(probe(&host.costs, unknown), host.costs.guess());
     assert!(awaits_measurement(&gate, &host.costs, unknown), "the next one waits");
+    assert_eq!(PROBE_WAIT, gshare_core::Duration::from_millis(200), "and no longer");
     let alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
     assert_eq!(alone.measured(&host.calls, 10, end_at(9)).of, Measured::First);
     alone.not_measured(&host.costs);

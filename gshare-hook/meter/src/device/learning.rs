@@ -123,3 +123,35 @@ impl Learning {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A launch measured alone either confirms the known cost, and the next doubt comes later, or it does not.
+    #[test]
+    fn only_a_measurement_close_to_the_known_cost_confirms_it() {
+        for (measured, bound) in [(100_000, 2 * UNPROVEN), (125_000, 2 * UNPROVEN), (127_000, UNPROVEN)] {
+            let (mut learning, costs) = (Learning::new(), CostTable::new());
+            let (row, _) = costs.find(1, 0);
+            costs.learn(row, 100_000);
+            costs.doubt(row);
+            let segment = Segment {
+                predicted: 100_000,
+                carried: 0,
+                presumed: 0,
+                launches: 1,
+                row: Some(row),
+                dense: true,
+                span: 0,
+                gap: 0,
+                record: 0,
+                of: Measured::Alone,
+                opened: 0,
+            };
+            let work = Work { length: measured, most: measured, whole: true };
+            learning.take(&costs, &segment, row, Sample { work, room: 0, shared: false, crowded: false });
+            assert_eq!(learning.bound, bound, "{measured} ns");
+        }
+    }
+}

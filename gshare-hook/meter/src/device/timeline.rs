@@ -381,6 +381,16 @@ mod tests {
         }
     }
 
+    /// After a gap of 20 us, and before this process had the device, another process may have had it.
+    #[test]
+    fn work_after_a_gap_may_be_behind_that_of_another_process() {
+        let mut timeline = Timeline::new();
+        (timeline.worked_until, timeline.turn_began) = (1_000_000, 2_000_000);
+        assert!(timeline.is_first(1_021_000) && !timeline.is_first(1_019_000));
+        timeline.turn_began = 500_000;
+        assert!(!timeline.is_first(1_021_000));
+    }
+
     #[test]
     fn a_kernel_that_takes_nothing_costs_nothing_however_long_its_call() {
         for call in [2_000, 10_000, 14_000] {
