@@ -203,7 +203,7 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert!(!awaits_measurement(&gate, &host.costs, unknown));
     assert_eq!(probe(&host.costs, unknown), host.costs.guess());
     assert!(awaits_measurement(&gate, &host.costs, unknown), "the next one waits");
-    assert_eq!(PROBE_WAIT, gshare_core::Duration::from_millis(200), "and no longer");
+    assert_eq!(PROBE_WAIT, Duration::from_millis(200), "and no longer");
     let alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
     assert_eq!(alone.measured(&host.calls, 10, end_at(9)).of, Measured::First);
     alone.not_measured(&host.costs);
