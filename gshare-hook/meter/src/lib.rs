@@ -106,8 +106,6 @@ pub struct Facts {
     pub presumed: u64,
     /// Open launches of each run of each thread; a run keeps its place.
     pub open: Vec<OpenRun>,
-    /// Measurements are under way, and the device has begun none of them: their streams wait for something else.
-    pub blocked: bool,
 }
 
 /// Launches of one thread on one stream, not yet covered by a recorded event.

@@ -556,26 +556,3 @@ fn work_without_a_known_end_is_presumed_done_after_3_ms_and_keeps_a_token_for_3_
     assert!((3 * MS..4 * MS).contains(&presumed), "presumed after {presumed} ns");
     assert!((8 * MS..10 * MS).contains(&back), "back after {back} ns");
 }
-
-/// The device has nothing to do for such work, and another client could use it.
-#[test]
-fn work_behind_a_wait_of_its_stream_keeps_no_token_and_is_charged_when_it_has_run() {
-    let mut bench = Bench::served(limited(50));
-    bench.learn(7, 100 * US);
-    bench.launches(2, Kernel { function: 7, ns: 100 * US });
-    bench.run(MS);
-    bench.allow(10 * MS, 10 * MS);
-    bench.run(50 * US);
-    bench.block(20 * MS);
-    let start = bench.now;
-    while bench.ends().is_empty() {
-        bench.run(100 * US);
-    }
-    assert!(bench.now - start <= MS, "kept for {} ns", bench.now - start);
-    bench.run(5 * MS);
-    assert_eq!((bench.ends().len(), bench.requests()), (1, 1), "and no other is asked for");
-    bench.run(18 * MS);
-    bench.blocked = false;
-    bench.run(20 * MS);
-    assert_eq!((bench.busy, bench.used), (200 * US, 200 * US));
-}

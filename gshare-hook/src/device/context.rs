@@ -153,13 +153,6 @@ impl Context {
         }
     }
 
-    /// Whether the device has come to a pair, as asked by the helper thread; `true` where the driver would not say.
-    pub(crate) fn has_begun(&self, pair: Pair) -> bool {
-        let line = self.timeline.lock();
-        let first = pair.lead.unwrap_or(pair.start);
-        line.dead || !self.make_current() || Self::passed(first) != Some(false)
-    }
-
     /// The place of a pair on the time line, as asked by the helper thread, once the device has passed the pair.
     pub(crate) fn progress(&self, pair: Pair) -> Progress {
         let mut line = self.timeline.lock();

@@ -376,9 +376,7 @@ impl Helper {
     }
 
     fn facts(&mut self, index: usize, launches: u64) -> Facts {
-        let Watched { device, presumed, running } = &mut self.devices[index];
-        let has_begun = |(_, pending): &(SegmentId, Pending)| pending.context.has_begun(pending.pair);
-        let blocked = !running.is_empty() && !running.iter().any(has_begun);
+        let Watched { device, presumed, .. } = &mut self.devices[index];
         // Launches on one device say nothing about another device.
         let several = self.runtime.metering.devices.sole().is_none();
         Facts {
@@ -390,7 +388,6 @@ impl Helper {
             refused: device.refused.swap(0, Ordering::AcqRel),
             presumed: core::mem::take(presumed),
             open: self.threads.iter().flat_map(|thread| thread.open_runs(device)).collect(),
-            blocked,
         }
     }
 

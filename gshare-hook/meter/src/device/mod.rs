@@ -86,8 +86,6 @@ pub(crate) struct Device<G> {
     /// Credit held by threads for later launches, in ns.
     prepaid: u64,
     still: Vec<Still>,
-    /// All work in flight that is being measured waits for something else than the device.
-    blocked: bool,
     /// The time of the last report to the daemon, in ns, and what it stated.
     said: (u64, Stated),
     held: Held,
@@ -128,7 +126,6 @@ impl<G: Ground> Device<G> {
             waited: Duration::ZERO,
             prepaid: 0,
             still: Vec::new(),
-            blocked: false,
             said: (0, Stated::default()),
             held: Held::default(),
             let_in: 0,

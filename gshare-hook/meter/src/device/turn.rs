@@ -17,8 +17,6 @@
 //!   holders.
 //! - The token is *kept* until the queued work has drained. A client let in earlier would wait behind this work and measure it as
 //!   its own.
-//! - Work behind a wait of its stream (a host function, a word, an event) does not keep the token: the device has nothing to do
-//!   for it. It runs when the wait is over, and is charged when it is measured.
 //! - Work that outlasts its turn is reported when it is measured. The total grows by it in any later turn.
 //!
 //! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two kernels are let in, and each completion lets in one more.
@@ -41,8 +39,6 @@ pub(super) const REMAINDER: u64 = 500_000;
 const IDLE: u64 = 3_000_000;
 /// How long a token is kept after its last known work has ended, in ns, regardless of the time of its launch.
 const DONE: u64 = 1_000_000;
-/// How long a token is kept while all work in flight waits for something else than the device, in ns.
-const BLOCKED: u64 = 300_000;
 /// How much longer than predicted the queue may take to drain, in ns.
 const DRAIN: u64 = 3_000_000;
 /// How long a token with overdue work is kept after its end, in ns. A daemon that is not late takes it back earlier.
@@ -167,7 +163,6 @@ impl<G: Ground> Device<G> {
             self.launches = Changing { count: facts.launches, changed: now };
         }
         (self.waiting, self.waited) = (facts.waiting, facts.waited);
-        self.blocked = facts.blocked;
         let all = self.timeline.overlap.look(now, around.waiters);
         if core::mem::replace(&mut self.switches.measures_all, all) != all {
             actions.push(Action::MeasureAll { device: self.ordinal, on: all });
@@ -273,9 +268,6 @@ impl<G: Ground> Device<G> {
         }
         let waits = self.waiting > 0;
         let holds = self.credit.is_open();
-        if self.blocked && !waits {
-            return CYCLE_LOOK;
-        }
         let end = match (&self.attachment, self.turn) {
             (Attachment::Local(clock), _) => clock.window_end,
             (_, Turn::Holding { until, .. }) => until,
@@ -417,7 +409,7 @@ impl<G: Ground> Device<G> {
         actions: &mut Actions,
     ) {
         let over = self.timeline.is_empty() || !self.timeline.turns.ends_first();
-        let drained = self.blocked || (self.queued(now) <= REMAINDER && over);
+        let drained = self.queued(now) <= REMAINDER && over;
         let late = now >= if self.timeline.is_empty() { by } else { overtime };
         if drained || late {
             self.timeline.turns.hand_over(now);
@@ -478,13 +470,10 @@ impl<G: Ground> Device<G> {
 
     /// Whether the program will probably launch more: threads wait for credit or for work in flight, or did so a moment ago.
     fn wants_more(&self, now: u64) -> bool {
-        let since_launch = now.saturating_sub(self.launches.changed);
-        let since_work = now.saturating_sub(self.timeline.worked_until);
-        let goes_on = match self.blocked {
-            true => since_launch.min(since_work) < BLOCKED,
-            false => self.in_flight() > 0 || since_launch < IDLE || since_work < DONE,
-        };
-        !self.leaving && (self.waiting > 0 || goes_on)
+        let waits = self.waiting > 0 || self.in_flight() > 0;
+        let lately = now.saturating_sub(self.launches.changed) < IDLE
+            || now.saturating_sub(self.timeline.worked_until) < DONE;
+        !self.leaving && (waits || lately)
     }
 
     /// Whether a request for time awaits the daemon's answer.

@@ -82,8 +82,6 @@ pub struct Bench {
     /// Times of connection attempts and probes, in ns.
     pub connects: Vec<u64>,
     pub probes: Vec<u64>,
-    /// Whether the streams of all queued kernels wait.
-    pub blocked: bool,
     /// Times of orders to presume launches complete, in ns.
     pub presumed: Vec<u64>,
     pub connected: bool,
@@ -150,7 +148,6 @@ impl Bench {
             lines: Vec::new(),
             connects: Vec::new(),
             probes: Vec::new(),
-            blocked: false,
             presumed: Vec::new(),
             connected: false,
             shut: false,
@@ -344,15 +341,6 @@ impl Bench {
         }
     }
 
-    /// Makes all queued kernels wait for so long before they begin, in ns.
-    pub fn block(&mut self, ns: u64) {
-        self.blocked = true;
-        for queued in &mut self.queue {
-            (queued.start, queued.end) = (queued.start + ns, queued.end + ns);
-        }
-        self.idle_since += ns;
-    }
-
     /// Lets the host look.
     pub fn look(&mut self) {
         while self.queue.front().is_some_and(|queued| queued.end <= self.now) {
@@ -363,8 +351,7 @@ impl Bench {
         }
         let waited = Duration::from_nanos(self.waited);
         let (launches, waiting, measuring) = (self.launches, self.waits.into(), self.measuring);
-        let blocked = self.blocked && !self.queue.is_empty();
-        let facts = Facts { launches, waiting, measuring, waited, blocked, ..Facts::default() };
+        let facts = Facts { launches, waiting, measuring, waited, ..Facts::default() };
         self.feed(MeterEvent::Looked { device: DEVICE, facts });
         self.feed(MeterEvent::DeadlineReached);
     }

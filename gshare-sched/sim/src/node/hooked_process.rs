@@ -714,7 +714,6 @@ impl Process {
             refused: core::mem::take(&mut self.stream.refused),
             presumed: core::mem::take(&mut self.stream.presumed_since),
             open: vec![self.stream.open_run()],
-            blocked: false,
         };
         self.feed(now, MeterEvent::Looked { device: DEVICE, facts }, outside);
         self.feed(now, MeterEvent::DeadlineReached, outside);
