@@ -157,7 +157,7 @@ impl Credit {
     /// Stops all launches until the next permission. Where all launches passed, the whole use so far was allowed.
     pub fn stop(&mut self, gate: &LaunchGate) {
         if self.is_unlimited() {
-            self.allowed = self.used(gate, Duration::ZERO);
+            self.allowed = gate.spent();
         }
         self.open = false;
         self.apply(gate);
@@ -216,10 +216,11 @@ impl Credit {
         Balance { in_flight: spent.saturating_sub(self.done), unspent }
     }
 
-    /// The total of used GPU time, with work in flight and without `prepaid`, the cost spent for future launches. The total never
-    /// shrinks.
+    /// The total of used GPU time, with work in flight and without `prepaid`, the cost spent for future launches. While all launches
+    /// pass, work in flight has no bound, and only finished work counts. The total never shrinks.
     pub fn used(&mut self, gate: &LaunchGate, prepaid: Duration) -> Duration {
-        self.reported = self.reported.max(gate.spent().saturating_sub(prepaid));
+        let used = if self.is_unlimited() { self.done } else { gate.spent().saturating_sub(prepaid) };
+        self.reported = self.reported.max(used);
         self.reported
     }
 
