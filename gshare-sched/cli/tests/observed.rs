@@ -45,12 +45,13 @@ fn the_use_of_an_observed_program_is_what_the_device_did() {
     for _ in 0..10 {
         compute(&mut alice, &mut answers, 100);
     }
-    let (truth, row) = within(|| {
+    // The last report may come a tenth of a second after the work.
+    let row = within(|| {
         let row = usage(&daemon.socket()).remove("alice")?;
-        (number(&row, "launches") >= 1_001).then(|| (spinners.truth().gpu_time(&alice), row))
+        let (busy, truth) = (number(&row, "busy_ns"), spinners.truth().gpu_time(&alice));
+        let is_whole = number(&row, "launches") >= 1_001 && busy.abs_diff(truth) * 100 <= truth * 5;
+        is_whole.then_some(row)
     });
-    let busy = number(&row, "busy_ns");
-    assert!(busy.abs_diff(truth) * 100 <= truth * 5, "busy {busy} ns, the device {truth} ns");
     assert_eq!((number(&row, "waited_ns"), row["ended"].as_str()), (0, "false"));
     assert!(row["cgroup"].starts_with('/'), "{row:?}");
     // Its whole use is there after its end.
