@@ -77,3 +77,13 @@ pub struct Segment {
     /// When the first launch was queued, in ns.
     pub opened: u64,
 }
+
+#[cfg(test)]
+impl Segment {
+    /// One launch measured by itself, for tests.
+    pub(crate) fn of_one(row: Row, predicted: u64, of: Measured, opened: u64) -> Self {
+        let (carried, presumed, span, gap, record) = (0, 0, 0, 0, 0);
+        let (launches, row, dense) = (1, Some(row), true);
+        Self { predicted, carried, presumed, launches, row, dense, span, gap, record, of, opened }
+    }
+}

@@ -113,7 +113,7 @@ fn a_limit_that_begins_or_ends_holds_from_then_on() {
     assert_eq!(bench.busy, busy + 10 * MS);
 }
 
-/// What was used without a limit was allowed, and no more.
+/// Use without a limit counts as allowed, up to the end of that time.
 #[test]
 fn a_process_that_was_observed_states_what_it_was_allowed() {
     let mut bench = Bench::new(ResourceSpec::OBSERVED, OnDaemonLoss::Open, Behind::Daemon);

@@ -82,7 +82,7 @@ fn a_daemon_that_observes_lets_all_run_and_divides_the_device_among_those_on_it(
     let grown = |name: &str, column: &str| number(&after.0[name], column) - number(&before.0[name], column);
     let occupied = ["alice", "bob"].map(|name| grown(name, "occupied_ns"));
     let worked = [&alice, &bob].map(|spinner| after.1.gpu_time(spinner) - before.1.gpu_time(spinner));
-    // Both together have what the device did, less the last comparison; and each its half.
+    // The two occupied times add up to the device's busy time, less the time since the last comparison, and are about equal.
     let (all, sum) = (occupied.iter().sum::<u64>(), worked.iter().sum::<u64>());
     assert!(all.abs_diff(sum) * 100 <= sum * 10, "{occupied:?} {worked:?}");
     assert!(occupied[0].abs_diff(occupied[1]) * 100 <= all * 10, "{occupied:?}");

@@ -17,7 +17,7 @@ gshare_core::config! {
         pub max_clients: u32 = 1024, with_max_clients;
         /// Whether an unlisted client gets the share its process asks for. True.
         pub allow_unlisted: bool = true, with_allow_unlisted;
-        /// Whether all clients are only observed ([`ResourceSpec::OBSERVED`]), whatever their shares. False.
+        /// Whether every client is only observed ([`ResourceSpec::OBSERVED`]), even if its name has a listed share. False.
         pub observe: bool = false, with_observe;
         /// Whether a refused process may run all the same, within the limits it would have had. False.
         pub refused_run: bool = false, with_refused_run;

@@ -136,19 +136,7 @@ mod tests {
             let (row, _) = costs.find(1, 0);
             costs.learn(row, 100_000);
             costs.doubt(row);
-            let segment = Segment {
-                predicted: 100_000,
-                carried: 0,
-                presumed: 0,
-                launches: 1,
-                row: Some(row),
-                dense: true,
-                span: 0,
-                gap: 0,
-                record: 0,
-                of: Measured::Alone,
-                opened: 0,
-            };
+            let segment = Segment::of_one(row, 100_000, Measured::Alone, 0);
             let work = Work { length: measured, most: measured, whole: true };
             learning.take(&costs, &segment, row, Sample { work, room: 0, shared: false, crowded: false });
             assert_eq!(learning.bound, bound, "{measured} ns");

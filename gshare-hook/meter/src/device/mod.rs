@@ -86,7 +86,7 @@ pub(crate) struct Device<G> {
     /// Credit held by threads for later launches, in ns.
     prepaid: u64,
     still: Vec<Still>,
-    /// The time of the last report to the daemon, in ns, and what it stated.
+    /// The time of the last report to the daemon, in ns, and the totals in it.
     said: (u64, Stated),
     held: Held,
     /// The last time a launch was let in because nothing completed, in ns.

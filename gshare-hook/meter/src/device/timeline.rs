@@ -289,19 +289,8 @@ mod tests {
             machine.now += 3 * machine.record + machine.call;
             let start = machine.until.max(machine.now);
             (machine.until, machine.worked) = (start + machine.kernel, machine.worked + machine.kernel);
-            let segment = Segment {
-                predicted: self.costs.known(row).expect("a first launch is not held"),
-                carried: 0,
-                presumed: 0,
-                launches: 1,
-                row: Some(row),
-                dense: true,
-                span: 0,
-                gap: 0,
-                record: 0,
-                of: Measured::Held,
-                opened,
-            };
+            let known = self.costs.known(row).expect("a first launch is not held");
+            let segment = Segment::of_one(row, known, Measured::Held, opened);
             self.charged +=
                 self.timeline.measure(&self.costs, &segment, (start, start + machine.kernel), false);
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// Show the functions of a host that `gshare up` started: their state, SLO, instances, and what they asked for and took.
 ///
-/// With --usage it shows the use of this node's GPUs by each process, present or recently ended, whatever started it. BUSY is the time
+/// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the time
 /// with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share of the SMs, and
 /// divided where several processes were busy at once. MEMORY is memory times its time.
 #[derive(Debug, clap::Args)]

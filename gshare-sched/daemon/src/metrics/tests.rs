@@ -53,7 +53,8 @@ fn processes_of_an_instance_are_one_series_that_never_shrinks() {
     assert_eq!(value(&text, &format!("gshare_client_memory_bytes{ALICE}")).as_deref(), Some("20"));
 }
 
-/// A process that lives between two scrapes, and the last use of one that was seen before, are in the next scrape and in no other.
+/// The next scrape has the use of a process that lived between two scrapes, and the last use of a known process. Later scrapes have
+/// neither.
 #[test]
 fn the_use_of_an_ended_process_is_counted_once() {
     let metrics = Metrics::default();

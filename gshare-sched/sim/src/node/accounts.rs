@@ -1,7 +1,7 @@
 //! The accounts of GPU time: the daemon's charge for each process, compared with the device's own record.
 //!
 //! # Claims
-//! The device records the kernels of a process, the process states totals of its use, and the daemon charges by what it hears.
+//! The device records the kernels of a process, the process states totals of its use, and the daemon charges by the frames it receives.
 //!
 //! 1. **Frames.** The charge follows from the frames that reached the daemon, to the nanosecond: the largest total heard, or the
 //!    largest total of a token that ended unheard. An instance is charged the sum over its processes. A doubled, late or stray
@@ -113,7 +113,7 @@ pub(super) struct Accounts {
     window: Duration,
     in_flight: Duration,
     owners: Vec<Owner>,
-    /// Whether kernels may have been measured behind those of others, since the processes did not take turns.
+    /// Whether a measurement may hold kernels of other processes, because the processes did not take turns.
     pub(super) disturbed: bool,
     attachments: BTreeMap<ConnId, Attachment>,
     /// The charge of each instance on its device, with departed processes.
