@@ -23,8 +23,8 @@
 //!
 //! # Faults
 //! `faults.rs` has all faults, and a seed switches each kind on or off: killed, stopped, leaving and late processes; a killed,
-//! stopped or reloaded daemon; late, doubled and lost frames, and frames overtaken by those of the next connection; a clock set back, which both engines must refuse; a lost device; kernels of 30 to 400
-//! ms; garbage on a connection.
+//! stopped or reloaded daemon; late, doubled and lost frames, and frames that arrive after the next connection's frames; a clock set
+//! back, which both engines must refuse; a lost device; kernels of 30 to 400 ms; garbage on a connection.
 //!
 //! # Checks
 //! See `book.rs` for the rules and the bound of a wait, and [`shares`](ShareReport) for the comparison of shares. Beside these, the
