@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "the driver's C functions")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 
+use object::{Object, ObjectSymbol};
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,6 +97,31 @@ pub fn ok(result: c_int) {
     assert_eq!(result, 0, "the driver refused");
 }
 
+/// A function by the symbol table in the library's own file. The hook answers each look-up of the loader, so that even `dlvsym` for
+/// the C library's `dlsym` gives the hook's.
+///
+/// # Safety
+/// `library` must be a handle of `dlopen`.
+unsafe fn symbol_of(library: *mut c_void, name: &CStr) -> *mut c_void {
+    /// The beginning of glibc's `link_map`, which a handle of `dlopen` points to.
+    #[repr(C)]
+    struct LinkMap {
+        address: usize,
+        path: *const libc::c_char,
+    }
+    // SAFETY: as the caller promises; the library stays loaded.
+    let (map, path) = unsafe {
+        let map = &*library.cast::<LinkMap>();
+        (map, CStr::from_ptr(map.path))
+    };
+    let bytes = std::fs::read(path.to_str().expect("a path in UTF-8")).expect("the library's file");
+    let file = object::File::parse(&*bytes).expect("an ELF library");
+    let mut symbols = file.dynamic_symbols();
+    let found = symbols.find(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name.to_bytes()));
+    let offset = found.expect("the library defines it").address();
+    (map.address + usize::try_from(offset).expect("an address of this machine")) as *mut c_void
+}
+
 impl Setup {
     /// With a kernel of this name and a graph of `nodes` of them.
     pub fn new(kernel: &str, nodes: usize) -> Self {
@@ -104,11 +130,7 @@ impl Setup {
             let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
             assert!(!driver.is_null(), "the simulated driver is on LD_LIBRARY_PATH");
             let c_library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW);
-            let own = [c"GLIBC_2.34", c"GLIBC_2.2.5"]
-                .map(|version| libc::dlvsym(c_library, c"dlsym".as_ptr(), version.as_ptr()))
-                .into_iter()
-                .find(|found| !found.is_null())
-                .expect("the C library has a dlsym");
+            let own = symbol_of(c_library, c"dlsym");
             let bare = Way { name: "bare", driver, dlsym: std::mem::transmute::<*mut c_void, Dlsym>(own) };
             let hooked = Way { name: "hooked", driver, dlsym: libc::dlsym };
             ok(hooked.get::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0));

@@ -213,8 +213,12 @@ impl Open {
     fn take(&self) -> Taken {
         let next = (self.presumed.load(Ordering::Relaxed) | TIME).wrapping_add(1);
         let presumed = self.presumed.swap(next, Ordering::AcqRel) & TIME;
-        let (predicted, carried) =
-            (self.predicted.swap(0, Ordering::AcqRel), self.carried.swap(0, Ordering::AcqRel));
+        // Only this thread writes these two, so a load and a store will do.
+        let [predicted, carried] = [&self.predicted, &self.carried].map(|own| {
+            let open = own.load(Ordering::Relaxed);
+            own.store(0, Ordering::Release);
+            open
+        });
         // Launches complete in their order, so presumed cost belongs to the carried launches first.
         let carried_presumed = presumed.min(carried);
         let presumed = (presumed - carried_presumed).min(predicted);
@@ -456,7 +460,7 @@ impl<M> Run<M> {
     fn carry(&mut self, open: &Open) {
         self.count = 0;
         let predicted = open.predicted.load(Ordering::Relaxed);
-        open.carried.fetch_add(predicted, Ordering::AcqRel);
+        open.carried.store(open.carried.load(Ordering::Relaxed) + predicted, Ordering::Release);
         open.predicted.store(0, Ordering::Release);
     }
 
