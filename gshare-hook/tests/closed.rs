@@ -136,6 +136,22 @@ fn a_process_that_the_daemon_refuses_gets_no_launch_and_no_byte() {
     });
 }
 
+/// It ran without the limits that the daemon has for its name, without a word.
+#[test]
+fn a_program_whose_new_root_hides_the_daemon_is_closed() {
+    let place = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), Manners::default());
+    let root = tempfile::tempdir().unwrap();
+    let arguments = ["another_root", root.path().to_str().unwrap()];
+    let done = Run::hooked(&closed(), &arguments).env("GSHARE_SOCKET", &daemon.socket).finish();
+    if done.code == Some(2) {
+        return eprintln!("not tried: this user may not change a process's root");
+    }
+    let expected = "cuLaunchKernel(f, ONE, stream, 0, 0) = 802\ncuMemAlloc_v2(&space, 512 * MIB) = 802\n";
+    assert_eq!(done.stdout, expected, "{}", done.stderr);
+    assert!(done.stderr.contains("changed its root") && done.stderr.lines().count() == 1, "{}", done.stderr);
+}
+
 /// Nothing was metered any more, without an error.
 #[test]
 fn nothing_goes_through_once_the_helper_thread_is_gone() {

@@ -18,7 +18,7 @@ extern "C" fn constructor() {
     if make_key() {
         watch_this_thread((&raw const NO_RECORD).cast());
     }
-    setting_sources::file();
+    setting_sources::look_at_load();
     if let Some(library) = dlsym_before_ours() {
         bypassed(&library);
     }

@@ -31,6 +31,8 @@ pub(crate) enum Why {
     Helper,
     /// The program's look-ups go past this library.
     Bypassed,
+    /// The program has changed its root, in which the daemon's socket is not there.
+    Root,
 }
 
 impl Why {
@@ -45,6 +47,7 @@ impl Why {
             Self::Panic => 6,
             Self::Helper => 7,
             Self::Bypassed => 8,
+            Self::Root => 9,
         }
     }
 
@@ -74,6 +77,9 @@ impl fmt::Display for Why {
             Self::Panic => f.write_str("a decision ended in a panic, which is a fault of gshare"),
             Self::Helper => f.write_str("the helper thread is gone: restart the program"),
             Self::Bypassed => f.write_str("another library's dlsym leads past the hook"),
+            Self::Root => f.write_str(
+                "the program changed its root before its first launch, and the daemon's socket is not there: mount the socket's folder",
+            ),
         }
     }
 }

@@ -116,6 +116,9 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     if !exists(ordinal) {
         return Ok(Decision::TooEarly);
     }
+    if setting_sources::root_hides_daemon(&config) {
+        return Err(Why::Root);
+    }
     if !threads::make_key() {
         return Err(Why::Key);
     }

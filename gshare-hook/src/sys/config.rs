@@ -116,7 +116,7 @@ impl Config {
             if observe && !asks { (ResourceSpec::OBSERVED, OnFailure::Run) } else { (spec, on_failure) };
         Self {
             disabled: disable.is_some_and(|value| value != "0"),
-            socket: get("GSHARE_SOCKET").filter(|s| !s.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            socket: socket(get("GSHARE_SOCKET")),
             name,
             run,
             spec,
@@ -128,6 +128,11 @@ impl Config {
             complaints,
         }
     }
+}
+
+/// The daemon's socket, by the value of its variable.
+pub(crate) fn socket(named: Option<OsString>) -> OsString {
+    named.filter(|path| !path.is_empty()).unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
 fn parsed<T>(

@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -14,19 +15,53 @@ use crate::sys::driver;
 /// The name of the file beside the library.
 const FILE: &str = "share.env";
 
-/// The text of the file, read when the library is loaded, since the program may have another root later.
-pub(crate) fn file() -> &'static str {
-    static TEXT: OnceLock<String> = OnceLock::new();
-    TEXT.get_or_init(|| {
+/// The facts of the file system at the time the library is loaded, since the program may have another root later.
+struct AtLoad {
+    /// The text of the file.
+    text: String,
+    /// The root, if a daemon's socket was there.
+    root: Option<(u64, u64)>,
+}
+
+/// Looks at the file system for what the program's first launch needs to know.
+pub(crate) fn look_at_load() {
+    at_load();
+}
+
+fn at_load() -> &'static AtLoad {
+    static FOUND: OnceLock<AtLoad> = OnceLock::new();
+    FOUND.get_or_init(|| {
         let own = driver::library_of(variable as *const core::ffi::c_void).unwrap_or_default();
         let file = Path::new(OsStr::from_bytes(&own)).with_file_name(FILE);
-        std::fs::read_to_string(file).unwrap_or_default()
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let socket = config::socket(value(&text, "GSHARE_SOCKET"));
+        let root = if is_there(&socket) { root() } else { None };
+        AtLoad { text, root }
     })
+}
+
+/// Device and inode of the process's root.
+fn root() -> Option<(u64, u64)> {
+    std::fs::metadata("/").ok().map(|root| (root.dev(), root.ino()))
+}
+
+fn is_there(socket: &OsStr) -> bool {
+    std::fs::metadata(socket).is_ok()
+}
+
+/// Whether a daemon's socket was there when the library was loaded, and the program's new root hides it.
+pub(crate) fn root_hides_daemon(config: &Config) -> bool {
+    let before = at_load().root;
+    before.is_some() && !is_there(&config.socket) && root() != before
+}
+
+fn value(text: &str, key: &str) -> Option<OsString> {
+    config::line(text, key).map(OsString::from).or_else(|| std::env::var_os(key))
 }
 
 /// The value of a variable, from the file or else from the environment.
 pub(crate) fn variable(key: &str) -> Option<OsString> {
-    config::line(file(), key).map(OsString::from).or_else(|| std::env::var_os(key))
+    value(&at_load().text, key)
 }
 
 /// The settings, as they are now.
@@ -41,7 +76,7 @@ pub(crate) fn names_a_daemon(config: &Config) -> bool {
 
 /// Whether a limit is asked for, by the settings or by the presence of a daemon.
 pub(crate) fn ask_for_a_limit(config: &Config) -> bool {
-    config.limited || names_a_daemon(config) || std::fs::metadata(&config.socket).is_ok()
+    config.limited || names_a_daemon(config) || is_there(&config.socket) || root_hides_daemon(config)
 }
 
 /// The limit `GSHARE_MEM`, read once, for questions before any device is in use.
