@@ -80,7 +80,15 @@ pub struct Interval {
     /// As measured.
     pub mean: f64,
     /// The most; infinite when the groups vary beyond their own length.
+    #[cfg_attr(feature = "serde", serde(deserialize_with = "or_infinite"))]
     pub high: f64,
+}
+
+/// JSON has no infinity: it is written as null.
+#[cfg(feature = "serde")]
+fn or_infinite<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let value: Option<f64> = serde::Deserialize::deserialize(from)?;
+    Ok(value.unwrap_or(f64::INFINITY))
 }
 
 impl Interval {
