@@ -18,7 +18,7 @@ ARROWS = {
     "gshare-modelstore": {"gshare-core", "gshare-cuda-abi"},
     "gshare-store-c": {"gshare-core", "gshare-modelstore"},
     "gshared": {"gshare-core", "gshare-sched"},
-    "gshare-runner": {"gshare-core", "gshare-sched"},
+    "gshare-runner": {"gshare-core"},
     "gshare-cli": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
     "gshare-cuda-abi": set(),
     "gshare-fake-cuda-spec": set(),
@@ -29,7 +29,7 @@ ARROWS = {
     "gshare-openfaas": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
     "gshare-examples": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
     "gshare-stub-driver": set(),
-    "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
+    "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshared", "gshare-sim"},
 }
 # What the crates that hosts embed may depend on directly.
 LIGHT = {

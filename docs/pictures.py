@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documents: `gshare top` and the page of `gshare up --demo`, both on simulated devices, and plots of replays.
 
-    python3 -m venv venv && venv/bin/pip install pyte rich
+    python3 -m venv venv && venv/bin/pip install pyte rich matplotlib
     venv/bin/python docs/pictures.py [DIR]      # the folder of the programs [default: target/release]
+    target/release/replay REPLAY --csv | venv/bin/python docs/pictures.py --plot FILE.svg [COLUMN]
 
 Writes files in docs/images; that of the page where a Chromium is in the search path. The folder needs `gshare`, `gshare-openfaas`,
-`libgshare_hook.so`, `libfake_cuda.so` and `replay`.
+`libgshare_hook.so`, `libfake_cuda.so` and `replay`. The second form draws the rows of any replay: bars of one column [default: the first
+figure], or with `--series` a panel for each figure over time.
 """
 
+import csv
 import fcntl
 import os
 import pathlib
@@ -23,10 +26,6 @@ import tempfile
 import termios
 import time
 
-import pyte
-from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 110, 9
@@ -38,9 +37,39 @@ CLIENTS = [
 
 
 PLOTS = {
-    "fast-fig12": ["--seeds", "1", "--headrooms", "60", "--series"],
-    "dilu-cv": ["--pairs", "gpt2-roberta", "--loads", "counts", "--policies", "dilu,ours,mps_l,mps_r", "--figure", "p95_over_exclusive"],
+    "fast-fig12": (["--seeds", "1", "--headrooms", "60", "--series"], None),
+    "dilu-cv": (["--pairs", "gpt2-roberta", "--loads", "counts", "--policies", "dilu,ours,mps_l,mps_r"], "p95_over_exclusive"),
 }
+
+
+def plot(lines, file, figure=None):
+    """Draws the CSV of a replay. The program `replay` lists the columns that say what a row is about; all others are figures."""
+    import matplotlib.pyplot as plt
+
+    listed = re.search(r"const ABOUT[^=]*= \[(.*?)\]", (ROOT / "benches/src/replay/mod.rs").read_text(), re.DOTALL)[1]
+    rows = list(csv.DictReader(lines))
+    series, about = "second" in rows[0], [key for key in rows[0] if f'"{key}"' in listed]
+    figures = [key for key in rows[0] if key not in about and figure in (None, key)][: None if series else 1]
+    about = [key for key in about if key not in ("policy", "second")]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    inputs = list(dict.fromkeys(tuple(row[key] for key in about) for row in rows))
+    number = lambda row, key: float(row[key] or "nan")
+    panels = [(name, one) for one in inputs for name in figures] if series else [(name, None) for name in figures]
+    drawing, axes = plt.subplots(len(panels), squeeze=False, figsize=(8, 2.4 * len(panels) + 1), layout="constrained")
+    for axis, (name, one) in zip(axes[:, 0], panels):
+        axis.set_ylabel(" ".join((name, *(one or ()))))
+        for place, policy in enumerate(policies):
+            of = [row for row in rows if row["policy"] == policy and (one is None or tuple(row[key] for key in about) == one)]
+            if series:
+                axis.step([number(row, "second") for row in of], [number(row, name) for row in of], where="post", label=policy)
+            else:
+                at = [inputs.index(tuple(row[key] for key in about)) + 0.8 * place / len(policies) for row in of]
+                axis.bar(at, [number(row, name) for row in of], 0.8 / len(policies), align="edge", label=policy)
+        if not series:
+            axis.set_xticks([at + 0.4 for at in range(len(inputs))], [" ".join(one) for one in inputs])
+    axes[-1, 0].set_xlabel("seconds" if series else " ".join(about))
+    drawing.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    drawing.savefig(file)
 
 
 def top(gshare, folder):
@@ -58,6 +87,8 @@ def top(gshare, folder):
             os.execve(gshare, [gshare, "top", "--interval", "500ms"], environment)
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         os.kill(child, signal.SIGWINCH)
+        import pyte
+
         screen = pyte.Screen(COLUMNS, ROWS)
         stream, end = pyte.ByteStream(screen), time.monotonic() + 15
         while (left := end - time.monotonic()) > 0:
@@ -72,6 +103,10 @@ def top(gshare, folder):
 
 
 def svg(screen, file):
+    from rich.console import Console
+    from rich.style import Style
+    from rich.text import Text
+
     def colour(name):
         return None if name == "default" else f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else {"brown": "yellow"}.get(name, name)
 
@@ -109,6 +144,8 @@ def page(gshare, folder, file):
 
 
 def main():
+    if sys.argv[1:2] == ["--plot"]:
+        return plot(sys.stdin, *sys.argv[2:])
     programs = pathlib.Path(sys.argv[1] if sys.argv[1:] else ROOT / "target/release").resolve()
     images = ROOT / "docs/images"
     images.mkdir(exist_ok=True)
@@ -116,9 +153,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         svg(top(gshare, folder), images / "top.svg")
         page(gshare, folder, images / "page.png")
-    for name, flags in PLOTS.items():
-        argv = [programs / "replay", name, *flags, "--plot", images / f"{name}.svg"]
-        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    for name, (flags, figure) in PLOTS.items():
+        rows = subprocess.run([programs / "replay", name, *flags, "--csv"], check=True, stdout=subprocess.PIPE, text=True).stdout
+        plot(rows.splitlines(), images / f"{name}.svg", figure)
     return 0
 
 

@@ -1,4 +1,4 @@
-//! Packers under churn, beside their peers in the same run.
+//! Packers under churn, beside a peer in the same run.
 //!
 //! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar (criterion reports means of
 //! many calls only, and these are percentiles of single ones), then runs criterion over the same pools.
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group};
 use gshare_bench::churn::{Churn, Nothing, Sums, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
-use gshare_bench::peers::{Etagere, Guillotiere, Ours, Pool, Scan};
+use gshare_bench::peers::{Guillotiere, Ours, Pool};
 use gshare_bench::runs_as_test;
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
 use gshare_sched::pack::{Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer};
@@ -44,7 +44,7 @@ fn contact() -> MaxRectsConfig {
 const SAMPLES: usize = 15;
 const LARGE: usize = 3;
 
-/// GPUs up to which pools are compared with peers.
+/// GPUs up to which pools are compared with the peer.
 const COMPARED: u32 = 10_000;
 
 /// The times of a pool: nanoseconds, the least of [`SAMPLES`].
@@ -99,7 +99,7 @@ impl<P: Pool> Lane for Churned<P> {
     }
 }
 
-/// The pools that are compared for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peers.
+/// The pools that are compared for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peer.
 fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
     fn lane<P: Pool + 'static>(mut churn: Churn<P>, rounds: usize) -> Box<dyn Lane> {
         churn.turn_over(turnovers());
@@ -114,11 +114,8 @@ fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
     ];
     if gpus <= COMPARED && Mix::PERCENT.contains(&mix) {
         let few = if gpus > 1_000 { 2 } else { 10 };
-        lanes.extend([
-            ("guillotiere", lane(Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1), few)),
-            ("algorithm 2", lane(Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1), few)),
-            ("etagere", lane(Churn::new(Etagere::new(count, 100), mix, count, 0.5, 100, 1), few)),
-        ]);
+        let peer = Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1);
+        lanes.push(("guillotiere", lane(peer, few)));
     }
     lanes
 }
@@ -242,8 +239,8 @@ fn table() {
         }
     }
     println!(
-        "\npeers, place: how many times as long as ours takes / bar; at 100 GPUs no bar. `area` is the rule that the papers \
-         and Algorithm 2 have, `default` is ours, which re-arranges"
+        "\nthe peer, place: how many times as long as ours takes / bar; at 100 GPUs no bar. `area` is the papers' rule, \
+         `default` is ours, which re-arranges"
     );
     println!(
         "{:>6} {:<8} {:<12} {:>8} {:>8} {:>15} {:>15} {:>15} {:>15} {:>17} {:>6}",
@@ -278,25 +275,19 @@ fn table() {
             };
             line("(area)", &area, Default::default());
             line("(default)", &default, Default::default());
-            let of_size = |at_1000: f64, at_10000: f64| match gpus {
+            let bar = match gpus {
                 ..1_000 => 0.0,
-                1_000..10_000 => at_1000,
-                _ => at_10000,
+                1_000..10_000 => 8.0,
+                _ => 100.0,
             };
-            for (peer, bar) in [
-                ("guillotiere", of_size(8.0, 100.0)),
-                ("algorithm 2", of_size(20.0, 200.0)),
-                ("etagere", 0.0),
-            ] {
-                let Some(it) = of(gpus, mix, peer) else { continue };
-                let ratios = [
-                    times(it.place_p50, area.place_p50, bar),
-                    times(it.place_p50, default.place_p50, bar),
-                    times(it.place_mean, area.place_mean, bar),
-                    times(it.place_mean, default.place_mean, bar),
-                ];
-                line(peer, &it, ratios);
-            }
+            let Some(it) = of(gpus, mix, "guillotiere") else { continue };
+            let ratios = [
+                times(it.place_p50, area.place_p50, bar),
+                times(it.place_p50, default.place_p50, bar),
+                times(it.place_mean, area.place_mean, bar),
+                times(it.place_mean, default.place_mean, bar),
+            ];
+            line("guillotiere", &it, ratios);
         }
     }
     memory();
@@ -358,9 +349,6 @@ fn packers(criterion: &mut Criterion) {
         });
         churned(criterion, "peer_guillotiere", count, || {
             Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1)
-        });
-        churned(criterion, "peer_algorithm_2", count, || {
-            Churn::new(Scan::new(count, 100), mix, count, 0.5, 100, 1)
         });
     }
 }

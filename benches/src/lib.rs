@@ -2,7 +2,6 @@
 
 pub mod cases;
 pub mod churn;
-pub mod dual_feasible;
 pub mod first_come;
 pub mod mixes;
 pub mod peaks;

@@ -87,10 +87,4 @@ impl Mix {
             Self::HalfBasisPoints => (rng.share(5_000), rng.share(5_000)),
         }
     }
-
-    /// `count` demands from a seed, in basis points.
-    pub fn demands(self, seed: u64, count: usize) -> Vec<(u16, u16)> {
-        let mut rng = SplitMix64::new(seed);
-        (0..count).map(|_| self.draw(&mut rng)).collect()
-    }
 }

@@ -146,7 +146,6 @@ impl Client {
         let [first, second] = descriptors.0;
         let (manifest, memory) = match handle {
             Handle::HostFile => (None, first),
-            Handle::CudaIpc(_) => (first, None),
             Handle::HostFiles | Handle::CudaVmm => (first, second),
         };
         let files = Files { manifest, memory, bytes, manifest_bytes, content, handle };

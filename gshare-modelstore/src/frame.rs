@@ -180,8 +180,6 @@ pub enum Handle {
     HostFiles,
     /// A descriptor of GPU memory, to be imported.
     CudaVmm,
-    /// 64 bytes, to be opened with `cuIpcOpenMemHandle`.
-    CudaIpc([u8; 64]),
 }
 
 /// From the store.
@@ -387,10 +385,6 @@ impl Writer<'_> {
         match handle {
             Handle::HostFile => self.0.push(0),
             Handle::CudaVmm => self.0.push(1),
-            Handle::CudaIpc(handle) => {
-                self.0.push(2);
-                self.0.extend(handle);
-            }
             Handle::HostFiles => self.0.push(3),
         }
     }
@@ -472,7 +466,6 @@ impl<'a> Reader<'a> {
         match self.byte(field)? {
             0 => Ok(Handle::HostFile),
             1 => Ok(Handle::CudaVmm),
-            2 => self.take(field).map(Handle::CudaIpc),
             3 => Ok(Handle::HostFiles),
             _ => Err(FrameError::Field { field }),
         }
@@ -583,7 +576,7 @@ impl Answer {
     /// How many descriptors come with it.
     pub const fn descriptors(&self) -> usize {
         match self {
-            Self::Served { handle: Handle::CudaIpc(_) | Handle::HostFile, .. } | Self::Document { .. } => 1,
+            Self::Served { handle: Handle::HostFile, .. } | Self::Document { .. } => 1,
             Self::Served { .. } | Self::Writable { .. } => 2,
             _ => 0,
         }

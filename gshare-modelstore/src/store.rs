@@ -35,7 +35,6 @@ use gshare_core::{
 
 /// The content of a model: a 256-bit hash over its tensors. Equal hashes are taken for equal content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "String", into = "String")]
 pub struct ContentHash(pub [u8; 32]);
 
@@ -86,7 +85,6 @@ impl FromStr for ContentHash {
 /// A memory that arenas live in. Disk is no tier of arenas: it is where models with a source are loaded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum MemoryTier {
     /// Memory of the GPU (or MIG instance) that the store serves.
@@ -105,7 +103,6 @@ impl MemoryTier {
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum Access {
     /// Its owner.
@@ -121,7 +118,6 @@ gshare_core::config! {
     /// Bounds on the bytes, models and loads of a tenant. The default is no limit.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[derive(serde::Serialize, serde::Deserialize)]
-    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     #[serde(default, deny_unknown_fields)]
     pub struct StoreLimits {
         /// Memory of the arenas that are charged to it, over all tiers.
@@ -139,7 +135,6 @@ gshare_core::config! {
 /// Where the bytes of a load come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum LoadFrom {
     /// The model's source.
@@ -152,7 +147,6 @@ pub enum LoadFrom {
 
 /// The event itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
@@ -262,7 +256,6 @@ pub enum StoreEvent {
 
 /// An order of the store's engine for its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "action", rename_all = "snake_case")]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum StoreAction {
@@ -318,7 +311,6 @@ pub enum StoreAction {
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum RefuseReason {
     /// No such model.
@@ -405,7 +397,6 @@ pub enum StoreError {
 /// Where a model stands in a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum ArenaState {
     /// Without memory: waiting for room.
@@ -420,7 +411,6 @@ pub enum ArenaState {
 
 /// The state of one of a store's arenas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ArenaView {

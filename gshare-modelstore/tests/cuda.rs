@@ -7,7 +7,7 @@ mod common;
 use common::{data_of, model_file};
 use gshare_core::Bytes;
 use gshare_modelstore::backend::ModelBackend;
-use gshare_modelstore::backend::cuda::{CudaMap, IpcBackend, IpcMap, PinnedBackend, VmmBackend, run_loader};
+use gshare_modelstore::backend::cuda::{CudaMap, PinnedBackend, VmmBackend, run_loader};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::server::{Server, ServerConfig};
 use gshare_modelstore::store::{Access, MemoryTier};
@@ -57,10 +57,10 @@ fn device() -> tempfile::TempDir {
     dir
 }
 
-fn serve(dir: &Path, host: PinnedBackend, gpu: Box<dyn ModelBackend>, bytes: Bytes) {
+fn serve(dir: &Path, gpu: Box<dyn ModelBackend>, bytes: Bytes) {
     let mut config = ServerConfig::at(dir.join("store.sock"));
     config.store.gpu = bytes;
-    let running = Server::with_backends(config, Box::new(host), Some(gpu)).unwrap().spawn().unwrap();
+    let running = Server::with_backends(config, Box::new(PinnedBackend), Some(gpu)).unwrap().spawn().unwrap();
     println!("READY");
     running.join();
 }
@@ -84,12 +84,7 @@ fn roles() {
             ];
             let bytes = if role == "small-store" { Bytes::from_mib(8) } else { Bytes::from_gib(1) };
             let gpu = VmmBackend::new(0, loader.map(Into::into).to_vec()).unwrap();
-            serve(&dir, PinnedBackend::locked(), Box::new(gpu), bytes);
-        }
-        "ipc-store" | "small-ipc-store" => {
-            let bytes = if role == "ipc-store" { Bytes::from_gib(1) } else { Bytes::from_mib(8) };
-            let gpu = IpcBackend::new(0).unwrap();
-            serve(&dir, PinnedBackend::registered(0).unwrap(), Box::new(gpu), bytes);
+            serve(&dir, Box::new(gpu), bytes);
         }
         "loader" => run_loader().unwrap(),
         "vmm-reader" => {
@@ -108,15 +103,6 @@ fn roles() {
             std::io::stdin().read_exact(&mut [0]).unwrap();
             ["w", "b"].into_iter().for_each(read);
             println!("STILL");
-        }
-        "ipc-reader" => {
-            let model = Client::connect(dir.join("store.sock")).unwrap().get("m", &GPU).unwrap();
-            let map = IpcMap::new(&model, 0).unwrap();
-            let entry = model.manifest().unwrap().tensor("w").unwrap();
-            let mut out = vec![0; entry.bytes as usize];
-            map.read(entry.offset, &mut out).unwrap();
-            assert_eq!(out, data_of("w", entry.bytes));
-            println!("READY");
         }
         other => panic!("{other}"),
     }
@@ -171,21 +157,6 @@ fn a_store_without_a_context_shares_gpu_memory_and_readers_live_on() {
 }
 
 #[test]
-fn legacy_ipc_shares_memory_with_a_context_in_the_store() {
-    let dir = device();
-    let mut store = start("ipc-store", dir.path());
-    let client = put(dir.path());
-    assert!(used(dir.path(), store.id()).0 > 300 << 20, "a context, as in the paper");
-    let mut reader = start("ipc-reader", dir.path());
-    assert!(reader.wait().unwrap().success());
-    client.verify("m").unwrap();
-    unreferenced(&client);
-    client.evict("m", true).unwrap();
-    store.kill().unwrap();
-    store.wait().unwrap();
-}
-
-#[test]
 fn a_model_goes_from_host_memory_to_the_gpu() {
     let dir = device();
     let mut store = start("vmm-store", dir.path());
@@ -232,9 +203,10 @@ fn unreferenced(client: &Client) {
     comes_to(references, &[Some(0); 2], "references");
 }
 
-fn leaves_and_comes_back(role: &str) {
+#[test]
+fn what_has_to_leave_the_gpu_is_in_locked_host_memory_then_and_comes_back_from_there() {
     let dir = device();
-    let mut store = start(role, dir.path());
+    let mut store = start("small-store", dir.path());
     let contexts = used(dir.path(), store.id()).0;
     let gpu = || used(dir.path(), store.id()).0 - contexts;
     let client = put(dir.path());
@@ -251,9 +223,7 @@ fn leaves_and_comes_back(role: &str) {
     for (name, bytes) in [("w", 5_000_000), ("b", 77)] {
         assert_eq!(model.bytes_of(name).unwrap(), data_of(name, bytes));
     }
-    if role == "small-ipc-store" {
-        assert_eq!(pinned(), 6 << 20, "the driver knows it");
-    } else if memmap2::MmapMut::map_anon(16 << 20).unwrap().lock().is_ok() {
+    if memmap2::MmapMut::map_anon(16 << 20).unwrap().lock().is_ok() {
         assert_eq!((pinned(), locked_by(store.id())), (6 << 20, 6 << 20), "the kernel keeps it");
     }
     drop(model);
@@ -266,14 +236,4 @@ fn leaves_and_comes_back(role: &str) {
     comes_to(|| (pinned(), locked_by(store.id())), &(0, 0), "given back with the arenas");
     store.kill().unwrap();
     store.wait().unwrap();
-}
-
-#[test]
-fn what_has_to_leave_the_gpu_is_in_locked_host_memory_then_and_comes_back_from_there() {
-    leaves_and_comes_back("small-store");
-}
-
-#[test]
-fn with_legacy_ipc_the_driver_locks_the_host_memory() {
-    leaves_and_comes_back("small-ipc-store");
 }

@@ -12,7 +12,6 @@
 //! | [`planner::Grid`] | a whole [`ProfileTable`](gshare_core::profile::ProfileTable) | FaST-GShare, section 3.2 |
 //! | [`planner::TrainingSearch`] | request and limit of a training function | Dilu, section 3.2 |
 //! | [`planner::EfficacySearch`] | SM share and batch size of an inference function | Dilu, section 3.2, by a search of our own |
-//! | [`planner::BatchLine`] | time to load, and time to infer by batch size | GPU-enabled FaaS (LALB), section 4 |
 //!
 //! | module | |
 //! |---|---|
@@ -22,8 +21,7 @@
 //! | [`dag`] | the components of a function on slices, for a partitioner that cuts it into stages (FluidFaaS) |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`run`](mod@run) | a strategy from its first trial to its answer |
-//! | `store` (feature) | trials in one SQLite file, for runs that are killed |
-//! | `report` (feature) | a page with plots that a person can read |
+//! | `store` (feature) | trials in one file, for runs that are killed |
 //!
 //! Without features this crate is pure: it has no clock, thread, process or file.
 //!
@@ -69,8 +67,6 @@ pub mod line_program;
 pub mod load;
 pub mod meter;
 pub mod planner;
-#[cfg(feature = "report")]
-pub mod report;
 pub mod run;
 pub mod stats;
 pub mod trial;

@@ -10,6 +10,7 @@ use gshare_core::profile::Setting;
 
 /// A trial, and all that was measured.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Record {
     /// The part of the trial that the planner sees.
     pub trial: Trial,

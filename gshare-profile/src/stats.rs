@@ -18,35 +18,9 @@ use gshare_core::{Duration, Timestamp};
 /// Groups of an interval. 20: enough that t is near its limit, few enough that each is long.
 pub const GROUPS: usize = 20;
 
-/// How often an interval holds the true value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Confidence {
-    /// 95 times in a hundred.
-    P95,
-    /// 99 times in a hundred. The default: a profile has dozens of points.
-    #[default]
-    P99,
-}
-
-impl Confidence {
-    /// Quantile of Student's t for [`GROUPS`] - 1 = 19 degrees of freedom, both sides.
-    const fn t(self) -> f64 {
-        match self {
-            Self::P95 => 2.093,
-            Self::P99 => 2.861,
-        }
-    }
-
-    /// In per cent.
-    pub const fn percent(self) -> u8 {
-        match self {
-            Self::P95 => 95,
-            Self::P99 => 99,
-        }
-    }
-}
+/// Quantile of Student's t for [`GROUPS`] - 1 = 19 degrees of freedom, both sides: an interval holds the true rate 99 times in a hundred,
+/// since a profile has dozens of points.
+const T: f64 = 2.861;
 
 /// One call that was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +54,15 @@ pub struct Interval {
     /// As measured.
     pub mean: f64,
     /// The most; infinite when the groups vary beyond their own length.
+    #[cfg_attr(feature = "serde", serde(deserialize_with = "or_infinite"))]
     pub high: f64,
+}
+
+/// JSON has no infinity: it is written as null.
+#[cfg(feature = "serde")]
+fn or_infinite<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let value: Option<f64> = serde::Deserialize::deserialize(from)?;
+    Ok(value.unwrap_or(f64::INFINITY))
 }
 
 impl Interval {
@@ -97,7 +79,7 @@ impl Interval {
 
 /// Calls per second of answers that came at these times after `begin`; `None` for fewer than two per group.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
-pub fn rate(begin: Timestamp, done: &[Timestamp], confidence: Confidence) -> Option<Interval> {
+pub fn rate(begin: Timestamp, done: &[Timestamp]) -> Option<Interval> {
     let per_group = done.len() / GROUPS;
     if per_group < 2 {
         return None;
@@ -112,7 +94,7 @@ pub fn rate(begin: Timestamp, done: &[Timestamp], confidence: Confidence) -> Opt
         from = end;
     }
     let (mean, deviation) = moments(lengths.iter().copied());
-    let half = confidence.t() * deviation / (GROUPS as f64).sqrt();
+    let half = T * deviation / (GROUPS as f64).sqrt();
     let of = |length: f64| if length > 0.0 { per_group as f64 / length } else { f64::INFINITY };
     Some(Interval { low: of(mean + half), mean: of(mean), high: of(mean - half) })
 }
@@ -161,24 +143,22 @@ mod tests {
     #[test]
     fn even_answers_have_an_interval_of_no_width() {
         let done = times((0..400).map(|_| 0.01));
-        let rate = rate(Timestamp::ZERO, &done, Confidence::P95).unwrap();
+        let rate = rate(Timestamp::ZERO, &done).unwrap();
         assert!((rate.mean - 100.0).abs() < 1e-6 && rate.half_width() < 1e-6, "{rate:?}");
-        assert!(super::rate(Timestamp::ZERO, &done[..39], Confidence::P95).is_none());
+        assert!(super::rate(Timestamp::ZERO, &done[..39]).is_none());
     }
 
     /// The claim of an interval is how often it holds the truth.
     #[test]
     fn intervals_hold_the_true_rate_as_often_as_they_say() {
-        for (confidence, least) in [(Confidence::P95, 920), (Confidence::P99, 975)] {
-            let holds = (0..1_000).filter(|&seed| {
-                let mut random = Random(seed);
-                // Gaps of 5 to 15 ms: 100 per second.
-                let done = times((0..200).map(|_| 0.005 + 0.01 * random.unit()));
-                rate(Timestamp::ZERO, &done, confidence).unwrap().holds(100.0)
-            });
-            let holds = holds.count();
-            assert!((least..=999).contains(&holds), "{confidence:?}: {holds} of 1000");
-        }
+        let holds = (0..1_000).filter(|&seed| {
+            let mut random = Random(seed);
+            // Gaps of 5 to 15 ms: 100 per second.
+            let done = times((0..200).map(|_| 0.005 + 0.01 * random.unit()));
+            rate(Timestamp::ZERO, &done).unwrap().holds(100.0)
+        });
+        let holds = holds.count();
+        assert!((975..=999).contains(&holds), "{holds} of 1000");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //! 1. Start the function; it must be ready within `start_timeout`.
-//! 2. **Warm up**: make calls until two windows of `window` calls look alike ([`is_steady`](crate::stats::is_steady)), for at
+//! 2. **Warm up**: make calls until two windows of ten calls look alike ([`is_steady`](crate::stats::is_steady)), for at
 //!    most `max_warmup`. A function that never gets there has no throughput to be measured: in an open loop this is how a
 //!    load that is not met shows, since its queue grows for ever.
 //! 3. **Measure**: make calls until there are `min_calls` and the interval of the throughput is within `precision` of it, or
@@ -22,7 +22,7 @@ use crate::executor::{ExecError, Executor};
 use crate::load::Load;
 use crate::meter::Utilisation;
 use crate::planner::Measurement;
-use crate::stats::{self, Call, Confidence, Interval};
+use crate::stats::{self, Call, Interval};
 use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
 use gshare_core::{BasisPoints, ConfigError, Duration, Timestamp};
 use std::collections::VecDeque;
@@ -30,6 +30,10 @@ use std::collections::VecDeque;
 /// Calls that are due and that the function has not taken.
 pub const MAX_QUEUE: usize = 10_000;
 
+/// Calls that an open loop lets the function have at a time: its time is then its own.
+const OPEN_AT_ONCE: u32 = 1;
+/// Calls in a window of the warm-up: enough for a mean, few enough for a slow function.
+const WINDOW: usize = 10;
 /// Measurements that are begun at most.
 const MEASUREMENTS: usize = 3;
 
@@ -39,10 +43,6 @@ gshare_core::config! {
     pub struct TrialConfig {
         /// How calls are made. One at a time: the function is always busy, and its time is its own.
         pub load: Load = Load::Closed { in_flight: 1 }, with_load;
-        /// Calls that an open loop lets the function have at a time. 1.
-        pub concurrency: u32 = 1, with_concurrency;
-        /// Calls in a window of the warm-up. 10.
-        pub window: usize = 10, with_window;
         /// How much the means of two windows may differ. 5 %.
         pub steady_tolerance: BasisPoints = BasisPoints::percent(5), with_steady_tolerance;
         /// Longest warm-up. 30 s: several times what just-in-time compilers and clocks take.
@@ -51,8 +51,6 @@ gshare_core::config! {
         pub min_calls: usize = 60, with_min_calls;
         /// Wanted half width of the interval. 2 %.
         pub precision: BasisPoints = BasisPoints::percent(2), with_precision;
-        /// How often the interval is to hold the truth.
-        pub confidence: Confidence = Confidence::default(), with_confidence;
         /// Longest measurement. 30 s, as in Dilu's Table 2.
         pub max_time: Duration = Duration::from_secs(30), with_max_time;
         /// Time in which the function must be ready. 120 s: a cold start of a large model.
@@ -68,8 +66,6 @@ impl TrialConfig {
         self.load.check()?;
         let (ms, day) = (Duration::from_millis(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(self {
-            concurrency in 1..=1024, "need 1 to 1024";
-            window in 2..=10_000, "need 2 to 10000";
             min_calls in 2 * stats::GROUPS..=1_000_000, "need 40 to 1000000";
             max_warmup, max_time, start_timeout, answer_timeout in ms..=day, "need 1ms to one day";
         })
@@ -84,8 +80,6 @@ pub struct Measured {
     pub measurement: Measurement,
     /// Requests per second.
     pub throughput: Interval,
-    /// How often the interval holds the truth.
-    pub confidence: Confidence,
     /// 99th percentile of the time in the function, in ns.
     #[cfg_attr(feature = "serde", serde(rename = "p99_ns"))]
     pub p99: Duration,
@@ -166,7 +160,7 @@ pub fn measure(
     let started = executor.start(setting, config.start_timeout);
     let result = started.map_err(TrialError::from).and_then(|ready| {
         let run = Run::new(executor, config);
-        run.drive()?.result(setting, ready.load, config)
+        run.drive()?.result(setting, ready.load)
     });
     executor.stop();
     result
@@ -204,7 +198,7 @@ impl<'a> Run<'a> {
     fn room(&self) -> usize {
         let most = match self.config.load {
             Load::Closed { in_flight } => in_flight,
-            _ => self.config.concurrency,
+            _ => OPEN_AT_ONCE,
         };
         most as usize
     }
@@ -311,8 +305,8 @@ impl<'a> Run<'a> {
             };
             latencies.push(call.latency());
             // Looked at once per window, for the same reason as below.
-            if latencies.len().is_multiple_of(config.window)
-                && stats::is_steady(&latencies, config.window, config.steady_tolerance.as_fraction())
+            if latencies.len().is_multiple_of(WINDOW)
+                && stats::is_steady(&latencies, WINDOW, config.steady_tolerance.as_fraction())
             {
                 return Ok(latencies.len());
             }
@@ -330,23 +324,18 @@ impl<'a> Run<'a> {
             if done.len() == look_at {
                 // Looked at ever more seldom: the more often it is asked, the sooner chance says yes.
                 look_at = look_at.saturating_mul(2);
-                let rate = stats::rate(begin, &done, config.confidence);
+                let rate = stats::rate(begin, &done);
                 if rate.is_some_and(|rate| rate.half_width() <= config.precision.as_fraction()) {
                     return Ok(rate);
                 }
             }
         }
-        Ok(stats::rate(begin, &done, config.confidence))
+        Ok(stats::rate(begin, &done))
     }
 }
 
 impl Answers {
-    fn result(
-        self,
-        setting: Setting,
-        load: Option<Duration>,
-        config: &TrialConfig,
-    ) -> Result<Measured, TrialError> {
+    fn result(self, setting: Setting, load: Option<Duration>) -> Result<Measured, TrialError> {
         debug_assert!(self.calls.iter().all(|call| call.done >= self.begin), "measured after the warm-up");
         let mut exec: Vec<_> = self.calls.iter().map(Call::exec).collect();
         let mut latency: Vec<_> = self.calls.iter().map(Call::latency).collect();
@@ -362,7 +351,6 @@ impl Answers {
         Ok(Measured {
             measurement: Measurement { point, load },
             throughput,
-            confidence: config.confidence,
             p99,
             p95_with_wait: stats::percentile(&latency, 95),
             calls: self.calls.len() as u64,

@@ -5,7 +5,7 @@
 use gshare_core::profile::{ProfileError, ProfilePoint, RequestRate, Setting};
 use gshare_core::{Duration, Quota, SmShare};
 use gshare_profile::planner::{
-    BatchLine, EfficacySearch, Grid, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError,
+    EfficacySearch, Grid, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError,
     Planner, Step, TrainingSearch, Trial,
 };
 use proptest::prelude::*;
@@ -146,8 +146,6 @@ fn a_trial_that_fails_is_never_chosen_and_never_waited_for() {
     assert_eq!((outcome.table.points().len(), outcome.failed.len()), (25, 10), "holes are named");
     let nothing = drive(&grid, &|_| Err("hung".to_owned()), Journal::default()).0;
     assert_eq!(nothing.unwrap_err(), PlanError::Profile(ProfileError::Empty));
-    let line = BatchLine::new(SmShare::WHOLE, Quota::WHOLE, vec![1, 8, 16]).unwrap();
-    assert!(matches!(drive(&line, &big, Journal::default()).0, Err(PlanError::TrialFailed { .. })));
 }
 
 /// FaST-GShare, section 3.2 and Figure 8: 7 x 5 points.
@@ -182,20 +180,6 @@ fn training_search_ends_where_the_band_is_empty() {
 }
 
 #[test]
-fn the_batch_line_is_the_line_through_what_could_be_measured() {
-    let line = BatchLine::new(SmShare::WHOLE, Quota::WHOLE, vec![1, 2, 8, 32]).unwrap();
-    let function = |setting: Setting| match setting.batch {
-        32 => Err("out of memory".to_owned()),
-        batch => Ok(0.005 + 0.002 * f64::from(batch)),
-    };
-    let times = drive(&line, &function, Journal::default()).0.unwrap();
-    let close = |time: Duration, ms: u64| time.as_nanos().abs_diff(ms * 1_000_000) < 100;
-    assert!(close(times.infer.at(16), 37) && close(times.infer.at(1), 7), "{times:?}");
-    assert!(times.infer.r_squared > 0.999_999);
-    assert!(close(times.load.unwrap().at(10), 110), "{times:?}");
-}
-
-#[test]
 fn a_strategy_that_cannot_be_is_refused_by_field() {
     let field = |error: PlanError| match error {
         PlanError::Config(error) => error.field,
@@ -216,8 +200,6 @@ fn a_strategy_that_cannot_be_is_refused_by_field() {
     assert_eq!(field(Grid::new(vec![], vec![Quota::WHOLE], vec![1]).unwrap_err()), "sms");
     assert_eq!(field(Grid::new(vec![sm(5)], vec![Quota::WHOLE], vec![2, 2]).unwrap_err()), "batches");
     assert_eq!(field(Grid::new(vec![sm(5)], vec![Quota::ZERO], vec![2]).unwrap_err()), "quotas");
-    assert_eq!(field(BatchLine::new(sm(5), Quota::WHOLE, vec![2]).unwrap_err()), "batches");
-    assert_eq!(field(BatchLine::new(sm(0), Quota::WHOLE, vec![1, 2]).unwrap_err()), "share");
 }
 
 #[test]
@@ -378,7 +360,6 @@ proptest! {
         resumes(&EfficacySearch::new(Duration::from_millis(millis)).unwrap(), &function)?;
         resumes(&TrainingSearch::new(8).unwrap(), &function)?;
         resumes(&Grid::fast_gshare(2).unwrap(), &function)?;
-        resumes(&BatchLine::new(SmShare::WHOLE, Quota::WHOLE, vec![1, 2, 4, 8, 16]).unwrap(), &function)?;
     }
 }
 

@@ -45,7 +45,7 @@ impl Sink for Killed<'_> {
 #[test]
 fn a_run_goes_on_where_it_was_and_no_trial_is_lost_or_doubled() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("profiles.sqlite");
+    let path = dir.path().join("profiles.jsonl");
     let noise = BasisPoints::from_percent(5).unwrap();
     let mut gpu = simulated_gpu(table(), Duration::from_millis(10), noise, 3);
     let config = TrialConfig::default();
@@ -66,7 +66,8 @@ fn a_run_goes_on_where_it_was_and_no_trial_is_lost_or_doubled() {
 
 #[test]
 fn records_come_back_as_they_were_kept() {
-    let mut store = Store::open(std::path::Path::new(":memory:"), "function", "context").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&dir.path().join("one"), "function", "context").unwrap();
     struct Both<'a>(&'a mut Store, Vec<Record>);
     impl Sink for Both<'_> {
         fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -85,63 +86,83 @@ fn records_come_back_as_they_were_kept() {
     (seen.busy_percent, seen.sm_percent, seen.memory) = (Some(81.5), Some(40.25), Some(Bytes::from_gib(3)));
     let mut busy = both.1[0].clone();
     busy.measured.as_mut().unwrap().utilisation = Some(seen);
+    busy.measured.as_mut().unwrap().throughput.high = f64::INFINITY;
     let kept = both.1;
     assert_eq!(store.records().unwrap(), kept);
-    let mut other = Store::open(std::path::Path::new(":memory:"), "function", "context").unwrap();
+    let mut other = Store::open(&dir.path().join("other"), "function", "context").unwrap();
     other.keep(&busy).unwrap();
     assert_eq!(other.records().unwrap(), [busy]);
 }
 
+/// A kill in the middle of a line, at every byte of it.
 #[test]
-fn a_file_of_version_1_is_taken_over_with_its_trials() {
+fn half_a_trial_counts_for_nothing_and_the_next_takes_its_place() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("old.sqlite");
+    let path = dir.path().join("profiles.jsonl");
     let mut store = Store::open(&path, "function", "context").unwrap();
-    let mut gpu = simulated_gpu(table(), Duration::from_millis(10), BasisPoints::ZERO, 3);
-    let mut journal = store.journal().unwrap();
-    run(&grid(), &mut gpu, &TrialConfig::default(), &mut journal, &mut store).unwrap();
-    let before = store.records().unwrap();
-    drop(store);
-    let file = rusqlite::Connection::open(&path).unwrap();
-    for column in ["busy_percent", "sm_percent", "occupancy_percent", "memory_bytes"] {
-        file.execute_batch(&format!("ALTER TABLE trial DROP COLUMN {column}")).unwrap();
+    let trial = |batch| {
+        let setting = gshare_core::profile::Setting { batch, sm: SmShare::WHOLE, quota: Quota::WHOLE };
+        Record { trial: Trial::failed(setting, "hung".into()), measured: None }
+    };
+    store.keep(&trial(1)).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    store.keep(&trial(2)).unwrap();
+    let both = std::fs::read(&path).unwrap();
+    for length in whole.len()..both.len() {
+        std::fs::write(&path, &both[..length]).unwrap();
+        let mut store = Store::open(&path, "function", "context").unwrap();
+        assert_eq!(store.records().unwrap(), [trial(1)], "{length} bytes");
+        store.keep(&trial(2)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), both);
     }
-    file.execute_batch("PRAGMA user_version = 1").unwrap();
-    drop(file);
-    for _ in 0..2 {
-        assert_eq!(Store::open(&path, "function", "context").unwrap().records().unwrap(), before);
-    }
-    let file = rusqlite::Connection::open(&path).unwrap();
-    file.execute_batch("PRAGMA user_version = 3").unwrap();
-    assert!(matches!(Store::open(&path, "a", "b"), Err(StoreError::Foreign { version: 3, .. })));
+}
+
+#[test]
+fn two_runs_that_share_a_file_see_each_others_trials() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("profiles.jsonl");
+    let open = || Store::open(&path, "function", "context").unwrap();
+    let (mut one, mut other) = (open(), open());
+    let setting = gshare_core::profile::Setting { batch: 1, sm: SmShare::WHOLE, quota: Quota::WHOLE };
+    let record = Record { trial: Trial::failed(setting, "hung".into()), measured: None };
+    one.keep(&record).unwrap();
+    assert_eq!(other.records().unwrap(), [record.clone()]);
+    assert!(other.keep(&record).unwrap_err().to_string().contains("was tried before"));
 }
 
 #[test]
 fn what_is_no_store_of_ours_is_refused_and_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other");
-    std::fs::write(&path, "this is a text, and a long one, so that no one takes it for a database").unwrap();
-    assert!(matches!(Store::open(&path, "a", "b"), Err(StoreError::Sqlite(_))));
-    assert!(std::fs::read_to_string(&path).unwrap().starts_with("this is a text"));
-    assert!(Store::open(&dir.path().join("no/such/folder"), "a", "b").is_err());
+    for text in ["this is a text", "this is a text\n", "{\"pro\": 1}\n", "[", "SQLite format 3\0"] {
+        std::fs::write(&path, text).unwrap();
+        assert!(matches!(Store::open(&path, "a", "b"), Err(StoreError::Line { line: 1, .. })), "{text}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    assert!(matches!(Store::open(&dir.path().join("no/such/folder"), "a", "b"), Err(StoreError::Io(_))));
 
-    let path = dir.path().join("foreign.sqlite");
-    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE trial (number)").unwrap();
-    assert!(matches!(Store::open(&path, "a", "b"), Err(StoreError::Foreign { application: 0, .. })));
-
-    let path = dir.path().join("ours.sqlite");
-    drop(Store::open(&path, "resnet", "resnet.py at 1 call").unwrap());
-    drop(Store::open(&path, "bert", "bert.py").unwrap());
+    let path = dir.path().join("ours");
+    let mut gpu = simulated_gpu(table(), Duration::from_millis(10), BasisPoints::ZERO, 3);
+    for (name, context) in [("resnet", "resnet.py at 1 call"), ("bert", "bert.py")] {
+        let mut store = Store::open(&path, name, context).unwrap();
+        let mut journal = store.journal().unwrap();
+        let mut first = Killed(&mut store, 1);
+        assert!(run(&grid(), &mut gpu, &TrialConfig::default(), &mut journal, &mut first).is_err());
+        assert_eq!(store.records().unwrap().len(), 1, "of its own profile");
+    }
     let error = Store::open(&path, "resnet", "bert.py").unwrap_err().to_string();
     assert_eq!(
         error,
         "profile `resnet` is of something else: stored `resnet.py at 1 call`, now `bert.py`; choose another name"
     );
-    let file = rusqlite::Connection::open(&path).unwrap();
-    file.execute("INSERT INTO trial (profile, batch, sm, quota, throughput_milli, p50_ns, p95_ns) VALUES ('bert', 1, 10001, 1, 0, 0, 0)", []).unwrap();
-    let error = Store::open(&path, "bert", "bert.py").unwrap().journal().unwrap_err().to_string();
-    assert_eq!(error, "profile `bert`, trial 1: sm or quota is above 10000");
-    file.execute("UPDATE trial SET sm = 10000", []).unwrap();
-    let error = Store::open(&path, "bert", "bert.py").unwrap().journal().unwrap_err().to_string();
-    assert!(error.contains("throughput is 0"), "{error}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    for (from, to, says) in [
+        ("\"sm_basis_points\":2500", "\"sm_basis_points\":10001", "line 1"),
+        ("\"throughput_milli_rps\":", "\"throughput_milli_rps\":0,\"was\":", "unknown field"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replace(from, to)).unwrap();
+        let error = Store::open(&path, "bert", "bert.py").unwrap_err().to_string();
+        assert!(error.contains("profile store, line 1: ") && error.contains(says), "{error}");
+    }
 }

@@ -1,5 +1,4 @@
-//! The request scheduler in a cluster where everything goes wrong; `cargo run --release --example request_chaos` runs
-//! a thousand seeds.
+//! The request scheduler in a cluster where everything goes wrong.
 
 #[path = "support/request_chaos.rs"]
 mod chaos;

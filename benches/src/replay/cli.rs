@@ -17,13 +17,6 @@ struct Cli {
     /// Print the rows as comma-separated values, the columns' names first
     #[arg(long, global = true, conflicts_with = "json")]
     csv: bool,
-    /// Draw one column of the rows into this SVG file: a group of bars per input, a bar per policy. With --series lines over time: a
-    /// panel per input and column, a line per policy
-    #[arg(long, global = true, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-    /// The column that --plot draws [default: all of a series, else the first one that is neither policy nor input]
-    #[arg(long, global = true, requires = "plot", value_name = "COLUMN")]
-    figure: Option<String>,
     #[command(subcommand)]
     wanted: Wanted,
 }
@@ -56,10 +49,6 @@ enum Scenario {
     Lalb(replay::lalb::Args),
     /// Dilu, figure 20: GPUs in use at the peak of a large simulation
     DiluFig20(replay::dilu_fig20::Args),
-    /// Quality of the packers: the 500 standard instances, static sets and churn, beside peers and bounds
-    Packing(replay::packing::Args),
-    /// FaST-GShare, section 5.5 and figure 13: memory of 1, 3 and 7 pods that share a model, and how many fit
-    StoreMemory(replay::store_memory::Args),
     /// FaST-GShare, figure 12: load that climbs and falls under the heuristic scaler
     FastFig12(replay::fast_fig12::Args),
     /// FluidFaaS, section 7: pipelines over MIG slices, three workloads on three cuts of 16 A100-80
@@ -74,13 +63,11 @@ enum Scenario {
     /// `compared`: [{`policy`, `with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`,
     /// `verdict`}}], `not_worse`: {`p95_ms`: ...}, `verdicts`: {`better`: ...}}].
     Fluidfaas(replay::fluidfaas::Args),
-    /// FluidFaaS, section 5.3: who is evicted from shared slices, and how long functions stay warm
-    FluidfaasEvict(replay::fluidfaas_evict::Args),
 }
 
 /// Reads the command line and carries it out. Policies of the program's own have rows beside ours: its scalers in `dilu-table3` and
 /// `fast-fig12`, its vertical scalers in `dilu-cv`, its routers and keepers of instances in `fluidfaas`, its schedulers of requests
-/// in `lalb`, its packers in `dilu-fig20` and, if they pack rectangles, in `packing`.
+/// in `lalb`, its packers in `dilu-fig20`.
 /// ```no_run
 /// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 /// use gshare_sim::scenario::Own;
@@ -97,7 +84,7 @@ pub fn main(own: &Own) -> Result<()> {
         Wanted::One(scenario) => return cli.print(&scenario.run(own)?),
         Wanted::All { profiles } => profiles,
     };
-    ensure!(!cli.csv && cli.plot.is_none(), "--csv and --plot show one replay, and `all` runs several");
+    ensure!(!cli.csv, "--csv shows one replay, and `all` runs several");
     let begun = Instant::now();
     for name in Cli::command().get_subcommands().map(clap::Command::get_name) {
         let mut line = vec![OsStr::new("replay"), OsStr::new(name)];
@@ -129,21 +116,14 @@ impl Scenario {
             Self::FastSlots(args) => replay::fast_slots::run(args),
             Self::Lalb(args) => replay::lalb::run(args, own),
             Self::DiluFig20(args) => replay::dilu_fig20::run(args, own),
-            Self::Packing(args) => replay::packing::run(args, own),
-            Self::StoreMemory(args) => replay::store_memory::run(args),
             Self::FastFig12(args) => replay::fast_fig12::run(args, own),
             Self::Fluidfaas(args) => replay::fluidfaas::run(args, own),
-            Self::FluidfaasEvict(args) => replay::fluidfaas_evict::run(args),
         }
     }
 }
 
 impl Cli {
     fn print(&self, report: &Report) -> Result<()> {
-        if let Some(path) = &self.plot {
-            let svg = replay::plot::svg(report, self.figure.as_deref())?;
-            std::fs::write(path, svg).with_context(|| format!("--plot: cannot write {}", path.display()))?;
-        }
         if self.csv {
             print!("{}", report.csv());
         } else if self.json {

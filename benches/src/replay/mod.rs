@@ -3,7 +3,7 @@
 //! One module per figure, with `Args` (its flags) and `run` (which answers with a [`Report`]). The binary `replay`
 //! turns a report into a table, or with `--json` into one JSON object:
 //! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`, and where seeds decide much `compared`, which says
-//! how sure they are, see [`paired`]. `--csv` prints the rows alone, `--plot` draws one column of them, see [`plot`].
+//! how sure they are, see [`paired`]. `--csv` prints the rows alone.
 
 mod cli;
 pub mod dilu_cv;
@@ -14,13 +14,9 @@ pub mod fast_fig11;
 pub mod fast_fig12;
 pub mod fast_slots;
 pub mod fluidfaas;
-pub mod fluidfaas_evict;
 pub mod lalb;
-pub mod packing;
 pub mod paired;
-pub mod plot;
 pub mod progress;
-pub mod store_memory;
 mod whole_devices;
 
 pub use cli::main;

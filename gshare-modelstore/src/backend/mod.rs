@@ -5,9 +5,8 @@
 //! | [`HostBackend`] | memory files | a descriptor to map | kept by the kernel, against everybody |
 //! | `cuda::PinnedBackend` | the same, page-locked, beside a GPU | the same | the same |
 //! | `cuda::VmmBackend` | of a GPU, no context in the store | a descriptor to import | kept against mistakes, not malice |
-//! | `cuda::IpcBackend` | of a GPU, as in the paper | 64 bytes to open | not to be had |
 //!
-//! The last three need the feature `cuda`.
+//! The last two need the feature `cuda`.
 //!
 //! An arena has one life: made, filled (by the store, or by one client), sealed, handed out. Its memory is free when the last
 //! process has closed and unmapped it, which a store cannot force: what a client keeps mapped after it gave its reference

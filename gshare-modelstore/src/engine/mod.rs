@@ -69,7 +69,6 @@ use gshare_core::{
 gshare_core::config! {
     /// Bounds on the memory of a store, and when it makes room.
     #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     #[serde(default, deny_unknown_fields)]
     pub struct StoreConfig {
         /// Memory for models on the GPU. Default 0: no such tier.

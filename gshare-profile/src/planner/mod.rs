@@ -26,12 +26,10 @@
 //! # Cost
 //! O(trials^2) lookups for a whole search: microseconds, beside half a minute per trial.
 
-mod batch_line;
 mod efficacy;
 mod grid;
 mod training;
 
-pub use batch_line::{BatchLine, BatchTimes, Line};
 pub use efficacy::{EfficacySearch, InferenceChoice};
 pub use grid::{Grid, GridOutcome};
 pub use training::{TrainingChoice, TrainingSearch};

@@ -11,7 +11,6 @@ mod end_to_end;
 mod family;
 mod observed;
 mod partition;
-mod pipeline;
 mod profile;
 mod scaling;
 mod simulated;

@@ -1,16 +1,17 @@
-//! `gshare build-dag`: a function runs once in `BUILD_DAG` mode, its components are measured on simulated slices, and what
-//! comes of it is cut into stages and runs.
+//! `gshare build-dag`: a function runs once in `BUILD_DAG` mode, its components are measured on simulated slices, and the DAG is cut
+//! into stages; the same program serves as each of them.
 
 use crate::hooked;
 use gshare_core::Bytes;
 use gshare_core::dag::Dag;
-use gshare_runner::pipeline::{Assignment, FfsFunction, StageSpec};
-use std::path::Path;
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 
 const GSHARE: &str = env!("CARGO_BIN_EXE_gshare");
 const FIXTURE: &str = env!("CARGO_BIN_EXE_gshare-fixture");
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gshare-sched/runner/python/example.py");
 /// What a loaded machine does to the times is not what is tested.
 const QUICK: [&str; 6] = ["--time", "700ms", "--steady", "100", "--warmup", "60s"];
 
@@ -26,16 +27,16 @@ fn error(args: &[&str]) -> String {
 }
 
 /// FluidFaaS, section 5.2.1: the DAG from `BUILD_DAG` mode with memory and speed of each component on each size of slice;
-/// section 5.2.2: the pipeline cut from it; Listing 1: the same program as its stages.
+/// section 5.2.2: the pipeline cut from it.
 #[test]
-fn a_function_is_measured_cut_and_run() {
+fn a_function_is_measured_and_cut() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(file("example"), [7; 1_000]).unwrap();
     let (example, dag) = (file("example"), file("dag.json"));
     let asked =
         ["build-dag", "--sim", "--slices", "1g.10gb,2g.20gb", "--json", "--output", &dag, "--example"];
-    let built = gshare(&[&asked[..], &[&example], &QUICK, &["--", FIXTURE, "stage", "--graph"]].concat());
+    let built = gshare(&[&asked[..], &[&example], &QUICK, &["--", FIXTURE, "function"]].concat());
     let said = String::from_utf8_lossy(&built.stderr).into_owned();
     assert!(built.status.success() && said.contains("simulated slices of A100-80"), "{said}");
     let built: serde_json::Value = serde_json::from_slice(&built.stdout).unwrap();
@@ -77,43 +78,15 @@ fn a_function_is_measured_cut_and_run() {
     let cut = gshare(&["partition", &dag, "--free", "1g.10gb,2g.20gb", "--mode", "ideal", "--json"]);
     let cut: serde_json::Value = serde_json::from_slice(&cut.stdout).unwrap();
     assert!(cut["chosen"]["stages"].as_array().is_some_and(|stages| !stages.is_empty()), "{cut}");
-    runs_as(&dir.path().join("assignment.json"), &[&["resize", "detect"], &["depth", "merge"]], dir.path());
-}
-
-/// The function's program as stages, on a simulated device.
-fn runs_as(path: &Path, stages: &[&[&str]], dir: &Path) {
-    let links = dir.join("driver");
-    std::fs::create_dir(&links).unwrap();
-    std::os::unix::fs::symlink(hooked::libraries().join("libfake_cuda.so"), links.join("libcuda.so.1"))
-        .unwrap();
-    let set = |name: &str, path: &Path| format!("{name}={}", path.display());
-    let place = [set("LD_LIBRARY_PATH", &links), set("GSHARE_SIM_DEVICE", &dir.join("device"))];
-    let words = ["env", &place[0], &place[1], "GSHARE_SIM_PROFILE=a100", FIXTURE, "stage", "--graph"];
-    let stage = |components: &&[&str]| StageSpec {
-        components: components.iter().map(|&name| name.to_owned()).collect(),
-        slice: "0".to_owned(),
-        command: words.iter().map(|&word| word.to_owned()).collect(),
-    };
-    let assignment = Assignment::new("scene", stages.iter().map(stage).collect(), 8_192);
-    std::fs::write(path, serde_json::to_vec(&assignment).unwrap()).unwrap();
-    let function = FfsFunction::start(path).unwrap();
-    for _ in 0..5 {
-        let ticket = function.submit(b"x", Some(Duration::from_secs(60))).unwrap();
-        assert_eq!(ticket.wait().map(|answer| String::from_utf8(answer).unwrap()), Ok("xrdxrem".to_owned()));
-    }
-    let wrong = function.submit(&[b'x'; 4_096], Some(Duration::from_secs(60))).unwrap().wait().unwrap_err();
-    assert_eq!(wrong.to_string(), "stage 0: 8219 bytes to pass on, in slots of 8192");
-    function.stop();
 }
 
 /// Figure 7 in Python: what it prints is no answer, and its DAG has a profile for each batch size.
 #[test]
 fn a_function_in_python_is_measured() {
-    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gshare-sched/runner/python/example.py");
     let asked = ["build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
     // Each of ten is measured for as long.
     let asked = [&asked[..], &["--time", "600ms", "--steady", "100", "--warmup", "60s"]].concat();
-    let built = gshare(&[&asked[..], &["--", "python3", "-B", example, "build"]].concat());
+    let built = gshare(&[&asked[..], &["--", "python3", "-B", EXAMPLE, "build"]].concat());
     let said = String::from_utf8_lossy(&built.stderr);
     let dag: Dag = serde_json::from_slice(&built.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     assert_eq!((dag.name(), dag.len(), dag.edges().len()), ("MyFFaaS", 5, 4));
@@ -124,6 +97,67 @@ fn a_function_in_python_is_measured() {
         }
     }
     assert!(dag.edges().iter().all(|edge| edge.bytes.get() > 0), "{:?}", dag.edges());
+}
+
+/// A stage in Python, as `gshare up` starts it.
+struct Stage(Child, u16);
+
+impl Stage {
+    fn start(stage: &str, components: &str) -> Self {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let mut command = Command::new("python3");
+        command.args(["-B", EXAMPLE]).env("PORT", port.to_string());
+        command.env("GSHARE_STAGE", stage).env("GSHARE_COMPONENTS", components);
+        Self(command.spawn().unwrap(), port)
+    }
+
+    /// Status and body of the answer.
+    fn post(&self, body: &str) -> (u16, String) {
+        let begun = Instant::now();
+        let mut stream = loop {
+            match TcpStream::connect((Ipv4Addr::LOCALHOST, self.1)) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(begun.elapsed() < Duration::from_secs(60), "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let length = body.len();
+        write!(
+            stream,
+            "POST / HTTP/1.1\r\nHost: stage\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Listing 1: the answer of one stage is the request to the next, and a request that fails leaves its stage running.
+#[test]
+fn a_function_in_python_serves_as_stages() {
+    let first = Stage::start("0", "Model1,Model2");
+    let second = Stage::start("1", "Model3");
+    let third = Stage::start("2", "Model4,Model5");
+    // (3 + 1 + 3 * 2) ^ 2 - 4, where the input 4 passes through two stages that do not read it.
+    for _ in 0..2 {
+        let (_, between) = first.post("[3, 4]");
+        let (status, between) = second.post(&between);
+        assert_eq!(status, 200, "{between}");
+        assert_eq!(third.post(&between), (200, "96".to_owned()));
+        let (status, why) = first.post("no JSON");
+        assert!(status == 500 && why.contains("JSONDecodeError"), "{status}: {why}");
+    }
 }
 
 /// What a simulated function runs on is a MIG device as the driver has them, not a small GPU.

@@ -168,7 +168,7 @@ fn the_engine_answers_each_line_before_the_next_is_written() {
 #[test]
 fn a_command_whose_output_nobody_reads_ends_quietly() {
     let event = b"{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}\n";
-    for arguments in [&["engine", "partition", "--schema"][..], &["engine", "token"], &["status", "--help"]] {
+    for arguments in [&["engine", "platform", "--schema"][..], &["engine", "token"], &["status", "--help"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = gshare();

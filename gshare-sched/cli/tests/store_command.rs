@@ -155,19 +155,17 @@ fn a_store_on_a_simulated_gpu_ends_when_the_command_is_killed() {
 }
 
 #[test]
-fn a_file_of_settings_chooses_legacy_ipc_and_flags_override_it() {
+fn a_file_of_settings_gives_memory_of_a_gpu_and_flags_override_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store.toml");
     let file = path.to_str().unwrap();
-    std::fs::write(&path, "gpu = \"64MiB\"\nsharing = \"ipc\"\n[users.12345]\nbytes = \"1GiB\"\n").unwrap();
+    std::fs::write(&path, "gpu = \"1MiB\"\n[users.12345]\nbytes = \"1GiB\"\n").unwrap();
     let model_at = dir.path().join("tiny.safetensors");
     model(&model_at);
-    for (flags, looks) in [(&[][..], true), (&["--sharing", "vmm"], false)] {
+    for (flags, fits) in [(&[][..], false), (&["--gpu", "64MiB"], true)] {
         let store = Store::with(&[&["--config", file, "--sim=v100"], flags].concat());
-        store.json(&["put", "tiny", model_at.to_str().unwrap(), "--tier", "gpu"]);
-        store.json(&["get", "tiny", "--tier", "gpu"]);
-        // With a context the store can look into the GPU's memory, without one it says that it cannot.
-        assert_eq!(store.run(&["verify", "tiny"]).status.success(), looks, "{flags:?}");
+        let put = store.run(&["put", "tiny", model_at.to_str().unwrap(), "--tier", "gpu"]);
+        assert_eq!(put.status.success(), fits, "{flags:?}: an arena has 2 MiB and more");
     }
     let refused = |text: &str, flags: &[&str]| {
         std::fs::write(&path, text).unwrap();
@@ -175,8 +173,7 @@ fn a_file_of_settings_chooses_legacy_ipc_and_flags_override_it() {
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(refused("sharing = \"ipc\"", &[]).contains("`sharing` is about memory of a GPU"));
-    assert!(refused("sharing = \"shmem\"", &[]).contains("shmem"));
+    assert!(refused("device = 1", &[]).contains("`device` is about memory of a GPU"));
     assert!(refused("gpus = 3", &[]).contains("gpus"));
     assert!(refused("mode = \"9\"", &[]).contains("not a mode"));
     assert!(refused("[users.me]\nbytes = \"1GiB\"", &[]).contains("not a uid"));

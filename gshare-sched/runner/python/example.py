@@ -2,7 +2,7 @@
 
     gshare build-dag --slices 1g.10gb=MIG-… -- python3 example.py build     prints the DAG with its profile
     python3 example.py build            prints one that is timed here, for one slice
-    python3 example.py                  is a stage, when a host starts it as one"""
+    python3 example.py                  is a stage, when `gshare up` starts it as one (PORT, GSHARE_COMPONENTS, GSHARE_STAGE)"""
 
 import json
 import sys

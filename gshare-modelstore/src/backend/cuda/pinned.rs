@@ -6,11 +6,9 @@
 //!
 //! # How
 //! Page-locked is what the kernel promises, known to be is what one process's driver remembers. So:
-//! - an arena is locked from when it is sealed until it goes: by the driver where the store has a context
-//!   ([`PinnedBackend::registered`]), else by the kernel (`mlock`, [`PinnedBackend::locked`]), since a context takes hundreds of MB of
-//!   the GPU;
-//! - a process that copies registers its own map of the arena, if that was not done, for the time of the copy, and the driver
-//!   copies straight from it or to it.
+//! - an arena is locked by the kernel (`mlock`) from when it is sealed until it goes: the store has no context, which would take
+//!   hundreds of MB of the GPU;
+//! - a process that copies registers its own map of the arena for the time of the copy, and the driver copies straight from it or to it.
 //!
 //! Only maps of sealed files are kept, and those for reading, so a sealed arena stays what it is. What cannot be locked
 //! (`RLIMIT_MEMLOCK`, a driver that registers no memory that is only read) serves all the same; the store's figures say how many
@@ -57,37 +55,14 @@ impl Drop for Registered {
     }
 }
 
-/// A map of a sealed arena that stays in memory for as long as this lives.
+/// Arenas in memory files as of [`HostBackend`], page-locked once they are sealed, as far as the limit of locked memory
+/// (`RLIMIT_MEMLOCK`) has room.
 #[derive(Debug)]
-struct Pin {
-    /// Before the map, so that it is gone first.
-    _registered: Option<Registered>,
-    map: SealedMap,
-}
-
-/// Arenas in memory files as of [`HostBackend`], page-locked once they are sealed.
-#[derive(Debug)]
-pub struct PinnedBackend(Option<Arc<Context>>);
-
-impl PinnedBackend {
-    /// Locked by the kernel: needs no context, and a limit of locked memory (`RLIMIT_MEMLOCK`) that has room for the arenas.
-    pub const fn locked() -> Self {
-        Self(None)
-    }
-
-    /// Locked and registered by the driver, in the primary context of a device.
-    ///
-    /// # Errors
-    /// When there is no driver or no such device.
-    pub fn registered(device: u32) -> io::Result<Self> {
-        Ok(Self(Some(Arc::new(Context::new(device)?))))
-    }
-}
+pub struct PinnedBackend;
 
 impl ModelBackend for PinnedBackend {
     fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>> {
-        let (inner, context) = (HostBackend.create(bytes)?, self.0.clone());
-        Ok(Arc::new(PinnedArena { inner, bytes, context, pin: OnceLock::new() }))
+        Ok(Arc::new(PinnedArena { inner: HostBackend.create(bytes)?, bytes, pin: OnceLock::new() }))
     }
 }
 
@@ -95,23 +70,16 @@ impl ModelBackend for PinnedBackend {
 struct PinnedArena {
     inner: Arc<dyn ArenaMemory>,
     bytes: u64,
-    context: Option<Arc<Context>>,
-    /// Once it is sealed; `None` where it cannot be pinned.
-    pin: OnceLock<Option<Pin>>,
+    /// A locked map, once it is sealed; `None` where it cannot be locked.
+    pin: OnceLock<Option<SealedMap>>,
 }
 
 impl PinnedArena {
-    fn lock(&self) -> io::Result<Pin> {
+    fn lock(&self) -> io::Result<SealedMap> {
         let file = self.inner.export().and_then(|(_, file)| file).ok_or(io::ErrorKind::NotFound)?;
         let map = SealedMap::new(&file, self.bytes)?;
-        let registered = match &self.context {
-            Some(context) => Some(Registered::new(context, map.as_ptr(), map.len(), true)?),
-            None => {
-                map.lock()?;
-                None
-            }
-        };
-        Ok(Pin { _registered: registered, map })
+        map.lock()?;
+        Ok(map)
     }
 }
 
@@ -143,7 +111,7 @@ impl ArenaMemory for PinnedArena {
     }
 
     fn pinned(&self) -> Option<&[u8]> {
-        self.pin.get()?.as_ref().map(|pin| &*pin.map)
+        self.pin.get()?.as_deref()
     }
 }
 

@@ -1,4 +1,11 @@
 //! `gshare build-dag`: runs a function once in `BUILD_DAG` mode, and measures each of its components on each slice.
+//!
+//! The function's program is started with a folder in `GSHARE_FFS_BUILD`, its batch size in `GSHARE_BATCH`, and its slice in
+//! `CUDA_VISIBLE_DEVICES`:
+//! 1. **Shape**: it runs all components once, keeps their values in the folder, and writes `shape.json` there ([`Shape`]). The file
+//!    `example` in the folder is the request, where one was given.
+//! 2. **Component**: with a name in `GSHARE_FFS_COMPONENT` it loads that component, says a line, and answers each line that it reads
+//!    with a line after one call on the kept values ([`gshare_profile::line_program`]).
 
 use super::cuda::Truth;
 use super::{print_json, read_file};
@@ -11,7 +18,6 @@ use gshare_profile::executor::{ExecError, Executor, Ready};
 use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;
 use gshare_runner::libraries::{SIMULATOR, SimulatorDir, prepend};
-use gshare_runner::pipeline::{ENV_BUILD, ENV_COMPONENT};
 use gshare_sched::mig::{GpuModel, MigProfile};
 use gshared::nvml::Nvml;
 use serde::Serialize;
@@ -21,13 +27,17 @@ use std::process::{Command, Stdio};
 
 /// The largest shape to read.
 const MAX_SHAPE: u64 = 16 << 20;
+/// Environment of the function's program: the folder of its shape.
+const ENV_BUILD: &str = "GSHARE_FFS_BUILD";
+/// With [`ENV_BUILD`]: the component that is measured.
+const ENV_COMPONENT: &str = "GSHARE_FFS_COMPONENT";
 
 /// Build the DAG of a pipeline's function and measure its components on slices.
 ///
-/// The function is a program with both entry points of FluidFaaS, Figure 7: made with the Rust type `gshare_runner::pipeline::Graph`
-/// or the Python package `gshare_ffs`. It runs once as a whole to tell its components and the bytes between them; then
-/// each component runs alone on each slice. What is written is what `gshare partition` reads. A component that does not
-/// run on a slice gets no profile for it.
+/// The function is a program with both entry points of FluidFaaS, Figure 7, such as one of the Python package `gshare_ffs`. It runs
+/// once as a whole to tell its components and the bytes between them; then each component runs alone on each slice. The file that
+/// is written is read by `gshare partition`, and by `gshare up` for a deployment with `gshare/dag`. A component that does not run
+/// on a slice gets no profile for it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES

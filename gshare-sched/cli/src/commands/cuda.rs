@@ -153,29 +153,6 @@ impl Kernel {
         Ok(address)
     }
 
-    /// Frees device memory, if there is any at `address`.
-    pub fn free(&self, address: u64) -> anyhow::Result<()> {
-        let driver = &self.driver;
-        if address != 0 {
-            call!(driver, b"cuMemFree_v2\0", (u64), address);
-        }
-        Ok(())
-    }
-
-    /// Copies to device memory.
-    pub fn upload(&self, to: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        let (driver, from) = (&self.driver, bytes.as_ptr().cast());
-        call!(driver, b"cuMemcpyHtoD_v2\0", (u64, *const c_void, usize), to, from, bytes.len());
-        Ok(())
-    }
-
-    /// Copies from device memory.
-    pub fn download(&self, from: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
-        let (driver, to) = (&self.driver, bytes.as_mut_ptr().cast());
-        call!(driver, b"cuMemcpyDtoH_v2\0", (*mut c_void, u64, usize), to, from, bytes.len());
-        Ok(())
-    }
-
     /// Launches `blocks` of `threads` in the default stream. A kernel with a parameter takes `argument`.
     pub fn launch(&self, blocks: c_uint, threads: c_uint, argument: Option<u64>) -> anyhow::Result<()> {
         let driver = &self.driver;

@@ -53,11 +53,9 @@ pub(crate) struct Options {
 }
 
 /// The policies behind [`Packer`].
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Policy {
+enum Policy {
     /// Maximal rectangles, the best over all GPUs, re-arranging a GPU before another is opened.
     #[default]
     MaxRects,
@@ -67,7 +65,7 @@ pub(super) enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    pub(super) fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
+    fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),

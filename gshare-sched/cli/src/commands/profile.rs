@@ -13,10 +13,7 @@ use gshare_profile::executor::{Executor, simulated_gpu};
 use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
-use gshare_profile::planner::{
-    BatchLine, EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch,
-};
-use gshare_profile::report::{self, Head};
+use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch};
 use gshare_profile::run::{Record, Sink, run as run_strategy};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
@@ -37,7 +34,7 @@ use std::path::{Path, PathBuf};
 EXAMPLES
   gshare profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
   gshare profile --strategy training --steps -- python3 train.py             the least share of a trainer
-  gshare profile --strategy grid --report grid.html -- python3 serve.py      all shares, with plots")]
+  gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes")]
 pub(crate) struct Options {
     /// What to find out.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]
@@ -45,7 +42,7 @@ pub(crate) struct Options {
     /// inference: the longest p95 that a batch may take.
     #[arg(long, value_name = "TIME", default_value = "50ms")]
     max_exec: Duration,
-    /// grid, training: the batch size. line: several.
+    /// training: the batch size. grid: one or several.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     batch: Vec<u32>,
     /// grid: shares of the SMs in per cent.
@@ -79,11 +76,8 @@ pub(crate) struct Options {
     #[arg(long)]
     name: Option<String>,
     /// The store; trials of this name that are in it are not made again.
-    #[arg(long, value_name = "FILE", default_value = "gshare-profile.sqlite")]
+    #[arg(long, value_name = "FILE", default_value = "gshare-profile.jsonl")]
     store: PathBuf,
-    /// Write a page with plots.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
     /// Write what was measured as a profile, for the scalers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -114,8 +108,6 @@ enum Strategy {
     Inference,
     /// Request and limit of a training function (Dilu).
     Training,
-    /// Time to load, and to infer by batch size (LALB).
-    Line,
 }
 
 #[derive(Serialize)]
@@ -179,24 +171,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 vec![format!("Request {request}, limit {limit} of the SMs; {alone} with all of them")]
             })
         }
-        Strategy::Line => {
-            let line = BatchLine::new(SmShare::WHOLE, Quota::WHOLE, options.batch.clone())?;
-            drive(options, &line, Some(options.batch.len()), |times| {
-                let text = |line: &gshare_profile::planner::Line| {
-                    format!(
-                        "{:.3} ms + {:.3} ms per request (R2 {:.3})",
-                        line.fixed_ns / 1e6,
-                        line.slope_ns / 1e6,
-                        line.r_squared
-                    )
-                };
-                let infer = format!("To infer: {}", text(&times.infer));
-                [infer]
-                    .into_iter()
-                    .chain(times.load.map(|load| format!("To load: {}", text(&load))))
-                    .collect()
-            })
-        }
     }
 }
 
@@ -246,11 +220,6 @@ where
         Ok(answer) => found(answer),
         Err(error) => vec![format!("No answer: {error}")],
     };
-    if let Some(path) = &options.report {
-        let head = Head { name: name.clone(), context: context.clone(), found: lines.clone() };
-        std::fs::write(path, report::html(&head, &records)?)
-            .with_context(|| format!("--report {}", path.display()))?;
-    }
     let points = points(&journal);
     // Without points there is no profile to write, only the reason for the missing answer to print.
     if let Some(path) = options.output.as_ref().filter(|_| !points.is_empty()) {

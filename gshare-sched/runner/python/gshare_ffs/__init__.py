@@ -1,4 +1,4 @@
-"""FluidFaaS functions in Python: models as components, run as stages of a pipeline by gshare.
+"""FluidFaaS functions in Python: models as components, run as stages of a pipeline by `gshare up`.
 
     import gshare_ffs as FFS
 
@@ -10,26 +10,26 @@
             a = Deblur.reg(self, x)
             return SuperResolution.reg(self, a)
 
-    def handler_run(event, context):     # what a stage's command calls
+    def handler_run(event, context):     # the deployment's `envProcess` calls it
         Enhance(event, context, FFS.RUN).run()
 
     def handler_build(event, context):   # before it is deployed
         return Enhance(event, context, FFS.BUILD_DAG).profile(example)
 
 The two entry points are those of FluidFaaS, Figure 7. `gshare build-dag` starts the second: once to see the components
-and the bytes between them, and once for each component on each slice, to measure it from outside. In RUN mode the process is one stage: which, and with which
-components, it reads from the assignment (`GSHARE_FFS_ASSIGNMENT`). Requests and answers are pickles, of the tuple of
-inputs and of what `defDAG` returns; all stages of a function trust each other."""
+and the bytes between them, and once for each component on each slice, to measure it from outside. In RUN mode the process is one stage: it
+serves HTTP on `$PORT` and runs the components named in `$GSHARE_COMPONENTS`, or all of them where nothing is named. A request's body is a JSON
+list of the inputs and its answer is JSON; `decode` and `encode` may say otherwise. Between stages values travel as JSON, or with torch as
+`torch.save` writes them. Neither form can run code in the stage that reads it."""
 
-import ctypes
+import http.server
+import io
 import json
 import os
 import pickle
-import signal
 import sys
+import threading
 import time
-
-from .channel import Channel, ChannelError, Closed
 
 try:
     import torch
@@ -38,10 +38,23 @@ except ImportError:
     torch, _Base = None, object
 
 RUN, BUILD_DAG = "RUN", "BUILDDAG"
-FAILED = 1 << 63
-_PR_SET_PDEATHSIG = 1
 
-__all__ = ["RUN", "BUILD_DAG", "Module", "FFaaS", "Channel", "ChannelError", "Closed"]
+__all__ = ["RUN", "BUILD_DAG", "Module", "FFaaS"]
+
+
+def _pack(values):
+    if torch is None:
+        return json.dumps(values).encode()
+    file = io.BytesIO()
+    torch.save(values, file)
+    return file.getvalue()
+
+
+def _unpack(body):
+    if torch is None:
+        return json.loads(body)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.load(io.BytesIO(body), map_location=device, weights_only=True)
 
 
 class Value:
@@ -102,51 +115,65 @@ class FFaaS:
         for name in (name for name in self.components if name in loaded):
             values[name] = loaded[name](*(values[need] for need in self.components[name][1]))
 
-    def run(self):
-        """Is the stage that the assignment says, until the host closes the function."""
-        host = int(os.environ["GSHARE_FFS_HOST"])
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != host:
-            raise ChannelError("the host is gone")
-        with open(os.environ["GSHARE_FFS_ASSIGNMENT"], encoding="utf-8") as file:
-            stages = json.load(file)["stages"]
-        index = int(os.environ["GSHARE_FFS_STAGE"])
-        mine = stages[index]["components"]
-        unknown = [name for name in mine if name not in self.components]
-        if unknown:
-            raise KeyError(f"stage {index}: no component {unknown[0]!r} in the DAG")
-        later = {name for stage in stages[index + 1 :] for name in stage["components"]}
-        needed = {need for name in later for need in self.components[name][1]}
-        loaded, last = self._load(mine), index + 1 == len(stages)
-        pidfd = os.pidfd_open(host)
-        source = Channel(os.environ["GSHARE_FFS_INPUT"], pidfd)
-        sink = Channel(os.environ["GSHARE_FFS_OUTPUT"], pidfd)
-        try:
-            while True:
-                tag, data = source.receive()
-                done = sink.last_tag()
-                # A predecessor may have died between publishing and releasing.
-                if done is None or done & ~FAILED < tag & ~FAILED:
-                    sink.send(*self._one(index, tag, data, loaded, needed, last))
-                data.release()
-                source.release()
-        except Closed:
-            sink.close_sender()
+    def decode(self, body):
+        """The inputs in the body of a request."""
+        return json.loads(body)
 
-    def _one(self, index, tag, data, loaded, needed, last):
-        if tag & FAILED:
-            return tag, bytes(data)
-        try:
-            values = pickle.loads(data)
-            if index == 0:
-                values = dict(zip((value.name for value in self.inputs), values))
-            self._compute(loaded, values)
-            if last:
-                return tag, pickle.dumps(values[self.answer.name], protocol=5)
-            return tag, pickle.dumps({name: values[name] for name in values if name in needed}, protocol=5)
-        except Exception as error:  # The function's own: it fails this request, not the stage.
-            reason = f"{type(error).__name__}: {error}"[:500]
-            return tag | FAILED, json.dumps({"stage": index, "reason": reason, "attempts": 1}).encode()
+    def encode(self, answer):
+        """The body of the answer."""
+        return json.dumps(answer).encode()
+
+    def run(self):
+        """Is the stage that its environment says, until it is killed."""
+        mine = os.environ.get("GSHARE_COMPONENTS")
+        mine = set(mine.split(",")) if mine else set(self.components)
+        unknown = sorted(mine - set(self.components))
+        if unknown:
+            raise KeyError(f"GSHARE_COMPONENTS: no component {unknown[0]!r} in the DAG")
+        first = os.environ.get("GSHARE_STAGE", "0") == "0"
+        loaded, turn = self._load(mine), threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            # Head and body leave in one packet: the second of two would wait for an acknowledgement.
+            wbufsize = -1
+
+            def do_POST(handler):
+                length = handler.headers.get("Content-Length")
+                if length is None:
+                    handler.close_connection = True
+                    return handler.say(411, b"need a Content-Length")
+                body = handler.rfile.read(int(length))
+                try:
+                    with turn:
+                        answer = self._one(body, loaded, first)
+                except Exception as error:  # The function's own: it fails this request, not the stage.
+                    return handler.say(500, f"{type(error).__name__}: {error}"[:500].encode())
+                handler.say(200, answer)
+
+            def say(handler, status, body):
+                handler.send_response(status)
+                handler.send_header("Content-Length", str(len(body)))
+                handler.end_headers()
+                handler.wfile.write(body)
+
+            def log_message(handler, *_):
+                pass
+
+        # A stage is ready when it listens: its components are loaded by now.
+        http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+
+    def _one(self, body, loaded, first):
+        """The answer to a request, or the values for later stages and the components that have run."""
+        names = [value.name for value in self.inputs]
+        ran, values = ([], dict(zip(names, self.decode(body)))) if first else _unpack(body)
+        self._compute(loaded, values)
+        ran = {*ran, *loaded}
+        later = [needs for name, (_, needs, _) in self.components.items() if name not in ran]
+        if not later:
+            return self.encode(values[self.answer.name])
+        wanted = {self.answer.name}.union(*later)
+        return _pack([sorted(ran), {name: value for name, value in values.items() if name in wanted}])
 
     def profile(self, *example, slice=None, batch=1, repeat=5):
         """Runs each component on an example. Under `gshare build-dag` that program measures, and this does not return;

@@ -39,7 +39,7 @@ pub enum EvictionPolicy {
 }
 
 impl Default for EvictionPolicy {
-    /// Cost-aware with a half-life of an hour; `replay fluidfaas-evict` compares other half-lives.
+    /// Cost-aware with a half-life of an hour.
     fn default() -> Self {
         Self::CostAware { half_life: Duration::from_secs(3_600) }
     }

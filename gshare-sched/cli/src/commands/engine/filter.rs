@@ -21,13 +21,8 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Whether the schema is asked for.
-    pub(super) const fn wants_schema(&self) -> bool {
-        self.schema
-    }
-
     /// The configuration in the file, or the default configuration.
-    pub(super) fn config<C: DeserializeOwned + Default>(&self) -> anyhow::Result<C> {
+    fn config<C: DeserializeOwned + Default>(&self) -> anyhow::Result<C> {
         let Some(file) = &self.config else { return Ok(C::default()) };
         let context = || format!("--config {}", file.display());
         let text = std::fs::read_to_string(file).with_context(context)?;
@@ -51,7 +46,7 @@ struct Input<Event, Config> {
 /// A line out.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Output<Answer> {
+enum Output<Answer> {
     /// The engine handled the line.
     Handled(Answer),
     /// The engine refused the line; nothing changed.
@@ -90,28 +85,6 @@ where
     filter(options.config()?, new, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())
 }
 
-/// Runs a service of a configuration, made by `new`, between standard input and output. A service answers calls and has no time.
-pub(super) fn serve<T, C, I, O>(
-    options: &Options,
-    new: impl Fn(C) -> anyhow::Result<T>,
-    mut answer: impl FnMut(&mut T, I) -> anyhow::Result<Option<O>>,
-) -> anyhow::Result<()>
-where
-    C: DeserializeOwned + Default + JsonSchema,
-    I: DeserializeOwned + JsonSchema,
-    O: Serialize + JsonSchema,
-{
-    if options.schema {
-        return print_json(&serde_json::json!({
-            "input": schema_for!(I),
-            "output": schema_for!(Output<O>),
-            "config": schema_for!(C),
-        }));
-    }
-    let mut called = new(options.config()?)?;
-    lines(&mut std::io::stdin().lock(), &mut std::io::stdout().lock(), |call| answer(&mut called, call))
-}
-
 /// Gives each event of `input` to an engine.
 pub(super) fn filter<E, C>(
     config: C,
@@ -141,7 +114,7 @@ where
 }
 
 /// Writes the answer of `handle` to each line of `input` at once, if there is one: the host may wait for it.
-pub(super) fn lines<I: DeserializeOwned, O: Serialize>(
+fn lines<I: DeserializeOwned, O: Serialize>(
     input: &mut impl BufRead,
     output: &mut impl Write,
     mut handle: impl FnMut(I) -> anyhow::Result<Option<O>>,

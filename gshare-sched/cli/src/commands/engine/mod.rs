@@ -9,17 +9,8 @@
 //! and actions, which grow, bring `unsafe` to the host, and take crashes and memory of two languages into one process. It becomes
 //! worth its price for a host with more than some thousand awaited decisions a second, and such a host can embed the crate.
 
-mod coscale;
-mod fast_scale;
 mod filter;
-mod horizontal;
-mod instances;
-mod model_store;
-mod packer;
-mod partition;
 mod platform;
-mod request;
-mod route;
 mod token_scheduler;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
@@ -41,42 +32,15 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Kind {
-    /// The co-scaler: tokens of a GPU's clients, moved every few milliseconds.
-    Coscale(filter::Options),
-    /// The heuristic scaler: instances and their points, by a profile.
-    FastScale(filter::Options),
-    /// The lazy scaler: instances, once load has stayed.
-    Horizontal(filter::Options),
-    /// The multi-token scheduler: who may launch kernels now.
+    /// The multi-token scheduler of one node: who may launch kernels now.
     Token(filter::Options),
-    /// The request scheduler: which GPU serves which request, and which models stay in its memory.
-    Request(filter::Options),
-    /// The packers: which GPU a demand goes to. A line in is a call, `{"call": "place", …}`, a line out its answer.
-    Pack(filter::Options),
-    /// The model store: what stands in memory, and for which clients.
-    Store(filter::Options),
-    /// Pipelines over MIG slices: each line a DAG and a node, each answer a cut and its slices.
-    Partition(filter::Options),
-    /// The platform: functions, instances and requests of a whole cluster.
+    /// The platform: functions, instances and requests of a whole cluster, with its packers, scalers, routers and keepers.
     Platform(filter::Options),
-    /// The keeper of instances on MIG slices: which there are, in which state, who is evicted.
-    Instances(filter::Options),
-    /// The router of requests to instances on MIG slices, by slack.
-    Route(filter::Options),
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match &options.engine {
-        Kind::Coscale(options) => coscale::run(options),
-        Kind::FastScale(options) => fast_scale::run(options),
-        Kind::Horizontal(options) => horizontal::run(options),
         Kind::Token(options) => token_scheduler::run(options),
-        Kind::Request(options) => request::run(options),
-        Kind::Pack(options) => packer::run(options),
-        Kind::Store(options) => model_store::run(options),
-        Kind::Partition(options) => partition::run(options),
         Kind::Platform(options) => platform::run(options),
-        Kind::Instances(options) => instances::run(options),
-        Kind::Route(options) => route::run(options),
     }
 }

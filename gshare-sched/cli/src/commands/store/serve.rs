@@ -4,8 +4,7 @@ use super::DEFAULT_SOCKET;
 use crate::commands::sim::Simulate;
 use anyhow::Context as _;
 use gshare_core::{Bytes, Duration};
-use gshare_modelstore::backend::ModelBackend;
-use gshare_modelstore::backend::cuda::{IpcBackend, PinnedBackend, VmmBackend};
+use gshare_modelstore::backend::cuda::{PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
 use gshare_modelstore::store::StoreLimits;
 use gshare_runner::libraries::SimulatorDir;
@@ -25,7 +24,6 @@ use std::path::{Path, PathBuf};
 ///     host = "4GiB"
 ///     gpu = "8GiB"
 ///     device = 0
-///     sharing = "vmm"
 ///     models = "/srv/models"
 ///     mode = "666"
 ///     # What each user may have in memory and load, and what the user of uid 1000 may.
@@ -45,15 +43,13 @@ pub(super) struct Serve {
     /// Host memory for models [default: 4GiB].
     #[arg(long, value_name = "BYTES")]
     host: Option<Bytes>,
-    /// Memory of a GPU for models [default: none]. Host memory is page-locked then, as far as the limit of locked memory allows.
+    /// Memory of a GPU for models [default: none]. The store has no context there; a process that lives as long as one load fills it, and
+    /// clients map it for reading. Host memory is page-locked then, as far as the limit of locked memory allows.
     #[arg(long, value_name = "BYTES")]
     gpu: Option<Bytes>,
     /// Which GPU [default: 0].
     #[arg(long, value_name = "N")]
     device: Option<u32>,
-    /// How memory of the GPU is shared [default: vmm].
-    #[arg(long, value_enum)]
-    sharing: Option<Sharing>,
     #[command(flatten)]
     simulate: Simulate,
     /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
@@ -72,17 +68,6 @@ pub(super) struct Serve {
     /// End when the process of this number does, which is the parent.
     #[arg(long, value_name = "PID", hide = true)]
     dies_with: Option<i32>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Sharing {
-    /// By virtual memory management. The store has no context on the GPU, so it takes no more than the models; a process
-    /// that lives as long as one load fills it. Clients map it for reading.
-    Vmm,
-    /// By legacy IPC handles, as in FaST-GShare: the store has a context, clients can write, and the memory goes when the
-    /// store does.
-    Ipc,
 }
 
 /// A unit as people write it.
@@ -105,7 +90,6 @@ struct File {
     host: Option<Text<Bytes>>,
     gpu: Option<Text<Bytes>>,
     device: Option<u32>,
-    sharing: Option<Sharing>,
     models: Option<PathBuf>,
     mode: Option<String>,
     limits: Limits,
@@ -160,14 +144,9 @@ impl Serve {
             }
         };
         let gpu = self.gpu.or(file.gpu.map(|Text(bytes)| bytes));
-        let sharing = self.sharing.or(file.sharing);
         let device = self.device.or(file.device);
         if gpu.is_none() {
-            for (name, given) in [
-                ("sim", self.simulate.sim.is_some()),
-                ("device", device.is_some()),
-                ("sharing", sharing.is_some()),
-            ] {
+            for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", device.is_some())] {
                 anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
             }
         }
@@ -195,16 +174,10 @@ impl Serve {
         if let Some(directory) = config.socket.parent() {
             std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
         }
-        self.serve(config, gpu, device.unwrap_or(0), sharing.unwrap_or(Sharing::Vmm))
+        self.serve(config, gpu, device.unwrap_or(0))
     }
 
-    fn serve(
-        &self,
-        mut config: ServerConfig,
-        gpu: Option<Bytes>,
-        device: u32,
-        sharing: Sharing,
-    ) -> anyhow::Result<()> {
+    fn serve(&self, mut config: ServerConfig, gpu: Option<Bytes>, device: u32) -> anyhow::Result<()> {
         // Before the store exists, so that no signal in between is lost.
         let mut signals = Signals::new([SIGTERM, SIGINT])?;
         if let Some(parent) = self.dies_with {
@@ -220,19 +193,10 @@ impl Serve {
             None => Server::new(config)?,
             Some(bytes) => {
                 config.store.gpu = bytes;
-                let none = "no memory of a GPU; to serve from a simulated one, add --sim";
-                let (host, gpu): (_, Box<dyn ModelBackend>) = match sharing {
-                    Sharing::Vmm => {
-                        let loader = vec![std::env::current_exe()?.into(), "store".into(), "loader".into()];
-                        let gpu = VmmBackend::new(device, loader).context(none)?;
-                        (PinnedBackend::locked(), Box::new(gpu))
-                    }
-                    Sharing::Ipc => {
-                        let gpu = IpcBackend::new(device).context(none)?;
-                        (PinnedBackend::registered(device).context(none)?, Box::new(gpu))
-                    }
-                };
-                Server::with_backends(config, Box::new(host), Some(gpu))?
+                let loader = vec![std::env::current_exe()?.into(), "store".into(), "loader".into()];
+                let gpu = VmmBackend::new(device, loader)
+                    .context("no memory of a GPU; to serve from a simulated one, add --sim")?;
+                Server::with_backends(config, Box::new(PinnedBackend), Some(Box::new(gpu)))?
             }
         };
         let running = server.spawn()?;
