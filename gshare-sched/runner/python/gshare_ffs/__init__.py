@@ -20,14 +20,18 @@ The two entry points are those of FluidFaaS, Figure 7. `gshare build-dag` starts
 and the bytes between them, and once for each component on each slice, to measure it from outside. In RUN mode the process is one stage: it
 serves HTTP on `$PORT` and runs the components named in `$GSHARE_COMPONENTS`, or all of them where nothing is named. A request's body is a JSON
 list of the inputs and its answer is JSON; `decode` and `encode` may say otherwise. Between stages values travel as JSON, or with torch as
-`torch.save` writes them. Neither form can run code in the stage that reads it."""
+`torch.save` writes them. Neither form can run code in the stage that reads it. Values of 64 KiB and more go through a file in shared memory,
+in the folder `$GSHARE_BETWEEN`: the answer has the file's name in the header `Gshare-File`, and so has the request to the next stage, which
+removes the file."""
 
 import http.server
 import io
 import json
+import mmap
 import os
 import pickle
 import sys
+import tempfile
 import threading
 import time
 
@@ -38,6 +42,8 @@ except ImportError:
     torch, _Base = None, object
 
 RUN, BUILD_DAG = "RUN", "BUILDDAG"
+FILE = "Gshare-File"
+LEAST_IN_FILE = 64 << 10
 
 __all__ = ["RUN", "BUILD_DAG", "Module", "FFaaS"]
 
@@ -52,9 +58,27 @@ def _pack(values):
 
 def _unpack(body):
     if torch is None:
-        return json.loads(body)
+        return json.loads(bytes(body))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+
+
+def _in_file(body):
+    """Puts a long body for the next stage into a file, and returns the shorter body with the headers that name the file."""
+    folder = os.environ.get("GSHARE_BETWEEN")
+    if not folder or len(body) < LEAST_IN_FILE:
+        return body, {}
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(body)
+    return b"", {FILE: os.path.basename(file.name)}
+
+
+def _of_file(name):
+    """The body that the stage before has put into a file. It stays mapped for as long as it is used."""
+    path = os.path.join(os.environ["GSHARE_BETWEEN"], os.path.basename(name))
+    with open(path, "rb") as file:
+        os.unlink(path)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class Value:
@@ -145,14 +169,20 @@ class FFaaS:
                     return handler.say(411, b"need a Content-Length")
                 body = handler.rfile.read(int(length))
                 try:
+                    file = handler.headers.get(FILE)
+                    if file is not None and not first:
+                        body = _of_file(file)
                     with turn:
-                        answer = self._one(body, loaded, first)
+                        answer, last = self._one(body, loaded, first)
+                    answer, headers = (answer, {}) if last else _in_file(answer)
                 except Exception as error:  # The function's own: it fails this request, not the stage.
                     return handler.say(500, f"{type(error).__name__}: {error}"[:500].encode())
-                handler.say(200, answer)
+                handler.say(200, answer, headers)
 
-            def say(handler, status, body):
+            def say(handler, status, body, headers={}):
                 handler.send_response(status)
+                for key, value in headers.items():
+                    handler.send_header(key, value)
                 handler.send_header("Content-Length", str(len(body)))
                 handler.end_headers()
                 handler.wfile.write(body)
@@ -164,16 +194,16 @@ class FFaaS:
         http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
 
     def _one(self, body, loaded, first):
-        """The answer to a request, or the values for later stages and the components that have run."""
+        """The answer to a request, or the values for later stages and the components that have run; and whether it is the answer."""
         names = [value.name for value in self.inputs]
         ran, values = ([], dict(zip(names, self.decode(body)))) if first else _unpack(body)
         self._compute(loaded, values)
         ran = {*ran, *loaded}
         later = [needs for name, (_, needs, _) in self.components.items() if name not in ran]
         if not later:
-            return self.encode(values[self.answer.name])
+            return self.encode(values[self.answer.name]), True
         wanted = {self.answer.name}.union(*later)
-        return _pack([sorted(ran), {name: value for name, value in values.items() if name in wanted}])
+        return _pack([sorted(ran), {name: value for name, value in values.items() if name in wanted}]), False
 
     def profile(self, *example, slice=None, batch=1, repeat=5):
         """Runs each component on an example. Under `gshare build-dag` that program measures, and this does not return;
