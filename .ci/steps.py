@@ -243,8 +243,8 @@ def crates():
 
 
 def loom():
-    """Model check of the launch gate and of the book of allocations."""
-    for name, target in (("gshare-core", ["--lib"]), ("gshare-hook", ["--test"])):
+    """Model check of the launch gate, of the open launches of a run and of the book of allocations."""
+    for name, target in (("gshare-core", ["--lib"]), ("gshare-meter", ["--lib"]), ("gshare-hook", ["--test"])):
         argv = ["cargo", "test", "--release", "-p", name, *target, "loom", "--target-dir", "target/loom"]
         run(*argv, RUSTFLAGS="--cfg loom", **RUN_NOT_MEASURED)
 

@@ -28,7 +28,10 @@
 //! # Invariants
 //! Each launch that was paid for is accounted for once: in a segment, as settled, or as refused.
 
+#[cfg(not(loom))]
 use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
 
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
@@ -210,15 +213,18 @@ impl Open {
         self.predicted.load(Ordering::Acquire) + self.carried.load(Ordering::Acquire)
     }
 
+    /// Takes the open launches out. Only the run's thread calls this.
+    ///
+    /// The launches go first, and the count of presumptions after them: a presumption that found the launches still open is part of
+    /// `presumed`, and a later one finds another count.
     fn take(&self) -> Taken {
-        let next = (self.presumed.load(Ordering::Relaxed) | TIME).wrapping_add(1);
-        let presumed = self.presumed.swap(next, Ordering::AcqRel) & TIME;
-        // Only this thread writes these two, so a load and a store will do.
         let [predicted, carried] = [&self.predicted, &self.carried].map(|own| {
             let open = own.load(Ordering::Relaxed);
             own.store(0, Ordering::Release);
             open
         });
+        let next = (self.presumed.load(Ordering::Relaxed) | TIME).wrapping_add(1);
+        let presumed = self.presumed.swap(next, Ordering::AcqRel) & TIME;
         // Launches complete in their order, so presumed cost belongs to the carried launches first.
         let carried_presumed = presumed.min(carried);
         let presumed = (presumed - carried_presumed).min(predicted);
@@ -570,4 +576,25 @@ pub fn unmeasured(predicted: u64, waited: u64) -> u8 {
 /// Saturates to 32 bits: the runs of a thread lie close together in memory, so short times are stored short.
 fn saturated(ns: u64) -> u32 {
     u32::try_from(ns).unwrap_or(u32::MAX)
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// A presumption that crossed the end of a segment was charged twice, and the helper thread's books did not add up.
+    #[test]
+    fn loom_a_presumption_that_crosses_the_end_of_a_segment_counts_once() {
+        loom::model(|| {
+            let open = Arc::new(Open::default());
+            open.predicted.store(7, Ordering::Release);
+            let host = Arc::clone(&open);
+            let presumed = loom::thread::spawn(move || host.presume_done(7));
+            let taken = open.take();
+            let presumed = presumed.join().unwrap();
+            assert_eq!((taken.presumed, taken.predicted), (presumed, 7 - presumed));
+            assert_eq!(open.presumed.load(Ordering::Acquire) & TIME, 0);
+        });
+    }
 }
