@@ -61,7 +61,6 @@ NOT_RUN = {
     "kind": "a cluster",
     "podman": "builds images",
     "sudo": "root",
-    "pip": "what the step `package` makes and tries",
     "GSHARE_BUNDLE=build": "minutes of a release build, which `routes.py --cargo` makes",
     "cargo deny": "the list of advisories, from the network",
     "cargo add": "a crate of the reader's",

@@ -109,7 +109,10 @@ impl Store {
         let rest = &text[whole..];
         if !BEGIN.iter().zip(rest).all(|(ours, theirs)| ours == theirs) {
             let line = text[..whole].iter().filter(|&&byte| byte == b'\n').count() + 1;
-            return Err(StoreError::Line { line, what: "neither a trial nor the beginning of one".to_owned() });
+            return Err(StoreError::Line {
+                line,
+                what: "neither a trial nor the beginning of one".to_owned(),
+            });
         }
         Ok((records, whole))
     }
@@ -134,9 +137,9 @@ fn journal(records: &[Record]) -> Result<Journal, StoreError> {
 
 /// A point of a file is held to the bounds of a measured one.
 fn check(record: &Record) -> Result<(), ProfileError> {
-    record.measured.map_or(Ok(()), |measured| {
-        ProfileTable::sparse(vec![measured.measurement.point]).map(drop)
-    })
+    record
+        .measured
+        .map_or(Ok(()), |measured| ProfileTable::sparse(vec![measured.measurement.point]).map(drop))
 }
 
 impl Sink for Store {

@@ -5,8 +5,8 @@
 use gshare_core::profile::{ProfileError, ProfilePoint, RequestRate, Setting};
 use gshare_core::{Duration, Quota, SmShare};
 use gshare_profile::planner::{
-    EfficacySearch, Grid, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError,
-    Planner, Step, TrainingSearch, Trial,
+    EfficacySearch, Grid, InferenceChoice, Journal, JournalError, Measurement, Outcome, PlanError, Planner,
+    Step, TrainingSearch, Trial,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
