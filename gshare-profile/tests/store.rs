@@ -126,7 +126,7 @@ fn two_runs_that_share_a_file_see_each_others_trials() {
     let setting = gshare_core::profile::Setting { batch: 1, sm: SmShare::WHOLE, quota: Quota::WHOLE };
     let record = Record { trial: Trial::failed(setting, "hung".into()), measured: None };
     one.keep(&record).unwrap();
-    assert_eq!(other.records().unwrap(), [record.clone()]);
+    assert_eq!(other.records().unwrap(), *std::slice::from_ref(&record));
     assert!(other.keep(&record).unwrap_err().to_string().contains("was tried before"));
 }
 
