@@ -99,6 +99,7 @@ impl<G: Ground> Meter<G> {
         let measurement = matches!(
             event,
             MeterEvent::Recorded { .. }
+                | MeterEvent::WaitOver { .. }
                 | MeterEvent::Completed { .. }
                 | MeterEvent::MeasurementLost { .. }
                 | MeterEvent::ThreadsSeen { .. }
@@ -200,6 +201,10 @@ impl<G: Ground> Meter<G> {
             MeterEvent::Recorded { device, id, segment } => {
                 let index = self.index(device);
                 self.devices[index].timeline.record(id, segment);
+            }
+            MeterEvent::WaitOver { device, id } => {
+                let index = self.index(device);
+                self.devices[index].timeline.wait_over(id);
             }
             MeterEvent::Completed { device, id, start, end } => {
                 let index = self.index(device);

@@ -19,7 +19,9 @@
 //!    [`Run::begin`]. A launch may be measured alone instead ([`Alone`](crate::alone::Alone)) if its cost is unknown, in doubt, or hidden by others.
 //! 3. A segment *ends* when it is full, when its thread waits for credit or synchronises, when another context becomes current, or
 //!    when another stream needs its place: see [`Run::close`].
-//! 4. A short segment before a synchronising call is *skipped*, except now and then. One synchronising call in four is timed, and
+//! 4. No segment holds a wait of its stream for the host, a word of memory or another stream ([`Run::waits`]). The first event of
+//!    the segment behind a wait also shows when the wait is over.
+//! 5. A short segment before a synchronising call is *skipped*, except now and then. One synchronising call in four is timed, and
 //!    the skipping ends if the call takes longer than the open launches explain ([`unmeasured`]).
 //!
 //! Costs of launches without a segment are **carried**: the next segment on the stream ends after them. If none begins, they are
@@ -148,7 +150,7 @@ pub enum Verdict {
 /// The reason for which a segment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The segment has reached its full size.
+    /// The segment has reached its full size, or its stream is about to wait.
     Full,
     /// The thread will wait for credit.
     Waiting,
@@ -187,6 +189,7 @@ impl Open {
             predicted: self.total(),
             presumed: self.presumed.load(Ordering::Acquire) & TIME,
             prepaid: self.prepaid.load(Ordering::Acquire),
+            waits: false,
         }
     }
 
@@ -248,8 +251,8 @@ pub struct Run<M> {
     lead: u32,
     /// Duration of the call that recorded the segment's first event, in ns.
     record: u32,
-    /// The stream waits for something within the segment.
-    waits: bool,
+    /// The launches are queued behind a wait of the stream.
+    behind_wait: bool,
     /// Charged cost of the open launches at the thread's last synchronising call, in ns.
     awaited: u64,
 }
@@ -279,6 +282,7 @@ pub struct Closed<M> {
     count: u32,
     taken: Taken,
     short: bool,
+    behind_wait: bool,
 }
 
 impl<M> Closed<M> {
@@ -311,7 +315,7 @@ impl<M> Run<M> {
             slack: 0,
             lead: 0,
             record: 0,
-            waits: false,
+            behind_wait: false,
             awaited: 0,
         }
     }
@@ -372,7 +376,7 @@ impl<M> Run<M> {
             return true;
         }
         (self.row, self.first, self.slack, self.lead) = (row, cost, 0, 0);
-        (self.skip, self.idle_skip, self.waits) = (UNRECORDED, false, false);
+        (self.skip, self.idle_skip) = (UNRECORDED, false);
         false
     }
 
@@ -383,10 +387,25 @@ impl<M> Run<M> {
         (self.slack, self.record) = (saturated(slack), saturated(now.saturating_sub(asked)));
     }
 
-    /// The thread makes the stream wait for the host, for a word of memory, or for another stream. The wait is not the device's
-    /// work, so the segment says nothing about its launches, and later launches are measured alone now and then.
-    pub fn waits(&mut self) {
-        (self.waits, self.mixed) = (true, MIXED);
+    /// Whether the open segment is to be [closed](Self::close) before a wait of the stream, since the wait is not the device's work.
+    /// Short segments are dropped instead, except for one in four, because an event costs more than their measurement is worth.
+    pub fn ends_before_wait(&self, open: &Open) -> bool {
+        self.mark.is_some() && (open.total() >= WORTHWHILE_NS || self.begun & 6 == 0)
+    }
+
+    /// The thread makes the stream wait for the host, for a word of memory, or for another stream. The next launch begins a segment.
+    /// Returns the mark of the open segment, which is dropped.
+    pub fn waits(&mut self, open: &Open) -> Option<M> {
+        // More launches than a few without an event may still be at work when nothing behind the wait is.
+        self.behind_wait = open.total() < WORTHWHILE_NS;
+        self.carry(open);
+        (self.limit, self.skip) = (0, 0);
+        self.mark.take()
+    }
+
+    /// Whether the next launches are queued behind a wait of the stream, and the device may have nothing to do before them.
+    pub fn is_behind_wait(&self) -> bool {
+        self.behind_wait
     }
 
     /// Whether any launch or segment is open.
@@ -467,7 +486,7 @@ impl<M> Run<M> {
 
     /// Hands the run to another stream, after it was closed.
     pub fn taken_over(&mut self) {
-        (self.mixed, self.skip) = (0, 0);
+        (self.mixed, self.skip, self.behind_wait) = (0, 0, false);
     }
 
     /// The mark of the open segment.
@@ -489,20 +508,22 @@ impl<M> Run<M> {
         }
         let (count, taken) = (core::mem::take(&mut self.count), open.take());
         self.limit = 0;
-        let mark = self.mark.take();
+        let (mark, behind_wait) = (self.mark.take(), self.behind_wait);
+        // When the call is over, so is every wait before it.
+        self.behind_wait &= why != Ending::Synchronising;
         if mark.is_none() {
             self.skip = if measures_all { 0 } else { self.skip.saturating_sub(1) };
         }
         // Programs with a synchronising call after every few short launches are measured only now and then.
         let worth = taken.predicted + taken.presumed >= WORTHWHILE_NS || measures_all;
-        Some(Closed { mark, count, taken, short: why == Ending::Synchronising && !worth })
+        Some(Closed { mark, count, taken, short: why == Ending::Synchronising && !worth, behind_wait })
     }
 
-    /// Whether the stream cannot have run dry in the segment: it waited for nothing, and all launches were queued before the device
-    /// could have finished the first launch, or even begun it. `behind`: the device has not passed the mark.
+    /// Whether the stream cannot have run dry in the segment: all launches were queued before the device could have finished the
+    /// first launch, or even begun it. `behind`: the device has not passed the mark.
     pub fn is_dense(&self, closed: &Closed<M>, now: u64, behind: bool) -> bool {
         let queued = now.saturating_sub(self.opened) < self.first.saturating_add(self.lead.into());
-        closed.taken.presumed == 0 && !self.waits && (queued || behind)
+        closed.taken.presumed == 0 && (queued || behind)
     }
 
     /// The end of the segment was recorded at `now`, and its measurement is under way. `behind` is as for
@@ -523,6 +544,7 @@ impl<M> Run<M> {
             record,
             of: Measured::Run,
             opened: self.opened,
+            behind_wait: closed.behind_wait,
         }
     }
 

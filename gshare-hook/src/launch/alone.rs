@@ -85,7 +85,10 @@ impl Alone {
 #[cold]
 pub(crate) fn measure_alone(of: Launch, cost: u64) -> Ticket {
     let Launch { metering, device, thread, row, stream, call } = of;
-    let timing = alone::Alone::new(&device.costs, row, call, clock::now_ns());
+    // SAFETY: the record is this thread's own.
+    let run = unsafe { thread.run(stream) };
+    let behind_wait = run.stream == stream && run.run.is_behind_wait();
+    let timing = alone::Alone::new(&device.costs, row, call, clock::now_ns(), behind_wait);
     let mut alone = Alone { device, stream, timing, start: None, lead: None };
     let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
     if let Some(context) = context {
