@@ -65,6 +65,7 @@ mod peer;
 mod server;
 mod snapshot;
 mod sockets;
+mod ticket;
 mod usage;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
