@@ -145,7 +145,8 @@ impl World {
         };
         Some(match *step {
             Step::Hello { conn, again, name, run, uid, spec: which } => {
-                let taken = |conn: &u32| self.sessions.contains(conn) || node.is_absent(ConnId::new(*conn, 0));
+                let taken =
+                    |conn: &u32| self.sessions.contains(conn) || node.is_absent(ConnId::new(*conn, 0));
                 let free = (0..6).find(|conn| !taken(conn)).filter(|_| !again);
                 let (conn, uid) = (free.unwrap_or(conn), uid / 15);
                 if node.is_absent(ConnId::new(conn, 0)) {

@@ -6,8 +6,8 @@ use gshare_core::{
     Bytes, ClientId, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare, Timestamp, UseState,
 };
 use gshare_sched::node::{
-    ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, MemoryBound, NodeConfig, NodeError, NodeEvent, Note,
-    Peer, Refusal,
+    ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, MemoryBound, NodeConfig, NodeError,
+    NodeEvent, Note, Peer, Refusal,
 };
 
 fn ms(ms: u64) -> Duration {

@@ -35,8 +35,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 
-use crate::cost::{CostTable, Row};
 use crate::OpenRun;
+use crate::cost::{CostTable, Row};
 
 mod closing;
 
@@ -457,7 +457,6 @@ impl<M> Run<M> {
     pub fn mark_mut(&mut self) -> Option<&mut M> {
         self.mark.as_mut()
     }
-
 }
 
 /// Saturates to 32 bits: the runs of a thread lie close together in memory, so short times are stored short.

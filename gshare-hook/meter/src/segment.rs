@@ -86,6 +86,19 @@ impl Segment {
     pub(crate) fn of_one(row: Row, predicted: u64, of: Measured, opened: u64) -> Self {
         let (carried, presumed, span, gap, record) = (0, 0, 0, 0, 0);
         let (launches, row, dense, behind_wait) = (1, Some(row), true, false);
-        Self { predicted, carried, presumed, launches, row, dense, span, gap, record, of, opened, behind_wait }
+        Self {
+            predicted,
+            carried,
+            presumed,
+            launches,
+            row,
+            dense,
+            span,
+            gap,
+            record,
+            of,
+            opened,
+            behind_wait,
+        }
     }
 }

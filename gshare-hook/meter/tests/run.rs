@@ -298,7 +298,10 @@ fn no_segment_holds_a_wait_of_its_stream() {
     host.launches(&gate, short, 10 * US);
     host.end(Ending::Synchronising, false, true);
     (0..20).for_each(|_| host.launches(&gate, short, 10 * US));
-    assert!(host.open.as_run().predicted >= WORTHWHILE_NS && host.run.mark().is_none(), "segments are skipped");
+    assert!(
+        host.open.as_run().predicted >= WORTHWHILE_NS && host.run.mark().is_none(),
+        "segments are skipped"
+    );
     host.wait();
     assert!(!host.run.is_behind_wait());
 }

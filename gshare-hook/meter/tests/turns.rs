@@ -575,9 +575,16 @@ fn work_behind_a_wait_of_its_stream_keeps_no_token_and_is_charged_when_it_has_ru
         bench.run(50 * US);
     }
     let kept = bench.now - start;
-    assert!((100 * US..=400 * US).contains(&kept), "the first kernel is over, and the token went back after {kept} ns");
+    assert!(
+        (100 * US..=400 * US).contains(&kept),
+        "the first kernel is over, and the token went back after {kept} ns"
+    );
     bench.run(15 * MS);
-    assert_eq!((bench.ends().len(), bench.requests(), bench.busy), (1, 1, 100 * US), "and no other is asked for");
+    assert_eq!(
+        (bench.ends().len(), bench.requests(), bench.busy),
+        (1, 1, 100 * US),
+        "and no other is asked for"
+    );
     bench.run(20 * MS);
     assert_eq!((bench.busy, bench.used), (200 * US, 200 * US));
     // The wait is over, and the next launches keep their token again.

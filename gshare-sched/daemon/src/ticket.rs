@@ -50,7 +50,8 @@ impl Tickets {
 
 /// The key in a file, if only this user can have written or read it.
 fn kept(path: &Path) -> Option<[u8; 32]> {
-    let mut file = File::from(open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?);
+    let mut file =
+        File::from(open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()).ok()?);
     let about = file.metadata().ok()?;
     let mut key = [0; 32];
     file.read_exact(&mut key).ok()?;

@@ -268,7 +268,8 @@ fn a_process_that_has_become_another_user_comes_back_to_the_next_daemon_by_its_t
             ticket.into_iter().for_each(|ticket| client.resume(ticket));
             client.hello(7, "server", ResourceSpec::UNLIMITED);
             match client.receive() {
-                Some(ToClient::Refused { code: RefusalCode::NotAllowed, text }) if text.contains("65534") => {}
+                Some(ToClient::Refused { code: RefusalCode::NotAllowed, text }) if text.contains("65534") => {
+                }
                 other => panic!("{other:?}"),
             }
         }

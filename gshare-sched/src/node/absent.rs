@@ -72,9 +72,8 @@ impl Node {
     pub(super) fn came_back(&mut self, conn: ConnId, account: Account) {
         let session = self.sessions.get(&conn).expect("a process attaches on a connection");
         let (peer, own_pid) = (session.peer, session.own_pid);
-        let is_it = |absent: &Absent| {
-            (absent.peer, absent.own_pid, absent.instance) == (peer, own_pid, account.1)
-        };
+        let is_it =
+            |absent: &Absent| (absent.peer, absent.own_pid, absent.instance) == (peer, own_pid, account.1);
         let mut empty = Vec::new();
         for (lost, absent) in self.absent.iter_mut().filter(|(_, absent)| is_it(absent)) {
             if let Some(at) = absent.accounts.iter().position(|kept| kept.tenant() == account) {
@@ -91,7 +90,13 @@ impl Node {
     }
 
     /// A process that says Hello as one run of a name is no longer part of another: it has executed another program.
-    pub(super) fn says_hello(&mut self, now: Timestamp, peer: Peer, as_one: (&str, Run), out: &mut Vec<NodeAction>) {
+    pub(super) fn says_hello(
+        &mut self,
+        now: Timestamp,
+        peer: Peer,
+        as_one: (&str, Run),
+        out: &mut Vec<NodeAction>,
+    ) {
         let is_another = |instance: &u32| {
             let instance = &self.instances[instance];
             (instance.name.as_str(), instance.run) != as_one

@@ -250,13 +250,7 @@ mod tests {
         fn new(machine: Machine) -> Self {
             let mut timeline = Timeline::new();
             timeline.turn_began = 0;
-            Self {
-                machine,
-                costs: CostTable::new(),
-                calls: CallTime::default(),
-                timeline,
-                charged: 0,
-            }
+            Self { machine, costs: CostTable::new(), calls: CallTime::default(), timeline, charged: 0 }
         }
 
         /// `count` launches between two events.

@@ -273,7 +273,8 @@ impl Outside {
 
     /// Whether the process of a connection is gone; a sender of garbage has no other life.
     pub(super) fn has_exited(&self, conn: ConnId) -> bool {
-        self.conn(conn).is_none_or(|entry| entry.process == usize::MAX || self.exited.contains(&entry.process))
+        self.conn(conn)
+            .is_none_or(|entry| entry.process == usize::MAX || self.exited.contains(&entry.process))
     }
 
     /// Closes a connection from the daemon's end, or because the daemon dies.
