@@ -441,8 +441,10 @@ messages! {
     /// # Conversation
     /// ```text
     /// hook                                  daemon
+    ///  Resume{uid, ticket}               ──▶                              first, if an earlier daemon gave a ticket
     ///  Hello{name, spec, ...}            ──▶
     ///                                    ◀──  Welcome{epoch}              or Refused or Unserved, and close
+    ///                                    ◀──  Ticket{uid, ticket}         if the daemon sees the process's pid
     ///                                    ◀──  Class{class}                if the daemon's configuration names a class
     ///  Attach{ordinal, device, memory}   ──▶                              once per GPU, at its first context
     ///                                    ◀──  Attached{client, spec, window}   or for this GPU only: Refused or Unserved
@@ -581,6 +583,13 @@ messages! {
         /// The reason; `None` at the end of an announced wait.
         reason: Option<Wait>,
     }
+    /// Before Hello: the user of the process when a daemon gave it this ticket. The process may have become another user since.
+    14 Resume {
+        /// The user.
+        uid: u32,
+        /// The proof, from [`ToClient::Ticket`].
+        ticket: u128,
+    }
 }
 
 messages! {
@@ -703,6 +712,13 @@ messages! {
         /// The limits to keep; `None` for the process's own limits.
         spec: Option<ResourceSpec>,
     }
+    /// A ticket with which the process connects again as this user, also to a later daemon.
+    16 Ticket {
+        /// The user, as the kernel states it now.
+        uid: u32,
+        /// The proof for [`ToDaemon::Resume`].
+        ticket: u128,
+    }
 }
 
 impl ToDaemon {
@@ -796,6 +812,7 @@ mod tests {
             ToDaemon::MemoryQuery { client },
             ToDaemon::Waiting { client, reason: Some(Wait::Draining) },
             ToDaemon::Waiting { client, reason: None },
+            ToDaemon::Resume { uid: 3, ticket: 4 },
         ]
     }
 
@@ -833,6 +850,7 @@ mod tests {
             ToClient::MemoryMember { client, pid: 3, used: Bytes(4) },
             ToClient::MemoryView { client },
             ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: Some(spec()) },
+            ToClient::Ticket { uid: 3, ticket: 4 },
         ]
     }
 
@@ -864,6 +882,7 @@ mod tests {
             "040c 1000 09000000 0200000001000000".into(),
             "040d 1200 0a000000 0200000001000000 01 12".into(),
             "040d 1100 0b000000 0200000001000000 00".into(),
+            "040e 1c00 0c000000 03000000 04000000000000000000000000000000".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();
@@ -886,6 +905,7 @@ mod tests {
             "040d 1c00 0c000000 0200000001000000 03000000 0400000000000000",
             "040e 1000 0d000000 0200000001000000",
             "040f 1c00 0e000000 02 026e6f 01 b80b401f6009000000400000000000",
+            "0410 1c00 0f000000 03000000 04000000000000000000000000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();
@@ -946,7 +966,7 @@ mod tests {
         #[test]
         fn no_bytes_panic_and_what_decodes_encodes_to_the_same_bytes(
             mut bytes in prop::collection::vec(any::<u8>(), 0..80),
-            kind in 0u8..16,
+            kind in 0u8..18,
         ) {
             if bytes.len() >= HEADER {
                 let length = u16::try_from(bytes.len()).unwrap().to_le_bytes();

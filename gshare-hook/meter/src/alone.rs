@@ -36,6 +36,7 @@ pub struct Alone {
     /// When the launch's call began, and how long the call for the event before it took, in ns.
     began: u64,
     record: u64,
+    behind_wait: bool,
 }
 
 /// The end of a launch measured alone.
@@ -52,10 +53,10 @@ pub struct AloneEnd {
 }
 
 impl Alone {
-    /// A launch of `row` with a call that begins now.
-    pub fn new(costs: &CostTable, row: Row, call: Call, now: u64) -> Self {
+    /// A launch of `row` with a call that begins now, perhaps [behind a wait](crate::run::Run::is_behind_wait) of its stream.
+    pub fn new(costs: &CostTable, row: Row, call: Call, now: u64, behind_wait: bool) -> Self {
         let of = if costs.known(row).is_none() { Measured::First } else { Measured::Alone };
-        Self { row, of, call, idle: false, began: now, record: 0 }
+        Self { row, of, call, idle: false, began: now, record: 0, behind_wait }
     }
 
     /// Whether a late call may delay the work, so that the host has to find out whether the stream is idle.
@@ -102,6 +103,7 @@ impl Alone {
             record: self.record,
             of: if held { Measured::Held } else { self.of },
             opened: self.began,
+            behind_wait: self.behind_wait,
         }
     }
 

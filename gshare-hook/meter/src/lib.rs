@@ -117,6 +117,8 @@ pub struct OpenRun {
     pub presumed: u64,
     /// Credit held by the thread for later launches, in ns.
     pub prepaid: u64,
+    /// Whether the device has begun none of the launches, because their stream waits for something else.
+    pub waits: bool,
 }
 
 /// An event of the process. `G` is the host's way to share a device's atomics.
@@ -183,6 +185,13 @@ pub enum MeterEvent<G> {
         id: SegmentId,
         /// The segment, with its launches.
         segment: Segment,
+    },
+    /// The device has passed the beginning of a segment [behind a wait](Segment::behind_wait).
+    WaitOver {
+        /// The process's number of the device.
+        device: Ordinal,
+        /// The host's number of the segment.
+        id: SegmentId,
     },
     /// The device has passed the end of a segment.
     Completed {

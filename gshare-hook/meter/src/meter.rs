@@ -62,6 +62,8 @@ pub struct Meter<G> {
     crowded: bool,
     /// The process's class by the daemon's configuration.
     class: Option<ServiceClass>,
+    /// The frame that proves the process's user to a daemon.
+    ticket: Option<ToDaemon>,
     leaving: Option<Leaving>,
 }
 
@@ -86,6 +88,7 @@ impl<G: Ground> Meter<G> {
             syncs: 0,
             crowded: false,
             class: None,
+            ticket: None,
             leaving: None,
         }
     }
@@ -99,6 +102,7 @@ impl<G: Ground> Meter<G> {
         let measurement = matches!(
             event,
             MeterEvent::Recorded { .. }
+                | MeterEvent::WaitOver { .. }
                 | MeterEvent::Completed { .. }
                 | MeterEvent::MeasurementLost { .. }
                 | MeterEvent::ThreadsSeen { .. }
@@ -201,6 +205,10 @@ impl<G: Ground> Meter<G> {
                 let index = self.index(device);
                 self.devices[index].timeline.record(id, segment);
             }
+            MeterEvent::WaitOver { device, id } => {
+                let index = self.index(device);
+                self.devices[index].timeline.wait_over(id);
+            }
             MeterEvent::Completed { device, id, start, end } => {
                 let index = self.index(device);
                 let interval = (start.as_nanos(), end.as_nanos());
@@ -275,6 +283,7 @@ impl<G: Ground> Meter<G> {
     fn connected(&mut self, now: u64, actions: &mut Actions) {
         let Link::Connecting { outage } = self.link else { return };
         // If the daemon has refused at the door and closed, perhaps before these frames, its answer is heard next.
+        actions.extend(self.ticket.clone().map(Action::Say));
         actions.push(Action::Say(self.settings.hello.clone()));
         if let Some(class) = self.settings.class {
             actions.push(Action::Say(ToDaemon::Class { class }));
@@ -411,6 +420,7 @@ impl<G: Ground> Meter<G> {
                 self.turned_away(code, &text, Some(limits), now, actions);
             }
             ToClient::Class { class } => self.class = Some(class),
+            ToClient::Ticket { uid, ticket } => self.ticket = Some(ToDaemon::Resume { uid, ticket }),
             ToClient::Attached { ordinal, client, spec, window, in_flight, .. } => {
                 // An unasked answer would begin another count of turns.
                 let of = |device: &Device<G>| device.asked && device.ordinal == Ordinal(ordinal);

@@ -19,7 +19,9 @@
 //!    [`Run::begin`]. A launch may be measured alone instead ([`Alone`](crate::alone::Alone)) if its cost is unknown, in doubt, or hidden by others.
 //! 3. A segment *ends* when it is full, when its thread waits for credit or synchronises, when another context becomes current, or
 //!    when another stream needs its place: see [`Run::close`].
-//! 4. A short segment before a synchronising call is *skipped*, except now and then. One synchronising call in four is timed, and
+//! 4. No segment holds a wait of its stream for the host, a word of memory or another stream ([`Run::waits`]). The first event of
+//!    the segment behind a wait also shows when the wait is over.
+//! 5. A short segment before a synchronising call is *skipped*, except now and then. One synchronising call in four is timed, and
 //!    the skipping ends if the call takes longer than the open launches explain ([`unmeasured`]).
 //!
 //! Costs of launches without a segment are **carried**: the next segment on the stream ends after them. If none begins, they are
@@ -36,8 +38,13 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use gshare_core::Duration;
 use gshare_core::gate::LaunchGate;
 
+use crate::OpenRun;
 use crate::cost::{CostTable, Row};
-use crate::{Measured, OpenRun, Segment};
+
+mod closing;
+
+use closing::UNMEASURED_IN_DOUBT;
+pub use closing::{Closed, Ending, WORTHWHILE_NS, is_timed, unmeasured};
 
 /// Predicted GPU time of a full segment, in ns.
 ///
@@ -56,16 +63,6 @@ pub const fn is_early(begun: u32) -> bool {
 
 /// Credit taken at once by a run for later short launches, in ns.
 pub const PREPAY_NS: u64 = 8_000;
-/// A shorter segment is not worth ending at every synchronising call, in ns.
-pub const WORTHWHILE_NS: u64 = 100_000;
-/// GPU time, in ns, between two synchronising calls that end a segment, or [`UNMEASURED`] calls, while such calls wait about as
-/// long as predicted: two events take microseconds. Only [`UNMEASURED_IN_DOUBT`] calls lie between them while the wait may be due
-/// to the host. None do while calls wait longer still, since a kernel has become longer.
-const MEASURED_EVERY_NS: u64 = 1_000_000;
-/// The most synchronising calls between two calls that end a segment.
-const UNMEASURED: u8 = 127;
-/// The most such calls while their wait may be due to the host.
-const UNMEASURED_IN_DOUBT: u8 = 7;
 /// Launches of a full segment.
 pub const SEGMENT_LAUNCHES: u32 = 16_384;
 /// Launches of a full [early](is_early) segment: few, so that a cost learned too low is doubted soon.
@@ -148,19 +145,6 @@ pub enum Verdict {
     Fail,
 }
 
-/// The reason for which a segment ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The segment has reached its full size.
-    Full,
-    /// The thread will wait for credit.
-    Waiting,
-    /// The thread will synchronise with the device.
-    Synchronising,
-    /// Another stream needs its place.
-    Taken,
-}
-
 /// The open launches of a run. Its thread writes, and the meter's host reads; the host writes how much it presumes complete.
 #[derive(Debug, Default)]
 pub struct Open {
@@ -190,6 +174,7 @@ impl Open {
             predicted: self.total(),
             presumed: self.presumed.load(Ordering::Acquire) & TIME,
             prepaid: self.prepaid.load(Ordering::Acquire),
+            waits: false,
         }
     }
 
@@ -258,8 +243,8 @@ pub struct Run<M> {
     lead: u32,
     /// Duration of the call that recorded the segment's first event, in ns.
     record: u32,
-    /// The stream waits for something within the segment.
-    waits: bool,
+    /// The launches are queued behind a wait of the stream.
+    behind_wait: bool,
     /// Charged cost of the open launches at the thread's last synchronising call, in ns.
     awaited: u64,
 }
@@ -281,28 +266,6 @@ pub enum Concluded {
     Refused,
 }
 
-/// A closed run: the host measures its segment, or settles it as predicted.
-#[derive(Debug)]
-pub struct Closed<M> {
-    /// The first event of the segment, if one was recorded.
-    pub mark: Option<M>,
-    count: u32,
-    taken: Taken,
-    short: bool,
-}
-
-impl<M> Closed<M> {
-    /// The charge, in ns, if the run is settled as predicted.
-    pub fn predicted(&self) -> u64 {
-        self.taken.predicted + self.taken.carried
-    }
-
-    /// Whether an event after it would be the end of a segment.
-    pub fn is_measurable(&self) -> bool {
-        self.mark.is_some() && self.count > 0
-    }
-}
-
 impl<M> Run<M> {
     /// A run without launches.
     pub const fn new() -> Self {
@@ -321,7 +284,7 @@ impl<M> Run<M> {
             slack: 0,
             lead: 0,
             record: 0,
-            waits: false,
+            behind_wait: false,
             awaited: 0,
         }
     }
@@ -382,7 +345,7 @@ impl<M> Run<M> {
             return true;
         }
         (self.row, self.first, self.slack, self.lead) = (row, cost, 0, 0);
-        (self.skip, self.idle_skip, self.waits) = (UNRECORDED, false, false);
+        (self.skip, self.idle_skip) = (UNRECORDED, false);
         false
     }
 
@@ -393,10 +356,25 @@ impl<M> Run<M> {
         (self.slack, self.record) = (saturated(slack), saturated(now.saturating_sub(asked)));
     }
 
-    /// The thread makes the stream wait for the host, for a word of memory, or for another stream. The wait is not the device's
-    /// work, so the segment says nothing about its launches, and later launches are measured alone now and then.
-    pub fn waits(&mut self) {
-        (self.waits, self.mixed) = (true, MIXED);
+    /// Whether the open segment is to be [closed](Self::close) before a wait of the stream, since the wait is not the device's work.
+    /// Short segments are dropped instead, except for one in four, because an event costs more than their measurement is worth.
+    pub fn ends_before_wait(&self, open: &Open) -> bool {
+        self.mark.is_some() && (open.total() >= WORTHWHILE_NS || self.begun & 6 == 0)
+    }
+
+    /// The thread makes the stream wait for the host, for a word of memory, or for another stream. The next launch begins a segment.
+    /// Returns the mark of the open segment, which is dropped.
+    pub fn waits(&mut self, open: &Open) -> Option<M> {
+        // More launches than a few without an event may still be at work when nothing behind the wait is.
+        self.behind_wait = open.total() < WORTHWHILE_NS;
+        self.carry(open);
+        (self.limit, self.skip) = (0, 0);
+        self.mark.take()
+    }
+
+    /// Whether the next launches are queued behind a wait of the stream, and the device may have nothing to do before them.
+    pub fn is_behind_wait(&self) -> bool {
+        self.behind_wait
     }
 
     /// Whether any launch or segment is open.
@@ -477,7 +455,7 @@ impl<M> Run<M> {
 
     /// Hands the run to another stream, after it was closed.
     pub fn taken_over(&mut self) {
-        (self.mixed, self.skip) = (0, 0);
+        (self.mixed, self.skip, self.behind_wait) = (0, 0, false);
     }
 
     /// The mark of the open segment.
@@ -488,88 +466,6 @@ impl<M> Run<M> {
     /// The mark of the open segment, to be moved with the device's work.
     pub fn mark_mut(&mut self) -> Option<&mut M> {
         self.mark.as_mut()
-    }
-
-    /// Takes all open launches out; returns `None` if there are none. A segment with a mark is to be [measured](Self::measured), or
-    /// settled as predicted if its end cannot be recorded. Launches without a mark are settled as predicted, too.
-    pub fn close(&mut self, open: &Open, why: Ending, measures_all: bool) -> Option<Closed<M>> {
-        self.awaited = open.total();
-        if self.awaited == 0 && self.count == 0 && self.mark.is_none() {
-            return None;
-        }
-        let (count, taken) = (core::mem::take(&mut self.count), open.take());
-        self.limit = 0;
-        let mark = self.mark.take();
-        if mark.is_none() {
-            self.skip = if measures_all { 0 } else { self.skip.saturating_sub(1) };
-        }
-        // Programs with a synchronising call after every few short launches are measured only now and then.
-        let worth = taken.predicted + taken.presumed >= WORTHWHILE_NS || measures_all;
-        Some(Closed { mark, count, taken, short: why == Ending::Synchronising && !worth })
-    }
-
-    /// Whether the stream cannot have run dry in the segment: it waited for nothing, and all launches were queued before the device
-    /// could have finished the first launch, or even begun it. `behind`: the device has not passed the mark.
-    pub fn is_dense(&self, closed: &Closed<M>, now: u64, behind: bool) -> bool {
-        let queued = now.saturating_sub(self.opened) < self.first.saturating_add(self.lead.into());
-        closed.taken.presumed == 0 && !self.waits && (queued || behind)
-    }
-
-    /// The end of the segment was recorded at `now`, and its measurement is under way. `behind` is as for
-    /// [`is_dense`](Self::is_dense), before the end was recorded.
-    pub fn measured(&mut self, closed: &Closed<M>, (dense, behind): (bool, bool), now: u64) -> Segment {
-        let record = u64::from(self.record);
-        self.skip_short(closed);
-        let Taken { predicted, presumed, carried } = closed.taken;
-        Segment {
-            predicted,
-            carried,
-            presumed,
-            launches: closed.count,
-            row: (self.mixed == 0).then_some(self.row),
-            dense,
-            span: if behind { 0 } else { now.saturating_sub(self.opened) + record },
-            gap: self.lead.into(),
-            record,
-            of: Measured::Run,
-            opened: self.opened,
-        }
-    }
-
-    /// An event after the segment would hold up other streams, so its launches are to be measured alone.
-    pub fn barred(&mut self, closed: &Closed<M>) {
-        (self.mixed, self.begun) = (MIXED, self.begun | 3);
-        self.skip_short(closed);
-    }
-
-    fn skip_short(&mut self, closed: &Closed<M>) {
-        (self.skip, self.idle_skip) = if closed.short { (self.unmeasured, true) } else { (0, false) };
-    }
-
-    /// Charged cost of the open launches when the run was last closed, in ns.
-    pub fn awaited(&self) -> u64 {
-        self.awaited
-    }
-
-    /// At most `most` synchronising calls in a row go unmeasured from now on.
-    pub fn skip_at_most(&mut self, most: u8) {
-        (self.skip, self.unmeasured) = (self.skip.min(most), most);
-    }
-}
-
-/// Whether to time a synchronising call, given the thread's number of such calls including this one.
-pub fn is_timed(syncs: u64) -> bool {
-    syncs.is_multiple_of(4)
-}
-
-/// The number of consecutive synchronising calls that need no measurement, given how long a call has waited (both times in ns). A
-/// thread that sleeps in the call takes some tens of microseconds to come back from it.
-pub fn unmeasured(predicted: u64, waited: u64) -> u8 {
-    match waited {
-        _ if waited <= 2 * predicted + 20_000 => u8::try_from(MEASURED_EVERY_NS / predicted.max(1))
-            .map_or(UNMEASURED, |calls| calls.min(UNMEASURED)),
-        _ if waited <= 8 * predicted + 200_000 => UNMEASURED_IN_DOUBT,
-        _ => 0,
     }
 }
 

@@ -63,7 +63,7 @@ pub struct Segment {
     /// The row of the cost table, if all launches have the same.
     pub row: Option<Row>,
     /// Whether the stream cannot have run dry between its launches: every launch was queued before the device was done with the
-    /// first, and the stream waited for nothing else.
+    /// first.
     pub dense: bool,
     /// Time by the host's clock from before the first event was recorded until after the second was, in ns. An interval of at most
     /// this length may hold only these calls. 0 if the first event came behind other work of the stream.
@@ -76,6 +76,8 @@ pub struct Segment {
     pub of: Measured,
     /// When the first launch was queued, in ns.
     pub opened: u64,
+    /// Whether the launches are queued behind a wait of the stream that is not known to be over.
+    pub behind_wait: bool,
 }
 
 #[cfg(test)]
@@ -83,7 +85,20 @@ impl Segment {
     /// One launch measured by itself, for tests.
     pub(crate) fn of_one(row: Row, predicted: u64, of: Measured, opened: u64) -> Self {
         let (carried, presumed, span, gap, record) = (0, 0, 0, 0, 0);
-        let (launches, row, dense) = (1, Some(row), true);
-        Self { predicted, carried, presumed, launches, row, dense, span, gap, record, of, opened }
+        let (launches, row, dense, behind_wait) = (1, Some(row), true, false);
+        Self {
+            predicted,
+            carried,
+            presumed,
+            launches,
+            row,
+            dense,
+            span,
+            gap,
+            record,
+            of,
+            opened,
+            behind_wait,
+        }
     }
 }

@@ -81,7 +81,7 @@ impl Host {
         };
         self.verdicts.push(verdict);
         if verdict == Verdict::Alone {
-            let alone = Alone::new(&self.costs, row, Call::Launch, self.now);
+            let alone = Alone::new(&self.costs, row, Call::Launch, self.now, self.run.is_behind_wait());
             if accepted {
                 self.ended.push(alone.measured(&self.calls, cost, end_at(self.now)));
             } else {
@@ -122,6 +122,14 @@ impl Host {
         } else {
             self.settled += closed.predicted();
         }
+    }
+
+    /// The stream waits, as the hook notes it.
+    fn wait(&mut self) {
+        if self.run.ends_before_wait(&self.open) {
+            self.end(Ending::Full, false, false);
+        }
+        self.run.waits(&self.open);
     }
 
     fn accounted(&self) -> u64 {
@@ -204,7 +212,7 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
     assert_eq!(probe(&host.costs, unknown), host.costs.guess());
     assert!(awaits_measurement(&gate, &host.costs, unknown), "the next one waits");
     assert_eq!(PROBE_WAIT, Duration::from_millis(200), "and no longer");
-    let alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
+    let alone = Alone::new(&host.costs, unknown, Call::Launch, 5, false);
     assert_eq!(alone.measured(&host.calls, 10, end_at(9)).of, Measured::First);
     alone.not_measured(&host.costs);
     assert!(
@@ -212,8 +220,8 @@ fn a_doubted_launch_is_measured_alone_and_so_is_an_unknown_one() {
         "no thread waits for a measurement that will not come"
     );
     host.costs.learn(unknown, 20 * US);
-    let copy = Alone::new(&host.costs, unknown, Call::Copy, 5);
-    let mut alone = Alone::new(&host.costs, unknown, Call::Launch, 5);
+    let copy = Alone::new(&host.costs, unknown, Call::Copy, 5, false);
+    let mut alone = Alone::new(&host.costs, unknown, Call::Launch, 5, false);
     assert!(alone.is_short(&host.costs) && !copy.is_short(&host.costs));
     let calls = CallTime::default();
     (0..9).for_each(|_| calls.seen(2 * US));
@@ -249,17 +257,53 @@ fn a_segment_is_dense_where_the_stream_cannot_have_run_dry() {
     host.now += 11 * US;
     host.end(Ending::Waiting, false, true);
     assert_eq!((host.ended[0].gap, host.ended[0].dense), (2 * US, true));
-    // A stream that waits for something else is idle meanwhile, however early its launches were queued.
+}
+
+/// The wait of a stream for the host, a word or another stream is no work of the device.
+#[test]
+fn no_segment_holds_a_wait_of_its_stream() {
+    let (gate, _credit) = open_gate();
     let mut host = Host::new();
-    let row = row_of(&host.costs, 1, 10 * US);
-    host.launches(&gate, row, 10 * US);
-    host.run.waits();
-    host.launches(&gate, row, 10 * US);
+    let short = row_of(&host.costs, 1, 10 * US);
+    for round in 0..40 {
+        let before = host.ended.len();
+        (0..3).for_each(|_| host.launches(&gate, short, 10 * US));
+        host.wait();
+        // One in four of the short segments before a wait is measured, and the others are carried.
+        let early = host.ended.len() - before;
+        assert!(host.ended[before..].iter().all(|segment| !segment.behind_wait));
+        host.now += 20 * MS;
+        (0..3).for_each(|_| host.launches(&gate, short, 10 * US));
+        host.end(Ending::Synchronising, true, false);
+        let last = host.ended.last().expect("it is measured after every wait");
+        let behind = host.ended[before + early..].iter();
+        assert!(behind.clone().all(|segment| segment.behind_wait && segment.dense), "round {round}");
+        let launches: u32 = behind.map(|segment| segment.launches).sum();
+        assert_eq!(launches, 3, "round {round}: those behind the wait");
+        assert_eq!(last.carried + 30 * US * u64::try_from(early).unwrap(), 30 * US, "round {round}");
+    }
+    let early = host.ended.iter().filter(|segment| !segment.behind_wait && segment.launches == 3).count();
+    assert!((8..=12).contains(&early), "{early} of 40");
+    // The thread has synchronised, so the next launches are behind no wait.
+    host.launches(&gate, short, 10 * US);
     host.end(Ending::Waiting, false, false);
-    assert_eq!((host.ended[0].dense, host.ended[0].row), (false, None));
-    host.launches(&gate, row, 10 * US);
-    host.end(Ending::Waiting, false, false);
-    assert!(host.ended[1].dense, "the next segment has no wait in it");
+    assert!(!host.ended.last().expect("it is measured").behind_wait);
+    // A long segment is measured before a wait, and a long run without a segment hides whether the device works.
+    let long = row_of(&host.costs, 2, WORTHWHILE_NS);
+    let before = host.ended.len();
+    host.launches(&gate, long, WORTHWHILE_NS);
+    host.wait();
+    assert_eq!((host.ended.len(), host.run.is_behind_wait()), (before + 1, true));
+    host.end(Ending::Synchronising, true, false);
+    host.launches(&gate, short, 10 * US);
+    host.end(Ending::Synchronising, false, true);
+    (0..20).for_each(|_| host.launches(&gate, short, 10 * US));
+    assert!(
+        host.open.as_run().predicted >= WORTHWHILE_NS && host.run.mark().is_none(),
+        "segments are skipped"
+    );
+    host.wait();
+    assert!(!host.run.is_behind_wait());
 }
 
 #[test]
@@ -374,6 +418,8 @@ enum Step {
     },
     /// The thread waits for credit, so its run is closed and the prepaid credit is given back.
     Wait,
+    /// The stream waits.
+    StreamWaits,
     Presume,
     Synchronised(u64),
     Bar,
@@ -387,6 +433,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (why, prop::bool::weighted(0.1), any::<bool>())
             .prop_map(|(why, measures_all, passed)| Step::End { why, measures_all, passed }),
         1 => Just(Step::Wait),
+        1 => Just(Step::StreamWaits),
         1 => Just(Step::Presume),
         1 => (0u64..MS).prop_map(Step::Synchronised),
         1 => Just(Step::Bar),
@@ -442,6 +489,13 @@ proptest! {
                     host.end(Ending::Waiting, false, true);
                     refunded += host.open.take_prepaid();
                     open.clear();
+                }
+                Step::StreamWaits => {
+                    host.wait();
+                    prop_assert!(host.run.mark().is_none(), "the next segment begins behind the wait");
+                    if host.ended.len() > ended {
+                        open.clear();
+                    }
                 }
                 Step::Presume => {
                     let all = host.open.as_run();

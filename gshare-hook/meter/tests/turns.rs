@@ -33,6 +33,7 @@ fn alone(row: Row, of: Measured, opened: u64) -> Segment {
         record: 0,
         of,
         opened,
+        behind_wait: false,
     }
 }
 
@@ -198,7 +199,7 @@ fn credit_that_threads_hold_is_not_used_and_takes_no_room_on_the_device() {
     bench.allow(100 * MS, 500 * MS);
     let (launched, prepaid) = (MS / 2, 3 * MS / 2);
     assert!(bench.ground.gate.try_spend(Duration::from_nanos(launched + prepaid)));
-    let open = vec![OpenRun { predicted: launched, presumed: 0, prepaid }];
+    let open = vec![OpenRun { predicted: launched, prepaid, ..OpenRun::default() }];
     for _ in 0..3 {
         bench.now += 10 * MS;
         let facts = Facts { launches: 1, waiting: 1, open: open.clone(), ..Facts::default() };
@@ -542,7 +543,7 @@ fn left_behind() -> (u64, u64) {
     bench.allow(10 * MS, 5 * MS);
     assert!(bench.ground.gate.try_spend(Duration::from_nanos(MS)));
     while bench.ends().is_empty() {
-        let open = vec![OpenRun { predicted: MS, presumed: 0, prepaid: 0 }];
+        let open = vec![OpenRun { predicted: MS, ..OpenRun::default() }];
         let facts = Facts { launches: 1, open, ..Facts::default() };
         bench.feed(MeterEvent::Looked { device: DEVICE, facts });
         bench.now += 100 * US;
@@ -555,4 +556,66 @@ fn work_without_a_known_end_is_presumed_done_after_3_ms_and_keeps_a_token_for_3_
     let (presumed, back) = left_behind();
     assert!((3 * MS..4 * MS).contains(&presumed), "presumed after {presumed} ns");
     assert!((8 * MS..10 * MS).contains(&back), "back after {back} ns");
+}
+
+/// A program whose stream waits for the host for 20 ms, between two kernels of 100 us, and the neighbour has nothing of it.
+#[test]
+fn work_behind_a_wait_of_its_stream_keeps_no_token_and_is_charged_when_it_has_run() {
+    let mut bench = Bench::served(limited(50));
+    let kernel = Kernel { function: 7, ns: 100 * US };
+    bench.learn(7, 100 * US);
+    bench.launches(1, kernel);
+    bench.run(MS);
+    bench.allow(10 * MS, 10 * MS);
+    let start = bench.now;
+    bench.run(20 * US);
+    bench.wait_on_stream(20 * MS);
+    bench.launches(1, kernel);
+    while bench.ends().is_empty() {
+        bench.run(50 * US);
+    }
+    let kept = bench.now - start;
+    assert!(
+        (100 * US..=400 * US).contains(&kept),
+        "the first kernel is over, and the token went back after {kept} ns"
+    );
+    bench.run(15 * MS);
+    assert_eq!(
+        (bench.ends().len(), bench.requests(), bench.busy),
+        (1, 1, 100 * US),
+        "and no other is asked for"
+    );
+    bench.run(20 * MS);
+    assert_eq!((bench.busy, bench.used), (200 * US, 200 * US));
+    // The wait is over, and the next launches keep their token again.
+    bench.launches(40, kernel);
+    bench.run(MS);
+    bench.allow(20 * MS, 50 * MS);
+    bench.run(3 * MS);
+    assert_eq!(bench.ends().len(), 1, "{:?}", bench.uses());
+}
+
+/// A thread that still waits for credit, work on another stream, and work of unknown cost keep the token.
+#[test]
+fn a_token_is_kept_behind_a_wait_while_anything_else_goes_on() {
+    let held_after_5_ms = |cost: Option<u64>, open: OpenRun| {
+        let mut bench = Bench::served(limited(50));
+        cost.map(|cost| bench.learn(7, cost));
+        bench.launches(1, Kernel { function: 7, ns: 100 * US });
+        bench.run(MS);
+        bench.wait_on_stream(50 * MS);
+        bench.allow(20 * MS, 40 * MS);
+        bench.run(10 * US);
+        for _ in 0..50 {
+            bench.now += 100 * US;
+            let facts = Facts { launches: 1, open: vec![open], ..Facts::default() };
+            bench.feed(MeterEvent::Looked { device: DEVICE, facts });
+        }
+        bench.ends().is_empty()
+    };
+    let works = OpenRun { predicted: 100 * US, ..OpenRun::default() };
+    assert!(!held_after_5_ms(Some(100 * US), OpenRun::default()));
+    assert!(!held_after_5_ms(Some(100 * US), OpenRun { waits: true, ..works }), "both streams wait");
+    assert!(held_after_5_ms(Some(100 * US), works), "the other stream works");
+    assert!(held_after_5_ms(None, OpenRun::default()), "the kernel may be long");
 }

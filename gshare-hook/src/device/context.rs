@@ -153,6 +153,12 @@ impl Context {
         }
     }
 
+    /// Whether the device has passed an event, as asked by the helper thread; `true` if the driver would not say.
+    pub(crate) fn has_passed(&self, event: Event) -> bool {
+        let line = self.timeline.lock();
+        line.dead || !self.make_current() || Self::passed(event) != Some(false)
+    }
+
     /// The place of a pair on the time line, as asked by the helper thread, once the device has passed the pair.
     pub(crate) fn progress(&self, pair: Pair) -> Progress {
         let mut line = self.timeline.lock();

@@ -1,7 +1,7 @@
 //! Calls that make a stream wait for the host, a word of memory, another stream or another owner's semaphore.
 //!
-//! These calls take no GPU time, and the time of the wait is not the program's use of the device. The launch path is told of each,
-//! so a segment with a wait in it is charged the predicted time of its launches.
+//! These calls take no GPU time, and the time of the wait is not the program's use of the device. The launch path is told before each,
+//! so no measured segment holds a wait, and other processes use the device until the wait is over.
 #![allow(unsafe_code)] // exported C functions
 
 use core::ffi::{c_uint, c_void};

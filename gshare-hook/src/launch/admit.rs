@@ -14,7 +14,8 @@
 //! finds the row, subtracts its cost from the run's prepaid credit, and calls the driver. A run prepays out of the device's credit,
 //! with one atomic operation for many short launches. All other cases are colder still:
 //!
-//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess ([`crate::launch::alone`]).
+//! 1. *Unknown cost*: the launch gets an event pair of its own and is charged a guess. The next launch of the same row waits for the
+//!    result ([`alone::awaits_measurement`]).
 //! 2. *Segment full*: its end event is recorded and the pair goes to the helper thread, which measures, corrects the account and
 //!    lets credit in.
 //! 3. *No credit*: the thread records the end of its own segments, so their completion can be seen. Then it waits its turn, first
@@ -40,19 +41,24 @@
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
 
+use gshare_core::Duration;
 use gshare_cuda_abi::types::CUresult;
+use gshare_meter::alone::{self, AloneEnd, PROBE_WAIT};
 use gshare_meter::cost::{Row, shape};
 use gshare_meter::run::{Call, Concluded, Ending, Verdict};
 
-use crate::device::Device;
-use crate::launch::alone::{conclude_alone, measure_alone, probe};
+use crate::device::context::{Context, Pair, relaxed};
+use crate::device::hold::Begun;
+use crate::device::{Device, Pending};
 use crate::launch::control::{CONTROL, Metering};
 use crate::launch::failure::{Why, cannot_meter};
 use crate::launch::line::{Passed, wait_for_credit};
-use crate::launch::segments::{begin, end, take_over};
-use crate::launch::streams::{PER_THREAD_STREAM, in_context_of};
-use crate::launch::thread_record::{ThreadRecord, own_record};
+use crate::launch::segments::{begin, end, end_to_wait, take_over};
+use crate::launch::streams::{LEGACY_STREAM, PER_THREAD_STREAM, in_context_of};
+use crate::launch::thread_record::{Alone, ThreadRecord, own_record};
 use crate::sys::clock;
 
 /// The decision about a launch, taken before the launch is made.
@@ -182,4 +188,109 @@ pub(crate) fn forget(handle: u64, size: u64) {
     for device in CONTROL.metering().into_iter().flat_map(|metering| metering.devices.iter()) {
         device.costs.forget(handle, shape(size));
     }
+}
+
+// ---- a launch measured alone -----------------------------------------------------------------------------------------------
+
+/// Decides about a launch of unknown cost, which is measured alone.
+#[cold]
+fn probe(of: Launch) -> Ticket {
+    let Launch { metering, device, thread, row, stream, .. } = of;
+    // A signal handler does not wait here while its thread waits, since the thread may hold the line's lock.
+    let in_handler = thread.waits.load(Ordering::Relaxed);
+    if alone::awaits_measurement(&device.gate, &device.costs, row) && !CONTROL.capturing() && !in_handler {
+        end_to_wait(thread);
+        device.measuring.fetch_add(1, Ordering::AcqRel);
+        metering.bell.ring();
+        let most = StdDuration::from_nanos(PROBE_WAIT.as_nanos());
+        device.wait_while(most, || alone::awaits_measurement(&device.gate, &device.costs, row));
+        device.measuring.fetch_sub(1, Ordering::AcqRel);
+    }
+    let cost = alone::probe(&device.costs, row);
+    if !device.gate.try_spend(Duration::from_nanos(cost)) {
+        match wait_for_credit(metering, device, thread, cost) {
+            Passed::Paid => {}
+            Passed::Unmetered => return Ticket::PASS,
+            Passed::Failed => return Ticket::FAIL,
+        }
+    }
+    // From now on the run's own segment, if any, has a foreign launch in it.
+    // SAFETY: the record is this thread's own.
+    unsafe { thread.run(stream) }.run.interrupted();
+    measure_alone(of, cost)
+}
+
+impl Alone {
+    /// Records the event before the launch, and keeps the stream waiting for a short launch.
+    fn record_start(&mut self, context: Arc<Context>) {
+        // On an idle stream the start event passes at once, and the kernel starts when the launch has come through.
+        let idle = self.timing.may_be_late() && Context::is_idle(self.stream);
+        let short = self.timing.is_short(&self.device.costs);
+        let others_wait = self.stream <= LEGACY_STREAM && CONTROL.has_blocking_streams();
+        let begun = if short && !others_wait { context.hold.begin(self.stream) } else { Begun::Never };
+        match begun {
+            Begun::Yes => self.lead = context.take_recorded(self.stream),
+            // Without a hold of its own, the measurement would show the time of the call.
+            Begun::Busy => return,
+            Begun::Never => {}
+        }
+        let asked = clock::now_ns();
+        let start = context.take_recorded(self.stream);
+        if begun == Begun::Yes && (start.is_none() || self.lead.is_none()) {
+            context.hold.end(true);
+            start.into_iter().chain(self.lead.take()).for_each(|event| context.give_back(event));
+            return;
+        }
+        if begun == Begun::Never {
+            self.timing.opened((asked, clock::now_ns()), idle, !others_wait && self.timing.may_be_held());
+        }
+        self.start = start.map(|start| (start, context));
+    }
+}
+
+/// Records the event before a launch with a paid cost.
+#[cold]
+fn measure_alone(of: Launch, cost: u64) -> Ticket {
+    let Launch { metering, device, thread, row, stream, call } = of;
+    // SAFETY: the record is this thread's own.
+    let run = unsafe { thread.run(stream) };
+    let behind_wait = run.stream == stream && run.run.is_behind_wait();
+    let timing = alone::Alone::new(&device.costs, row, call, clock::now_ns(), behind_wait);
+    let mut alone = Alone { device, stream, timing, start: None, lead: None };
+    let context = if CONTROL.capturing() { None } else { metering.contexts.current() };
+    if let Some(context) = context {
+        alone.record_start(context);
+    }
+    // SAFETY: the record is this thread's own.
+    unsafe { *thread.alone.get() = Some(alone) };
+    Ticket { verdict: Verdict::Alone, cost }
+}
+
+/// Records the event after a launch.
+fn conclude_alone(thread: &ThreadRecord, cost: u64, result: CUresult) {
+    // SAFETY: the record is this thread's own.
+    let Some(alone) = (unsafe { (*thread.alone.get()).take() }) else { return };
+    let Alone { device, stream, timing, start, lead } = alone;
+    let (held, called) = (lead.is_some(), clock::now_ns());
+    let measured = start.and_then(|(start, context)| {
+        let pending = |event| relaxed(|| Context::passed(event)) == Some(false);
+        let behind = !held && pending(start);
+        let end = if result.is_ok() { context.take_recorded(stream) } else { None };
+        let ended = AloneEnd { held, behind, called, recorded: clock::now_ns() };
+        // A stream that went on by itself had nothing to do meanwhile.
+        let in_time = lead.is_none_or(|lead| context.hold.end(pending(lead)));
+        match end {
+            Some(end) if in_time => Some((context, Pair { lead, start, end }, ended)),
+            end => {
+                end.into_iter().chain(lead).chain([start]).for_each(|event| context.give_back(event));
+                None
+            }
+        }
+    });
+    let Some((context, pair, ended)) = measured else {
+        let time = if result.is_ok() { &device.settled } else { &device.refused };
+        time.fetch_add(cost, Ordering::AcqRel);
+        return timing.not_measured(&device.costs);
+    };
+    device.push(Pending { context, pair, segment: timing.measured(&device.calls, cost, ended) });
 }

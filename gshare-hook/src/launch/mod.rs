@@ -1,7 +1,6 @@
 //! The launch path: the cost of a launch, the decision whether it goes now, and the measurement of its time on the device.
 
 pub(crate) mod admit;
-pub(crate) mod alone;
 pub(crate) mod control;
 pub(crate) mod failure;
 pub(crate) mod line;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // a thread's own record
 
 use core::sync::atomic::{Ordering, fence};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gshare_meter::cost::Row;
@@ -37,7 +38,15 @@ pub(crate) fn begin(metering: &Metering, run: &mut Mine<'_>, cost: u64, row: Row
     let idle = slack > 0 && Context::is_idle(run.stream);
     let asked = clock::now_ns();
     if let Some(event) = context.take_recorded(run.stream) {
-        run.run.opened((event, context), (asked, clock::now_ns()), if idle { slack } else { 0 });
+        let now = clock::now_ns();
+        // The helper thread looks soon, because a neighbour may use the device until the wait is over.
+        if run.run.is_behind_wait()
+            && run.show((event, Arc::clone(&context)), now)
+            && !device.gate.is_unlimited()
+        {
+            metering.bell.ring();
+        }
+        run.run.opened((event, context), (asked, now), if idle { slack } else { 0 });
     }
     false
 }
@@ -87,13 +96,21 @@ pub(crate) fn switching(to: usize) {
     }
 }
 
-/// Notes that the calling thread makes a stream wait: see [`Run::waits`](gshare_meter::run::Run::waits).
+/// Notes that the calling thread is about to make a stream wait: see [`Run::waits`](gshare_meter::run::Run::waits).
 pub(crate) fn waits(stream: usize) {
     let Some(thread) = metered() else { return };
     // SAFETY: the record is the calling thread's own.
     let mut run = unsafe { thread.run(stream) };
-    if run.stream == stream {
-        run.run.waits();
+    if run.stream != stream {
+        return;
+    }
+    let open = run.open;
+    if run.run.ends_before_wait(open) && !CONTROL.capturing() {
+        end(&mut run, Ending::Full);
+    }
+    run.hide();
+    if let Some((event, context)) = run.run.waits(open) {
+        context.give_back(event);
     }
 }
 
@@ -156,6 +173,7 @@ pub(crate) fn destroying(stream: usize) {
 pub(crate) fn end(run: &mut Mine<'_>, why: Ending) {
     let (open, Some(device)) = (run.open, run.device()) else { return };
     let measures_all = device.measures_all.load(Ordering::Relaxed);
+    run.hide();
     let Some(mut closed) = run.run.close(open, why, measures_all) else { return };
     let (predicted, is_measurable) = (closed.predicted(), closed.is_measurable());
     let settle = || {

@@ -13,6 +13,7 @@ use gshare_meter::run::{Ending, Open, Run};
 
 use crate::device::Device;
 use crate::device::context::{Context, Event};
+use crate::sys::lock::Lock;
 use crate::sys::tls;
 
 /// The number of streams on which a thread's launches are tracked at once.
@@ -20,6 +21,9 @@ pub(crate) const RUNS: usize = 4;
 
 /// Stands for no stream, in place of a stream.
 pub(crate) const NO_STREAM: usize = usize::MAX;
+
+/// Shortest time between two wake-ups of the helper thread for launches behind a wait, in ns.
+const TELL_EVERY: u64 = 1_000_000;
 
 /// The first event of a segment, in its context.
 pub(crate) type Mark = (Event, Arc<Context>);
@@ -32,6 +36,8 @@ struct Place {
     device: AtomicPtr<Device>,
     open: Open,
     own: UnsafeCell<Own>,
+    /// The first event of an open segment behind a wait of the stream, by which the helper thread sees whether the wait is over.
+    behind_wait: Lock<Option<Mark>>,
 }
 
 /// The part of a run touched by its thread only.
@@ -42,6 +48,10 @@ pub(crate) struct Own {
     pub(crate) run: Run<Mark>,
     /// The count of destroyed handles at the beginning of the segment.
     pub(crate) destroyed: u64,
+    /// Whether the helper thread can see the first event of the segment.
+    shown: bool,
+    /// The last time, in ns, when the thread told the helper thread of a launch behind a wait.
+    told: u64,
 }
 
 /// A run in the hands of its thread.
@@ -50,6 +60,7 @@ pub(crate) struct Mine<'a> {
     device: &'a AtomicPtr<Device>,
     pub(crate) open: &'a Open,
     own: &'a mut Own,
+    behind_wait: &'a Lock<Option<Mark>>,
 }
 
 impl core::ops::Deref for Mine<'_> {
@@ -69,8 +80,20 @@ impl core::ops::DerefMut for Mine<'_> {
 
 impl Place {
     fn new() -> Self {
-        let own = Own { stream: NO_STREAM, run: Run::new(), destroyed: 0 };
-        Self { device: AtomicPtr::default(), open: Open::default(), own: UnsafeCell::new(own) }
+        let own = Own { stream: NO_STREAM, run: Run::new(), destroyed: 0, shown: false, told: 0 };
+        Self {
+            device: AtomicPtr::default(),
+            open: Open::default(),
+            own: UnsafeCell::new(own),
+            behind_wait: Lock::default(),
+        }
+    }
+
+    /// The open launches, for the helper thread.
+    fn open_run(&self) -> OpenRun {
+        let mark = self.behind_wait.lock().clone();
+        let waits = mark.is_some_and(|(event, context)| !context.has_passed(event));
+        OpenRun { waits, ..self.open.as_run() }
     }
 
     fn is_on(&self, device: &Device) -> bool {
@@ -94,6 +117,25 @@ impl Mine<'_> {
         let prepaid = self.open.take_prepaid();
         if let Some(device) = self.device().filter(|_| prepaid > 0) {
             device.refused.fetch_add(prepaid, Ordering::AcqRel);
+        }
+    }
+
+    /// Shows the helper thread the first event of a segment behind a wait. Returns whether the helper thread is to be woken: a thread
+    /// with many waits wakes it only once a millisecond.
+    pub(crate) fn show(&mut self, mark: Mark, now: u64) -> bool {
+        *self.behind_wait.lock() = Some(mark);
+        self.shown = true;
+        let tells = now.saturating_sub(self.told) >= TELL_EVERY;
+        if tells {
+            self.told = now;
+        }
+        tells
+    }
+
+    /// Hides the event before it is used again.
+    pub(crate) fn hide(&mut self) {
+        if core::mem::take(&mut self.shown) {
+            *self.behind_wait.lock() = None;
         }
     }
 
@@ -152,7 +194,7 @@ impl ThreadRecord {
 
     /// The open launches of each run on a device, for the helper thread.
     pub(crate) fn open_runs(&self, device: &Device) -> [OpenRun; RUNS] {
-        self.runs.each_ref().map(|run| if run.is_on(device) { run.open.as_run() } else { OpenRun::default() })
+        self.runs.each_ref().map(|run| if run.is_on(device) { run.open_run() } else { OpenRun::default() })
     }
 
     /// Presumes a run's open launches complete: see [`Open::presume_done`].
@@ -167,9 +209,9 @@ impl ThreadRecord {
     /// Only the record's own thread may call this, and not while it holds a run.
     #[inline(always)]
     pub(crate) unsafe fn run(&self, stream: usize) -> Mine<'_> {
-        let Place { device, open, own } = &self.runs[place(stream)];
+        let Place { device, open, own, behind_wait } = &self.runs[place(stream)];
         // SAFETY: as the caller promises, there is no other reference to `own`.
-        Mine { device, open, own: unsafe { &mut *own.get() } }
+        Mine { device, open, own: unsafe { &mut *own.get() }, behind_wait }
     }
 
     /// All runs.
@@ -177,9 +219,9 @@ impl ThreadRecord {
     /// # Safety
     /// As for [`run`](Self::run).
     pub(crate) unsafe fn all_runs(&self) -> [Mine<'_>; RUNS] {
-        self.runs.each_ref().map(|Place { device, open, own }| {
+        self.runs.each_ref().map(|Place { device, open, own, behind_wait }| {
             // SAFETY: as the caller promises, there is no other reference to `own`; each is taken once.
-            Mine { device, open, own: unsafe { &mut *own.get() } }
+            Mine { device, open, own: unsafe { &mut *own.get() }, behind_wait }
         })
     }
 }
@@ -203,6 +245,7 @@ pub(crate) fn retire(thread: &ThreadRecord) {
     // SAFETY: the record is the calling thread's own, which is at its end.
     for mut run in unsafe { thread.all_runs() } {
         run.refund();
+        run.hide();
         let (open, device) = (run.open, run.device());
         if let Some(closed) = run.run.close(open, Ending::Taken, false) {
             if let Some(device) = device {

@@ -359,7 +359,11 @@ impl Helper {
             self.devices[index].running.push_back((id, pending));
             self.feed(MeterEvent::Recorded { device: ordinal, id, segment });
         }
-        for (id, pending) in core::mem::take(&mut self.devices[index].running) {
+        for (id, mut pending) in core::mem::take(&mut self.devices[index].running) {
+            if pending.segment.behind_wait && pending.context.has_passed(pending.pair.start) {
+                pending.segment.behind_wait = false;
+                self.feed(MeterEvent::WaitOver { device: ordinal, id });
+            }
             let event = match pending.context.progress(pending.pair) {
                 Progress::Running => {
                     self.devices[index].running.push_back((id, pending));

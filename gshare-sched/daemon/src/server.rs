@@ -18,6 +18,7 @@ use crate::nvml::{DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use crate::sockets::{beside, bind_admin, bind_frames, claim};
+use crate::ticket::Tickets;
 use connections::{Conn, FRAME, PROCESS, conn_of};
 use gshare_core::reason::Fault;
 use gshare_core::slots::Slots;
@@ -189,6 +190,7 @@ impl DaemonBuilder {
             files: vec![config.socket.clone(), config.admin_socket(), beside(&config.socket, ".lock")],
             lock: Some(lock),
             access: Arc::new(Access::of(&config)),
+            tickets: Tickets::at(&beside(&config.socket, ".key"))?,
             node: Observed::new(node, journal, Arc::clone(&metrics)),
             config,
             listeners: Some(Listeners { admin, metrics: endpoint }),
@@ -204,6 +206,7 @@ impl DaemonBuilder {
             metrics,
             epoch,
             conns: Slots::default(),
+            absent: BTreeMap::new(),
             users: BTreeMap::new(),
             facts: Some(facts),
             questions: None,
@@ -226,6 +229,7 @@ pub struct Daemon {
     node: Observed,
     config: Config,
     access: Arc<Access>,
+    tickets: Tickets,
     clock: Arc<dyn Clock>,
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -247,6 +251,8 @@ pub struct Daemon {
     metrics: Arc<Metrics>,
     epoch: u64,
     conns: Slots<ConnId, Conn>,
+    /// The pidfds of processes that live without their connections, by the data of their readiness events.
+    absent: BTreeMap<u64, (ConnId, OwnedFd)>,
     /// Number of connections by user.
     users: BTreeMap<u32, u32>,
     /// The source of facts about devices, until the daemon runs. Then `questions` leads to the source, and `known` are the devices
@@ -308,8 +314,10 @@ impl Daemon {
         drop(health);
         drop(front);
         self.node.finish();
-        let (files, lock) = (std::mem::take(&mut self.files), self.lock.take());
-        if !self.conns.is_empty() {
+        let (mut files, lock) = (std::mem::take(&mut self.files), self.lock.take());
+        if self.conns.is_empty() {
+            files.push(beside(&self.config.socket, ".key"));
+        } else {
             // The next daemon waits for the processes connected now to come back. Without the file it does not wait.
             let left = beside(&self.config.socket, ".left");
             let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&left);
@@ -361,8 +369,9 @@ impl Daemon {
                             }
                             self.settle(now);
                         }
-                        self.close(now, id);
+                        self.close(now, id, true);
                     }
+                    (PROCESS, None) => self.absent_ended(now, data),
                     (TIMER, _) => self.rings_at = None,
                     // An earlier event of this batch has closed the connection.
                     _ => continue,

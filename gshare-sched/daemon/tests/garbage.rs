@@ -200,6 +200,7 @@ fn a_peer_of_another_user_is_refused_with_a_text() {
     let path = daemon.socket();
     let nobody = Forked::run(Some(65_534), move || {
         let mut client = Client::connect(&path);
+        client.hello(1, "n", ResourceSpec::UNLIMITED);
         match client.receive() {
             Some(ToClient::Refused { code: RefusalCode::NotAllowed, text }) if text.contains("65534") => {}
             other => panic!("{other:?}"),

@@ -237,6 +237,56 @@ fn refused(path: &std::path::Path, run: u64, name: &str) -> (RefusalCode, String
     }
 }
 
+/// A server starts as root and drops its privileges. The kernel names the later user at its next connection.
+#[test]
+fn a_process_that_has_become_another_user_comes_back_to_the_next_daemon_by_its_ticket() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let (path, ready) = (dir.path().join("gshare.sock"), dir.path().join("ready"));
+    let daemon = || {
+        let mut config = gshared::Config::at(path.clone());
+        config.clients.entry("server".into()).or_default().user = Some(0);
+        gshared::Daemon::new(config).unwrap().spawn().unwrap()
+    };
+    // The child begins first: otherwise it would hold the first daemon's lock.
+    let (socket, told) = (path.clone(), ready.clone());
+    let server = Forked::run(None, move || {
+        let mut client = Client::connect_soon(&socket);
+        client.enter(7, "server", ResourceSpec::UNLIMITED);
+        client.attach(Bytes::ZERO);
+        let (uid, ticket) = client.ticket.expect("a ticket");
+        assert_eq!(uid, 0);
+        std::fs::write(told, "").unwrap();
+        common::become_user(65_534);
+        client.rest();
+        for ticket in [None, Some((uid, ticket ^ 1)), Some((1_000, ticket))] {
+            let mut client = Client::connect_soon(&socket);
+            ticket.into_iter().for_each(|ticket| client.resume(ticket));
+            client.hello(7, "server", ResourceSpec::UNLIMITED);
+            match client.receive() {
+                Some(ToClient::Refused { code: RefusalCode::NotAllowed, text }) if text.contains("65534") => {
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut client = Client::connect_soon(&socket);
+        client.resume((uid, ticket));
+        client.enter(7, "server", ResourceSpec::UNLIMITED);
+        client.attach(Bytes::ZERO);
+        assert_eq!(client.ticket, Some((uid, ticket)));
+    });
+    let first = daemon();
+    within(|| ready.exists().then_some(()));
+    first.stop().unwrap();
+    let next = daemon();
+    assert!(server.wait());
+    next.stop().unwrap();
+}
+
 /// The number of a run is in its environment, and hosts compute it from a name: it is no secret.
 #[test]
 fn another_user_cannot_join_a_run_nor_take_a_name_that_is_reserved() {

@@ -77,6 +77,10 @@ impl ClientAccount {
     pub(super) fn held(&self) -> Bytes {
         self.held
     }
+
+    pub(super) fn tenant(&self) -> Tenant {
+        self.tenant
+    }
 }
 
 impl Ledger {

@@ -320,6 +320,18 @@ mod tests {
     }
 
     #[test]
+    fn the_token_goes_to_the_least_served_member_and_among_equals_to_the_longest_wait() {
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, B, Duration::ZERO, UseState::Wants);
+        bench.says(1, A, Duration::ZERO, UseState::Wants);
+        assert_eq!(bench.grant(1), Some(B), "equally served, and B waits longer");
+        bench.says(11, B, TOKEN, UseState::Wants);
+        assert_eq!(bench.grant(11), Some(A));
+        bench.says(13, A, ms(2), UseState::Wants);
+        assert_eq!(bench.grant(13), Some(A), "B waits longer, and was served 10 ms");
+    }
+
+    #[test]
     fn a_token_is_not_extended_while_another_member_waits() {
         let mut bench = Bench::new(&[A, B]);
         bench.says(0, A, Duration::ZERO, UseState::Wants);

@@ -280,6 +280,7 @@ impl TokenScheduler for MultiToken {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::Filed;
     use super::*;
     use gshare_core::{GpuId, QuotaRange, Share, SmShare, UseState};
 
@@ -579,6 +580,35 @@ mod tests {
         let before = surplus(&bench);
         bench.uses(id(0), ms(9), UseState::Holds);
         assert_eq!(surplus(&bench) - before, ms(9));
+    }
+
+    /// A client that has waited long goes first among clients with about the same lag, and does not overtake the others by much.
+    #[test]
+    fn a_wait_counts_as_lag_for_four_windows_at_most() {
+        let mut bench = Bench::new(&[("0.2:1", 100)], ms(1));
+        bench.running.clear();
+        bench.now = at(1);
+        bench.uses(id(0), ms(3_000), UseState::Extends);
+        bench.join(1, "0.2:1", 100);
+        bench.now = at(10);
+        bench.says(id(1), UseState::Wants);
+        // The part of the order's key that is not the lag in proportion to the request, in windows of wait.
+        let aged = |bench: &Bench| {
+            let ledger = &bench.engine.ledger;
+            let client = ledger.get(id(1)).unwrap();
+            let Filed::Ready(rank) = client.filed else { panic!("{:?}", client.filed) };
+            assert!(!rank.ineligible);
+            let lag = client.lag_then(&ledger.gpus[0]) as f64 / client.request.as_nanos() as f64;
+            (-rank.key as f64 / 65_536.0 - lag) * 12.0
+        };
+        for window in 0..20u64 {
+            let counts = (0.9 + window as f64).min(4.0);
+            if window > 0 {
+                bench.now = at(100 * window);
+                bench.send(TokenEvent::DeadlineReached);
+            }
+            assert!((aged(&bench) - counts).abs() < 0.01, "{} in window {window}", aged(&bench));
+        }
     }
 
     /// The process around the engine may have been stopped meanwhile.

@@ -86,6 +86,8 @@ pub(crate) struct Device<G> {
     /// Credit held by threads for later launches, in ns.
     prepaid: u64,
     still: Vec<Still>,
+    /// Whether the device can begin none of the work in flight, because its streams wait for something else.
+    blocked: bool,
     /// The time of the last report to the daemon, in ns, and the totals in it.
     said: (u64, Stated),
     held: Held,
@@ -126,6 +128,7 @@ impl<G: Ground> Device<G> {
             waited: Duration::ZERO,
             prepaid: 0,
             still: Vec::new(),
+            blocked: false,
             said: (0, Stated::default()),
             held: Held::default(),
             let_in: 0,

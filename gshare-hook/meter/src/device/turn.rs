@@ -17,6 +17,8 @@
 //!   holders.
 //! - The token is *kept* until the queued work has drained. A client let in earlier would wait behind this work and measure it as
 //!   its own.
+//! - Work *behind a wait* of its stream for the host, a word or another stream does not keep the token: the device has nothing to do
+//!   for it. It runs when the wait is over, and is charged when it is measured.
 //! - Work that outlasts its turn is reported when it is measured. The total grows by it in any later turn.
 //!
 //! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two kernels are let in, and each completion lets in one more.
@@ -39,6 +41,9 @@ pub(super) const REMAINDER: u64 = 500_000;
 const IDLE: u64 = 3_000_000;
 /// How long a token is kept after its last known work has ended, in ns, regardless of the time of its launch.
 const DONE: u64 = 1_000_000;
+/// How long a token is kept after the last launch while all work in flight is behind waits, in ns: a thread launches on one stream
+/// after the other.
+const BLOCKED: u64 = 100_000;
 /// How much longer than predicted the queue may take to drain, in ns.
 const DRAIN: u64 = 3_000_000;
 /// How long a token with overdue work is kept after its end, in ns. A daemon that is not late takes it back earlier.
@@ -170,6 +175,7 @@ impl<G: Ground> Device<G> {
         self.held.look(now, self.ground.memory().used());
         self.settle(facts);
         self.presume(&facts.open, now, actions);
+        self.blocked = self.is_blocked(&facts.open);
         self.unstick(now, actions);
         self.decide(now, actions);
         self.tell_long_wait(facts, now, actions);
@@ -203,6 +209,15 @@ impl<G: Ground> Device<G> {
             let presumed = Duration::from_nanos(facts.presumed);
             self.credit.completed(gate, presumed, presumed);
         }
+    }
+
+    /// Whether the device can begin none of the work in flight.
+    fn is_blocked(&self, open: &[OpenRun]) -> bool {
+        let works = |run: &OpenRun| run.predicted > run.presumed && !run.waits;
+        let waits = !self.timeline.is_empty() || open.iter().any(|run| run.waits);
+        // Work of unknown cost may be long, and would run beside the next turns.
+        let known = !self.timeline.has_unknown_cost(self.ground.costs());
+        waits && known && self.timeline.all_wait() && !open.iter().any(works)
     }
 
     /// Presumes open launches complete after a while if their thread has gone elsewhere.
@@ -246,6 +261,9 @@ impl<G: Ground> Device<G> {
     }
 
     fn queued_of(&self, in_flight: u64, now: u64) -> u64 {
+        if self.blocked {
+            return 0;
+        }
         self.timeline.queued(self.ground.costs(), in_flight, now)
     }
 
@@ -268,6 +286,10 @@ impl<G: Ground> Device<G> {
         }
         let waits = self.waiting > 0;
         let holds = self.credit.is_open();
+        if self.blocked && !waits {
+            let kept = self.launches.changed.saturating_add(BLOCKED).saturating_sub(now);
+            return if holds { kept.max(SHORTEST_LOOK) } else { LOOK };
+        }
         let end = match (&self.attachment, self.turn) {
             (Attachment::Local(clock), _) => clock.window_end,
             (_, Turn::Holding { until, .. }) => until,
@@ -408,7 +430,7 @@ impl<G: Ground> Device<G> {
         now: u64,
         actions: &mut Actions,
     ) {
-        let over = self.timeline.is_empty() || !self.timeline.turns.ends_first();
+        let over = self.timeline.is_empty() || self.blocked || !self.timeline.turns.ends_first();
         let drained = self.queued(now) <= REMAINDER && over;
         let late = now >= if self.timeline.is_empty() { by } else { overtime };
         if drained || late {
@@ -470,10 +492,14 @@ impl<G: Ground> Device<G> {
 
     /// Whether the program will probably launch more: threads wait for credit or for work in flight, or did so a moment ago.
     fn wants_more(&self, now: u64) -> bool {
-        let waits = self.waiting > 0 || self.in_flight() > 0;
-        let lately = now.saturating_sub(self.launches.changed) < IDLE
-            || now.saturating_sub(self.timeline.worked_until) < DONE;
-        !self.leaving && (waits || lately)
+        let since_launch = now.saturating_sub(self.launches.changed);
+        let goes_on = if self.blocked {
+            since_launch < BLOCKED
+        } else {
+            let since_work = now.saturating_sub(self.timeline.worked_until);
+            self.in_flight() > 0 || since_launch < IDLE || since_work < DONE
+        };
+        !self.leaving && (self.waiting > 0 || goes_on)
     }
 
     /// Whether a request for time awaits the daemon's answer.
@@ -488,12 +514,17 @@ impl<G: Ground> Device<G> {
             || (matches!(self.turn, Turn::Idle | Turn::Wanting) && over)
     }
 
-    /// Ends the device's account: running work is charged up to now, and the daemon hears the last total.
+    /// Ends the device's account: running work is charged up to now, work behind a wait as predicted, and the daemon hears the last
+    /// total.
     pub(crate) fn leave(&mut self, now: u64, actions: &mut Actions) {
         let Attachment::Served(client) = self.attachment else { return };
-        while let Some(id) = self.timeline.oldest() {
-            let began = self.timeline.began_at(now);
-            self.completed(id, (began, now), false, now, actions);
+        while let Some((id, waits)) = self.timeline.oldest() {
+            if waits {
+                self.measurement_lost(id, now);
+            } else {
+                let began = self.timeline.began_at(now);
+                self.completed(id, (began, now), false, now, actions);
+            }
         }
         if matches!(self.turn, Turn::Holding { .. } | Turn::Draining { .. }) {
             return self.give_back(client, false, now, actions);

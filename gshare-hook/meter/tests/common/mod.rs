@@ -68,6 +68,8 @@ struct Queued {
     predicted: u64,
     /// Whether it was launched under a limit.
     limited: bool,
+    /// Whether it is behind a wait of the stream that the meter takes to go on.
+    waits: bool,
 }
 
 pub struct Bench {
@@ -97,6 +99,8 @@ pub struct Bench {
     /// The most GPU time launched under a limit and queued at once, in ns, and the end of the last kernel.
     pub most_queued: u64,
     pub idle_since: u64,
+    /// The end of the stream's last wait for the host, in ns.
+    blocked_until: u64,
     queue: VecDeque<Queued>,
     launches: u64,
     waits: bool,
@@ -157,6 +161,7 @@ impl Bench {
             busy: 0,
             most_queued: 0,
             idle_since: now,
+            blocked_until: 0,
             queue: VecDeque::new(),
             launches: 0,
             waits: false,
@@ -315,7 +320,8 @@ impl Bench {
             }
             self.program.pop_front();
             self.launches += 1;
-            let start = self.idle_since.max(self.now);
+            let start = self.idle_since.max(self.now).max(self.blocked_until);
+            let waits = self.blocked_until > self.now;
             self.idle_since = start + kernel.ns;
             let limited = !self.ground.gate.is_unlimited();
             let id = SegmentId(self.number());
@@ -332,8 +338,9 @@ impl Bench {
                 record: 0,
                 of,
                 opened: self.now,
+                behind_wait: waits,
             };
-            self.queue.push_back(Queued { id, start, end: start + kernel.ns, predicted, limited });
+            self.queue.push_back(Queued { id, start, end: start + kernel.ns, predicted, limited, waits });
             let limited = self.queue.iter().filter(|queued| queued.limited);
             let queued = limited.map(|queued| queued.predicted).sum();
             self.most_queued = self.most_queued.max(queued);
@@ -341,8 +348,20 @@ impl Bench {
         }
     }
 
+    /// Makes the stream wait for so long, in ns.
+    pub fn wait_on_stream(&mut self, ns: u64) {
+        self.blocked_until = self.now + ns;
+    }
+
     /// Lets the host look.
     pub fn look(&mut self) {
+        for at in 0..self.queue.len() {
+            let Queued { id, start, waits, .. } = self.queue[at];
+            if waits && start <= self.now {
+                self.queue[at].waits = false;
+                self.feed(MeterEvent::WaitOver { device: DEVICE, id });
+            }
+        }
         while self.queue.front().is_some_and(|queued| queued.end <= self.now) {
             let Some(queued) = self.queue.pop_front() else { break };
             self.busy += queued.end - queued.start;

@@ -11,7 +11,7 @@ use gshare_core::wire::{MAX_FRAME, Sequence, ToClient, ToDaemon, VERSION, WireEr
 use gshare_core::{ConnId, DeviceUuid, Duration, Timestamp};
 use gshare_sched::node::{NodeError, NodeEvent, Peer};
 use rustix::event::epoll;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -51,6 +51,8 @@ pub(super) struct Conn {
     /// Frames for which the kernel had no room.
     queue: VecDeque<Box<[u8]>>,
     pub(super) greeted: bool,
+    /// Whether its user may not use this daemon. A ticket may prove another user.
+    stranger: bool,
     /// An Attach until the driver's answer about its device. Later frames wait in the socket.
     attaching: Option<ToDaemon>,
 }
@@ -91,18 +93,10 @@ impl Daemon {
         self.metrics.connects.inc();
         let Ok(peer) = peer_of(&socket) else { return };
         if let Err((code, text)) = self.admit(peer.uid) {
-            tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
-            self.frame.clear();
-            let refused = match self.config.strangers {
-                // Before Hello the daemon knows no limits, so the process keeps its own limits.
-                Strangers::Run => ToClient::Unserved { code, text, spec: None },
-                Strangers::Refuse => ToClient::Refused { code, text },
-            };
-            refused.encode(0, &mut self.frame);
-            let _ = send(&socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-            self.metrics.dropped(code);
+            self.refuse(&socket, peer, code, text);
             return;
         }
+        let stranger = !self.access.allows(peer.uid);
         let conn = Conn {
             socket,
             process: None,
@@ -111,6 +105,7 @@ impl Daemon {
             sent: Sequence::default(),
             queue: VecDeque::new(),
             greeted: false,
+            stranger,
             attaching: None,
         };
         let id = self.conns.insert(conn);
@@ -132,14 +127,43 @@ impl Daemon {
         }
     }
 
+    /// Refuses a peer before its Hello. The daemon knows no limits of it then, so it keeps its own limits where it may run.
+    fn refuse(&mut self, socket: impl AsFd, peer: Peer, code: RefusalCode, text: String) {
+        tracing::info!(uid = peer.uid, pid = peer.pid, text, "refused");
+        self.frame.clear();
+        let refused = match self.config.strangers {
+            Strangers::Run => ToClient::Unserved { code, text, spec: None },
+            Strangers::Refuse => ToClient::Refused { code, text },
+        };
+        refused.encode(0, &mut self.frame);
+        let _ = send(socket, &self.frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        self.metrics.dropped(code);
+    }
+
+    /// Takes a peer for the user that its ticket proves. A ticket of an unknown key proves nothing, and is no offence.
+    fn resume(&mut self, id: ConnId, uid: u32, ticket: u128) {
+        let conn = self.conns.get_mut(id).expect("a frame has a connection");
+        let peer = Peer { uid, ..conn.peer };
+        if self.tickets.of(peer) == Some(ticket) && self.access.allows(uid) {
+            let before = std::mem::replace(&mut conn.peer, peer).uid;
+            conn.stranger = false;
+            *self.users.entry(uid).or_default() += 1;
+            self.count_less(before);
+        }
+    }
+
+    /// Refuses a peer of a user that may not use this daemon.
+    fn turn_away(&mut self, now: Timestamp, id: ConnId) {
+        let conn = self.conns.get(id).expect("a frame has a connection");
+        let peer = conn.peer;
+        let Ok(socket) = conn.socket.try_clone() else { return self.close(now, id, false) };
+        let text = format!("user {} may not use this daemon (allow_uids)", peer.uid);
+        self.refuse(socket, peer, RefusalCode::NotAllowed, text);
+        self.close(now, id, false);
+    }
+
     /// Allows a user another connection, or gives the refusal.
     fn admit(&self, uid: u32) -> Result<(), (RefusalCode, String)> {
-        if !self.access.allows(uid) {
-            return Err((
-                RefusalCode::NotAllowed,
-                format!("user {uid} may not use this daemon (allow_uids)"),
-            ));
-        }
         let most = self.config.max_connections;
         let (own, taken) = (self.users.get(&uid).copied().unwrap_or(0), self.conns.len());
         if self.conns.next(most).is_none() {
@@ -161,6 +185,11 @@ impl Daemon {
     /// Removes a connection and its count for the user.
     fn forget(&mut self, id: ConnId) {
         let uid = self.conns.remove(id).expect("a connection ends once").peer.uid;
+        self.count_less(uid);
+    }
+
+    /// Counts one connection less for a user.
+    fn count_less(&mut self, uid: u32) {
         let count = self.users.get_mut(&uid).expect("its user has one");
         *count -= 1;
         if *count == 0 {
@@ -190,7 +219,7 @@ impl Daemon {
             Err(Errno::AGAIN | Errno::INTR) => return false,
             // The peer closed the connection, or is gone.
             Ok(_) | Err(_) => {
-                self.close(now, id);
+                self.close(now, id, false);
                 return false;
             }
         };
@@ -207,6 +236,8 @@ impl Daemon {
                 }
                 self.drop_connection(now, id, error.reason());
             }
+            Ok(ToDaemon::Resume { uid, ticket }) if !conn.greeted => self.resume(id, uid, ticket),
+            Ok(_) if conn.stranger => self.turn_away(now, id),
             Ok(frame) => {
                 if !conn.greeted {
                     conn.greeted = matches!(frame, ToDaemon::Hello { .. });
@@ -273,7 +304,14 @@ impl Daemon {
     }
 
     pub(super) fn send_or_drop(&mut self, now: Timestamp, id: ConnId, frame: &ToClient) {
-        if !self.send(id, frame) {
+        let mut sent = self.send(id, frame);
+        if matches!(frame, ToClient::Welcome { .. }) {
+            let peer = self.conns.get(id).map(|conn| conn.peer);
+            if let Some((uid, ticket)) = peer.and_then(|peer| Some((peer.uid, self.tickets.of(peer)?))) {
+                sent &= self.send(id, &ToClient::Ticket { uid, ticket });
+            }
+        }
+        if !sent {
             self.drop_connection(now, id, Fault::Slow);
         }
     }
@@ -282,7 +320,7 @@ impl Daemon {
     pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: impl Into<Reason>) {
         if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
-            self.close(now, id);
+            self.close(now, id, false);
         }
     }
 
@@ -322,17 +360,34 @@ impl Daemon {
         true
     }
 
-    /// Closes a connection, and tells the node if the peer has said Hello.
-    pub(super) fn close(&mut self, now: Timestamp, id: ConnId) {
-        let Some(conn) = self.conns.get(id) else { return };
+    /// Closes a connection, and tells the node if the peer has said Hello. `ended`: the process is gone.
+    pub(super) fn close(&mut self, now: Timestamp, id: ConnId, ended: bool) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let process = conn.process.take();
         // A closed descriptor leaves the epoll set by itself, unless a forked child holds the socket too.
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let greeted = conn.greeted;
         self.forget(id);
-        if greeted {
-            self.tell(now, NodeEvent::Closed { conn: id });
+        match process {
+            _ if !greeted => {}
+            _ if ended => self.tell(now, NodeEvent::Closed { conn: id }),
+            None => self.tell(now, NodeEvent::Lost { conn: id, watched: false }),
+            Some(process) => {
+                self.tell(now, NodeEvent::Lost { conn: id, watched: true });
+                self.absent.insert(data_of(id, PROCESS), (id, process));
+                // A process that has come back is watched by its new connection.
+                let node = self.node.node();
+                self.absent.retain(|_, (conn, _)| node.is_absent(*conn));
+            }
         }
         self.idle(now);
+    }
+
+    /// A process that had lost its connection is gone.
+    pub(super) fn absent_ended(&mut self, now: Timestamp, data: u64) {
+        if let Some((id, _)) = self.absent.remove(&data) {
+            self.tell(now, NodeEvent::Closed { conn: id });
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Client {
     /// Turns that are over and GPU time used, of the client that it speaks for.
     pub turn: u32,
     pub used: Duration,
+    /// The user and the ticket of the connection, as the daemon told them.
+    pub ticket: Option<(u32, u128)>,
 }
 
 impl Client {
@@ -52,6 +54,7 @@ impl Client {
             received: Sequence::default(),
             turn: 0,
             used: Duration::ZERO,
+            ticket: None,
         })
     }
 
@@ -75,12 +78,22 @@ impl Client {
         self.send_bytes(&bytes);
     }
 
-    /// The next frame; `None` at the end of the connection.
+    /// The next frame; `None` at the end of the connection. Tickets are kept.
     pub fn receive(&mut self) -> Option<ToClient> {
-        let bytes = self.receive_bytes()?;
-        let (sequence, message) = ToClient::decode(&bytes).unwrap();
-        self.received.check(sequence).unwrap();
-        Some(message)
+        loop {
+            let bytes = self.receive_bytes()?;
+            let (sequence, message) = ToClient::decode(&bytes).unwrap();
+            self.received.check(sequence).unwrap();
+            match message {
+                ToClient::Ticket { uid, ticket } => self.ticket = Some((uid, ticket)),
+                message => return Some(message),
+            }
+        }
+    }
+
+    /// The frame that proves the user of an earlier connection.
+    pub fn resume(&mut self, (uid, ticket): (u32, u128)) {
+        self.send(&ToDaemon::Resume { uid, ticket });
     }
 
     /// The bytes of the next frame; `None` at the end of the connection.
@@ -326,6 +339,12 @@ impl Drop for Process {
     }
 }
 
+/// Drops the privileges of this process.
+pub fn become_user(uid: u32) {
+    // SAFETY: plain system calls.
+    assert!(unsafe { libc::setgid(uid) == 0 && libc::setuid(uid) == 0 }, "only root can become another user");
+}
+
 /// Runs `work` in a forked child, as another user if given; kills it when dropped.
 pub struct Forked(rustix::process::Pid);
 
@@ -336,12 +355,7 @@ impl Forked {
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork");
         if pid == 0 {
-            if let Some(uid) = uid {
-                // SAFETY: plain system calls.
-                unsafe { libc::setgid(uid) };
-                // SAFETY: as above.
-                unsafe { libc::setuid(uid) };
-            }
+            uid.into_iter().for_each(become_user);
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
             // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(if done { 0 } else { 1 }) };

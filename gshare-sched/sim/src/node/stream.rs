@@ -127,7 +127,7 @@ impl Stream {
             Verdict::Alone => {
                 let (called, recorded) = (now.as_nanos(), now.as_nanos());
                 let end = AloneEnd { held: false, behind: self.completed < number, called, recorded };
-                let alone = Alone::new(costs, row, Call::Launch, called);
+                let alone = Alone::new(costs, row, Call::Launch, called, false);
                 let segment = alone.measured(&CallTime::default(), cost, end);
                 let place = self.place(number, now);
                 self.record(now, place, segment);
