@@ -123,6 +123,7 @@ impl FractionalPool {
             node: None,
             requests: BTreeSet::new(),
             used: self.now,
+            came: self.now,
         };
         let instance = InstanceId::new(self.next);
         self.next += 1;
@@ -269,7 +270,7 @@ impl FractionalPool {
     fn open(&mut self, instance: InstanceId) {
         self.enter(instance, State::Ready);
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        of.used = self.now;
+        (of.used, of.came) = (self.now, self.now);
         let (function, key) = (of.function, Self::open_key(instance, of));
         if let Some(of) = self.functions.get_mut(&function)
             && of.gang.is_none()
