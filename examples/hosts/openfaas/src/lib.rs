@@ -130,8 +130,8 @@ pub struct Options {
     /// Where to listen; port 0 chooses one.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Directory of functions, secrets and measurements; made if need be [default: $XDG_STATE_HOME/gshare/host, or
-    /// ~/.local/state/gshare/host; ./gshare-openfaas where an earlier release has made that].
+    /// Directory of functions, secrets and measurements; made if need be. By default `gshare/host` below `$XDG_STATE_HOME` or
+    /// `~/.local/state`, or `./gshare-openfaas` where an earlier release has made that.
     #[arg(long)]
     pub state: Option<PathBuf>,
     /// Use simulated GPUs: PROFILE,devices=N,mig=NAME+NAME, each part optional, as `gshare run --sim` has it; given again, more

@@ -625,8 +625,8 @@ async fn attend(
     }
 }
 
-/// Ends what a process has left behind, and then its cgroup and folder.
-pub fn bury(process: HookedProcess) {
+/// Ends what a process has left behind.
+fn bury(process: &HookedProcess) {
     if let Some(folder) = process.folder() {
         super::reaper::sweep(folder);
     }
@@ -658,7 +658,7 @@ async fn exited(
     let ended = host.has_ended(node.now(), launch.instance, launch.index);
     let gone = host.take_gone();
     drop(host);
-    tokio::task::spawn_blocking(move || gone.into_iter().for_each(bury));
+    tokio::task::spawn_blocking(move || gone.iter().for_each(bury));
     if ended {
         // The other processes of the instance end, too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);

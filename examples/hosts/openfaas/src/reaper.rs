@@ -85,11 +85,12 @@ mod tests {
             let mut command = Command::new("/bin/sh");
             // The shell ends; what it has started has a session of its own.
             command.args(["-c", "setsid sleep 1000 & echo $!"]).env(FOLDER, dir.path().join(folder));
-            let output =
+            let mut shell =
                 command.stderr(Stdio::null()).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
             let mut line = String::new();
-            std::io::BufRead::read_line(&mut std::io::BufReader::new(output.stdout.unwrap()), &mut line)
-                .unwrap();
+            let output = shell.stdout.take().unwrap();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+            shell.wait().unwrap();
             line.trim().parse::<i32>().unwrap()
         };
         let (one, ten) = (start("f.1"), start("f.10"));

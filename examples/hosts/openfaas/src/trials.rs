@@ -80,12 +80,15 @@ impl Measured {
     }
 }
 
+/// Tells at which ports a program listens.
+type Tell = Box<dyn FnMut(&[u16]) + Send>;
+
 /// The program of a trial.
 struct Trial {
     process: HookedProcess,
     /// The port that it is to listen at, and whom to tell that it listens elsewhere.
     port: u16,
-    wrong: Box<dyn FnMut(&[u16]) + Send>,
+    wrong: Tell,
     looks: Looks,
 }
 
@@ -140,7 +143,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let tell = |text: String| {
         if let Some(node) = node.upgrade() {
             node.logs.add(&name, "trials", text.clone());
-            node.host().progress(launch.instance, text);
+            node.host().progress(launch.instance, &text);
         }
     };
     let (all, time) = (whole.sm(), whole.time().request());
@@ -250,7 +253,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
         if let Some(node) = told.upgrade() {
             let text = super::listening::elsewhere(ports, port);
             node.logs.add(&service, "trials", text.clone());
-            node.host().progress(instance, text);
+            node.host().progress(instance, &text);
         }
     };
     Ok(Trial { process, port, wrong: Box::new(wrong), looks: Looks::default() })

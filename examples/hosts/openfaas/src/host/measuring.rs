@@ -371,10 +371,10 @@ impl Host {
     }
 
     /// How far the trials of an instance are.
-    pub fn progress(&mut self, instance: InstanceId, text: String) {
+    pub fn progress(&mut self, instance: InstanceId, text: &str) {
         let of = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function)?.measures);
         if let Some(of) = of {
-            self.says(of, &text);
+            self.says(of, text);
         }
     }
 
