@@ -29,6 +29,9 @@ pub const PROBE: Duration = Duration::from_millis(5);
 pub trait Program: Send {
     /// How the program ended, if it has.
     fn ended(&mut self) -> Option<String>;
+
+    /// Called again and again until the program takes connections: the place to say what it does instead.
+    fn does_not_listen(&mut self) {}
 }
 
 /// Starts the program of a setting, to listen on this port of the loopback address.
@@ -120,6 +123,7 @@ impl<P: Program> Executor for Http<P> {
             if let Some(how) = program.ended() {
                 return Err(ExecError::Ended(how));
             }
+            program.does_not_listen();
             if Duration::from(began.elapsed()) > within {
                 return Err(ExecError::NotReady { within });
             }

@@ -6,6 +6,7 @@ mod platform_pools;
 mod support;
 
 use gshare_core::dag::ComponentSet;
+use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
     RequestId, SmShare, TenantId, Timestamp,
@@ -325,6 +326,44 @@ fn a_removed_function_answers_what_it_has_and_its_name_is_free_when_all_of_it_is
     assert_eq!(host.answered(0).len() + host.rejected().len(), 5);
     assert!(host.instances.is_empty());
     host.tell(PlatformEvent::FunctionDeployed { function, spec }).unwrap();
+}
+
+/// Three functions of 9 GiB on two devices of 16 GiB, each called twice a second: a device changes its function at most every two seconds.
+#[test]
+fn functions_that_share_too_little_memory_do_not_spend_their_time_on_loads() {
+    let mut host = Host::with(&[16, 16]);
+    for function in 0..3 {
+        host.deploy(function, inference(9).with_instances(0, 1).with_loads(MS(300), MS(300)));
+    }
+    host.run(MS(1_000));
+    for function in 0..3 {
+        host.load(function, MS(500), 40);
+    }
+    host.run(MS(30_000));
+    let answered = [0, 1, 2].map(|function| host.answered(function).len());
+    assert_eq!(answered, [40; 3], "{:?}", host.rejected());
+    let longest = [0, 1, 2].map(|function| host.answered(function).into_iter().max().unwrap());
+    assert!(longest.iter().all(|wait| *wait < MS(5_000)), "{longest:?}");
+    let parked = host.count(|order| matches!(order, PlatformAction::Park { .. }));
+    assert!((5..=22).contains(&parked), "{parked} times");
+}
+
+#[test]
+fn an_instance_may_use_twice_the_time_of_its_point_unless_its_function_has_a_limit_of_its_own() {
+    let quota = |percent| Quota::from_percent(percent).unwrap();
+    let point = |time| ProfilePoint::measured(SmShare::WHOLE, quota(time), 1, 50.0, MS(8), MS(9)).unwrap();
+    let time = |request, limit: Option<u16>| {
+        let profile = Some(ProfileTable::sparse(vec![point(request)]).unwrap());
+        let mut spec = FunctionSpec::new(Work::Inference { profile }, gib(2)).with_instances(1, 1);
+        spec.time_limit = limit.map(quota);
+        let mut host = Host::with(&[16]);
+        host.deploy(0, spec);
+        host.run(MS(4_000));
+        let started = host.instances.values().next().expect("the minimum was started");
+        started.parts[0].share.time().to_string()
+    };
+    assert_eq!([time(20, None), time(60, None)], ["20%:40%", "60%:100%"]);
+    assert_eq!([time(20, Some(30)), time(20, Some(10))], ["20%:30%", "20%:20%"]);
 }
 
 /// A report of its load is due at the time of its removal: what the scaler makes of that is not started.

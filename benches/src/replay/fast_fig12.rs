@@ -127,7 +127,7 @@ fn simulate(new: &New<'_>, slo: Option<Duration>, cold: Duration, seed: Option<u
     // The first pod finds the weights on the disk and is there at once; then they are in the node's memory.
     (spec.load_disk, spec.load_host) = (Duration::ZERO, cold);
     // A pod has the quota of its point.
-    (spec.slo, spec.time_limit) = (slo, Quota::new(1).context("quota")?);
+    (spec.slo, spec.time_limit) = (slo, Some(Quota::new(1).context("quota")?));
     let function = Function::new("resnet", spec).with_arrivals(Arrivals::times(came.clone())?);
     let length = Duration::from_millis(1_000 * SECONDS + 500);
     let mut plan = Plan::new(devices, vec![function], length);

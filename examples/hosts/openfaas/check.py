@@ -5,7 +5,7 @@ python3 examples/hosts/openfaas/check.py URL PROGRAM USER PASSWORD
 
 URL is a provider's (`gshare-openfaas --sim --credentials DIR --callback 127.0.0.1`), PROGRAM the `gpu_function` of this package.
 """
-import base64, http.client, http.server, json, sys, threading, time, urllib.parse
+import base64, http.client, http.server, json, os, sys, tempfile, threading, time, urllib.parse
 
 URL, PROGRAM, USER, PASSWORD = sys.argv[1:5]
 ADDRESS = urllib.parse.urlparse(URL).netloc
@@ -217,8 +217,14 @@ for name in ['provider_http_requests_total{code="202",method="POST",path="/syste
 
 step("plain process, its path as image", 202, "POST", F, {"service": "plain", "image": PROGRAM, "envVars": {"KERNELS": "0"}})
 step("is called before it is ready", 200, "POST", "/function/plain/echo", b"hello", has="hello")
-step("one that does not start", 202, "POST", F, {"service": "broken", "image": "/does/not/exist"})
+step("a program that is not here", 400, "POST", F, {"service": "broken", "image": "/does/not/exist"}, has="/does/not/exist")
+script = tempfile.NamedTemporaryFile("w", delete=False)
+script.write("#!/does/not/exist\n")
+script.close()
+os.chmod(script.name, 0o755)
+step("one that does not start", 202, "POST", F, {"service": "broken", "image": script.name})
 within("its log says why", lambda: b"does not start" in call("GET", "/system/logs?name=broken")[1])
+os.unlink(script.name)
 for name in ["resnet", "plain", "broken"]:
     step("delete", 202, "DELETE", F, {"functionName": name})
 step("again", 404, "DELETE", F, {"functionName": "resnet"}, has="resnet")

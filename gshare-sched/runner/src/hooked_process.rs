@@ -12,7 +12,7 @@ use rustix::process::{
 };
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 
 /// The hook, and the daemon that hooked processes register with.
@@ -109,6 +109,11 @@ impl HookedProcess {
     /// Its number; of a container that of its first process, once there is one.
     pub fn pid(&self) -> u32 {
         self.container.as_ref().and_then(Lifeline::pid).unwrap_or_else(|| self.child.id())
+    }
+
+    /// The folder that ends with the process, if it has one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.confined.folder.as_ref().map(tempfile::TempDir::path)
     }
 
     /// Readable once it has ended.

@@ -53,7 +53,7 @@
 mod models;
 
 use core::fmt;
-use gshare_core::{Bytes, ProfileId};
+use gshare_core::{Bytes, ProfileId, SmShare};
 use std::borrow::Cow;
 
 /// The geometry of a GPU's memory and compute slices.
@@ -269,6 +269,12 @@ impl GpuModel {
     /// The profile with that number.
     pub fn get(&self, profile: ProfileId) -> Option<&MigProfile> {
         self.profiles.get(profile.index())
+    }
+
+    /// The part of the GPU's compute slices that a slice of the profile holds, as a share of the SMs.
+    pub fn share_of(&self, profile: &MigProfile) -> Option<SmShare> {
+        let all = self.profiles.iter().map(|one| one.compute_slices).max()?;
+        SmShare::new(u16::try_from(u32::from(profile.compute_slices) * 10_000 / u32::from(all)).ok()?)
     }
 
     /// The numbers of all profiles.

@@ -6,8 +6,8 @@ use crate::platform::{FunctionSpec, Regime, Work};
 /// pool for it.
 ///
 /// A regime named by the function decides. Otherwise a pipeline goes to slices, since only slices run its stages. Training goes
-/// to shares, where it can use the rest of other instances. Inference goes to shares, which hold several functions on a device,
-/// or to whole devices if there are no others, unless an instance needs several devices.
+/// to shares, where it can use the rest of other instances. Inference goes to shares, which hold several functions on a device.
+/// Without such devices it goes to whole devices, and without these to slices, unless an instance needs several devices.
 pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option<usize>) -> Regime {
     if let Some(named) = spec.regime {
         return named;
@@ -17,11 +17,11 @@ pub(super) fn regime_for(spec: &FunctionSpec, devices: impl Fn(Regime) -> Option
         Work::Training { .. } => Regime::Fractional,
         Work::Inference { .. } if spec.devices > 1 => Regime::Fractional,
         Work::Inference { .. } => {
-            let (shares, whole) = (devices(Regime::Fractional), devices(Regime::Whole));
-            match (shares, whole) {
-                (Some(0) | None, Some(1..)) | (None, Some(0)) => Regime::Whole,
-                _ => Regime::Fractional,
-            }
+            let by_choice = [Regime::Fractional, Regime::Whole, Regime::Sliced];
+            let there = by_choice.into_iter().find(|regime| devices(*regime).is_some_and(|count| count > 0));
+            // Devices may come later.
+            let pool = || by_choice.into_iter().find(|regime| devices(*regime).is_some());
+            there.or_else(pool).unwrap_or(Regime::Fractional)
         }
     }
 }
@@ -33,19 +33,23 @@ mod tests {
 
     #[test]
     fn a_function_goes_where_its_work_can_be_done() {
-        let of = |work, fractional, whole| {
+        let beside_slices = |work, fractional, whole, slices| {
             let spec = FunctionSpec::new(work, Bytes::from_gib(1));
             regime_for(&spec, |regime| match regime {
                 Regime::Fractional => fractional,
                 Regime::Whole => whole,
-                Regime::Sliced => Some(1),
+                Regime::Sliced => slices,
             })
         };
+        let of = |work, fractional, whole| beside_slices(work, fractional, whole, None);
         let inference = || Work::Inference { profile: None };
         assert_eq!(of(inference(), Some(1), Some(1)), Regime::Fractional);
         assert_eq!(of(inference(), Some(0), Some(1)), Regime::Whole);
         assert_eq!(of(inference(), None, Some(0)), Regime::Whole);
         assert_eq!(of(inference(), None, None), Regime::Fractional, "the error names it");
+        assert_eq!(beside_slices(inference(), Some(0), Some(0), Some(1)), Regime::Sliced);
+        assert_eq!(beside_slices(inference(), Some(0), Some(1), Some(1)), Regime::Whole);
+        assert_eq!(beside_slices(inference(), Some(0), Some(0), Some(0)), Regime::Fractional);
         let training = Work::Training { workers: 2, share: GpuShare::WHOLE };
         assert_eq!(of(training, Some(0), Some(4)), Regime::Fractional);
         let spread = FunctionSpec::new(inference(), Bytes::from_gib(1)).with_devices(2);

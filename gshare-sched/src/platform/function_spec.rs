@@ -66,19 +66,14 @@ pub struct FunctionSpec {
     /// Time to start a process and load its weights from host memory.
     #[cfg_attr(feature = "serde", serde(rename = "load_host_ns"))]
     pub load_host: Duration,
-    /// The most of a fractional device's time for an instance while other instances leave it unused. By default the whole
-    /// (FaST-GShare, `gpu_quota_limit`).
-    #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default = "all"))]
-    pub time_limit: Quota,
+    /// The most of a fractional device's time for an instance while other instances leave it unused (FaST-GShare,
+    /// `gpu_quota_limit`). None: twice the time of the instance's point (Dilu, section 3.2).
+    #[cfg_attr(feature = "serde", serde(rename = "time_limit_bp", default))]
+    pub time_limit: Option<Quota>,
     /// Devices of one node over which an instance of an inference function is spread: tensor parallelism. Each device has an
     /// equal part of the instance's memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub devices: u32,
-}
-
-#[cfg(feature = "serde")]
-const fn all() -> Quota {
-    Quota::WHOLE
 }
 
 #[cfg(feature = "serde")]
@@ -92,7 +87,7 @@ const fn nobody() -> TenantId {
 }
 
 gshare_core::with_fields!(FunctionSpec {
-    with_time_limit(time_limit: Quota),
+    with_time_limit(time_limit: Quota => Some),
     with_devices(devices: u32),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
@@ -115,7 +110,7 @@ impl FunctionSpec {
             memory,
             load_disk: process.saturating_add(at(1)),
             load_host: process.saturating_add(at(12)),
-            time_limit: Quota::WHOLE,
+            time_limit: None,
             devices: 1,
         }
     }

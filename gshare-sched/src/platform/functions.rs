@@ -4,7 +4,7 @@ use super::{
     BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
     RequestId, Timestamp, choice, gpu_time,
 };
-use crate::platform::{FunctionSpec, Work};
+use crate::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::ProfileTable;
 use std::collections::BTreeSet;
 
@@ -155,11 +155,16 @@ impl Platform {
         self.pool_for(spec).map(|_| ())
     }
 
-    fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
-        let regime = choice::regime_for(spec, |regime| {
+    /// The regime in which the platform would serve the function now.
+    pub fn regime_for(&self, spec: &FunctionSpec) -> Regime {
+        choice::regime_for(spec, |regime| {
             let pool = self.pool_of(regime)?;
             Some(self.devices.values().filter(|device| device.pool == pool).count())
-        });
+        })
+    }
+
+    fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
+        let regime = self.regime_for(spec);
         self.pool_of(regime).ok_or(PlatformError::NoPool { regime })
     }
 

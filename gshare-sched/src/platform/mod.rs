@@ -26,7 +26,7 @@
 //! # Algorithm
 //! 1. *Devices* go to their regime's pool: [`FractionalPool`] (shared time and SMs), [`SlicedPool`] (MIG) or [`WholePool`] (whole GPUs).
 //! 2. *Functions* go to their regime's pool; without one pipelines go to sliced devices, training to fractional ones, and inference to
-//!    fractional or else whole ones. An inference function without a profile is profiled first; its requests wait.
+//!    fractional, else whole, else sliced ones. An inference function without a profile is profiled first; its requests wait.
 //! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then the pool decides where and when they run. A pool learns of held
 //!    requests while others wait in it: load beyond a limit then counts as far as more instances would help.
 //! 4. *Instances* are the pools' business; the platform names them, books their memory for tenants, and passes orders and reports on.

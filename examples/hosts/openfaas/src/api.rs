@@ -159,6 +159,9 @@ pub struct Status {
     /// Points of the function that were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<gshare_core::profile::ProfileTable>,
+    /// The most of the device's time that other processes had while the function was measured.
+    #[serde(rename = "others_bp", skip_serializing_if = "Option::is_none")]
+    pub others: Option<gshare_core::BasisPoints>,
     /// Instances of the function that are not gone.
     pub instances: Vec<super::host::InstanceView>,
 }
@@ -201,6 +204,7 @@ impl Status {
             gpu_seconds: totals.gpu_ns as f64 / 1e9,
             memory_bytes: view.memory.get(),
             profile: view.profile.clone(),
+            others: view.others,
             instances: view.instances.clone(),
         }
     }

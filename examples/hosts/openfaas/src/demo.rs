@@ -1,12 +1,12 @@
 //! `--demo`: functions with an SLO, a pipeline and a training job, under load, and what became of them.
 //!
-//! The program of all of them is `gpu_function`, which lies beside this one. Every step is a request that `curl` could send. The story
+//! The program of all of them is this one ([`super::gpu_function`]). Every step is a request that `curl` could send. The story
 //! takes the GPUs of this machine, and simulated ones where there are none; without MIG devices it has no pipeline, and the training
-//! job has as many workers as there are other devices, at most two.
+//! job has as many workers as there are other devices, at most two. It ends with an error where it does not show what it promises.
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The simulated devices where there are none and no others are asked for.
@@ -30,7 +30,7 @@ struct Part {
 pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
     let begun = Instant::now();
     let say = |text: String| println!("{:5.1} s  {text}", begun.elapsed().as_secs_f64());
-    let program = program()?;
+    let program = format!("{} --gpu-function", std::env::current_exe()?.display());
     let dag = dir.join("dag.json");
     std::fs::write(&dag, pipeline().to_string()).with_context(|| dag.display().to_string())?;
     let devices = state(url)?["devices"].take();
@@ -78,7 +78,44 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
         );
     }
     println!("\n  on {names}; all of them are processes of this machine, under the hook");
+    let missing = missing(&parts, &state);
+    if !missing.is_empty() {
+        bail!("the demonstration does not show what it promises: {}", missing.join("; "));
+    }
     Ok(())
+}
+
+/// The least part of a function's answers that must be in time.
+const IN_TIME: f64 = 0.9;
+
+/// What the story promises and these figures do not show.
+fn missing(parts: &[Part], state: &Value) -> Vec<String> {
+    let mut missing = Vec::new();
+    for part in parts {
+        let name = part.name;
+        let of = state["functions"].as_array().into_iter().flatten().find(|of| of["name"] == name);
+        let Some(of) = of else {
+            missing.push(format!("{name} is gone"));
+            continue;
+        };
+        let count = |key: &str| of[key].as_u64().unwrap_or(0);
+        if of["gpu_seconds"].as_f64().unwrap_or(0.0) <= 0.0 {
+            missing.push(format!("{name} has used no GPU time"));
+        }
+        if part.rate <= 0.0 {
+            continue;
+        }
+        let (answered, refused) = (count("answered"), count("rejected"));
+        if answered == 0 || refused > 0 {
+            missing.push(format!("{name} has answered {answered} requests and refused {refused}"));
+        } else if (count("within_slo") as f64) < IN_TIME * answered as f64 {
+            missing.push(format!("{name} has answered {} of {answered} in time", count("within_slo")));
+        }
+        if of["workload"] == "pipeline" && count("pipelined") == 0 {
+            missing.push(format!("no request of {name} went through several MIG devices"));
+        }
+    }
+    missing
 }
 
 /// Names of the devices, each once with its number. Those of simulated ones say so.
@@ -120,22 +157,16 @@ fn places(of: &Value) -> String {
     if all.is_empty() { of["state"].as_str().unwrap_or_default().to_owned() } else { all.join(", ") }
 }
 
-fn program() -> anyhow::Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name("gpu_function");
-    if !path.is_file() {
-        bail!("{}: is not there: build the whole package, which has it", path.display());
-    }
-    Ok(path)
-}
-
+/// Two components that fit no MIG device of the story together: a request goes through both devices.
 fn pipeline() -> Value {
-    let on = |slice: &str, ms: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": 6_u64 << 30});
-    let component = |name: &str| json!({"name": name, "profiles": [on("1g.10gb", 24), on("2g.20gb", 14)]});
-    json!({"name": "video", "components": [component("detect"), component("classify")],
+    let on = |slice: &str, ms: u64, gib: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": gib << 30});
+    let detect = json!({"name": "detect", "profiles": [on("1g.10gb", 24, 8), on("2g.20gb", 14, 8)]});
+    let classify = json!({"name": "classify", "profiles": [on("2g.20gb", 14, 14)]});
+    json!({"name": "video", "components": [detect, classify],
         "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]})
 }
 
-fn parts(program: &Path, dag: &Path, devices: &Value) -> Vec<Part> {
+fn parts(program: &str, dag: &Path, devices: &Value) -> Vec<Part> {
     let is_cut = |device: &&Value| device["slices"].as_array().is_some_and(|slices| !slices.is_empty());
     let (cut, whole): (Vec<_>, Vec<_>) = devices.as_array().into_iter().flatten().partition(is_cut);
     // Workers of a gang are on different devices.
@@ -228,4 +259,37 @@ fn load(url: &str, part: &Part) {
             scope.spawn(|| drop(ureq::get(&address).call()));
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_figures_do_not_show_is_said() {
+        let devices = json!([{"slices": []}, {"slices": [{"profile": "1g.10gb"}]}]);
+        let parts = parts("program", Path::new("dag.json"), &devices);
+        let good = |name: &str| {
+            json!({"name": name, "workload": if name == "video" { "pipeline" } else { "inference" }, "gpu_seconds": 1.0,
+                "answered": 100, "rejected": 0, "within_slo": 91, "pipelined": 1})
+        };
+        let mut functions: Vec<Value> = parts.iter().map(|part| good(part.name)).collect();
+        let said = |functions: &[Value]| missing(&parts, &json!({"functions": functions}));
+        assert_eq!(said(&functions), [""; 0]);
+        (functions[0]["within_slo"], functions[1]["rejected"]) = (json!(89), json!(1));
+        (functions[3]["pipelined"], functions[4]["gpu_seconds"]) = (json!(0), json!(0.0));
+        functions.remove(2);
+        let said = said(&functions);
+        let parts = [
+            "resnet has answered 89 of 100 in time",
+            "refused 1",
+            "ocr is gone",
+            "several MIG devices",
+            "no GPU time",
+        ];
+        assert_eq!(said.len(), parts.len(), "{said:?}");
+        for (said, part) in said.iter().zip(parts) {
+            assert!(said.contains(part), "{said}: {part}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! either its share is measured at the first deployment.
 
 use super::api::{ApiError, FunctionDeployment, check_name, check_namespace};
+use super::trials::Measured;
 use gshare_core::dag::Dag;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
@@ -28,7 +29,10 @@ const MOST: u32 = 4096;
 const KEYS: [(&str, &str); 15] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
-    ("gshare/class", "slo-sensitive or best-effort"),
+    (
+        "gshare/class",
+        "slo-sensitive or best-effort; by default an SLO makes the first and training the second",
+    ),
     ("gshare/workload", "inference, pipeline or training"),
     ("gshare/workers", "workers of a training job, each on a device of its own: 1 to 64"),
     ("gshare/devices", "devices over which a model is spread, each with an equal part of it: 1 to 64"),
@@ -42,6 +46,11 @@ const KEYS: [(&str, &str); 15] = [
     ("gshare/probe_path", "path that is called while the function is measured"),
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
 ];
+
+/// Whether the value of an annotation may be the path of a file that this host opens.
+pub fn is_file(key: &str) -> bool {
+    ["gshare/model", "gshare/profile", "gshare/dag", "gshare/probe_body"].contains(&key)
+}
 
 /// Kind of work of a function, and the share of a device that it gets for that.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,12 +109,17 @@ pub struct Plan {
     pub slo: Option<Duration>,
     /// The tenant's number.
     pub tenant: TenantId,
+    /// What was measured of the same program before.
+    pub measured: Option<Measured>,
     /// Its model.
     pub model: Option<PathBuf>,
     /// GPU memory of an instance, where that is said.
     pub memory: Option<Bytes>,
-    /// How it is treated beside others of its device.
+    /// How it is treated beside others of its device: a function with an SLO is SLO-sensitive and a training job is best effort,
+    /// unless the deployment says otherwise.
     pub class: Option<ServiceClass>,
+    /// The most of a device's time, where that is said; otherwise the platform's rule holds.
+    pub limit: Option<Quota>,
     /// The kind of devices it runs on, where that is said.
     pub regime: Option<Regime>,
     /// Time from its start to its first answer.
@@ -163,17 +177,28 @@ impl Plan {
             return Err(bad("gshare/devices", &devices.to_string(), "need an inference function with a GPU"));
         }
         let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
+        let slo = annotations.time("gshare/slo")?;
+        let class = annotations.class()?.or(match &wants {
+            Wants::NoGpu { .. } => None,
+            Wants::Training { .. } => Some(ServiceClass::BestEffort),
+            _ => slo.map(|_| ServiceClass::SLO_SENSITIVE),
+        });
         Ok(Self {
             image,
             command,
             concurrency,
             devices,
             bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
-            slo: annotations.time("gshare/slo")?,
+            slo,
             tenant,
+            measured: None,
             model: model.map(|(path, _)| path),
             memory,
-            class: annotations.class()?,
+            class,
+            limit: share
+                .map(|share| share.quota())
+                .filter(|quota| !quota.request().is_zero())
+                .map(QuotaRange::limit),
             regime: annotations.regime()?,
             load: annotations.time("gshare/load")?.unwrap_or(Duration::from_secs(1)),
             probe: annotations.probe()?,
@@ -186,6 +211,23 @@ impl Plan {
     pub fn program(&self) -> String {
         let program = self.command.first().cloned();
         self.image.as_ref().map(Image::to_string).or(program).unwrap_or_default()
+    }
+
+    /// Why the program cannot be started, if it is not here. `path` is the deployment's own search path.
+    pub fn missing_program(&self, path: Option<&str>) -> Option<String> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let program = self.command.first().filter(|_| self.image.is_none())?;
+        let runs = |file: &Path| {
+            file.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+        };
+        let path = path.map_or_else(|| std::env::var_os("PATH").unwrap_or_default(), Into::into);
+        let here = match program.contains('/') {
+            true => runs(Path::new(program)),
+            false => std::env::split_paths(&path).any(|dir| runs(&dir.join(program))),
+        };
+        (!here).then(|| {
+            format!("envProcess, image: `{program}`: this host has no such program that can be executed")
+        })
     }
 
     /// Whether load starts and stops instances.
@@ -215,7 +257,6 @@ impl Plan {
             let table = point.and_then(|point| ProfileTable::sparse(vec![point]));
             table.map_err(|error| ApiError::bad(format!("annotations: {error}")))
         };
-        let mut limit = Quota::WHOLE;
         let work = match &self.wants {
             Wants::NoGpu { rate } => {
                 let least = (SmShare::from_percent(1), Quota::from_percent(1));
@@ -223,7 +264,6 @@ impl Plan {
                 Work::Inference { profile: Some(point(sm, quota, *rate)?) }
             }
             Wants::Share { share, rate } => {
-                limit = share.quota().limit();
                 Work::Inference { profile: Some(point(share.sm(), share.quota().request(), *rate)?) }
             }
             Wants::Measured => Work::Inference { profile: None },
@@ -237,10 +277,9 @@ impl Plan {
         let mut spec = FunctionSpec::new(work, memory)
             .with_tenant(self.tenant)
             .with_instances(bounds.0, bounds.1)
-            .with_time_limit(limit)
             .with_devices(self.devices)
             .with_loads(self.load, self.load);
-        (spec.slo, spec.regime) = (self.slo, self.regime);
+        (spec.slo, spec.regime, spec.time_limit) = (self.slo, self.regime, self.limit);
         Ok(spec)
     }
 }
@@ -572,6 +611,20 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_is_not_here_is_told() {
+        let missing = |program: &str, path| {
+            let body = format!(r#"{{"service":"f","image":"{program}"}}"#);
+            let deployment: FunctionDeployment = serde_json::from_str(&body).unwrap();
+            Plan::of(&deployment, &BTreeMap::new()).unwrap().missing_program(path)
+        };
+        assert_eq!((missing("/bin/sh -c true", None), missing("sh", Some("/bin"))), (None, None));
+        let why = missing("/nope/prog", None).unwrap();
+        assert!(why.contains("`/nope/prog`: this host has no such program"), "{why}");
+        assert!(missing("sh", Some("/nope")).is_some() && missing("/etc/passwd", None).is_some());
+        assert_eq!(missing("localhost/f:1", None), None, "an image is podman's to find");
+    }
+
+    #[test]
     fn an_image_with_a_registry_is_run_and_any_other_is_a_name_or_a_program() {
         let plan = |rest: &str| {
             let body = format!(r#"{{"service":"f",{rest}}}"#);
@@ -610,12 +663,22 @@ mod tests {
         let spec = given.spec(given.bounds, Bytes::from_gib(4)).unwrap();
         let Work::Inference { profile: Some(table) } = &spec.work else { panic!("{spec:?}") };
         assert_eq!((table.points()[0].throughput.as_milli(), spec.memory), (27_500, Bytes::from_gib(1)));
-        assert_eq!((spec.time_limit.get(), given.bounds, given.scales()), (8_000, (1, 8), true));
+        assert_eq!((spec.time_limit, given.bounds, given.scales()), (Quota::from_percent(80), (1, 8), true));
 
         let slo = plan(r#""annotations":{"gshare/slo":"69ms","gshare/tenant":"blue"}"#).unwrap();
         assert_eq!((&slo.wants, slo.tenant), (&Wants::Measured, TenantId::new(1)));
         let spec = slo.spec(slo.bounds, Bytes::from_gib(4)).unwrap();
         assert_eq!((spec.slo, spec.memory), (Some(Duration::from_millis(69)), Bytes::from_gib(4)));
+
+        assert_eq!((spec.time_limit, slo.class), (None, Some(ServiceClass::SLO_SENSITIVE)));
+        let class = |annotations: &str| plan(&format!(r#""annotations":{{{annotations}}}"#)).unwrap().class;
+        assert_eq!(
+            class(r#""gshare/slo":"69ms","gshare/class":"best-effort""#),
+            Some(ServiceClass::BestEffort)
+        );
+        assert_eq!(class(r#""gshare/workload":"training""#), Some(ServiceClass::BestEffort));
+        assert_eq!(class(r#""gshare/profile":"none","gshare/slo":"69ms""#), None);
+        assert_eq!(class(r#""gshare/concurrency":"1""#), None);
 
         let plain = plan(r#""labels":{"a":"b"}"#).unwrap();
         assert_eq!((plain.wants, plain.bounds), (Wants::Measured, (1, 20)));

@@ -156,7 +156,8 @@ impl Devices {
     /// One device for functions that use no GPU, where there is none.
     pub fn none() -> Self {
         let mut devices = Self::default();
-        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 20));
+        // Its memory bounds nothing, and is within what each packer counts with.
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 16));
         let (name, uuid) = ("no GPU".to_owned(), String::new());
         let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
         devices.all.insert(GpuId::new(0), device);
@@ -315,7 +316,8 @@ fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>>
     command.arg("--inventory").envs(environment.iter().map(|(key, value)| (key, value)));
     let output = command.stdin(Stdio::null()).output()?;
     if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{}", said.trim().trim_start_matches("openfaas: "));
     }
     serde_json::from_slice(&output.stdout).context("the inventory of devices")
 }

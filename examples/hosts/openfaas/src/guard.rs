@@ -9,12 +9,20 @@ use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::future::Future as _;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
+use tokio::time::Sleep;
 
 /// The time in which the head of a request must have come.
 const HEAD: Duration = Duration::from_secs(10);
+/// The longest pause of a client that sends a body or takes an answer. A function's instance may be held for that long, and no longer.
+pub const STALLED: Duration = Duration::from_secs(10);
 /// Connections that are open at once; others wait to be taken.
 const CONNECTIONS: usize = 8192;
 
@@ -22,7 +30,7 @@ const CONNECTIONS: usize = 8192;
 ///
 /// # Errors
 /// When no connection can be taken any more.
-pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> std::io::Result<()> {
+pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> io::Result<()> {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
@@ -39,11 +47,79 @@ pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> std::io
         tokio::spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
-            let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+            let served = http
+                .serve_connection(TokioIo::new(Impatient::new(stream)), TowerToHyperService::new(service));
             // A connection that breaks is its client's business.
             let _ = served.with_upgrades().await;
             drop(place);
         });
+    }
+}
+
+/// A connection that ends when its client takes no byte of an answer for [`STALLED`].
+struct Impatient<S> {
+    stream: S,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Impatient<S> {
+    const fn new(stream: S) -> Self {
+        Self { stream, stalled: None }
+    }
+
+    fn bounded(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.bounded(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.bounded(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -103,6 +179,25 @@ mod tests {
         assert_eq!(refused(&Method::POST, &[local, own, json], true), None);
         assert_eq!(refused(&Method::POST, &[local, own, ("content-type", "text/plain")], true), Some(415));
         assert_eq!(refused(&Method::GET, &[local, own], true), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_of_its_answer_loses_its_connection() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (ours, mut theirs) = tokio::io::duplex(4);
+        let mut ours = Impatient::new(ours);
+        let begun = tokio::time::Instant::now();
+        let write = tokio::spawn(async move { (ours.write_all(&[7; 12]).await, ours) });
+        for _ in 0..2 {
+            // Slowly is good enough.
+            tokio::time::sleep(STALLED - Duration::from_secs(1)).await;
+            theirs.read_exact(&mut [0; 4]).await.unwrap();
+        }
+        let (written, mut ours) = write.await.unwrap();
+        written.unwrap();
+        let error = ours.write_all(&[7; 12]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(begun.elapsed(), STALLED * 3 - Duration::from_secs(2));
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! `/async-function`: calls that are kept in memory, in a queue of bounded length, and made when there is room.
 
 use super::api::ApiError;
+use super::client_body::ClientBody;
 use super::node::Node;
+use super::routes::{BODY, MAX_BODY};
 use super::{guard, proxy};
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use hyper::body::{Body as HttpBody, Frame};
 use hyper_util::rt::TokioIo;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,12 +82,38 @@ impl Queue {
         id
     }
 
-    /// Memory for a body of this many bytes.
+    /// A whole body, and its part of the memory, which is taken as the bytes come.
     ///
     /// # Errors
-    /// 429 when the bodies of calls that wait have all of it.
-    pub fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let bytes = u32::try_from(bytes.clamp(1, super::routes::MAX_BODY)).unwrap_or(u32::MAX);
+    /// 429 when the bodies of calls that wait have all of the memory, 413 for a body that is too long, 400 for one that breaks off, 408 for
+    /// one that does not come.
+    pub async fn body(&self, body: Body) -> Result<(Bytes, OwnedSemaphorePermit), ApiError> {
+        let (mut bytes, mut room) = (Vec::new(), self.room(1)?);
+        let mut body = ClientBody::begun(body).await?;
+        let all = async {
+            while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+                let frame = frame.map_err(|error| {
+                    body.fault().found().unwrap_or_else(|| ApiError::bad(format!("body: {error}")))
+                })?;
+                let Ok(data) = frame.into_data() else { continue };
+                if bytes.len() + data.len() > MAX_BODY {
+                    let why = format!("body: too long: need at most {MAX_BODY} bytes");
+                    return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
+                }
+                room.merge(self.room(data.len())?);
+                bytes.extend_from_slice(&data);
+            }
+            Ok(())
+        };
+        tokio::time::timeout(BODY, all).await.map_err(|_| {
+            let why = format!("body: did not come within {} s", BODY.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, why)
+        })??;
+        Ok((Bytes::from(bytes), room))
+    }
+
+    fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.memory).try_acquire_many_owned(bytes);
         room.map_err(|_| {
             let why = format!("calls with {MEMORY} bytes are waiting: try again later");
@@ -132,7 +161,7 @@ async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
         Ok(answer) => {
             let status = answer.status();
             // To its end, since that is when the replica is free again.
-            let body = axum::body::to_bytes(answer.into_body(), super::routes::MAX_BODY);
+            let body = axum::body::to_bytes(answer.into_body(), MAX_BODY);
             match tokio::time::timeout(patience, body).await {
                 Ok(Ok(body)) => (status, body),
                 Ok(Err(error)) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
@@ -176,7 +205,7 @@ async fn tell(
 
 /// A body that is written bit by bit.
 pub fn channel() -> (mpsc::Sender<Bytes>, Body) {
-    let (sender, parts) = mpsc::channel(16);
+    let (sender, parts) = mpsc::channel(4);
     (sender, Body::new(Written(parts)))
 }
 

@@ -28,7 +28,8 @@
 //! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
 //! | `gshare/profile` | `auto`: measured at the first deployment, which is the default; `none`; or a file of points |
 //! | `gshare/tenant` | on whose account it runs (`--tenants`) |
-//! | `gshare/class`, `gshare/regime` | how it is treated beside others; the kind of devices |
+//! | `gshare/class` | how it is treated beside others: `slo-sensitive` with an SLO and `best-effort` for training, unless it says otherwise |
+//! | `gshare/regime` | the kind of devices |
 //! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and most share of GPU time |
 //! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
 //! | `fastgshare/gpu_mem` | memory, in bytes |
@@ -39,9 +40,9 @@
 //!
 //! # Who does what
 //! ```text
-//! deployed ─▶ plan.rs: what is asked for ─▶ host.rs ─▶ Platform ─┬─▶ Profile: trials.rs, on a share of a device
-//!                                            ▲  │                ├─▶ Start, Park, Unpark, Stop: processes (node.rs)
-//! request ──▶ proxy.rs ─▶ host.rs: a ticket ─┘  └─ what came of it └─▶ Dispatch, Reject: the ticket's turn
+//! deployed ─▶ deployment.rs ─▶ host/ ─▶ Platform ─┬─▶ Profile: host/measuring.rs and trials.rs
+//!                               ▲  │              ├─▶ Start, Park, Unpark, Stop: processes (node.rs)
+//! request ──▶ proxy.rs ─▶ node.rs ─┘ what came    └─▶ Dispatch, Reject: the ticket's turn
 //! ```
 //! GPU time is handed out by the node's daemon: [`gshared::Daemon`] in this process, or one that runs already.
 //!
@@ -58,7 +59,7 @@
 //!   there until the daemon says that the device is back. A simulated device is lost by `sim-stat --lose`, and is seen by the
 //!   provider's own daemon.
 //! - *The daemon*: processes go on by their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and meet the next one.
-//! - *The provider*: the kernel kills its processes. The next provider of the same directory has the same functions,
+//! - *The provider*: the kernel kills its processes, and the [`reaper`] what these have left. The next provider of the same directory has the same functions,
 //!   secrets, measurements and numbers of replicas; calls that waited in `/async-function` are lost.
 //!
 //! # Limits
@@ -69,18 +70,22 @@
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
 
 pub mod api;
+pub mod client_body;
 pub mod demo;
 pub mod deployment;
 pub mod devices;
+pub mod gpu_function;
 pub mod guard;
 pub mod host;
 pub mod host_metrics;
 pub mod images;
 pub mod later;
+pub mod listening;
 pub mod logs;
 pub mod models;
 pub mod node;
 pub mod proxy;
+pub mod reaper;
 pub mod records;
 pub mod routes;
 pub mod state;
@@ -125,9 +130,10 @@ pub struct Options {
     /// Where to listen; port 0 chooses one.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Directory of functions, secrets and measurements; made if need be.
-    #[arg(long, default_value = "gshare-openfaas")]
-    pub state: PathBuf,
+    /// Directory of functions, secrets and measurements; made if need be. By default `gshare/host` below `$XDG_STATE_HOME` or
+    /// `~/.local/state`, or `./gshare-openfaas` where an earlier release has made that.
+    #[arg(long)]
+    pub state: Option<PathBuf>,
     /// Use simulated GPUs: PROFILE,devices=N,mig=NAME+NAME, each part optional, as `gshare run --sim` has it; given again, more
     /// GPUs of another kind.
     #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, default_missing_value = "v100")]
@@ -191,6 +197,12 @@ pub struct Options {
     /// Print the devices that are found, and end.
     #[arg(long, hide = true)]
     pub inventory: bool,
+    /// Be a function of the demonstration.
+    #[arg(long, hide = true)]
+    pub gpu_function: bool,
+    /// Wait for the end of the input, and end the processes whose secrets are below this folder.
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub reap: Option<PathBuf>,
     /// Print the devices that are lost, once for each line of input.
     #[arg(long, hide = true)]
     pub print_lost: bool,
@@ -211,13 +223,19 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     if options.print_lost {
         return devices::print_lost();
     }
+    if options.gpu_function {
+        return gpu_function::main();
+    }
+    if let Some(mounts) = &options.reap {
+        return reaper::run(mounts);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.demo.is_none() {
         return serve_on(runtime, options);
     }
     // Nothing of a demonstration is kept.
     let dir = tempfile::tempdir()?;
-    let mut options = Options { state: dir.path().to_owned(), ..options.clone() };
+    let mut options = Options { state: Some(dir.path().to_owned()), ..options.clone() };
     if options.sim.is_empty() && !options.no_gpu && !Devices::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
@@ -264,6 +282,22 @@ async fn told_to_end() -> std::io::Result<()> {
         _ = terminate.recv() => {}
     }
     Ok(())
+}
+
+/// The folder that was asked for, or a user's own.
+fn state_folder(options: &Options) -> anyhow::Result<PathBuf> {
+    let before = PathBuf::from("gshare-openfaas");
+    if let Some(state) = &options.state {
+        return Ok(state.clone());
+    }
+    if before.join("functions").is_dir() {
+        return Ok(before);
+    }
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    Ok(state
+        .context("--state: need a folder, since neither XDG_STATE_HOME nor HOME is set")?
+        .join("gshare/host"))
 }
 
 fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
@@ -332,10 +366,18 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         "--credentials: needed to listen on {}, which is no loopback address",
         options.listen
     );
+    if !options.listen.ip().is_loopback() {
+        eprintln!(
+            "openfaas: passwords and requests cross the network in plain HTTP: put a proxy with TLS before {}",
+            options.listen
+        );
+    }
     let tenants = tenants(options.tenants.as_deref())?;
     let mut settings = settings(options)?;
-    let store = records::Store::open(&options.state).with_context(|| options.state.display().to_string())?;
-    let state = options.state.canonicalize()?;
+    let folder = state_folder(options)?;
+    let named = || format!("--state {}", folder.display());
+    let store = records::Store::open(&folder).with_context(named)?;
+    let state = folder.canonicalize().with_context(named)?;
     // Until this host ends.
     let _claim = records::claim(&state)?;
     let listener = tokio::net::TcpListener::bind(options.listen).await;
@@ -403,9 +445,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         // A host that was killed could not remove its own.
         gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
     }
+    // Its reaper may have been killed too.
+    reaper::sweep(store.mounts());
     if let Err(error) = store.sweep() {
         eprintln!("openfaas: secrets of an earlier host's processes: {error}");
     }
+    let _reaper = reaper::start(store.mounts())?;
     let podman = Podman::find(state.join("containers"));
     if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
         eprintln!("openfaas: containers of an earlier host: {error}");
@@ -434,7 +479,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     println!(
         "openfaas: http://{}  {said}  {functions} functions from {}",
         listener.local_addr()?,
-        options.state.display()
+        folder.display()
     );
     let address = listener.local_addr()?;
     let server = tokio::spawn(guard::serve(listener, routes::router(Arc::new(app))));
@@ -461,7 +506,7 @@ fn restore(app: &App) -> anyhow::Result<usize> {
     for record in kept {
         let name = record.deployment.service.clone();
         let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
-            app.recall(&mut plan, &record.deployment);
+            app.recall(&mut plan, &record.deployment, true);
             plan.model.as_deref().map_or(Ok(()), |model| app.node.runner.models.put(model))?;
             let version = Version { deployment: record.deployment, plan };
             app.node.logs.open(&name);

@@ -4,24 +4,28 @@ use super::api::{LogLine, NAMESPACE, rfc3339};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
-use tokio::sync::broadcast;
+use tokio::sync::watch;
 
 /// Lines that are kept of each function.
 const KEPT: usize = 1000;
 /// The longest line; the rest begins another one.
 const LONGEST: u64 = 16 << 10;
-/// How far a reader may fall behind before lines are lost to it.
-const BEHIND: usize = 1024;
+/// Lines that a reader takes at a time.
+const BATCH: usize = 16;
 
 /// A line and when it came.
-pub type Stamped = (SystemTime, LogLine);
+pub type Stamped = (SystemTime, Arc<LogLine>);
 
+/// The last lines of a function. A reader keeps the number of its next line and no line: one that falls behind loses the lines that are
+/// not kept any more.
 #[derive(Debug)]
 struct Tail {
     lines: VecDeque<Stamped>,
-    live: broadcast::Sender<Stamped>,
+    /// The number of the line to come; the last one that is kept is one below.
+    next: watch::Sender<u64>,
 }
 
 /// The lines of all functions.
@@ -42,19 +46,43 @@ impl Logs {
             LogLine { name: name.clone(), namespace: NAMESPACE, instance, timestamp: rfc3339(now), text };
         let mut all = self.0.lock();
         let Some(tail) = all.get_mut(&name) else { return };
-        tail.lines.push_back((now, line.clone()));
+        tail.lines.push_back((now, Arc::new(line)));
         if tail.lines.len() > KEPT {
             tail.lines.pop_front();
         }
-        // There may be no reader.
-        let _ = tail.live.send((now, line));
+        tail.next.send_modify(|next| *next += 1);
     }
 
-    /// The lines so far, the oldest first, and those to come.
-    pub fn read(&self, name: &str) -> (Vec<Stamped>, broadcast::Receiver<Stamped>) {
+    /// The number of the first line that is kept, or of the first of the last `most` that are wanted; and the number of the line to come,
+    /// as long as the function is there.
+    pub fn begin(
+        &self,
+        name: &str,
+        most: Option<usize>,
+        wanted: impl Fn(&Stamped) -> bool,
+    ) -> (u64, watch::Receiver<u64>) {
         let mut all = self.0.lock();
         let tail = all.entry(name.to_owned()).or_insert_with(Tail::new);
-        (tail.lines.iter().cloned().collect(), tail.live.subscribe())
+        let live = tail.next.subscribe();
+        let numbered = tail.lines.iter().rev().zip(1..).filter(|(line, _)| wanted(line));
+        let back: u64 = match most {
+            Some(most) => numbered.take(most).last().map_or(0, |(_, back)| back),
+            None => tail.lines.len() as u64,
+        };
+        let first = *live.borrow() - back;
+        (first, live)
+    }
+
+    /// Some lines from this number on, and the number after them.
+    pub fn after(&self, name: &str, number: u64) -> (Vec<Stamped>, u64) {
+        let all = self.0.lock();
+        let Some(tail) = all.get(name) else { return (Vec::new(), number) };
+        let first = *tail.next.borrow() - tail.lines.len() as u64;
+        let from = number.max(first);
+        let skipped = usize::try_from(from - first).unwrap_or(usize::MAX);
+        let lines: Vec<Stamped> = tail.lines.iter().skip(skipped).take(BATCH).cloned().collect();
+        let next = from + lines.len() as u64;
+        (lines, next)
     }
 
     /// The last lines of an instance that are not empty, the oldest first.
@@ -106,13 +134,41 @@ fn text(line: &[u8]) -> String {
 
 impl Tail {
     fn new() -> Self {
-        Self { lines: VecDeque::new(), live: broadcast::channel(BEHIND).0 }
+        Self { lines: VecDeque::new(), next: watch::channel(0).0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_holds_no_lines_and_loses_those_that_are_not_kept_any_more() {
+        let logs = Logs::default();
+        logs.open("f");
+        for number in 0..10 {
+            logs.add("f", if number % 2 == 0 { "even" } else { "odd" }, number.to_string());
+        }
+        let even = |line: &Stamped| line.1.instance == "even";
+        let text = |number| logs.after("f", number).0.first().map(|line| line.1.text.clone());
+        assert_eq!(logs.begin("f", None, even).0, 0);
+        assert_eq!(
+            text(logs.begin("f", Some(2), even).0).as_deref(),
+            Some("6"),
+            "the last two that are wanted"
+        );
+        let (number, live) = logs.begin("f", None, even);
+        for number in 10..2 * KEPT {
+            logs.add("f", "even", number.to_string());
+        }
+        let (lines, next) = logs.after("f", number);
+        assert_eq!((lines[0].1.text.as_str(), lines.len()), ("1000", BATCH), "the oldest that is kept");
+        assert_eq!(next, 1000 + BATCH as u64);
+        assert_eq!(Arc::strong_count(&lines[0].1), 2, "the same line and no copy");
+        assert_eq!(logs.after("f", *live.borrow()).0.len(), 0);
+        logs.forget("f");
+        assert!(live.has_changed().is_err(), "who follows sees the end");
+    }
 
     /// The measurement of a function that printed another line than of UTF-8 failed: its pipe was closed, and the next line ended it.
     #[test]

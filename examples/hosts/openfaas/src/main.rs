@@ -3,7 +3,15 @@
 //! `cargo build -p gshare-openfaas -p gshare-hook -p gshare-fake-cuda && target/debug/gshare-openfaas --sim`
 
 use clap::Parser as _;
+use std::process::ExitCode;
 
-fn main() -> anyhow::Result<()> {
-    gshare_openfaas::serve(&gshare_openfaas::Options::parse())
+fn main() -> ExitCode {
+    match gshare_openfaas::serve(&gshare_openfaas::Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The causes in one line: a backtrace is of no use to an operator.
+            eprintln!("openfaas: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

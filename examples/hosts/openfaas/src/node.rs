@@ -4,6 +4,7 @@ use super::api::ApiError;
 use super::deployment::Wants;
 use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
+use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
@@ -31,8 +32,10 @@ use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// How often a process that starts is asked whether it listens.
+/// How soon a process that starts is asked whether it listens; then each pause is a quarter longer.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
+/// The longest pause: a program that never listens costs little.
+const SLOWEST_PROBE: std::time::Duration = std::time::Duration::from_secs(2);
 /// How often the daemon is asked what processes use, and a process that cannot be watched whether it has ended.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
@@ -158,6 +161,11 @@ impl Node {
                 match order {
                     Order::Run(launch) => begin(&node, &runtime, &launch),
                     Order::Measure(launch, stop) => measure(&node, launch, stop),
+                    Order::Keep(version, measured) => {
+                        if let Err(error) = node.store.put_profile(&version.deployment, &measured) {
+                            eprintln!("openfaas: keeping a profile: {error}");
+                        }
+                    }
                     Order::Model(errand) => node.runner.models.send(errand),
                 }
             }
@@ -264,7 +272,7 @@ impl Node {
         }
         command.envs(deployment.env_vars.iter().flatten());
         command.env("PORT", port.to_string());
-        command.env("secret_mount_path", secrets);
+        command.env(super::reaper::FOLDER, secrets);
         command.env("OPENFAAS_NAME", &deployment.service);
         // The parts of one process have one share.
         let Some(part) = parts.first() else { return Ok(()) };
@@ -392,6 +400,10 @@ impl Ticket {
 
     /// The head of the answer has come: it is told where the time went.
     pub fn answered(&mut self, status: StatusCode, headers: &mut HeaderMap) {
+        if let (Some(instance), Some(reached)) = (self.instance, self.times.reached) {
+            let now = self.node.now();
+            self.node.host().answered(now, instance, now.saturating_since(reached));
+        }
         if let Ok(value) = HeaderValue::from_str(&self.times.server_timing(self.node.now())) {
             headers.append("server-timing", value);
         }
@@ -534,14 +546,7 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
         let measured = trials::run(&weak, &launch, &stop);
         let Some(node) = weak.upgrade() else { return };
         match measured {
-            Ok(measured) => {
-                let (table, memory) = (measured.table.clone(), measured.memory);
-                let version = node.host().measured(node.now(), instance, table, memory);
-                let kept = version.map(|version| node.store.put_profile(&version.deployment, &measured));
-                if let Some(Err(error)) = kept {
-                    eprintln!("openfaas: keeping a profile: {error}");
-                }
-            }
+            Ok(measured) => node.host().measured(node.now(), instance, measured),
             Err(mut why) => {
                 let name = &launch.version.deployment.service;
                 let last = node.logs.last(name, &client(name, instance, index, 1), 3).join(" | ");
@@ -576,6 +581,7 @@ async fn attend(
         let (node, name, instance) = (Arc::clone(&node), name.clone(), instance.clone());
         readers.push(tokio::spawn(async move { node.logs.follow(&name, &instance, pipe).await }));
     }
+    let pid = process.pid();
     node.host().started(node.now(), id, index, process, port);
     let end = match end {
         Ok(end) => end,
@@ -590,9 +596,18 @@ async fn attend(
         }
     };
     let mut listening = false;
+    // A worker of a training job need not listen.
+    let serves = !matches!(launch.version.plan.wants, Wants::Training { .. });
     let listens = async {
+        let (mut pause, mut looks) = (PROBE, Looks::default());
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
-            tokio::time::sleep(PROBE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 5 / 4).min(SLOWEST_PROBE);
+            if let Some(ports) = serves.then(|| looks.at(pid, port)).flatten() {
+                let text = elsewhere(&ports, port);
+                node.logs.add(&name, &instance, text.clone());
+                node.host().explain(id, text);
+            }
         }
         node.host().listens(node.now(), id, index);
     };
@@ -607,6 +622,13 @@ async fn attend(
                 }
             }
         }
+    }
+}
+
+/// Ends what a process has left behind.
+fn bury(process: &HookedProcess) {
+    if let Some(folder) = process.folder() {
+        super::reaper::sweep(folder);
     }
 }
 
@@ -636,7 +658,7 @@ async fn exited(
     let ended = host.has_ended(node.now(), launch.instance, launch.index);
     let gone = host.take_gone();
     drop(host);
-    tokio::task::spawn_blocking(move || drop(gone));
+    tokio::task::spawn_blocking(move || gone.iter().for_each(bury));
     if ended {
         // The other processes of the instance end, too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);

@@ -1,6 +1,7 @@
-//! `/function/{name}`: a request and its answer, both streamed, through a replica chosen by the request scheduler.
+//! `/function/{name}`: a request and its answer, both streamed, through an instance that the platform chooses.
 
 use super::api::ApiError;
+use super::client_body::{ClientBody, Fault};
 use super::node::{Line, Node, Sender, Ticket};
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -17,9 +18,10 @@ use std::task::{Context, Poll};
 const MAX_BETWEEN: usize = 256 << 20;
 
 /// Headers that are about one connection.
-const HOP: [HeaderName; 8] = [
+const HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
     header::TE,
     header::TRAILER,
@@ -28,6 +30,7 @@ const HOP: [HeaderName; 8] = [
     header::PROXY_AUTHORIZATION,
 ];
 
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Splits `name.namespace` off a path below `/function/`.
@@ -53,9 +56,13 @@ pub async fn forward(
     node: &Arc<Node>,
     name: &str,
     path: &str,
-    mut request: Request,
+    request: Request,
     patience: std::time::Duration,
 ) -> Result<Response, ApiError> {
+    let (head, body) = request.into_parts();
+    let body = ClientBody::begun(body).await?;
+    let fault = body.fault();
+    let mut request = Request::from_parts(head, Body::new(body));
     let mut ticket = node.arrive(name, request.headers_mut()).map_err(|error| {
         let message = format!("no endpoints available for: {name}: {}", error.message);
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -78,7 +85,7 @@ pub async fn forward(
                 ticket.broken();
                 return Err(ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: {why}")));
             }
-            answer = ask(&mut ticket, name, stream, request, upgrade, patience) => answer?,
+            answer = ask(&mut ticket, name, stream, request, upgrade, patience, &fault) => answer?,
         };
         let Some((method, uri, place)) = again.filter(|_| answer.status().is_success()) else {
             let status = answer.status();
@@ -90,9 +97,7 @@ pub async fn forward(
                 tokio::spawn(splice(theirs, ours, ticket));
                 return Ok(answer.map(Body::new));
             }
-            for name in HOP {
-                answer.headers_mut().remove(name);
-            }
+            drop_hops(answer.headers_mut(), false);
             let sender = Some(sender).filter(|_| !upgrade);
             return Ok(answer.map(|body| {
                 let over = body.is_end_stream();
@@ -156,6 +161,7 @@ async fn ask(
     mut request: Request,
     upgrade: bool,
     patience: std::time::Duration,
+    fault: &Fault,
 ) -> Result<(hyper::Response<hyper::body::Incoming>, Sender), ApiError> {
     let late = |_| {
         let message = format!("{name}: no answer within {} s", patience.as_secs());
@@ -172,7 +178,7 @@ async fn ask(
                     // The process has closed a connection that was idle: it has seen nothing of the request.
                     Err(mut error) => match error.take_message() {
                         Some(unsent) => request = unsent,
-                        None => return Err(broke_off(ticket, name, error.error())),
+                        None => return Err(broke_off(ticket, name, error.error(), fault)),
                     },
                 }
             }
@@ -188,13 +194,13 @@ async fn ask(
     };
     let _ = stream.set_nodelay(true);
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error))?;
+    let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error, fault))?;
     tokio::spawn(async move {
         // Its errors are the request's.
         let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
     });
     let answer = tokio::time::timeout(patience, sender.send_request(request)).await.map_err(late)?;
-    answer.map(|answer| (answer, sender)).map_err(|error| broke_off(ticket, name, &error))
+    answer.map(|answer| (answer, sender)).map_err(|error| broke_off(ticket, name, &error, fault))
 }
 
 async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
@@ -205,9 +211,27 @@ async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
     drop(ticket);
 }
 
-fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error) -> ApiError {
+fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error, fault: &Fault) -> ApiError {
+    if let Some(theirs) = fault.found() {
+        return theirs;
+    }
     ticket.broken();
     ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: the replica broke the request off: {error}"))
+}
+
+/// Removes the headers that are about one connection, and those that `Connection` names. An upgrade is about both connections.
+fn drop_hops(headers: &mut HeaderMap, upgrade: bool) {
+    let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let named: Vec<HeaderName> =
+        named.flat_map(|names| names.split(',')).filter_map(|name| name.trim().parse().ok()).collect();
+    for name in named.into_iter().chain(HOP) {
+        if !(upgrade && [header::UPGRADE, header::CONNECTION].contains(&name)) {
+            headers.remove(name);
+        }
+    }
+    if upgrade {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    }
 }
 
 fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiError> {
@@ -215,7 +239,7 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
     let full = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     *request.uri_mut() = full.parse::<Uri>().map_err(|error| ApiError::bad(format!("path: {error}")))?;
     let peer = request.extensions().get::<axum::extract::ConnectInfo<std::net::SocketAddr>>();
-    let peer = peer.and_then(|peer| HeaderValue::from_str(&peer.0.ip().to_string()).ok());
+    let peer = peer.map(|peer| peer.0.ip().to_string());
     let headers = request.headers_mut();
     let host = headers.get(header::HOST).cloned();
     let absent = |headers: &mut HeaderMap, name: &'static str, value: Option<HeaderValue>| {
@@ -224,11 +248,16 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
         }
     };
     absent(headers, "x-forwarded-host", host);
-    absent(headers, "x-forwarded-for", peer);
-    if !upgrade {
-        for name in HOP {
-            headers.remove(name);
+    if let Some(peer) = peer {
+        // What a client says of those before it stands first, and is not to be trusted.
+        let before = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+        let all: Vec<&str> = before.chain([peer.as_str()]).collect();
+        if let Ok(all) = HeaderValue::from_str(&all.join(", ")) {
+            headers.insert(FORWARDED_FOR, all);
         }
+    }
+    drop_hops(headers, upgrade);
+    if !upgrade {
         // Without a length and without this a GET would go without its body.
         let unknown = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
         if unknown {

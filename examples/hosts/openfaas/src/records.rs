@@ -169,7 +169,10 @@ impl Store {
             // Others are half a write that a crash interrupted.
             let Some(function) = name.strip_suffix(".json") else { continue };
             let path = self.functions.join(&name);
-            let record = std::fs::read(&path).map_err(|error| error.to_string()).and_then(|bytes| {
+            // Another one, such as a pipe, may keep its reader waiting for ever.
+            let regular = path.is_file().then_some(()).ok_or_else(|| "is no regular file".to_owned());
+            let bytes = regular.and_then(|()| std::fs::read(&path).map_err(|error| error.to_string()));
+            let record = bytes.and_then(|bytes| {
                 let record: Record = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
                 let same = record.deployment.service == function;
                 if same { Ok(record) } else { Err("service: is not the name of the file".into()) }
@@ -217,6 +220,17 @@ impl Store {
             &format!("{}.json", deployment.service),
             &serde_json::to_vec_pretty(&profile)?,
         )
+    }
+
+    /// Forgets the measurement of a function, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget_profile(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.profiles.join(format!("{name}.json"))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync(&self.profiles),
+        }
     }
 
     /// The measurement of a function, if the program is the same still. A function whose file cannot be read is measured again.
@@ -276,6 +290,11 @@ impl Store {
             }
         }
         Ok(dir)
+    }
+
+    /// The directory with a directory for each process.
+    pub fn mounts(&self) -> &Path {
+        &self.mounts
     }
 
     /// Removes the directories of processes that ended with an earlier host.
@@ -349,10 +368,13 @@ mod tests {
         std::fs::write(dir.path().join("functions/.g.json.new"), "{").unwrap();
         std::fs::write(dir.path().join("functions/h.json"), "{").unwrap();
         std::fs::copy(dir.path().join("functions/f.json"), dir.path().join("functions/i.json")).unwrap();
+        let pipe = dir.path().join("functions/p.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
         let (good, bad) = Store::open(dir.path()).unwrap().functions().unwrap();
         assert_eq!((good.len(), good[0].replicas, &good[0].deployment), (1, Some(2), &deployment));
         assert!(
-            bad.len() == 2
+            bad.len() == 3
+                && bad.iter().any(|text| text.contains("p.json: is no regular file"))
                 && bad.iter().any(|text| text.contains("h.json"))
                 && bad.iter().any(|text| text.contains("i.json: service"))
         );

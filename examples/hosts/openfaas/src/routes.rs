@@ -4,7 +4,7 @@ use super::api::{
     ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
     Status, Usage, check_name, check_namespace, parse, rfc3339,
 };
-use super::deployment::{Plan, Wants};
+use super::deployment::{Plan, Wants, is_file};
 use super::host::{Version, View};
 use super::host_metrics::Metrics;
 use super::logs::Stamped;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// The largest body of `/system`, and of a call that is kept for later.
 pub const MAX_BODY: usize = 10 << 20;
 /// The time in which a whole body must have come, where it is kept.
-const BODY: Duration = Duration::from_secs(60);
+pub const BODY: Duration = Duration::from_secs(60);
 
 /// User and password of `/system`.
 #[derive(Debug, Clone)]
@@ -78,11 +78,13 @@ impl App {
     /// # Errors
     /// 400 that names the field.
     pub fn plan(&self, deployment: &FunctionDeployment) -> Result<Plan, ApiError> {
-        let probe = deployment.annotations.as_ref().and_then(|all| all.get("gshare/probe_body"));
-        if let (Some(user), Some(path)) = (&self.node.runner.user, probe) {
-            // The host reads it, and a program of that user is sent it.
-            user.can_read(std::path::Path::new(path))
-                .map_err(|error| ApiError::bad(format!("annotations: gshare/probe_body: {error}")))?;
+        if let Some(user) = &self.node.runner.user {
+            // The host reads them for a program of that user.
+            for (key, path) in deployment.annotations.iter().flatten().filter(|(key, _)| is_file(key)) {
+                let given = key != "gshare/profile" || !["auto", "none"].contains(&path.as_str());
+                let read = if given { user.can_read(std::path::Path::new(path)) } else { Ok(()) };
+                read.map_err(|error| ApiError::bad(format!("annotations: {key}: {error}")))?;
+            }
         }
         let plan = Plan::of(deployment, &self.tenants)?;
         match &plan.image {
@@ -94,12 +96,19 @@ impl App {
         }
     }
 
-    /// Takes what was measured of the same program before.
-    pub fn recall(&self, plan: &mut Plan, deployment: &FunctionDeployment) {
+    /// Takes what was measured of the same program before, where that can still be used. A function that an earlier host kept is measured
+    /// anew rather than refused.
+    pub fn recall(&self, plan: &mut Plan, deployment: &FunctionDeployment, restored: bool) {
         if plan.wants == Wants::Measured
             && let Some(measured) = self.node.store.profile(deployment)
         {
-            plan.wants = Wants::Profile { table: measured.table, memory: Some(measured.memory) };
+            let mut known = plan.clone();
+            known.wants = Wants::Profile { table: measured.table.clone(), memory: Some(measured.memory) };
+            known.measured = Some(measured);
+            let version = Version { deployment: deployment.clone(), plan: known };
+            if self.node.host().can_use(&version, restored) {
+                *plan = version.plan;
+            }
         }
     }
 }
@@ -112,6 +121,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/system/functions", get(list).post(deploy).put(update).delete(remove))
         .route("/system/function/{name}", get(status))
         .route("/system/scale-function/{name}", post(scale))
+        .route("/system/profile/{name}", post(measure_again))
         .route("/system/info", get(info))
         .route("/system/telemetry", get(telemetry))
         .route("/system/secrets", get(secrets).post(add_secret).put(change_secret).delete(remove_secret))
@@ -180,6 +190,7 @@ async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
         "/system/functions",
         "/system/function/{name}",
         "/system/scale-function/{name}",
+        "/system/profile/{name}",
         "/system/info",
         "/system/telemetry",
         "/system/secrets",
@@ -275,6 +286,10 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     let mut plan = app.plan(&deployment)?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;
+    let path = deployment.env_vars.as_ref().and_then(|variables| variables.get("PATH")).map(String::as_str);
+    if let Some(why) = plan.missing_program(path).or_else(|| app.node.host().unsuitable(&plan)) {
+        return Err(ApiError::bad(why));
+    }
     let known = app.node.view(name);
     if must_exist && known.is_none() {
         return Err(ApiError::unknown_function(name));
@@ -296,7 +311,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     let kept = app.node.store.function(name);
     let keep = app.node.store.put_function(&record);
     keep.map_err(|error| ApiError::internal("keeping the function", error))?;
-    app.recall(&mut plan, &deployment);
+    app.recall(&mut plan, &deployment, false);
     let version = Version { deployment: deployment.clone(), plan };
     app.node.logs.open(name);
     let deployed = app.node.host().deploy(app.node.now(), version, created_ms, None);
@@ -331,6 +346,29 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
         .map_err(|error| ApiError::internal("forgetting the function", error))?;
     app.node.host().remove(app.node.now(), name);
     app.node.logs.forget(name);
+    // Whoever deletes a function and deploys it again wants it measured again.
+    app.node
+        .store
+        .forget_profile(name)
+        .map_err(|error| ApiError::internal("forgetting the profile", error))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Measures a function again, as if it had not been measured yet. The version that is there serves meanwhile.
+async fn measure_again(State(app): Shared, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+    let _alone = app.node.changes.lock().await;
+    let record = app.node.store.function(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
+    let plan = app.plan(&record.deployment)?;
+    if plan.wants != Wants::Measured {
+        let why = format!("function `{name}` is not measured: its share or its profile was given");
+        return Err(ApiError::bad(why));
+    }
+    app.node
+        .store
+        .forget_profile(&name)
+        .map_err(|error| ApiError::internal("forgetting the profile", error))?;
+    let version = Version { deployment: record.deployment, plan };
+    app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -487,14 +525,13 @@ async fn logs(State(app): Shared, Query(query): Query<LogQuery>) -> Result<Respo
             .map_err(|error| ApiError::bad(format!("since: `{text}`: {error}; need RFC 3339, UTC")))?,
     };
     let follow = query.follow.as_deref().is_some_and(|text| text == "1" || text == "true");
-    let (kept, mut live) = app.node.logs.read(name);
     let wanted = move |line: &Stamped| {
         line.0 >= since && query.instance.as_ref().is_none_or(|i| i.is_empty() || *i == line.1.instance)
     };
-    let mut kept: Vec<_> = kept.into_iter().filter(&wanted).collect();
-    if let Some(tail) = query.tail.and_then(|tail| usize::try_from(tail).ok()).filter(|tail| *tail > 0) {
-        kept.drain(..kept.len().saturating_sub(tail));
-    }
+    let tail = query.tail.and_then(|tail| usize::try_from(tail).ok()).filter(|tail| *tail > 0);
+    let (node, name) = (Arc::clone(&app.node), name.to_owned());
+    let (mut number, mut live) = node.logs.begin(&name, tail, &wanted);
+    let end = *live.borrow_and_update();
     let (sender, body) = later::channel();
     tokio::spawn(async move {
         let encode = |line: &LogLine| {
@@ -502,36 +539,31 @@ async fn logs(State(app): Shared, Query(query): Query<LogQuery>) -> Result<Respo
             bytes.push(b'\n');
             Bytes::from(bytes)
         };
-        for (_, line) in &kept {
-            if sender.send(encode(line)).await.is_err() {
-                return;
-            }
-        }
-        if !follow {
-            return;
-        }
-        loop {
-            let line = tokio::select! {
-                line = live.recv() => line,
-                () = sender.closed() => return,
-            };
-            match line {
-                Ok(line) if wanted(&line) => {
-                    if sender.send(encode(&line.1)).await.is_err() {
-                        return;
-                    }
+        while follow || number < end {
+            let (lines, next) = node.logs.after(&name, number);
+            number = next;
+            if lines.is_empty() {
+                tokio::select! {
+                    // The function is gone, or a line has come.
+                    changed = live.changed() => if changed.is_err() { return },
+                    () = sender.closed() => return,
                 }
-                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
-                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+            }
+            for line in lines.into_iter().filter(&wanted) {
+                if sender.send(encode(&line.1)).await.is_err() {
+                    return;
+                }
             }
         }
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
-async fn metrics(State(app): Shared) -> Response {
+async fn metrics(State(app): Shared, request: Request) -> Result<Response, ApiError> {
+    // A page of another site learns nothing here either.
+    guard::check(request.method(), request.headers(), app.loopback)?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.encode(&app.node)).into_response()
+    Ok(([(header::CONTENT_TYPE, kind)], app.metrics.encode(&app.node)).into_response())
 }
 
 async fn call(State(app): Shared, request: Request) -> Response {
@@ -567,10 +599,7 @@ async fn call_later(State(app): Shared, request: Request) -> Result<Response, Ap
     let (name, rest) = proxy::target(&raw)?;
     app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
     let callback = app.later.callback(&parts.headers)?;
-    let length =
-        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let room = app.later.room(length.unwrap_or(MAX_BODY))?;
-    let body = whole(body).await?;
+    let (body, room) = app.later.body(body).await?;
     let id = app.later.name(&mut parts.headers);
     let (name, path) = (name.to_owned(), rest.to_owned());
     let request = Request::from_parts(parts, Body::from(body));

@@ -8,18 +8,22 @@
 //!    its SMs, and at half of its time with the SMs that served the most requests for their area (FaST-GShare, section 3.2,
 //!    measures a grid of these two). Where processes cannot be confined to a part of the SMs, at the whole share, at a half and a
 //!    quarter of its time.
-//! 3. Points whose 95th percentile misses half of the SLO stay in the table: the scaler does not take them.
+//! 3. On a slice or a whole device it is measured once, with one request at a time.
+//! 4. The node's daemon says how much of the device's time other processes had meanwhile. Beyond a part of it the least latency stands
+//!    for the percentiles, which are those of turns with the others.
+//! 5. Points that are too slow for the SLO stay in the table: the scaler does not take them.
 
 use super::deployment::Wants;
-use super::host::{Launch, client};
+use super::host::{DISTURBED, Launch, client};
+use super::listening::Looks;
 use super::logs::each_line;
 use super::node::Node;
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
-use gshare_core::{Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
 use gshare_runner::HookedProcess;
-use gshare_sched::platform::Part;
+use gshare_sched::platform::{Part, Regime};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -52,15 +56,61 @@ pub struct Measured {
     /// The most memory that the program took in bytes, and a quarter more.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
+    /// The kind of device that it was measured on.
+    pub regime: Regime,
+    /// The least latency of an answer.
+    #[serde(rename = "least_ns")]
+    pub least: Duration,
+    /// The most of the device's time that other processes had while a point was measured.
+    #[serde(rename = "others_bp")]
+    pub others: BasisPoints,
 }
 
+impl Measured {
+    /// This measurement with the points of another one; none where both have the same point.
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        let points = self.table.points().iter().chain(other.table.points()).copied().collect();
+        Some(Self {
+            table: ProfileTable::sparse(points).ok()?,
+            memory: self.memory.max(other.memory),
+            regime: self.regime,
+            least: self.least.min(other.least),
+            others: self.others.max(other.others),
+        })
+    }
+}
+
+/// Tells at which ports a program listens.
+type Tell = Box<dyn FnMut(&[u16]) + Send>;
+
 /// The program of a trial.
-struct Trial(HookedProcess);
+struct Trial {
+    process: HookedProcess,
+    /// The port that it is to listen at, and whom to tell that it listens elsewhere.
+    port: u16,
+    wrong: Tell,
+    looks: Looks,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.process.kill();
+        if let Some(folder) = self.process.folder() {
+            super::reaper::sweep(folder);
+        }
+    }
+}
 
 impl Program for Trial {
     fn ended(&mut self) -> Option<String> {
-        let ended = self.0.has_ended();
-        ended.then(|| self.0.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
+        let ended = self.process.has_ended();
+        ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
+    }
+
+    fn does_not_listen(&mut self) {
+        if let Some(ports) = self.looks.at(self.process.pid(), self.port) {
+            (self.wrong)(&ports);
+        }
     }
 }
 
@@ -73,7 +123,9 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let Some(whole) = launch.parts.first().map(|part| part.share) else {
         return Err("an instance without parts".to_owned());
     };
-    let (name, concurrency) = (launch.version.deployment.service.clone(), plan.concurrency);
+    let turn = Turn::of(node, launch)?;
+    let name = launch.version.deployment.service.clone();
+    let concurrency = if turn.regime == Regime::Fractional { plan.concurrency } else { 1 };
     let call = Call {
         path: plan.probe.path.clone(),
         body: plan.probe.body.clone(),
@@ -91,7 +143,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let tell = |text: String| {
         if let Some(node) = node.upgrade() {
             node.logs.add(&name, "trials", text.clone());
-            node.host().progress(launch.instance, text);
+            node.host().progress(launch.instance, &text);
         }
     };
     let (all, time) = (whole.sm(), whole.time().request());
@@ -101,7 +153,8 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let Some(mut memory) = uses else {
         let point = slowest(concurrency)?;
         tell("uses no GPU".to_owned());
-        return Ok(Measured { table: point, memory: Bytes(1) });
+        let (least, others) = (Duration::from_nanos(1), BasisPoints::ZERO);
+        return Ok(Measured { table: point, memory: Bytes(1), regime: turn.regime, least, others });
     };
     let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
     let part = |parts: u16| {
@@ -111,22 +164,34 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         Some(setting(sm, Quota::new(quota).filter(|quota| !quota.is_zero())?))
     };
     let mut points: Vec<ProfilePoint> = Vec::new();
-    let mut settings: Vec<Setting> = [1, 2, 4].into_iter().filter_map(part).collect();
-    let mut last = None;
+    let parts: &[u16] = if turn.regime == Regime::Fractional { &[1, 2, 4] } else { &[1] };
+    let mut settings: Vec<Setting> = parts.iter().copied().filter_map(part).collect();
+    let (mut last, mut least, mut others) = (None, Duration::MAX, BasisPoints::ZERO);
     while let Some(next) = (!settings.is_empty()).then(|| settings.remove(0)) {
         if stop.load(Ordering::Acquire) {
             return Err("the trials were stopped".to_owned());
         }
-        tell(format!("is measured at {} of the SMs, {} of the time", next.sm, next.quota));
-        match point(&mut function, next, concurrency) {
-            Ok(point) => {
-                tell(format!("serves {}, p95 {}", point.throughput, point.p95));
+        tell(format!("is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
+        let beside = || others_of(node, launch);
+        match point(&mut function, next, concurrency, &beside) {
+            Ok(Seen { mut point, fastest, beside }) => {
+                (least, others) = (least.min(fastest), others.max(beside));
+                let disturbed = if beside > DISTURBED {
+                    format!(
+                        "; other processes had {beside} of the device's time, so its least latency of {fastest} counts"
+                    )
+                } else {
+                    String::new()
+                };
+                tell(format!("serves {}, p95 {}{disturbed}", point.throughput, point.p95));
+                point.sm = turn.of_gpu(point.sm);
                 points.push(point);
             }
             Err(error) => last = Some(error),
         }
         memory = memory.max(memory_of(node, launch).unwrap_or(Bytes::ZERO));
         if settings.is_empty()
+            && turn.regime == Regime::Fractional
             && let Some(best) =
                 points.iter().filter(|point| point.quota == time).max_by_key(|point| density(point))
             && let Some(half) = Quota::new(time.get() / 2).filter(|half| !half.is_zero())
@@ -140,13 +205,38 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let table = ProfileTable::sparse(points).map_err(|error| last.unwrap_or_else(|| error.to_string()))?;
     // Work spaces grow with time: a quarter is left for that.
     let memory = Bytes(memory.get() + memory.get() / 4).saturating_add(Bytes::from_mib(64));
-    Ok(Measured { table, memory })
+    Ok(Measured { table, memory, regime: turn.regime, least, others })
+}
+
+/// The device under a trial.
+struct Turn {
+    regime: Regime,
+    /// The slice's part of its GPU.
+    part: Option<SmShare>,
+}
+
+impl Turn {
+    fn of(node: &Weak<Node>, launch: &Launch) -> Result<Self, String> {
+        let node = node.upgrade().ok_or("the host ends")?;
+        let part = launch.parts.first().ok_or("an instance without parts")?;
+        let device = node.runner.devices.all.get(&part.gpu).ok_or("a device that is not here")?;
+        let of_slice = || {
+            let model = device.spec.mig.as_ref()?.model();
+            model.share_of(model.get(part.slice?.profile)?)
+        };
+        Ok(Self { regime: device.spec.effective_regime(), part: of_slice() })
+    }
+
+    /// A share of the slice or the device, as one of the whole GPU.
+    fn of_gpu(&self, share: SmShare) -> SmShare {
+        self.part.unwrap_or(share)
+    }
 }
 
 /// Starts the program on a share. What it prints is in the function's log.
 fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Trial> {
-    let service = &launch.version.deployment.service;
-    let name = client(service, launch.instance, 0, 1);
+    let service = launch.version.deployment.service.clone();
+    let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
@@ -158,25 +248,60 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
         let follow = move || each_line(std::fs::File::from(pipe), add);
         std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
-    Ok(Trial(process))
+    let (told, instance) = (Arc::downgrade(node), launch.instance);
+    let wrong = move |ports: &[u16]| {
+        if let Some(node) = told.upgrade() {
+            let text = super::listening::elsewhere(ports, port);
+            node.logs.add(&service, "trials", text.clone());
+            node.host().progress(instance, &text);
+        }
+    };
+    Ok(Trial { process, port, wrong: Box::new(wrong), looks: Looks::default() })
+}
+
+/// A point, its fastest answer, and the part of the device's time that other processes had meanwhile.
+struct Seen {
+    point: ProfilePoint,
+    fastest: Duration,
+    beside: BasisPoints,
 }
 
 /// Measures one point: its throughput with the function always busy, its latency at the load that an instance is given.
-fn point(function: &mut Http<Trial>, setting: Setting, concurrency: u32) -> Result<ProfilePoint, String> {
-    let mut measured = || -> Result<ProfilePoint, ExecError> {
+fn point(
+    function: &mut Http<Trial>,
+    setting: Setting,
+    concurrency: u32,
+    beside: &dyn Fn() -> Option<Duration>,
+) -> Result<Seen, String> {
+    let mut measured = || -> Result<Seen, ExecError> {
         function.start(setting, READY)?;
         calls(function, concurrency, None, WARM_UP)?;
+        let (begun, before) = (function.now(), beside());
         let (rate, busy) = calls(function, concurrency, None, CALLS)?;
         // A function that is always busy uses up its time and waits for the next window, which one that has slack does not.
         let (_, calm) = calls(function, concurrency, Some(rate * SLACK), CALLS)?;
+        let used = beside().zip(before).map(|(after, before)| after.saturating_sub(before));
+        let took = function.now().saturating_since(begun);
+        let beside = part_of(used.unwrap_or_default(), took);
         let at = |latencies: &[Duration], percent: usize| latencies[(latencies.len() - 1) * percent / 100];
-        let (p50, p95) = (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95)));
-        ProfilePoint::measured(setting.sm, setting.quota, concurrency, rate, p50, p95)
-            .map_err(|error| ExecError::Refused(error.to_string()))
+        let fastest = at(&busy, 0).min(at(&calm, 0));
+        let (p50, p95) = match beside > DISTURBED {
+            true => (fastest, fastest),
+            false => (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95))),
+        };
+        let point = ProfilePoint::measured(setting.sm, setting.quota, concurrency, rate, p50, p95)
+            .map_err(|error| ExecError::Refused(error.to_string()))?;
+        Ok(Seen { point, fastest, beside })
     };
     let measured = measured().map_err(|error| error.to_string());
     function.stop();
     measured
+}
+
+/// A time as a part of another one, at most all of it.
+fn part_of(time: Duration, whole: Duration) -> BasisPoints {
+    let part = u128::from(time.as_nanos()) * 10_000 / u128::from(whole.as_nanos().max(1));
+    u16::try_from(part).ok().and_then(BasisPoints::new).unwrap_or(BasisPoints::WHOLE)
 }
 
 /// Makes some calls: as many at once as the function takes, or one after the other at a rate. The rate at which they were
@@ -268,6 +393,16 @@ fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
     let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
     let mine = snapshot.clients.iter().filter(|of| of.name == name);
     mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
+}
+
+/// The time that other processes have used of the trial's device so far; none where the daemon cannot tell.
+fn others_of(node: &Weak<Node>, launch: &Launch) -> Option<Duration> {
+    let node = node.upgrade()?;
+    let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
+    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    let devices: Vec<_> = snapshot.clients.iter().filter(|of| of.name == name).map(|of| of.gpu).collect();
+    let beside = snapshot.clients.iter().filter(|of| of.name != name && devices.contains(&of.gpu));
+    Some(beside.map(|of| of.total_used_ns).fold(Duration::ZERO, Duration::saturating_add))
 }
 
 /// The point of a function that uses no GPU: the smallest share, and a rate that no load reaches.

@@ -88,9 +88,10 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     let built = Path::new(env!("CARGO_BIN_EXE_gshare-openfaas")).parent().unwrap().join("deps");
     copy(&built.join("libgshare_hook.so"));
     copy(&built.join("libfake_cuda.so"));
-    // Leaves a child behind in a session of its own, which the process group does not hold.
+    // Leaves a child behind in a session of its own, which neither its process group nor its environment tells.
     let script = place.path().join("function.sh");
-    let text = format!("#!/bin/sh\nsetsid sleep 1000 &\nexec {}\n", function.display());
+    let text =
+        format!("#!/bin/sh\nenv -u secret_mount_path setsid sleep 1000 &\nexec {}\n", function.display());
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     (place, script)

@@ -407,3 +407,121 @@ fn a_host_that_is_told_to_end_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
     within(|| !Path::new(&format!("/proc/{function}")).exists());
 }
+
+const NO_GPU: &str = r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#;
+
+/// Sends these bytes on a connection of its own; the first line of the answer, and the rest.
+fn raw(address: SocketAddr, bytes: &str) -> (String, String) {
+    use std::io::Read as _;
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(crate::common::PATIENCE)).unwrap();
+    stream.write_all(bytes.as_bytes()).unwrap();
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    let (first, rest) = text.split_once("\r\n").unwrap_or((&text, ""));
+    (first.to_owned(), rest.to_owned())
+}
+
+#[test]
+fn a_client_that_sends_nothing_holds_no_instance_and_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    provider.deploy("one", &format!(r#"{NO_GPU},"labels":{{"com.openfaas.scale.max":"1"}}"#));
+    provider.replicas("one", 1);
+    let silent = |path: &str, length: &str| {
+        let mut stream = std::net::TcpStream::connect(provider.address).unwrap();
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n").unwrap();
+        stream
+    };
+    let _one = silent("/function/one/echo", "Content-Length: 1000");
+    let _many: Vec<_> =
+        (0..20).map(|_| silent("/async-function/one/echo", "Transfer-Encoding: chunked")).collect();
+    let _large: Vec<_> =
+        (0..20).map(|_| silent("/async-function/one/echo", "Content-Length: 10000000")).collect();
+    within(|| provider.call("GET", "/metrics", "").0 == 200);
+    assert_eq!(provider.call("POST", "/function/one/echo", "beside it"), (200, "beside it".into()));
+    assert_eq!(provider.call("POST", "/async-function/one/echo", "beside them").0, 202);
+}
+
+#[test]
+fn a_proxys_rules_hold_for_headers_bodies_and_pages_of_other_sites() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    provider.deploy("one", NO_GPU);
+    provider.replicas("one", 1);
+    let seen = raw(
+        provider.address,
+        "GET /function/one/headers HTTP/1.1\r\nHost: localhost\r\nConnection: close, X-Secret\r\nX-Secret: 1\r\n\
+         Proxy-Connection: keep-alive\r\nX-Forwarded-For: 6.6.6.6\r\nX-Mine: 1\r\n\r\n",
+    );
+    assert!(seen.0.contains("200") && seen.1.contains("x-mine"), "{seen:?}");
+    let body = seen.1.split_once("\r\n\r\n").unwrap().1;
+    assert!(!body.contains("x-secret") && !body.contains("proxy-connection"), "{body}");
+    assert!(body.contains(r#""x-forwarded-for":"6.6.6.6, 127.0.0.1""#), "{body}");
+    let broken = "POST /function/one HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let before = pids(&provider, "one");
+    for chunks in ["zz\r\n", "3\r\nabc\r\nzz\r\n"] {
+        let (status, said) = raw(provider.address, &format!("{broken}{chunks}"));
+        assert!(status.contains(" 400 "), "{chunks:?}: {status} {said}");
+    }
+    assert_eq!(provider.call("POST", "/function/one/echo", "x").0, 200);
+    assert_eq!(pids(&provider, "one"), before, "the instance is not to blame");
+    let metrics = "GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    assert!(raw(provider.address, metrics).0.contains(" 403 "));
+}
+
+fn pids(provider: &Provider, name: &str) -> serde_json::Value {
+    let (_, body) = provider.call("GET", &format!("/system/function/{name}"), "");
+    let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+    status["gshare"]["instances"][0]["pids"].clone()
+}
+
+/// As workers of a server do, the child outlives the process that has forked it, and has a session of its own.
+#[test]
+fn children_of_a_function_end_with_it_and_with_a_host_that_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("forks.sh");
+    let program = env!("CARGO_BIN_EXE_gpu_function");
+    let left = dir.path().join("left");
+    let text = format!("#!/bin/sh\nsetsid sleep 1000 &\necho $! > {}\nexec {program}\n", left.display());
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let deploy = |provider: &Provider| {
+        let body = format!(r#"{{"service":"f","image":"{}"{NO_GPU}}}"#, script.display());
+        within(|| provider.call("POST", "/system/functions", &body).0 == 202);
+        provider.replicas("f", 1);
+        std::fs::read_to_string(&left).unwrap().trim().parse::<u32>().unwrap()
+    };
+    let mut provider = Provider::start(&dir.path().join("state"), &["--no-gpu"]);
+    let child = deploy(&provider);
+    assert!(runs(child));
+    assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
+    within(|| !runs(child));
+    let child = deploy(&provider);
+    provider.child.kill().unwrap();
+    provider.child.wait().unwrap();
+    within(|| !runs(child));
+}
+
+#[test]
+fn a_function_that_listens_elsewhere_is_told_where_and_what_is_asked_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = Provider::start(dir.path(), &["--sim", "--timeout", "4"]);
+    for (name, annotations) in [("given", r#"{"gshare/profile":"none"}"#), ("measured", "{}")] {
+        let program = format!("/usr/bin/env PORT=0 {}", env!("CARGO_BIN_EXE_gpu_function"));
+        let body = format!(
+            r#"{{"service":"{name}","image":"x","envProcess":"{program}","envVars":{{"KERNELS":"0"}},"annotations":{annotations}}}"#
+        );
+        assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
+    }
+    for (name, field) in [("given", "problem"), ("measured", "measuring")] {
+        within(|| {
+            let (_, body) = provider.call("GET", &format!("/system/function/{name}"), "");
+            let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+            let said = status["gshare"][field].as_str().unwrap_or_default();
+            said.starts_with("listens at port ") && said.contains("not at $PORT")
+        });
+    }
+    let (status, why) = provider.call("GET", "/function/given", "");
+    assert!(status == 503 && why.contains("not at $PORT"), "{status} {why}");
+}

@@ -412,3 +412,132 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
     within(|| story.try_deploy("ninth", &wishes(&file), &none).0 == 202);
     assert_eq!(models(&story), 1);
 }
+
+/// Shares, slices and whole devices: a deployment that says nothing but a latency is measured, placed and served on each.
+#[test]
+fn a_deployment_with_nothing_but_an_slo_is_served_on_a_node_of_any_kind() {
+    let nodes: [(&[&str], usize); 3] = [
+        (&["--sim=v100"], 4),
+        (&["--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb"], 2),
+        (&["--sim=v100,devices=2", "--whole", "0", "--whole", "1"], 1),
+    ];
+    for (boards, most) in nodes {
+        let story = Story::on(boards, tempfile::tempdir().unwrap());
+        for name in ["first", "second"] {
+            story.deploy(name, &json!({"gshare/slo": "2s"}), &json!({"envVars": {"KERNELS": "2"}}));
+        }
+        for name in ["first", "second"] {
+            assert!(story.ask(name)["gpu_ms"].as_f64().unwrap() > 3.6, "{boards:?}");
+            let status = story.status(name);
+            let points = status["profile"]["points"].as_array().unwrap().len();
+            assert!((1..=most).contains(&points) && points * 2 >= most, "{boards:?}: {status}");
+            assert!(status["problem"].is_null(), "{boards:?}: {status}");
+            let sliced = status["instances"][0]["parts"][0]["slice"].is_object();
+            assert_eq!(sliced, boards[0].contains("mig"), "{boards:?}: {status}");
+        }
+        // To zero, and back at the next request.
+        let none = r#"{"replicas":0}"#;
+        assert_eq!(story.provider.call("POST", "/system/scale-function/first", none).0, 202);
+        story.ask("first");
+        // The next host of the same directory measures nothing.
+        let Story { provider, dir } = story;
+        drop(provider);
+        let story = Story::on(boards, dir);
+        story.ask("second");
+        let (_, logs) = story.provider.call("GET", "/system/logs?name=second", "");
+        assert!(!logs.contains("is measured"), "{boards:?}: {logs}");
+    }
+}
+
+#[test]
+fn a_wish_that_no_device_of_the_node_can_meet_is_refused_in_its_own_words() {
+    let refused = |story: &Story, annotations: Value, more: Value, part: &str| {
+        let (status, why) = story.try_deploy("f", &annotations, &more);
+        assert!(status == 400 && why.contains(part), "{annotations}: {status} {why}");
+        assert!(!why.contains("fn0") && !why.contains("max_p95"), "{why}");
+    };
+    let trains = |workers: &str| json!({"gshare/workload": "training", "gshare/workers": workers});
+    let share = json!({"fastgshare/gpu_quota_request": "0.3", "fastgshare/gpu_sm_partition": "50"});
+    let story = Story::on(&["--sim=v100,devices=2"], tempfile::tempdir().unwrap());
+    refused(
+        &story,
+        trains("5"),
+        json!({}),
+        "gshare/workers: `5`: each has a GPU of its own, and 2 of this node",
+    );
+    refused(&story, json!({"gshare/devices": "3"}), json!({}), "gshare/devices: `3`: need at most 2");
+    refused(
+        &story,
+        json!({"gshare/regime": "sliced"}),
+        json!({}),
+        "gshare/regime: `sliced`: need GPUs that are cut",
+    );
+    refused(&story, json!({"fastgshare/gpu_mem": "20GiB"}), json!({}), "need at most 15.8 GiB");
+    refused(
+        &story,
+        json!({}),
+        json!({"envProcess": "/nope/prog"}),
+        "`/nope/prog`: this host has no such program",
+    );
+    let slo = json!({"gshare/slo": "1ms", "gshare/profile": story.file("points.json")});
+    refused(&story, slo, json!({}), "gshare/slo: `1ms`: half of it is for waiting");
+    let story = Story::on(&["--sim=a100,mig=1g.10gb+2g.20gb"], tempfile::tempdir().unwrap());
+    refused(
+        &story,
+        trains("1"),
+        json!({}),
+        "`training`: need GPUs whose time is shared, and this node has none",
+    );
+    refused(&story, share, json!({}), "gpu_quota_request: the GPUs of this node are cut into MIG devices");
+    let story = Story::on(&["--sim=v100", "--whole", "0"], tempfile::tempdir().unwrap());
+    let two = json!({"labels": {"com.openfaas.scale.min": "2"}});
+    refused(&story, json!({"gshare/slo": "1s"}), two, "com.openfaas.scale.min: `2`: need at most 1");
+}
+
+/// Its kernels take 4 ms. Beside the trainer its latencies are those of turns, which once refused it for ever.
+#[test]
+fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_when_that_is_asked_for() {
+    let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
+    story.deploy(
+        "train",
+        &json!({"gshare/workload": "training", "fastgshare/gpu_mem": "1GiB"}),
+        &json!({"envVars": {"STEPS": "1000000", "KERNELS": "1"}}),
+    );
+    within(|| story.parts("train", "ready").len() == 1);
+    let wishes = (json!({"gshare/slo": "150ms"}), json!({"envVars": {"KERNELS": "2"}}));
+    story.deploy("vision", &wishes.0, &wishes.1);
+    story.ask("vision");
+    let status = story.status("vision");
+    assert!(status["others_bp"].as_u64() > Some(0) && status["problem"].is_null(), "{status}");
+    // Both classes follow from what was asked for.
+    let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
+    let snapshot = gshared::admin::snapshot(&admin).unwrap();
+    let class = |name: &str| {
+        let mine = snapshot.clients.iter().find(|client| client.name.starts_with(name));
+        mine.and_then(|client| client.class).map(|class| class.to_string())
+    };
+    assert_eq!(class("vision").as_deref(), Some("slo-sensitive:30"), "{snapshot:?}");
+    assert_eq!(class("train").as_deref(), Some("best-effort"), "{snapshot:?}");
+
+    let measured = || {
+        let (_, logs) = story.provider.call("GET", "/system/logs?name=vision", "");
+        logs.matches("is started for the first time").count()
+    };
+    assert_eq!(measured(), 1);
+    // The same program is not measured for each deployment.
+    story.deploy("vision", &wishes.0, &wishes.1);
+    story.ask("vision");
+    assert_eq!(measured(), 1);
+    assert_eq!(story.provider.call("POST", "/system/profile/vision", "").0, 202);
+    story.ask("vision");
+    within(|| measured() == 2 && story.status("vision")["profile"].is_object());
+    let (status, why) = story.provider.call("POST", "/system/profile/train", "");
+    assert!(status == 400 && why.contains("`train` is not measured"), "{status} {why}");
+    assert_eq!(story.provider.call("POST", "/system/profile/nobody", "").0, 404);
+    // A function that comes back is a new one.
+    let body = json!({"functionName": "vision"}).to_string();
+    assert_eq!(story.provider.call("DELETE", "/system/functions", &body).0, 202);
+    within(|| story.try_deploy("vision", &wishes.0, &wishes.1).0 == 202);
+    story.ask("vision");
+    assert_eq!(measured(), 1, "the log is new, and so is the measurement");
+}

@@ -13,6 +13,7 @@ pub(crate) mod cuda;
 mod demo;
 mod doctor;
 mod engine;
+mod host;
 mod man;
 mod pack;
 mod partition;

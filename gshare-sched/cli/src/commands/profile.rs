@@ -1,5 +1,6 @@
 //! `gshare profile`: measures a program at each setting of a strategy, under the setting's share.
 
+use super::host::Host;
 use super::run::{self as under_hook, Prepared};
 use super::shim::Shim;
 use super::sim::{Kind, Simulate};
@@ -34,7 +35,8 @@ use std::path::{Path, PathBuf};
 EXAMPLES
   gshare profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
   gshare profile --strategy training --steps -- python3 train.py             the least share of a trainer
-  gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes")]
+  gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
+  gshare profile --again resnet                  a function of `gshare up`: the host measures it anew")]
 pub(crate) struct Options {
     /// What to find out.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]
@@ -90,12 +92,17 @@ pub(crate) struct Options {
     /// --table: how much batches vary, in per cent.
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     noise: u16,
+    /// Have the host of `gshare up` measure this function again. The function is served meanwhile.
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["table", "command"])]
+    again: Option<String>,
+    #[command(flatten)]
+    host: Host,
     #[command(flatten)]
     simulate: Simulate,
     #[command(flatten)]
     place: Where,
     /// The program and its arguments.
-    #[arg(required_unless_present = "table", trailing_var_arg = true, value_name = "CMD")]
+    #[arg(required_unless_present_any = ["table", "again"], trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -137,6 +144,11 @@ impl Seen {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if let Some(name) = &options.again {
+        options.host.post(&format!("/system/profile/{name}"))?;
+        println!("{name} is measured again: `gshare ps` shows how far that is");
+        return Ok(());
+    }
     let percent = |percent: u16, of: &str| {
         SmShare::from_percent(percent).with_context(|| format!("--{of} {percent}: need at most 100"))
     };

@@ -1,10 +1,10 @@
 //! `gshare ps`: the functions of a host, and their places; with `--usage` the use of the GPUs by each process.
 
+use super::host::Host;
 use super::{Where, print_json};
 use anyhow::Context as _;
 use gshared::ProcessUse;
 use serde::Deserialize;
-use std::path::PathBuf;
 
 /// Show the functions of a host that `gshare up` started: their state, SLO, instances, and what they asked for and took.
 ///
@@ -20,12 +20,8 @@ EXAMPLES
   gshare ps --usage                      GPU time and memory of each process
   gshare ps --usage --csv                the same for a program: times in ns, memory in byte-seconds")]
 pub(crate) struct Options {
-    /// The host's address.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    host: String,
-    /// Directory with the files `basic-auth-user` and `basic-auth-password`, as the host has it.
-    #[arg(long, value_name = "DIR")]
-    credentials: Option<PathBuf>,
+    #[command(flatten)]
+    host: Host,
     /// Print the host's state as one JSON object, as its page gets it.
     #[arg(long)]
     json: bool,
@@ -91,8 +87,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             }
         };
     }
-    let text =
-        ask(options).with_context(|| format!("{}: no host answers; `gshare up` starts one", options.host))?;
+    let text = options.host.get("/system/state")?;
     if options.json {
         let state: serde_json::Value = serde_json::from_str(&text).context("the host's answer")?;
         return print_json(&state);
@@ -134,7 +129,8 @@ fn losses(devices: &[Device]) -> Vec<String> {
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn row(of: &Function) -> String {
-    let percent = |share: f64| format!("{:.1}%", share * 100.0);
+    // The sum of no numbers is -0.
+    let percent = |share: f64| format!("{:.1}%", share * 100.0 + 0.0);
     let ready = of.instances.iter().filter(|instance| instance.life == "ready").count();
     let slo = of.slo_ns.map_or("-".to_owned(), |slo| format!("{}ms", slo / 1_000_000));
     let kept = match (of.slo_ns, of.answered) {
@@ -233,20 +229,6 @@ fn usage_table(usage: &[ProcessUse]) -> String {
     out
 }
 
-fn ask(options: &Options) -> anyhow::Result<String> {
-    let mut url = options.host.trim_end_matches('/').to_owned();
-    if let Some(dir) = &options.credentials {
-        let read = |name: &str| {
-            let path = dir.join(name);
-            std::fs::read_to_string(&path).with_context(|| path.display().to_string())
-        };
-        let (user, password) = (read("basic-auth-user")?, read("basic-auth-password")?);
-        url = url.replacen("://", &format!("://{}:{}@", user.trim_end(), password.trim_end()), 1);
-    }
-    let mut answer = ureq::get(&format!("{url}/system/state")).call()?;
-    Ok(answer.body_mut().read_to_string()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +238,14 @@ mod tests {
         let text = r#"{"devices":[{"gpu":0},{"gpu":1,"lost":"it has fallen off the bus"}],"functions":[]}"#;
         let lines = losses(&serde_json::from_str::<State>(text).unwrap().devices);
         assert!(lines.len() == 1 && lines[0].contains("GPU 1") && lines[0].ends_with("the bus"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_function_without_instances_asks_for_nothing() {
+        let text = r#"{"name":"idle","state":"idle","slo_ns":null,"answered":0,"within_slo":0,"waiting":0,"gpu_seconds":0.0,
+            "instances":[],"clients":[]}"#;
+        let row = row(&serde_json::from_str(text).unwrap());
+        assert!(row.contains(" 0.0%") && !row.contains("-0.0"), "{row}");
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Scenario {
 /// A training job without a request of time would get nothing.
 pub(super) fn without_vertical(function: &mut Function) -> Result<(), ScenarioError> {
     // An instance has at least the quota of its point.
-    function.spec.time_limit = Quota::new(1).unwrap_or(Quota::WHOLE);
+    function.spec.time_limit = Quota::new(1);
     if let Work::Training { share, .. } = &mut function.spec.work {
         let request = share.time().request();
         let refused = |error: gshare_core::SpecError| {

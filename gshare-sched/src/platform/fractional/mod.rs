@@ -18,7 +18,7 @@
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
 //!    replaces this order. After [`max_wait`](FractionalConfig::max_wait) every request is rejected.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
-//!    fewest victims are parked for it; after two seconds busy ones too, once they have
+//!    fewest victims are parked for it, two seconds after they came; after a wait of two seconds busy ones too, once they have
 //!    answered their requests. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
@@ -114,6 +114,8 @@ struct Instance {
     requests: BTreeSet<RequestId>,
     /// Time of the last begin or end of a request, or of its becoming ready.
     used: Timestamp,
+    /// Time of its becoming ready, the last time.
+    came: Timestamp,
 }
 
 #[derive(Debug)]

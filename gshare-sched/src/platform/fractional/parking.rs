@@ -3,7 +3,7 @@
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an instance with
 //! calls. The device is the one with the fewest victims; among equals, with the victims longest unused.
 
-use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_TIMEOUT};
+use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY, PARK_TIMEOUT};
 use super::{
     Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
     PoolAction, State, Timer, Timestamp,
@@ -204,7 +204,8 @@ impl FractionalPool {
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let rested = self.now.saturating_since(of.used) >= PARK_IDLE;
+        let stayed = self.now.saturating_since(of.came) >= PARK_STAY;
+        let rested = stayed && self.now.saturating_since(of.used) >= PARK_IDLE;
         Some((of.used, of.requests.is_empty() && own.queue.is_empty() && rested))
     }
 

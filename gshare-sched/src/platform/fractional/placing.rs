@@ -123,6 +123,7 @@ impl FractionalPool {
             node: None,
             requests: BTreeSet::new(),
             used: self.now,
+            came: self.now,
         };
         let instance = InstanceId::new(self.next);
         self.next += 1;
@@ -173,13 +174,15 @@ impl FractionalPool {
         of.placements.iter().enumerate().map(part).collect()
     }
 
-    /// The placed quota is guaranteed. An instance may also use the rest of the device's time, up to its function's limit,
-    /// unless a training job's share says otherwise.
+    /// The placed quota is guaranteed. An instance may also use time that other instances leave, up to its function's limit or twice
+    /// the quota, unless a training job's share says otherwise.
     fn share(&self, of: &Instance) -> GpuShare {
         let demand = &of.demand;
         let function = self.functions.get(&of.function);
         let training = function.and_then(|function| function.training_share());
-        let most = function.map_or(Quota::WHOLE, |function| function.spec.time_limit).max(demand.quota);
+        let twice = Quota::new(demand.quota.get().saturating_mul(2)).unwrap_or(Quota::WHOLE);
+        let limit = function.and_then(|function| function.spec.time_limit);
+        let most = limit.unwrap_or(twice).max(demand.quota);
         let elastic = QuotaRange::new(demand.quota, most).unwrap_or(QuotaRange::BEST_EFFORT);
         let time = training.map_or(elastic, |share| share.time());
         let memory = Some(demand.memory).filter(|memory| memory.get() > 0);
@@ -269,7 +272,7 @@ impl FractionalPool {
     fn open(&mut self, instance: InstanceId) {
         self.enter(instance, State::Ready);
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        of.used = self.now;
+        (of.used, of.came) = (self.now, self.now);
         let (function, key) = (of.function, Self::open_key(instance, of));
         if let Some(of) = self.functions.get_mut(&function)
             && of.gang.is_none()

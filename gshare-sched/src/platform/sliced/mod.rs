@@ -19,7 +19,8 @@
 //! 6. **A minimum** of instances is kept by the nodes together: each keeps its present part, and missing instances start one by one, on
 //!    the node with the fewest slices held that can start them. They are checked again after each end or change of an instance or device,
 //!    and ten seconds after a failed start. The host learns `Unmet` where no node can.
-//! 7. **Deadlines**: a waiting request is rejected at its deadline, even while an instance is being unparked for it.
+//! 7. **An inference function** is a DAG of one component (`inference.rs`). Its time on a slice is measured at a point of its profile.
+//! 8. **Deadlines**: a waiting request is rejected at its deadline, even while an instance is being unparked for it.
 //!
 //! # Example
 //! Functions A and B share a slice with room for one of them, now A. A request for B comes while the slice is idle. Orders: `Park A`; on
@@ -39,6 +40,7 @@
 //! - `max_instances` bounds starts: a replacement and the old instance coexist for a while, and a lowered bound stops no instance;
 //! - limits of tenants are the platform's task, and a host that never answers an order keeps the instance as it is: there is no time-out.
 
+mod inference;
 mod minimum;
 mod obey;
 mod report;
@@ -321,7 +323,7 @@ impl SlicedPool {
         match spec.work {
             Work::Pipeline { .. } => Ok(()),
             Work::Inference { .. } => {
-                unsuitable("work is inference: need a pipeline, whose components have profiles by slice")
+                unsuitable("profile: need measured points, which say what a slice serves")
             }
             Work::Training { .. } => {
                 unsuitable("work is training: slices are given to functions that answer requests")
@@ -598,6 +600,7 @@ impl Engine for SlicedPool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
+        let event = inference::as_pipeline(event)?;
         self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         if let PoolEvent::DeviceJoined { gpu, spec } = &event {

@@ -60,6 +60,33 @@ fn chain(components: usize, gib: u64) -> FunctionSpec {
     spec.with_slo(Duration::from_secs(60)).with_instances(0, 8)
 }
 
+/// An inference function of 5 GiB with one measured point.
+fn measured(sm: u16, batch: u32, ms: u64) -> FunctionSpec {
+    let (sm, time) = (SmShare::from_percent(sm).unwrap(), Duration::from_millis(ms));
+    let point = ProfilePoint::measured(sm, Quota::WHOLE, batch, 10.0, time, time).unwrap();
+    let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point]).unwrap()) };
+    FunctionSpec::new(work, Bytes::from_gib(5))
+}
+
+/// A point at 25 % of the SMs is no measurement of a slice with a seventh of them.
+#[test]
+fn an_inference_function_is_served_on_a_slice_as_large_as_its_point() {
+    let mut host = Host::new(&[(0, 0, &["1g.10gb", "2g.20gb"])]);
+    host.add(0, measured(25, 1, 20).with_slo(Duration::from_secs(1)));
+    let start = host.arrive(0, 0, None);
+    let [PlatformAction::Start { parts, .. }] = &start[..] else { panic!("{start:?}") };
+    let slice = parts[0].slice.unwrap();
+    let model = GpuModel::find("A100-80").unwrap();
+    assert_eq!((parts.len(), &*model.get(slice.profile).unwrap().name), (1, "2g.20gb"));
+    assert_eq!(parts[0].share.memory(), Some(Bytes::from_gib(5)));
+    host.report(0, InstanceReport::Ready);
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
+    host.done(0);
+    // A slice that is too slow for the latency is none at all.
+    host.add(1, measured(14, 1, 20).with_slo(Duration::from_millis(10)));
+    assert_eq!(host.arrive(1, 1, None), [reject(1, Rejection::NeverFits)]);
+}
+
 fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
     matches!(actions, [PlatformAction::Unpark { instance: one, parts, .. }] if one.number() == instance && parts.len() == 1)
 }
@@ -341,11 +368,10 @@ fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
         let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
         host.try_tell(event).unwrap_err()
     };
-    let time = Duration::from_millis(9);
-    let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 100.0, time, time).unwrap();
-    let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point]).unwrap()) };
-    let text = function(FunctionSpec::new(work, Bytes::from_gib(1)));
-    assert!(text.starts_with("fn0 cannot run on sliced devices: work is inference"), "{text}");
+    let text = function(measured(14, 4, 9));
+    assert!(text.starts_with("fn0 cannot run on sliced devices: profile: need a point of batch 1"), "{text}");
+    let work = Work::Inference { profile: None };
+    assert!(function(FunctionSpec::new(work, Bytes::from_gib(1))).contains("need measured points"));
     let work = Work::Training { workers: 2, share: GpuShare::WHOLE };
     assert!(function(FunctionSpec::new(work, Bytes::from_gib(1))).contains("work is training"));
     assert!(function(chain(1, 1).with_instances(0, 0)).contains("max_instances is 0"));

@@ -93,7 +93,7 @@ impl Host {
         }
         Self::settle_time(&mut self.versions, &mut known);
         let function = known.function;
-        let measures = self.versions.get(&function).and_then(|of| of.measures).map(|(of, _)| of);
+        let measures = self.versions.get(&function).and_then(|of| of.measures);
         if let Some(of) = self.versions.get_mut(&measures.unwrap_or(function)) {
             of.problem = Some(why.to_owned());
         }

@@ -70,6 +70,9 @@ impl Host {
     }
 
     pub(super) fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
+        if self.turns.contains_key(&request) {
+            return self.begin_turn(instance);
+        }
         let Some(of) = self.requests.get_mut(&request) else {
             // Its client has gone between two events.
             return self.events.push_back(PlatformEvent::RequestDone { request, took: Duration::ZERO });
@@ -91,6 +94,9 @@ impl Host {
     }
 
     pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {
+        if let Some(trial) = self.turns.remove(&request) {
+            return self.no_turn(trial, reason);
+        }
         let Some(of) = self.requests.get(&request) else { return };
         // Another version serves its function now.
         if let (Rejection::Removed, Some(function)) = (reason, self.functions.get(&of.name)) {
@@ -98,9 +104,13 @@ impl Host {
             let again = PlatformEvent::RequestArrived { request, function, deadline: None };
             return self.events.push_back(again);
         }
-        if let Some(of) = self.requests.remove(&request) {
-            let _ = of.turn.send(Turn::No(reason));
-        }
+        let Some(of) = self.requests.remove(&request) else { return };
+        let problem = self.functions.get(&of.name).and_then(|function| self.versions.get(&function.serving));
+        let problem = problem.and_then(|known| known.problem.clone().or(known.measuring.progress.clone()));
+        let _ = of.turn.send(match (reason, problem) {
+            (Rejection::WaitedTooLong, Some(why)) => Turn::Hopeless(format!("{reason}; {}: {why}", of.name)),
+            _ => Turn::No(reason),
+        });
     }
 }
 

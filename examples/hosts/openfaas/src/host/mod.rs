@@ -9,29 +9,35 @@
 //! ready instance, or finds no room while the old one holds it; then the old one is removed, and requests that waited for it
 //! wait for the new one.
 //!
+//!
 //! # Measuring
-//! A function that is to be measured gets a companion: a training job with the share that is measured on, of as many workers as the
-//! function has devices, placed and booked like every other job. The shell runs the trials in it. The largest of `TRIAL_SHARES` that finds room at
-//! once is taken, else the smallest waits for it.
+//! `measuring.rs` deploys a companion for a function that is to be measured. The companion has a share, a slice or a whole device,
+//! and the shell runs the trials on that.
 
 mod devices;
 mod dispatching;
+mod measuring;
 mod processes;
+mod suitability;
 mod versions;
 mod view;
 
 pub use dispatching::refusal;
+pub(crate) use measuring::DISTURBED;
 pub use view::{Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
+use super::trials::Measured;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
-    FunctionStats, InstanceReport, Part, Platform, PlatformAction, PlatformEvent, Rejection, StopCause,
+    DeviceSpec, FunctionStats, InstanceReport, Part, Platform, PlatformAction, PlatformEvent, Rejection,
+    StopCause,
 };
+use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -45,6 +51,8 @@ pub enum Order {
     Run(Launch),
     /// The trials of a function; answered with [`Host::measured`].
     Measure(Launch, Arc<AtomicBool>),
+    /// A measurement to keep for the next deployment of the program; needs no answer.
+    Keep(Arc<Version>, Measured),
     /// Something for the model store to do; needs no answer.
     Model(Errand),
 }
@@ -152,8 +160,11 @@ impl Totals {
 #[derive(Debug)]
 struct Known {
     version: Arc<Version>,
-    /// The function that this one measures, and the share's place in `TRIAL_SHARES`.
-    measures: Option<(FunctionId, usize)>,
+    /// The function that this one measures.
+    measures: Option<FunctionId>,
+    /// Whether it has been removed from the platform, as a companion is after its measurement.
+    over: bool,
+    measuring: Measuring,
     gpu_ns: u64,
     parked: u64,
     migrated: u64,
@@ -164,8 +175,6 @@ struct Known {
     hopeless: bool,
     /// Whether it was a training job, and has done its work.
     completed: bool,
-    /// Progress of its trials.
-    progress: Option<String>,
 }
 
 /// The order that an instance carries out.
@@ -227,6 +236,12 @@ pub struct Host {
     versions: BTreeMap<FunctionId, Known>,
     instances: BTreeMap<InstanceId, Instance>,
     requests: BTreeMap<RequestId, Request>,
+    /// Requests without a client: each takes a slice or a device for the trials of this companion.
+    turns: BTreeMap<RequestId, FunctionId>,
+    /// Functions that are measured again, and when.
+    repeats: BTreeSet<(Timestamp, FunctionId)>,
+    /// All devices that were ever here.
+    devices: BTreeMap<GpuId, DeviceSpec>,
     next_function: u32,
     next_request: u64,
     orders: std::sync::mpsc::Sender<Order>,
@@ -253,6 +268,9 @@ impl Host {
             versions: BTreeMap::new(),
             instances: BTreeMap::new(),
             requests: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            repeats: BTreeSet::new(),
+            devices: BTreeMap::new(),
             next_function: 0,
             next_request: 0,
             orders,
@@ -267,12 +285,14 @@ impl Host {
 
     /// When [`Host::deadline`] is to be called.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        self.platform.next_deadline()
+        self.platform.next_deadline().into_iter().chain(self.repeats.first().map(|(at, _)| *at)).min()
     }
 
     /// Lets deadlines pass.
     pub fn deadline(&mut self, now: Timestamp) {
         self.inform(now, PlatformEvent::DeadlineReached);
+        self.repeat_measurements();
+        self.settle();
     }
 
     /// Tells the platform of a device or a tenant.
@@ -282,8 +302,13 @@ impl Host {
     pub fn tell(&mut self, now: Timestamp, event: PlatformEvent) -> Result<(), ApiError> {
         self.last = self.last.max(now);
         let mut actions = Vec::new();
+        let found = match &event {
+            PlatformEvent::DeviceFound { gpu, spec } => Some((*gpu, spec.clone())),
+            _ => None,
+        };
         let told = self.platform.handle(self.last, event, &mut actions);
-        told.map_err(|error| ApiError::bad(error.to_string()))?;
+        told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
+        self.devices.extend(found);
         self.carry_out(actions);
         while let Some(event) = self.events.pop_front() {
             let mut actions = Vec::new();
@@ -293,7 +318,7 @@ impl Host {
             };
             match (self.platform.handle(self.last, event, &mut actions), learns) {
                 (Ok(()), _) => {}
-                (Err(error), Some(function)) => self.give_up(function, &error.to_string()),
+                (Err(error), Some(function)) => self.give_up(function, &self.in_words(&error.to_string())),
                 // An instance may be reported that the platform has given up meanwhile.
                 (Err(error), None) => eprintln!("openfaas: {error}"),
             }
@@ -324,7 +349,7 @@ impl Host {
         for action in actions {
             self.note(&action);
             match action {
-                PlatformAction::Profile { function } => self.measure(function, 0),
+                PlatformAction::Profile { function } => self.measure(function),
                 PlatformAction::Start { instance, function, parts, parked, .. } => {
                     self.start(instance, function, parts, parked);
                 }
@@ -340,7 +365,10 @@ impl Host {
                 PlatformAction::Unpark { instance, parts, .. } => {
                     if let Some(known) = self.instances.get_mut(&instance) {
                         (known.doing, known.parts) = (Doing::Unparking, parts);
-                        self.launch(instance);
+                        match self.takes_turns(instance) {
+                            true => self.turn_may_come(instance),
+                            false => self.launch(instance),
+                        }
                     }
                 }
                 PlatformAction::Drain { instance } => {

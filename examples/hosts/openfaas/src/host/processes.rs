@@ -99,9 +99,17 @@ impl Host {
     /// A process could not be started, or its trials gave nothing.
     pub fn failed(&mut self, now: Timestamp, instance: InstanceId, index: usize, why: String) {
         let function = self.instances.get(&instance).map(|known| known.function);
-        let measured = function.and_then(|id| self.versions.get(&id)?.measures).map(|(of, _)| of);
+        let measured = function.and_then(|id| self.versions.get(&id)?.measures);
         if let Some(of) = measured.or(function).and_then(|id| self.versions.get_mut(&id)) {
             of.problem = Some(why);
+        }
+        if self.takes_turns(instance) {
+            self.last = self.last.max(now);
+            self.end_turn(instance);
+            if let Some(of) = measured {
+                self.measure_later(of);
+            }
+            return self.settle();
         }
         self.ended(now, instance, index);
     }
@@ -191,7 +199,8 @@ impl Host {
         let named = self.functions.values().any(|of| of.serving == id || of.next == Some(id));
         let runs = self.instances.values().any(|instance| instance.function == id);
         let measures = self.versions.get(&id).and_then(|known| known.measures);
-        let wanted = measures.is_some_and(|(of, _)| self.versions.contains_key(&of));
+        let over = self.versions.get(&id).is_some_and(|known| known.over);
+        let wanted = !over && measures.is_some_and(|of| self.versions.contains_key(&of));
         if !named && !runs && !wanted {
             self.versions.remove(&id);
         }
@@ -220,6 +229,7 @@ impl Host {
         self.instances.insert(instance, known);
         match parked {
             true => self.report(instance, InstanceReport::Ready),
+            false if self.takes_turns(instance) => self.turn_may_come(instance),
             false => self.launch(instance),
         }
     }

@@ -1,39 +1,14 @@
-//! Which version of a function serves, which one is to take over, and on which share one is measured.
+//! Which version of a function serves, and which one is to take over.
 
-use super::{Doing, Function, Host, Known, Request, Totals, Turn, Version};
+use super::{Doing, Function, Host, Known, Measuring, Totals, Version};
 use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
-use gshare_core::profile::ProfileTable;
-use gshare_core::{
-    Bytes, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare, Timestamp,
-};
-use gshare_sched::platform::{
-    FunctionSpec, FunctionState, InstanceReport, PlatformAction, PlatformEvent, Work,
-};
+use gshare_core::{FunctionId, Timestamp};
+use gshare_sched::platform::{FunctionState, PlatformEvent, Work};
 use std::sync::Arc;
-
-/// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.
-const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
+use std::sync::atomic::Ordering;
 
 impl Host {
-    /// A function was measured, and no share does for what it wants.
-    pub(super) fn give_up(&mut self, function: FunctionId, why: &str) {
-        let Some(known) = self.versions.get_mut(&function) else { return };
-        (known.problem, known.hopeless) = (Some(why.to_owned()), true);
-        let name = known.version.deployment.service.clone();
-        if self.functions.get(&name).is_none_or(|of| of.serving != function) {
-            return;
-        }
-        let waits = |(id, of): (&RequestId, &Request)| (of.name == name && of.on.is_none()).then_some(*id);
-        let waiting: Vec<RequestId> = self.requests.iter().filter_map(waits).collect();
-        for request in waiting {
-            if let Some(of) = self.requests.remove(&request) {
-                let _ = of.turn.send(Turn::Hopeless(why.to_owned()));
-            }
-            self.events.push_back(PlatformEvent::RequestCancelled { request });
-        }
-    }
-
     /// Deploys a function, or another version of one.
     ///
     /// # Errors
@@ -47,7 +22,16 @@ impl Host {
     ) -> Result<(), ApiError> {
         let name = version.deployment.service.clone();
         let spec = version.plan.spec(bounds(&version.plan, replicas), self.guess)?;
+        if let Wants::Profile { table, .. } = &version.plan.wants
+            && let Some(why) = self.too_slow(&version, table, version.plan.measured.as_ref())
+        {
+            return Err(ApiError::bad(why));
+        }
+        let problem = self.unsuitable(&version.plan);
         let id = self.add(version, None);
+        if let Some(known) = self.versions.get_mut(&id) {
+            known.problem = problem;
+        }
         let told = self.tell(now, PlatformEvent::FunctionDeployed { function: id, spec: Box::new(spec) });
         if let Err(error) = told {
             self.versions.remove(&id);
@@ -74,13 +58,15 @@ impl Host {
         Ok(())
     }
 
-    pub(super) fn add(&mut self, version: Version, measures: Option<(FunctionId, usize)>) -> FunctionId {
+    pub(super) fn add(&mut self, version: Version, measures: Option<FunctionId>) -> FunctionId {
         let id = FunctionId::new(self.next_function);
         self.next_function += 1;
-        let version = Arc::new(version);
+        let found = version.plan.measured.clone();
         let known = Known {
-            version,
+            version: Arc::new(version),
             measures,
+            over: false,
+            measuring: Measuring::of(found),
             gpu_ns: 0,
             parked: 0,
             migrated: 0,
@@ -88,7 +74,6 @@ impl Host {
             problem: None,
             hopeless: false,
             completed: false,
-            progress: None,
         };
         self.versions.insert(id, known);
         id
@@ -124,12 +109,17 @@ impl Host {
 
     /// The platform is to drain and forget a version, and what measures it.
     pub(super) fn drop_version(&mut self, id: FunctionId) {
-        let measures = |(_, known): &(&FunctionId, &Known)| known.measures.is_some_and(|(of, _)| of == id);
+        let measures = |(_, known): &(&FunctionId, &Known)| known.measures == Some(id) && !known.over;
         let trials: Vec<FunctionId> =
             self.versions.iter().filter(measures).map(|(trial, _)| *trial).collect();
-        for function in trials.into_iter().chain([id]) {
-            self.events.push_back(PlatformEvent::FunctionRemoved { function });
+        for trial in trials {
+            self.remove_trial(trial);
+            let runs = self.instances.values().filter(|instance| instance.function == trial);
+            for stop in runs.filter_map(|instance| instance.stop.as_ref()) {
+                stop.store(true, Ordering::Release);
+            }
         }
+        self.events.push_back(PlatformEvent::FunctionRemoved { function: id });
         let totals = self.totals(id);
         let name = self.versions.get(&id).map(|known| known.version.deployment.service.clone());
         if let Some(function) = name.and_then(|name| self.functions.get_mut(&name)) {
@@ -172,6 +162,7 @@ impl Host {
                     (&plan.wants, &view.spec.work)
             {
                 plan.wants = Wants::Profile { table: table.clone(), memory: Some(view.spec.memory) };
+                plan.measured = known.measuring.found.clone();
             }
             let version = Version { deployment: known.version.deployment.clone(), plan };
             return self.deploy(now, version, created_ms, Some(0));
@@ -184,72 +175,6 @@ impl Host {
         }
         Ok(())
     }
-
-    /// Takes the result of the trials of an instance.
-    pub fn measured(
-        &mut self,
-        now: Timestamp,
-        instance: InstanceId,
-        profile: ProfileTable,
-        memory: Bytes,
-    ) -> Option<Arc<Version>> {
-        self.last = self.last.max(now);
-        let trial = self.instances.get(&instance)?.function;
-        let (function, _) = self.versions.get(&trial)?.measures?;
-        let known = self.versions.get_mut(&function)?;
-        (known.problem, known.progress) = (None, None);
-        let version = Arc::clone(&known.version);
-        self.instances.remove(&instance);
-        self.report(instance, InstanceReport::Completed);
-        let memory = version.plan.memory.unwrap_or(memory);
-        self.events.push_back(PlatformEvent::ProfileLearned { function, profile, memory: Some(memory) });
-        self.events.push_back(PlatformEvent::FunctionRemoved { function: trial });
-        self.versions.remove(&trial);
-        self.settle();
-        Some(version)
-    }
-
-    /// How far the trials of an instance are.
-    pub fn progress(&mut self, instance: InstanceId, text: String) {
-        let of = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function)?.measures);
-        if let Some(of) = of.and_then(|(of, _)| self.versions.get_mut(&of)) {
-            of.progress = Some(text);
-        }
-    }
-
-    /// Gives a function a companion that measures it, on the first share from this one on that finds room at once.
-    pub(super) fn measure(&mut self, function: FunctionId, from: usize) {
-        let Some(known) = self.versions.get(&function) else { return };
-        let (deployment, plan) = (known.version.deployment.clone(), known.version.plan.clone());
-        let memory = plan.memory.unwrap_or(self.guess);
-        let tenant = plan.tenant;
-        for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate().skip(from) {
-            let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
-            let work = Work::Training { workers: plan.devices, share };
-            let spec = FunctionSpec::new(work, memory).with_tenant(tenant);
-            let version = Version { deployment: deployment.clone(), plan: plan.clone() };
-            let trial = self.add(version, Some((function, rung)));
-            let mut actions = Vec::new();
-            let event = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
-            let told = self.platform.handle(self.last, event, &mut actions);
-            let found = actions.iter().any(|action| matches!(action, PlatformAction::Start { .. }));
-            if told.is_ok() && (found || rung + 1 == TRIAL_SHARES.len()) {
-                let waits = "waits for a share of a device to be measured on".to_owned();
-                if let Some(known) = self.versions.get_mut(&function) {
-                    known.progress = Some(waits);
-                }
-                return self.carry_out(actions);
-            }
-            self.versions.remove(&trial);
-            if told.is_ok() {
-                let removed = PlatformEvent::FunctionRemoved { function: trial };
-                let removed = self.platform.handle(self.last, removed, &mut actions);
-                debug_assert!(removed.is_ok(), "{removed:?}");
-            } else if let (Err(error), Some(known)) = (told, self.versions.get_mut(&function)) {
-                known.problem = Some(format!("cannot be measured: {error}"));
-            }
-        }
-    }
 }
 
 /// Fewest and most instances, when `replicas` were asked for.
@@ -259,11 +184,4 @@ fn bounds(plan: &Plan, replicas: Option<u32>) -> (u32, u32) {
         Some(replicas) if plan.scales() => (replicas, plan.bounds.1),
         Some(replicas) => (replicas, replicas.max(1)),
     }
-}
-
-fn trial_share(time: u16, sm: u16, memory: Bytes) -> GpuShare {
-    let quota = Quota::from_percent(time).unwrap_or(Quota::WHOLE);
-    let time = QuotaRange::new(quota, quota).unwrap_or(QuotaRange::BEST_EFFORT);
-    let sm = SmShare::from_percent(sm).unwrap_or(SmShare::WHOLE);
-    GpuShare::new(time, sm, sm, Some(memory)).unwrap_or(GpuShare::WHOLE)
 }

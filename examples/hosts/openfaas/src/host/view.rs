@@ -3,7 +3,7 @@
 use super::{Doing, Host, Totals, Version, client};
 use crate::deployment::Wants;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Bytes, FunctionId, InstanceId, Timestamp};
+use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
 use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,6 +44,8 @@ pub struct View {
     pub measuring: Option<String>,
     /// Its measured points, once it was measured.
     pub profile: Option<ProfileTable>,
+    /// The most of the device's time that other processes had while it was measured.
+    pub others: Option<BasisPoints>,
     /// GPU memory in bytes that is booked for an instance.
     pub memory: Bytes,
     /// Why an instance of it did not start the last time, or has lost its device and no other one is ready since.
@@ -211,11 +213,12 @@ impl Host {
             instances: lives.iter().filter_map(instance).collect(),
             waiting: ids.into_iter().flatten().map(|id| self.platform.waiting(id) as u64).sum(),
             totals,
-            measuring: known.progress.clone().filter(|_| profile.is_none()),
+            measuring: known.measuring.progress.clone().filter(|_| profile.is_none()),
             profile: profile
                 .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
             memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
             problem: known.problem.clone(),
+            others: known.measuring.found.as_ref().map(|found| found.others),
             completed: known.completed,
         })
     }

@@ -1,0 +1,165 @@
+//! The body of a client's request, on its way to an instance.
+//!
+//! An instance is not asked before the body has begun to come, and a short body has come as a whole by then: a client that sends
+//! nothing holds no instance. A body that breaks off, or pauses for [`STALLED`], is its client's fault, and the instance goes on.
+
+use super::api::ApiError;
+use super::guard::STALLED;
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use std::collections::VecDeque;
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use tokio::time::Sleep;
+
+/// A body of at most this length is read as a whole first.
+const SHORT: u64 = 64 << 10;
+
+/// The body, and what has come of it.
+#[derive(Debug)]
+pub struct ClientBody {
+    rest: Body,
+    come: VecDeque<Frame<Bytes>>,
+    pause: Option<Pin<Box<Sleep>>>,
+    fault: Fault,
+}
+
+/// What is wrong with the body of a client, once that is known.
+#[derive(Debug, Clone, Default)]
+pub struct Fault(Arc<OnceLock<ApiError>>);
+
+impl Fault {
+    /// The answer to the client, if its body is at fault.
+    pub fn found(&self) -> Option<ApiError> {
+        self.0.get().cloned()
+    }
+
+    fn set(&self, status: StatusCode, why: String) {
+        // The first fault ends the body.
+        let _ = self.0.set(ApiError::new(status, why));
+    }
+}
+
+impl ClientBody {
+    /// Waits until the body has begun to come.
+    ///
+    /// # Errors
+    /// 400 for a body that breaks off, 408 for one that does not come.
+    pub async fn begun(body: Body) -> Result<Self, ApiError> {
+        let mut body = Self { rest: body, come: VecDeque::new(), pause: None, fault: Fault::default() };
+        let short = body.rest.size_hint().exact().is_some_and(|bytes| bytes <= SHORT);
+        while !body.rest.is_end_stream() && (short || body.come.is_empty()) {
+            match poll_fn(|context| body.poll_rest(context)).await {
+                Some(Ok(frame)) => body.come.push_back(frame),
+                Some(Err(error)) => {
+                    let other = || ApiError::bad(format!("body: {error}"));
+                    return Err(body.fault.found().unwrap_or_else(other));
+                }
+                None => break,
+            }
+        }
+        Ok(body)
+    }
+
+    /// Tells whether the body is at fault, also while an instance has it.
+    pub fn fault(&self) -> Fault {
+        self.fault.clone()
+    }
+
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.rest).poll_frame(context);
+        match &frame {
+            Poll::Ready(Some(Err(error))) => {
+                self.fault.set(StatusCode::BAD_REQUEST, format!("body: {error}"));
+            }
+            Poll::Ready(_) => self.pause = None,
+            Poll::Pending => {
+                let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
+                if pause.as_mut().poll(context).is_ready() {
+                    let why = format!("body: nothing of it came for {} s", STALLED.as_secs());
+                    self.fault.set(StatusCode::REQUEST_TIMEOUT, why.clone());
+                    return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(why)))));
+                }
+            }
+        }
+        frame
+    }
+}
+
+impl HttpBody for ClientBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        match self.come.pop_front() {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
+            None => self.poll_rest(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.come.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let come: u64 = self.come.iter().filter_map(Frame::data_ref).map(|bytes| bytes.len() as u64).sum();
+        let (rest, mut hint) = (self.rest.size_hint(), SizeHint::new());
+        hint.set_lower(rest.lower().saturating_add(come));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(come));
+        }
+        hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn collected(mut body: ClientBody) -> Result<Vec<u8>, axum::Error> {
+        let mut bytes = Vec::new();
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            bytes.extend(frame?.into_data().unwrap_or_default());
+        }
+        Ok(bytes)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_begin_holds_nobody_up_for_long() {
+        let (_sender, body) = crate::later::channel();
+        let begun = tokio::time::Instant::now();
+        let error = ClientBody::begun(body).await.unwrap_err();
+        assert_eq!((error.status, begun.elapsed()), (StatusCode::REQUEST_TIMEOUT, STALLED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stops_on_its_way_is_its_clients_fault() {
+        let (sender, body) = crate::later::channel();
+        sender.send(Bytes::from("one")).await.unwrap();
+        let body = ClientBody::begun(body).await.unwrap();
+        let fault = body.fault();
+        assert!(fault.found().is_none());
+        assert!(collected(body).await.is_err());
+        assert_eq!(fault.found().unwrap().status, StatusCode::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_comes_slowly_comes_as_a_whole() {
+        let (sender, body) = crate::later::channel();
+        tokio::spawn(async move {
+            for _ in 0..5 {
+                tokio::time::sleep(STALLED - std::time::Duration::from_secs(1)).await;
+                sender.send(Bytes::from("ab")).await.unwrap();
+            }
+        });
+        let body = ClientBody::begun(body).await.unwrap();
+        assert_eq!(body.size_hint().lower(), 2, "what has come counts");
+        assert_eq!(collected(body).await.unwrap(), b"ababababab");
+    }
+}

@@ -1,0 +1,668 @@
+//! Where a function is measured, what becomes of its measurement, and how answers correct that.
+//!
+//! # Where
+//! A function that is to be measured gets a companion on the platform. On devices whose time is shared the companion is a training job
+//! with the share that is measured on, of as many workers as the function has devices. The largest of [`TRIAL_SHARES`] with room at once
+//! is taken, else the smallest waits for room. A slice or a whole device serves one request at a time: there the companion answers
+//! one request, and the trials last as long as that. The function is measured on one slice of each size, the smallest first.
+//!
+//! # A measurement is a prior
+//! - Beside other processes latencies are those of turns with them. Where others had more than [`DISTURBED`] of the device's time,
+//!   the least latency stands for the percentiles of a point (`trials.rs`).
+//! - A function that is too slow for its SLO by a disturbed measurement is measured again later, with a growing pause.
+//! - Served requests correct the point at which they were served. A point that turns out to be too slow is left for another one.
+//! - What was measured goes with the function: a function that was deleted is measured anew.
+
+use super::{Host, Launch, Order, Process, Request, Turn, Version};
+use crate::deployment::Wants;
+use crate::trials::Measured;
+use gshare_core::dag::{Component, Dag};
+use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
+use gshare_core::{
+    BasisPoints, Bytes, Duration, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange,
+    RequestId, SmShare, Timestamp,
+};
+use gshare_sched::pipeline::Goal;
+use gshare_sched::platform::{
+    FunctionSpec, FunctionState, InstanceReport, PlatformAction, PlatformEvent, Regime, Rejection, Work,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.
+const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
+/// The time that trials on a slice or a whole device take, as the platform plans with it: some calls, and two starts of the program.
+const TURN: Duration = Duration::from_secs(10);
+/// Part of the device's time beyond which a measurement beside other processes says little about latencies.
+pub(crate) const DISTURBED: BasisPoints = BasisPoints::percent(5);
+/// The first and the longest pause before a function is measured again.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// Answers that correct a point: their 95th percentile has six above it.
+const ANSWERS: usize = 128;
+
+/// State of a function's measurement.
+#[derive(Debug, Default)]
+pub(super) struct Measuring {
+    /// How far the trials are.
+    pub(super) progress: Option<String>,
+    /// The measurement; on slices, that of the sizes so far.
+    pub(super) found: Option<Measured>,
+    /// Sizes of slices that were tried, in parts of a GPU.
+    tried: BTreeSet<SmShare>,
+    /// The pause before the next attempt after a failure.
+    pause: Option<Duration>,
+    /// Times of the last answers.
+    answers: Vec<Duration>,
+}
+
+impl Measuring {
+    pub(super) fn of(found: Option<Measured>) -> Self {
+        Self { found, ..Self::default() }
+    }
+}
+
+impl Host {
+    /// Gives a function a companion that measures it.
+    pub(super) fn measure(&mut self, function: FunctionId) {
+        let Some(view) = self.platform.function(function) else { return };
+        match self.platform.regime_for(view.spec) {
+            Regime::Fractional => self.measure_on_share(function),
+            Regime::Whole => self.measure_in_turn(function, None),
+            Regime::Sliced => match self.next_size(function) {
+                Some(size) => self.measure_in_turn(function, Some(size)),
+                None => self.all_sizes_tried(function),
+            },
+        }
+    }
+
+    fn measure_on_share(&mut self, function: FunctionId) {
+        let Some(known) = self.versions.get(&function) else { return };
+        let (version, plan) = (Arc::clone(&known.version), known.version.plan.clone());
+        let memory = plan.memory.unwrap_or(self.guess);
+        for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate() {
+            let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
+            let work = Work::Training { workers: plan.devices, share };
+            let spec = FunctionSpec::new(work, memory).with_tenant(plan.tenant);
+            let trial = self.add_trial(function, &version);
+            let mut actions = Vec::new();
+            let event = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
+            let told = self.platform.handle(self.last, event, &mut actions);
+            let found = actions.iter().any(|action| matches!(action, PlatformAction::Start { .. }));
+            if told.is_ok() && (found || rung + 1 == TRIAL_SHARES.len()) {
+                self.says(function, "waits for a share of a device to be measured on");
+                return self.carry_out(actions);
+            }
+            self.versions.remove(&trial);
+            match told {
+                Ok(()) => {
+                    let removed = PlatformEvent::FunctionRemoved { function: trial };
+                    let removed = self.platform.handle(self.last, removed, &mut actions);
+                    debug_assert!(removed.is_ok(), "{removed:?}");
+                }
+                Err(error) => self.cannot_measure(function, &error.to_string()),
+            }
+        }
+    }
+
+    /// A companion whose one request takes a whole device, or a slice of this size.
+    fn measure_in_turn(&mut self, function: FunctionId, size: Option<SmShare>) {
+        let Some(known) = self.versions.get_mut(&function) else { return };
+        known.measuring.tried.extend(size);
+        let version = Arc::clone(&known.version);
+        let memory = version.plan.memory.unwrap_or(self.guess);
+        let work = match size {
+            None => whole_device(),
+            Some(size) => self.slice_of(size, memory),
+        };
+        let work = match work {
+            Ok(work) => work,
+            Err(why) => return self.cannot_measure(function, &why),
+        };
+        let regime = if size.is_some() { Regime::Sliced } else { Regime::Whole };
+        let moment = Duration::from_millis(1);
+        // Nobody's request: a tenant's limit must not keep the tenant's own requests and their measurement waiting for each other.
+        let spec = FunctionSpec::new(work, memory).with_regime(regime).with_loads(moment, moment);
+        let trial = self.add_trial(function, &version);
+        let request = RequestId::new(self.next_request);
+        self.next_request += 1;
+        self.turns.insert(request, trial);
+        let mut actions = Vec::new();
+        let deployed = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
+        let arrived = PlatformEvent::RequestArrived { request, function: trial, deadline: None };
+        let told = self.platform.handle(self.last, deployed, &mut actions);
+        match told.and_then(|()| self.platform.handle(self.last, arrived, &mut actions)) {
+            Ok(()) => {
+                let what = if size.is_some() { "slice" } else { "device" };
+                self.says(function, &format!("waits for a {what} to be measured on"));
+                self.carry_out(actions);
+            }
+            Err(error) => {
+                self.turns.remove(&request);
+                self.versions.remove(&trial);
+                self.cannot_measure(function, &error.to_string());
+            }
+        }
+    }
+
+    fn add_trial(&mut self, function: FunctionId, version: &Version) -> FunctionId {
+        let version = Version { deployment: version.deployment.clone(), plan: version.plan.clone() };
+        self.add(version, Some(function))
+    }
+
+    fn says(&mut self, function: FunctionId, text: &str) {
+        if let Some(known) = self.versions.get_mut(&function) {
+            known.measuring.progress = Some(text.to_owned());
+        }
+    }
+
+    fn cannot_measure(&mut self, function: FunctionId, why: &str) {
+        let why = format!("cannot be measured: {}", self.in_words(why));
+        if let Some(known) = self.versions.get_mut(&function) {
+            known.problem = Some(why);
+        }
+    }
+
+    /// Sizes of the slices that are here, in parts of a GPU.
+    pub(super) fn sizes(&self) -> BTreeSet<SmShare> {
+        let mut sizes = BTreeSet::new();
+        for layout in self.devices.values().filter_map(|spec| spec.mig.as_ref()) {
+            let model = layout.model();
+            sizes.extend(layout.slices().iter().filter_map(|at| model.share_of(model.get(at.profile)?)));
+        }
+        sizes
+    }
+
+    fn next_size(&self, function: FunctionId) -> Option<SmShare> {
+        let tried = &self.versions.get(&function)?.measuring.tried;
+        self.sizes().into_iter().find(|size| !tried.contains(size))
+    }
+
+    /// The work of a companion that runs on slices of this size alone.
+    fn slice_of(&self, size: SmShare, memory: Bytes) -> Result<Work, String> {
+        let mut component = Component::new("all");
+        let mut names = BTreeSet::new();
+        for layout in self.devices.values().filter_map(|spec| spec.mig.as_ref()) {
+            let profiles = layout.slices().iter().filter_map(|at| layout.model().get(at.profile));
+            let same = profiles.filter(|profile| layout.model().share_of(profile) == Some(size));
+            names.extend(same.map(|profile| profile.name.to_string()));
+        }
+        for name in names {
+            component = component.with_profile(name, Goal::default().batch, TURN, memory);
+        }
+        let dag = Dag::builder("trial").component(component).build().map_err(|error| error.to_string())?;
+        let goal = Goal::default().with_runtime_memory(Bytes::ZERO);
+        Ok(Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) })
+    }
+
+    /// Whether an instance is a companion's, and starts no process before its turn comes.
+    pub(super) fn takes_turns(&self, instance: InstanceId) -> bool {
+        self.instances.get(&instance).is_some_and(|known| self.turn_of(known.function).is_some())
+    }
+
+    /// The request of a companion that answers one.
+    fn turn_of(&self, trial: FunctionId) -> Option<RequestId> {
+        self.turns.iter().find(|(_, of)| **of == trial).map(|(request, _)| *request)
+    }
+
+    /// A companion's instance has its device: its request may come.
+    pub(super) fn turn_may_come(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let report = match known.doing {
+            super::Doing::Unparking => InstanceReport::Unparked,
+            _ => InstanceReport::Ready,
+        };
+        known.doing = super::Doing::Ready;
+        self.report(instance, report);
+    }
+
+    /// The turn of a companion has come: its trials run until they say so.
+    pub(super) fn begin_turn(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(of) = self.versions.get(&known.function) else { return };
+        let stop = Arc::new(AtomicBool::new(false));
+        known.processes = vec![Process::default()];
+        (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
+        let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
+        // The receiver is gone only when the host ends.
+        let _ = self.orders.send(Order::Measure(Launch { instance, index: 0, parts, version }, stop));
+    }
+
+    /// The trials of a companion's instance are over, well or not.
+    pub(super) fn end_turn(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let (trial, took) = (known.function, self.last.saturating_since(known.ordered));
+        known.stop = None;
+        known.processes.clear();
+        let leaves = matches!(known.doing, super::Doing::Stopping | super::Doing::Parking);
+        if let Some(request) = self.turn_of(trial) {
+            self.turns.remove(&request);
+            self.events.push_back(PlatformEvent::RequestDone { request, took });
+        }
+        if leaves {
+            self.if_all_ended(instance);
+        }
+        self.remove_trial(trial);
+    }
+
+    /// The platform is to forget a companion.
+    pub(super) fn remove_trial(&mut self, trial: FunctionId) {
+        let Some(known) = self.versions.get_mut(&trial) else { return };
+        if !core::mem::replace(&mut known.over, true) {
+            self.events.push_back(PlatformEvent::FunctionRemoved { function: trial });
+        }
+    }
+
+    /// A companion does not get its turn.
+    pub(super) fn no_turn(&mut self, trial: FunctionId, reason: Rejection) {
+        let Some(function) = self.versions.get(&trial).and_then(|known| known.measures) else { return };
+        self.remove_trial(trial);
+        self.forget_if_gone(trial);
+        let view = self.platform.function(function);
+        let sliced = view.is_some_and(|view| self.platform.regime_for(view.spec) == Regime::Sliced);
+        match reason {
+            Rejection::Removed | Rejection::Cancelled => {}
+            // A slice of another size may have the memory.
+            Rejection::NeverFits if sliced && self.next_size(function).is_some() => self.measure(function),
+            Rejection::NeverFits => self.all_sizes_tried(function),
+            _ => self.measure_later(function),
+        }
+    }
+
+    fn all_sizes_tried(&mut self, function: FunctionId) {
+        let Some(known) = self.versions.get(&function) else { return };
+        match known.measuring.found.clone() {
+            Some(found) => self.learn(function, found),
+            None => {
+                let memory = known.version.plan.memory.unwrap_or(self.guess);
+                let why = format!("it takes {memory} of GPU memory, which no device here has");
+                self.cannot_measure(function, &why);
+                self.measure_later(function);
+            }
+        }
+    }
+
+    /// Takes the result of the trials of an instance.
+    pub fn measured(&mut self, now: Timestamp, instance: InstanceId, found: Measured) {
+        self.last = self.last.max(now);
+        let Some(trial) = self.instances.get(&instance).map(|known| known.function) else { return };
+        let Some(function) = self.versions.get(&trial).and_then(|known| known.measures) else { return };
+        if self.takes_turns(instance) {
+            self.end_turn(instance);
+        } else {
+            self.instances.remove(&instance);
+            self.report(instance, InstanceReport::Completed);
+            self.remove_trial(trial);
+            self.versions.remove(&trial);
+        }
+        if let Some(known) = self.versions.get_mut(&function) {
+            (known.problem, known.hopeless) = (None, false);
+            let slices = found.regime == Regime::Sliced;
+            let before = known.measuring.found.take().filter(|_| slices && known.measuring.tried.len() > 1);
+            let found = before.and_then(|before| before.and(&found)).unwrap_or(found);
+            known.measuring.found = Some(found.clone());
+            match slices && self.next_size(function).is_some() {
+                true => self.measure(function),
+                false => self.learn(function, found),
+            }
+        }
+        self.settle();
+    }
+
+    /// The platform learns a measurement, unless it says that the function is too slow.
+    fn learn(&mut self, function: FunctionId, found: Measured) {
+        let Some(known) = self.versions.get_mut(&function) else { return };
+        (known.measuring.progress, known.measuring.pause) = (None, None);
+        known.measuring.tried.clear();
+        let version = Arc::clone(&known.version);
+        let memory = Some(version.plan.memory.unwrap_or(found.memory));
+        let profile = found.table.clone();
+        let too_slow = self.too_slow(&version, &profile, Some(&found));
+        let _ = self.orders.send(Order::Keep(version, found));
+        match too_slow {
+            Some(why) => self.give_up(function, &why),
+            None => self.events.push_back(PlatformEvent::ProfileLearned { function, profile, memory }),
+        }
+    }
+
+    /// A function was measured, and no share does for what it wants. It is measured again if others were in its way.
+    pub(super) fn give_up(&mut self, function: FunctionId, why: &str) {
+        let Some(known) = self.versions.get_mut(&function) else { return };
+        (known.problem, known.hopeless) = (Some(why.to_owned()), true);
+        let name = known.version.deployment.service.clone();
+        if known.measuring.found.as_ref().is_some_and(|found| found.others > DISTURBED) {
+            self.measure_later(function);
+        }
+        if self.functions.get(&name).is_none_or(|of| of.serving != function) {
+            return;
+        }
+        let waits = |(id, of): (&RequestId, &Request)| (of.name == name && of.on.is_none()).then_some(*id);
+        let waiting: Vec<RequestId> = self.requests.iter().filter_map(waits).collect();
+        for request in waiting {
+            if let Some(of) = self.requests.remove(&request) {
+                let _ = of.turn.send(Turn::Hopeless(why.to_owned()));
+            }
+            self.events.push_back(PlatformEvent::RequestCancelled { request });
+        }
+    }
+
+    /// Measures a function again after a pause, which grows with each attempt.
+    pub(super) fn measure_later(&mut self, function: FunctionId) {
+        let Some(known) = self.versions.get_mut(&function) else { return };
+        let pause = known.measuring.pause.unwrap_or(PAUSES.0);
+        known.measuring.pause = Some(pause.saturating_mul(2).min(PAUSES.1));
+        known.measuring.tried.clear();
+        self.repeats.insert((self.last.saturating_add(pause), function));
+    }
+
+    /// Begins the measurements whose pause is over.
+    pub(super) fn repeat_measurements(&mut self) {
+        while let Some((at, function)) = self.repeats.pop_first() {
+            if at > self.last {
+                self.repeats.insert((at, function));
+                return;
+            }
+            let state = self.platform.function(function).map(|view| view.state);
+            let runs = self.versions.values().any(|known| known.measures == Some(function) && !known.over);
+            if state == Some(FunctionState::Profiling) && !runs {
+                self.measure(function);
+            }
+        }
+    }
+
+    /// How far the trials of an instance are.
+    pub fn progress(&mut self, instance: InstanceId, text: &str) {
+        let of = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function)?.measures);
+        if let Some(of) = of {
+            self.says(of, text);
+        }
+    }
+
+    /// An instance took this long until the head of its answer.
+    pub fn answered(&mut self, now: Timestamp, instance: InstanceId, took: Duration) {
+        let Some(known) = self.instances.get(&instance) else { return };
+        let (function, share) = (known.function, known.parts.first().map(|part| part.share));
+        let Some(of) = self.versions.get_mut(&function).filter(|of| of.measuring.found.is_some()) else {
+            return;
+        };
+        of.measuring.answers.push(took);
+        if of.measuring.answers.len() < ANSWERS {
+            return;
+        }
+        let mut answers = core::mem::take(&mut of.measuring.answers);
+        answers.sort_unstable();
+        let at = |percent: usize| answers.get((answers.len() - 1) * percent / 100).copied().unwrap_or(took);
+        let batch = of.version.plan.concurrency;
+        if let Some(share) = share {
+            let setting = Setting { batch, sm: share.sm(), quota: share.time().request() };
+            self.correct(now, function, setting, (at(50), at(95)));
+        }
+    }
+
+    /// Served requests took another time than was measured: the point says that from now on, and the function moves to another point if
+    /// this one is too slow.
+    fn correct(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        at: Setting,
+        (p50, p95): (Duration, Duration),
+    ) {
+        self.last = self.last.max(now);
+        let Some(known) = self.versions.get_mut(&function) else { return };
+        let Some(found) = known.measuring.found.as_mut().filter(|found| found.regime == Regime::Fractional)
+        else {
+            return;
+        };
+        let Some(point) = found.table.at(at) else { return };
+        let quarter = Duration::from_nanos(point.p95.as_nanos() / 4);
+        if p95 <= point.p95.saturating_add(quarter) && p95.saturating_add(quarter) >= point.p95 {
+            return;
+        }
+        let mut corrected = *point;
+        (corrected.p50, corrected.p95) = (p50, p95);
+        let others = found.table.points().iter().filter(|one| one.setting() != at);
+        let Ok(table) = ProfileTable::sparse(others.copied().chain([corrected]).collect()) else { return };
+        found.table = table.clone();
+        let (version, found) = (Arc::clone(&known.version), found.clone());
+        let name = version.deployment.service.clone();
+        let _ = self.orders.send(Order::Keep(Arc::clone(&version), found.clone()));
+        let fast = |point: &ProfilePoint| {
+            version.plan.slo.is_none_or(|slo| point.p95.as_nanos() <= slo.as_nanos() / 2)
+        };
+        self.decided(format!("{name} answers with a p95 of {p95} at {at}, where it was measured otherwise"));
+        let Some(of) = self.functions.get(&name).filter(|of| of.serving == function && of.next.is_none())
+        else {
+            return;
+        };
+        if fast(&corrected) || !table.points().iter().any(fast) {
+            return;
+        }
+        let (created_ms, replicas) = (of.created_ms, of.replicas);
+        let mut plan = version.plan.clone();
+        plan.wants = Wants::Profile { table, memory: Some(found.memory) };
+        plan.measured = Some(found);
+        let version = Version { deployment: version.deployment.clone(), plan };
+        if let Err(error) = self.deploy(now, version, created_ms, replicas) {
+            eprintln!("openfaas: {name}: {}", error.message);
+        }
+    }
+}
+
+/// The work of a companion that has a whole device.
+fn whole_device() -> Result<Work, String> {
+    let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 1.0, TURN, TURN);
+    let table =
+        point.and_then(|point| ProfileTable::sparse(vec![point])).map_err(|error| error.to_string())?;
+    Ok(Work::Inference { profile: Some(table) })
+}
+
+fn trial_share(time: u16, sm: u16, memory: Bytes) -> GpuShare {
+    let quota = Quota::from_percent(time).unwrap_or(Quota::WHOLE);
+    let time = QuotaRange::new(quota, quota).unwrap_or(QuotaRange::BEST_EFFORT);
+    let sm = SmShare::from_percent(sm).unwrap_or(SmShare::WHOLE);
+    GpuShare::new(time, sm, sm, Some(memory)).unwrap_or(GpuShare::WHOLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::FunctionDeployment;
+    use crate::deployment::Plan;
+    use gshare_core::{GpuId, NodeId};
+    use gshare_sched::platform::{DeviceSpec, MigLayout, PlatformSettings};
+    use std::collections::BTreeMap;
+    use std::sync::mpsc::{Receiver, channel};
+
+    struct Test {
+        host: Host,
+        orders: Receiver<Order>,
+        now: Timestamp,
+    }
+
+    impl Test {
+        fn on(devices: Vec<DeviceSpec>) -> Self {
+            let (sender, orders) = channel();
+            let platform = PlatformSettings::default().build().unwrap();
+            let mut host = Host::new(platform, Bytes::from_gib(4), sender);
+            for (gpu, spec) in (0..).zip(devices) {
+                let found = PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec };
+                host.tell(Timestamp::ZERO, found).map_err(|error| error.message).unwrap();
+            }
+            Self { host, orders, now: Timestamp::ZERO }
+        }
+
+        fn deploy(&mut self, annotations: &str) {
+            let text = format!(r#"{{"service":"f","image":"/bin/true","annotations":{{{annotations}}}}}"#);
+            let deployment: FunctionDeployment = serde_json::from_str(&text).unwrap();
+            let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
+            let deployed = self.host.deploy(self.now, Version { deployment, plan }, 0, None);
+            deployed.map_err(|error| error.message).unwrap();
+        }
+
+        /// The next order, but for those that keep a measurement.
+        fn order(&self) -> Option<Order> {
+            self.orders.try_iter().find(|order| !matches!(order, Order::Keep(..)))
+        }
+
+        fn trial(&self) -> Launch {
+            match self.order() {
+                Some(Order::Measure(launch, _)) => launch,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn instance(&self) -> Launch {
+            match self.order() {
+                Some(Order::Run(launch)) => launch,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn measured(&mut self, launch: &Launch, regime: Regime, points: &[ProfilePoint], others: u16) {
+            let least = points.iter().map(|point| point.p50).min().unwrap();
+            let table = ProfileTable::sparse(points.to_vec()).unwrap();
+            let others = BasisPoints::percent(others);
+            let found = Measured { table, memory: Bytes::from_gib(1), regime, least, others };
+            self.host.measured(self.now, launch.instance, found);
+            self.host.invariants();
+        }
+
+        fn wait(&mut self) {
+            self.now = self.host.next_deadline().unwrap().max(self.now);
+            self.host.deadline(self.now);
+        }
+    }
+
+    fn share(percent: u16) -> SmShare {
+        SmShare::from_percent(percent).unwrap()
+    }
+
+    fn point(sm: SmShare, quota: u16, rate: f64, ms: u64) -> ProfilePoint {
+        let (quota, time) = (Quota::from_percent(quota).unwrap(), Duration::from_millis(ms));
+        ProfilePoint::measured(sm, quota, 1, rate, time, time).unwrap()
+    }
+
+    fn gpu() -> DeviceSpec {
+        DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16))
+    }
+
+    #[test]
+    fn a_function_is_measured_on_one_slice_of_each_size_and_then_served_on_slices() {
+        let layout = MigLayout::named("A100-80", &["1g.10gb", "1g.10gb", "2g.20gb"]).unwrap();
+        let model = layout.model().clone();
+        let mut test = Test::on(vec![DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)]);
+        test.deploy(r#""gshare/slo":"1s""#);
+        for (name, ms) in [("1g.10gb", 40), ("2g.20gb", 20)] {
+            let launch = test.trial();
+            let slice = launch.parts[0].slice.unwrap();
+            let profile = model.get(slice.profile).unwrap();
+            assert_eq!(&*profile.name, name);
+            let size = model.share_of(profile).unwrap();
+            test.measured(&launch, Regime::Sliced, &[point(size, 100, 25.0, ms)], 0);
+        }
+        assert_eq!(test.host.view("f").unwrap().profile.unwrap().points().len(), 2);
+        let (sender, _turns) = tokio::sync::mpsc::unbounded_channel();
+        test.host.arrive(test.now, "f", sender).map_err(|error| error.message).unwrap();
+        let served = test.instance();
+        assert!(served.parts[0].slice.is_some() && served.version.plan.wants == Wants::Measured);
+    }
+
+    #[test]
+    fn a_function_has_a_whole_device_to_itself_while_it_is_measured() {
+        let mut test = Test::on(vec![gpu().with_regime(Regime::Whole)]);
+        test.deploy(r#""gshare/slo":"1s""#);
+        let launch = test.trial();
+        let (sender, _turns) = tokio::sync::mpsc::unbounded_channel();
+        test.host.arrive(test.now, "f", sender).map_err(|error| error.message).unwrap();
+        assert!(test.order().is_none(), "its request waits for the measurement");
+        test.measured(&launch, Regime::Whole, &[point(SmShare::WHOLE, 100, 100.0, 9)], 0);
+        test.instance();
+    }
+
+    /// Else a program that ends at once would be started without a pause.
+    #[test]
+    fn trials_that_fail_on_a_slice_come_again_after_growing_pauses() {
+        let layout = MigLayout::named("A100-80", &["1g.10gb"]).unwrap();
+        let mut test = Test::on(vec![DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)]);
+        test.deploy(r#""gshare/slo":"1s""#);
+        let (mut launch, mut pauses) = (test.trial(), Vec::new());
+        for _ in 0..3 {
+            test.host.failed(test.now, launch.instance, 0, "ended".to_owned());
+            test.host.invariants();
+            assert!(test.order().is_none());
+            assert_eq!(test.host.view("f").unwrap().problem.as_deref(), Some("ended"));
+            let before = test.now;
+            launch = loop {
+                test.wait();
+                if let Some(Order::Measure(launch, _)) = test.order() {
+                    break launch;
+                }
+            };
+            pauses.push(test.now.saturating_since(before).as_nanos() / 1_000_000_000);
+        }
+        assert_eq!(pauses, [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_measurement_beside_others_refuses_a_function_until_the_next_one_and_says_how_disturbed_it_was() {
+        let mut test = Test::on(vec![gpu()]);
+        test.deploy(r#""gshare/slo":"10ms""#);
+        let launch = test.trial();
+        test.measured(&launch, Regime::Fractional, &[point(share(100), 40, 40.0, 20)], 40);
+        let why = test.host.view("f").unwrap().problem.unwrap();
+        for part in [
+            "gshare/slo: `10ms`",
+            "20ms at best",
+            "least latency that was measured is 20ms",
+            "40%",
+            "--again f",
+        ] {
+            assert!(why.contains(part), "{why}: {part}");
+        }
+        let (sender, _turns) = tokio::sync::mpsc::unbounded_channel();
+        assert_eq!(test.host.arrive(test.now, "f", sender).unwrap_err().status.as_u16(), 503);
+        test.wait();
+        let launch = test.trial();
+        test.measured(&launch, Regime::Fractional, &[point(share(100), 40, 200.0, 4)], 0);
+        assert_eq!(test.host.view("f").unwrap().problem, None);
+        test.instance();
+    }
+
+    #[test]
+    fn an_undisturbed_measurement_is_not_repeated_by_itself() {
+        let mut test = Test::on(vec![gpu()]);
+        test.deploy(r#""gshare/slo":"10ms""#);
+        let launch = test.trial();
+        test.measured(&launch, Regime::Fractional, &[point(share(100), 40, 40.0, 20)], 0);
+        assert!(test.host.repeats.is_empty());
+    }
+
+    #[test]
+    fn served_requests_correct_their_point_and_the_function_leaves_a_point_that_is_too_slow() {
+        let mut test = Test::on(vec![gpu()]);
+        test.deploy(r#""gshare/slo":"20ms""#);
+        let launch = test.trial();
+        let points = [point(share(25), 40, 50.0, 5), point(share(100), 40, 60.0, 3)];
+        test.measured(&launch, Regime::Fractional, &points, 0);
+        let first = test.instance();
+        assert_eq!(first.parts[0].share.sm(), share(25), "the most requests for its area");
+        test.host.listens(test.now, first.instance, 0);
+        // In time, and not as measured.
+        let answers = |test: &mut Test, ms| {
+            for _ in 0..ANSWERS {
+                test.host.answered(test.now, first.instance, Duration::from_millis(ms));
+            }
+        };
+        answers(&mut test, 8);
+        let kept = test.orders.try_iter().find_map(|order| match order {
+            Order::Keep(_, found) => Some(found.table),
+            _ => None,
+        });
+        assert_eq!(kept.unwrap().points()[0].p95, Duration::from_millis(8));
+        assert!(test.order().is_none());
+        answers(&mut test, 15);
+        assert_eq!(test.instance().parts[0].share.sm(), share(100));
+        test.host.invariants();
+    }
+}

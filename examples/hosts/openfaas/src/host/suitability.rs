@@ -1,0 +1,147 @@
+//! Why a deployment cannot be served by the devices of this node, in the words of its annotations.
+
+use super::{DISTURBED, Host, Version};
+use crate::deployment::{Plan, Wants};
+use crate::trials::Measured;
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Bytes, FunctionId};
+use gshare_sched::platform::{DeviceSpec, Regime};
+
+impl Host {
+    /// Why no device of this node will ever do for a plan.
+    pub fn unsuitable(&self, plan: &Plan) -> Option<String> {
+        let spec = plan.spec(plan.bounds, self.guess).ok()?;
+        let regime = self.platform.regime_for(&spec);
+        let devices: Vec<&DeviceSpec> =
+            self.devices.values().filter(|device| device.effective_regime() == regime).collect();
+        let count = devices.len();
+        if count == 0 {
+            let (what, need) = match (&plan.wants, regime) {
+                (Wants::Training { .. }, _) => ("gshare/workload: `training`", "GPUs whose time is shared"),
+                (Wants::Pipeline { .. }, _) => {
+                    ("gshare/workload: `pipeline`", "GPUs that are cut into MIG devices")
+                }
+                (_, Regime::Fractional) => ("gshare/regime: `fractional`", "GPUs whose time is shared"),
+                (_, Regime::Sliced) => ("gshare/regime: `sliced`", "GPUs that are cut into MIG devices"),
+                (_, Regime::Whole) => {
+                    ("gshare/regime: `whole`", "GPUs that serve one request at a time (--whole)")
+                }
+            };
+            return Some(format!("annotations: {what}: need {need}, and this node has none"));
+        }
+        if let Wants::Training { workers, .. } = plan.wants
+            && workers as usize > count
+        {
+            return Some(format!(
+                "annotations: gshare/workers: `{workers}`: each has a GPU of its own, and {count} of this node are shared: need at most {count}"
+            ));
+        }
+        if plan.devices as usize > count {
+            let asked = plan.devices;
+            return Some(format!(
+                "annotations: gshare/devices: `{asked}`: need at most {count}, the GPUs of this node"
+            ));
+        }
+        match (&plan.wants, regime) {
+            (Wants::Share { .. }, Regime::Sliced) => {
+                return Some(
+                    "annotations: gpu_quota_request: the GPUs of this node are cut into MIG devices, whose time is not shared out: \
+                     leave the share out, and the function is measured on a MIG device"
+                        .to_owned(),
+                );
+            }
+            (_, Regime::Whole) if plan.bounds.0 > 1 => {
+                return Some(format!(
+                    "labels: com.openfaas.scale.min: `{}`: need at most 1 on GPUs that serve one request at a time",
+                    plan.bounds.0
+                ));
+            }
+            _ => {}
+        }
+        let asked = plan.memory.filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
+        let asked = Bytes(asked.get().div_ceil(plan.devices.into()));
+        let most = devices.into_iter().map(largest).max()?;
+        let key = if plan.model.is_some() { "gshare/model" } else { "gpu_mem" };
+        (asked > most).then(|| {
+            format!("annotations: {key}: {asked} of GPU memory: need at most {most}, which the largest device of this node has")
+        })
+    }
+
+    /// Whether a version may use its measurement of an earlier deployment. One that is too slow refuses the deployment, but not if others
+    /// were in its way, nor when an earlier host has accepted the function.
+    pub fn can_use(&self, version: &Version, restored: bool) -> bool {
+        let Wants::Profile { table, .. } = &version.plan.wants else { return false };
+        let Some(found) = &version.plan.measured else { return false };
+        let same = version.plan.spec(version.plan.bounds, self.guess);
+        let same = same.is_ok_and(|spec| self.platform.regime_for(&spec) == found.regime);
+        let doubtful = restored || found.others > DISTURBED;
+        same && (!doubtful || self.too_slow(version, table, Some(found)).is_none())
+    }
+
+    /// Why none of a function's points is fast enough for its SLO.
+    pub(super) fn too_slow(
+        &self,
+        version: &Version,
+        table: &ProfileTable,
+        found: Option<&Measured>,
+    ) -> Option<String> {
+        let (plan, name) = (&version.plan, &version.deployment.service);
+        let slo = plan.slo?;
+        let regime = self.platform.regime_for(&plan.spec(plan.bounds, self.guess).ok()?);
+        let shared = regime == Regime::Fractional;
+        let time = |point: &&ProfilePoint| if shared { point.p95 } else { point.p50 };
+        let sizes = self.sizes();
+        let here = |point: &&ProfilePoint| {
+            regime != Regime::Sliced || sizes.last().is_some_and(|largest| point.sm <= *largest)
+        };
+        let best = table.points().iter().filter(here).min_by_key(time)?;
+        let most = if shared { slo.as_nanos() / 2 } else { slo.as_nanos() };
+        if time(&best).as_nanos() <= most {
+            return None;
+        }
+        let (takes, at) = (time(&best), best.setting());
+        let mut why = match shared {
+            true => format!(
+                "annotations: gshare/slo: `{slo}`: half of it is for waiting, and 95 of 100 answers of {name} take up to {takes} at best \
+                 ({at}): need {} or more",
+                takes.saturating_mul(2)
+            ),
+            false => format!(
+                "annotations: gshare/slo: `{slo}`: an answer of {name} takes {takes} at best ({at}): need more"
+            ),
+        };
+        if let Some(found) = found {
+            why += &format!(
+                "; the least latency that was measured is {}, while other processes had {} of the device's time; \
+                 `gshare profile --again {name}` measures it again",
+                found.least, found.others
+            );
+        }
+        Some(why)
+    }
+
+    /// An engine's text with the functions' own names in place of their numbers.
+    pub(super) fn in_words(&self, text: &str) -> String {
+        let (mut words, mut rest) = (String::new(), text);
+        while let Some(at) = rest.find("fn") {
+            let (before, after) = rest.split_at(at);
+            let digits = after[2..].bytes().take_while(u8::is_ascii_digit).count();
+            let begins = !before.ends_with(|last: char| last.is_alphanumeric());
+            words += before;
+            let number = after[2..2 + digits].parse().ok().filter(|_| begins);
+            match number.and_then(|number| self.versions.get(&FunctionId::new(number))) {
+                Some(known) => words += &known.version.deployment.service,
+                None => words += &after[..2 + digits],
+            }
+            rest = &after[2 + digits..];
+        }
+        words + rest
+    }
+}
+
+/// The memory of a device, or of its largest slice.
+fn largest(device: &DeviceSpec) -> Bytes {
+    let Some(layout) = &device.mig else { return device.memory };
+    let slices = layout.slices().iter().filter_map(|at| layout.model().get(at.profile));
+    slices.map(|profile| profile.memory).max().unwrap_or(Bytes::ZERO)
+}
